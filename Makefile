@@ -1,0 +1,52 @@
+# Every target builds what it needs, from a fresh clone on. `make help` lists them.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PYTEST := $(BIN)/python -m pytest
+BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+
+.PHONY: help venv demo test test-slow test-layouts test-gpu lint bench
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+venv: $(READY) ## build .venv: a CPU environment with everything the tests and the demo need
+
+$(READY): $(wildcard requirements/*.txt) pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, and nemo_rod needs 3.11 or newer: make PYTHON=python3.11 ..." % sys.version_info[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing torch, NVIDIA's trainer and the tools into .venv (2 GB, some minutes)"
+	@$(PIP) -r requirements/torch.txt -r requirements/cpu.txt
+	@$(PIP) --no-deps -r requirements/cpu-nodeps.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(READY) ## run the toy recipe: prepare, train, evaluate and report, without a GPU
+	$(BIN)/nemo-rod run recipe=toy
+
+test: $(READY) ## run the fast tests; ARGS="-k name" is handed to pytest
+	$(PYTEST) $(ARGS)
+
+test-slow: $(READY) ## run the tests that take minutes
+	$(PYTEST) -m slow --timeout 1800 $(ARGS)
+
+test-layouts: $(READY) ## train and score in many parallel layouts on gloo
+	$(PYTEST) -m layouts --timeout 900 $(ARGS)
+
+# Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
+test-gpu: ## run the GPU tests with the torch and Megatron of PYTHON (in a NeMo image, say)
+	@$(PYTHON) -c 'import importlib.util as u, sys; u.find_spec("torch") and __import__("torch").cuda.is_available() or sys.exit("$(PYTHON) sees no GPU: run make test-gpu PYTHON=... with an environment whose torch does")'
+	$(PYTHON) -m pytest -m gpu -o timeout=900 $(ARGS)
+
+lint: $(READY) ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## run every benchmark; the rows go to runs/benchmarks/<name>.json
+	@mkdir -p runs/benchmarks
+	@set -e; for file in $(BENCHMARKS); do \
+	  $(BIN)/python $$file --json runs/benchmarks/$$(basename $$file .py).json; \
+	done

@@ -1,0 +1,99 @@
+"""The command line: `nemo-rod COMMAND recipe=NAME [key=value ...]`, in Hydra's grammar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from nemo_rod.config import Config, config_folder, to_config
+
+_USAGE = """nemo-rod: continued pretraining with replay on demand
+
+  nemo-rod run recipe=toy             every stage of a recipe, skipping what is done
+  nemo-rod run recipe=toy dry_run=true            what would run
+  nemo-rod run -m recipe=toy seed=1,2             a sweep: one run folder each
+
+One stage at a time:
+  nemo-rod prepare  recipe=NAME                   text -> blocks
+  nemo-rod pretrain recipe=NAME                   the base model
+  nemo-rod score    recipe=NAME                   reference losses
+  nemo-rod train    recipe=NAME arm=ARM           one arm
+  nemo-rod merge    recipe=NAME arm=merge_0.4     weights between base and specialist
+  nemo-rod evaluate recipe=NAME                   held-out losses of every arm
+  nemo-rod report   recipe=NAME                   tables, figures and the page
+
+Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* ...
+`nemo-rod run recipe=NAME --cfg job` shows all of them with their values.
+"""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    commands = _commands()
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
+        print(_USAGE)
+        return
+    command = sys.argv[1]
+    if command not in commands:
+        _leave(f"There is no command '{command}': expected one of {', '.join(commands)}.")
+    sys.argv = [f"nemo-rod {command}", *sys.argv[2:]]
+    ConfigStore.instance().store(name="schema", node=Config)
+    hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(
+        _checked(commands[command])
+    )()
+
+
+def _commands() -> dict[str, Callable[[Config], None]]:
+    from nemo_rod.launch import run
+
+    return {
+        "run": run.run,
+        "prepare": run.prepare,
+        "pretrain": run.pretrain,
+        "score": run.score,
+        "train": run.train,
+        "merge": run.merge,
+        "evaluate": run.evaluate,
+        "report": run.report,
+    }
+
+
+def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
+    """Turns what Hydra composed into our configuration, and errors into one sentence."""
+
+    def task(composed: DictConfig) -> None:
+        try:
+            OmegaConf.resolve(composed)
+            config = to_config(composed)
+            config.run_dir = _run_dir(config)
+            command(config)
+        except ValueError as error:
+            _leave(str(error))
+        except RuntimeError as error:  # a job that failed; its log says more
+            _leave(str(error), status=1)
+
+    return task
+
+
+def _run_dir(config: Config) -> str:
+    """In a sweep every job gets its own folder, named after what it varies."""
+    job = HydraConfig.get()
+    if job.mode != RunMode.MULTIRUN or any(o.startswith("run_dir=") for o in job.overrides.task):
+        return config.run_dir
+    return str(Path(config.run_dir) / job.job.override_dirname)
+
+
+def _leave(sentence: str, *, status: int = 2) -> None:
+    print(f"nemo-rod: {' '.join(sentence.split())}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    main()

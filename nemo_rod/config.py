@@ -1,0 +1,214 @@
+"""The configuration: every key, its type, its default and its meaning, in one place.
+
+Hydra composes a recipe (`recipes/`) and the groups it names (`hydra_configs/`) into `Config`, and
+refuses keys that are not here. A recipe holds only what differs from these defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+
+@dataclass
+class Parallel:
+    """How one model is laid out over processes."""
+
+    data: int = 1  # replicas of the model, each with its share of a batch
+    tensor: int = 1  # processes that share every matrix
+    pipeline: int = 1  # processes that share the layers
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all."""
+        return self.data * self.tensor * self.pipeline
+
+
+@dataclass
+class Optimisation:
+    """Adam under a warm-up, stable, decay schedule (paper, appendix B.3)."""
+
+    steps: int = MISSING  # updates
+    batch_size: int = MISSING  # blocks trained on in one update (k)
+    micro_batch_size: int = MISSING  # blocks in one forward-backward pass of one replica
+    lr: float = MISSING  # peak learning rate
+    min_lr_ratio: float = 0.1  # final learning rate / peak
+    warmup_fraction: float = 0.05  # share of the steps with a linear warm-up
+    decay_fraction: float = 0.3  # share of the steps with the final cosine decay
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_grad: float = 1.0
+
+
+@dataclass
+class Selection:
+    """How the batch is chosen from the candidate pool."""
+
+    multiplier: float = 2.0  # candidates per trained block (m)
+    balance: str = "expected"  # "expected" as in the paper, or "exact" halves in every pool
+    kappa: float = 1.0  # weight of the replay scores against the adaptation scores
+
+
+@dataclass
+class Scoring:
+    """The forward-only pass over candidates, and over whole corpora."""
+
+    micro_batch_size: int = MISSING  # blocks in one forward pass of one replica
+
+
+@dataclass
+class Checkpoint:
+    """When a training stage saves what it needs to go on after an interruption."""
+
+    every: int = 200  # steps between checkpoints; the last step always saves
+    keep: int = 2  # checkpoints kept
+
+
+@dataclass
+class Model:
+    """Where the base model comes from: a Hugging Face checkpoint, or trained here from nothing."""
+
+    hf: str | None = None  # name or folder of a Hugging Face checkpoint
+    architecture: dict[str, Any] | None = None  # Hugging Face config of a model to train as base
+    precision: str = "bf16"  # "bf16" or "fp32"
+
+
+@dataclass
+class Domain:
+    """The corpora: what is new (adaptation) and what must not be forgotten (replay)."""
+
+    tokenizer: str = MISSING  # "byte", or a Hugging Face name or folder
+    block_size: int = 4096  # tokens per block (S)
+    holdout_fraction: float = 0.01  # share of each source's blocks that is held out
+    holdout_seed: int = 42
+    workers: int = 1  # processes that read and tokenise
+    sources: dict[str, Any] = field(default_factory=dict)  # name -> how to read it (SourceSpec)
+
+
+@dataclass
+class Launcher:
+    """Where the stages run."""
+
+    kind: str = "local"  # torchrun on this machine
+    dry_run: bool = False
+    threads: int = 1  # OMP threads of each process
+
+
+@dataclass
+class Config:
+    """One recipe with everything a run needs."""
+
+    recipe: str = MISSING
+    run_dir: str = MISSING  # where all results go
+    arms: list[str] = field(default_factory=list)  # the training runs to compare
+    arm: str | None = None  # the one arm of a single-stage command
+    seed: int = 42  # of every draw of the stages that are run
+    dry_run: bool = False  # show what would run, and stop
+    rebuild: list[str] = field(default_factory=list)  # stages to do again although they are there
+    parallel: Parallel = field(default_factory=Parallel)
+    model: Model = field(default_factory=Model)
+    domain: Domain = field(default_factory=Domain)
+    pretrain: Optimisation | None = None  # how the base is trained, where the recipe makes one
+    train: Optimisation = field(default_factory=Optimisation)
+    selection: Selection = field(default_factory=Selection)
+    scoring: Scoring = field(default_factory=Scoring)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    launcher: Launcher = field(default_factory=Launcher)
+
+
+def config_folder() -> Path:
+    """Folder of Hydra's groups: inside the installed package, or the checkout's own."""
+    packaged = Path(__file__).parent / "_configs"
+    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "hydra_configs"
+
+
+def to_config(composed: DictConfig) -> Config:
+    """Turns Hydra's composed tree into a checked `Config`.
+
+    Raises:
+        ValueError: naming the key, what was found, what was expected and what to do.
+    """
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if missing:
+        raise ValueError(
+            f"Key '{missing[0]}' has no value: set it on the command line or in the recipe."
+        )
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Refuses what cannot run, before anything starts.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    parallel = config.parallel
+    for key in ("data", "tensor", "pipeline"):
+        _expect(getattr(parallel, key) >= 1, f"parallel.{key}", getattr(parallel, key), ">= 1")
+    _expect(config.domain.block_size % 8 == 0, "domain.block_size", config.domain.block_size,
+            "a multiple of 8, for the 8 partial sums of each block's loss")  # fmt: skip
+    _expect(config.model.precision in ("bf16", "fp32"), "model.precision", config.model.precision,
+            "bf16 or fp32")  # fmt: skip
+    _expect(config.selection.balance in ("expected", "exact"), "selection.balance",
+            config.selection.balance, "expected or exact")  # fmt: skip
+    _expect(config.selection.multiplier >= 1, "selection.multiplier",
+            config.selection.multiplier, ">= 1")  # fmt: skip
+    _expect(config.selection.kappa >= 0, "selection.kappa", config.selection.kappa, ">= 0")
+    _expect(config.scoring.micro_batch_size >= 1, "scoring.micro_batch_size",
+            config.scoring.micro_batch_size, ">= 1")  # fmt: skip
+    _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
+    _check_optimisation("train", config.train, parallel)
+    if config.pretrain is not None:
+        _check_optimisation("pretrain", config.pretrain, parallel)
+    if (config.model.hf is None) == (config.model.architecture is None):
+        raise ValueError(
+            "The recipe must name its base model once: set model.hf to a Hugging Face checkpoint, "
+            "or model.architecture (with pretrain) for a base that is trained here."
+        )
+    if config.model.architecture is not None and config.pretrain is None:
+        raise ValueError("model.architecture is set without pretrain: say how the base is trained.")
+    if config.model.architecture is not None:
+        _check_architecture(config.model.architecture, parallel)
+
+
+def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> None:
+    _expect(value.steps >= 1, f"{name}.steps", value.steps, ">= 1")
+    _expect(value.lr > 0, f"{name}.lr", value.lr, "> 0")
+    _expect(value.micro_batch_size >= 1, f"{name}.micro_batch_size", value.micro_batch_size, ">= 1")
+    share = value.micro_batch_size * parallel.data
+    if value.batch_size < 1 or value.batch_size % share:
+        raise ValueError(
+            f"{name}.batch_size={value.batch_size} does not divide into micro-batches: "
+            f"{name}.micro_batch_size={value.micro_batch_size} on parallel.data={parallel.data} "
+            f"replicas needs a multiple of {share}; change one of the three."
+        )
+
+
+def _check_architecture(architecture: dict[str, Any], parallel: Parallel) -> None:
+    """Refuses a layout that does not divide the model."""
+    rules = {
+        "num_hidden_layers": ("pipeline", parallel.pipeline),
+        "num_attention_heads": ("tensor", parallel.tensor),
+        "num_key_value_heads": ("tensor", parallel.tensor),
+        "intermediate_size": ("tensor", parallel.tensor),
+        "vocab_size": ("tensor", parallel.tensor),
+    }
+    for key, (axis, size) in rules.items():
+        if key in architecture and architecture[key] % size:
+            raise ValueError(
+                f"parallel.{axis}={size} does not divide the model: {key}={architecture[key]} "
+                f"must be a multiple of it; choose another parallel layout."
+            )
+
+
+def _expect(holds: bool, key: str, found: Any, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{key}={found!r} is not valid: expected {expected}.")

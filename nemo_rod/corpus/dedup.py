@@ -1,0 +1,72 @@
+"""Exact duplicates among a source's documents, found in bounded memory.
+
+The digests of all documents are dealt out into files by their first byte; equal documents meet in
+the same file, each file is small enough to sort. The outcome is one bit per document: "an equal one
+came before".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemo_rod.corpus.documents import Documents, SourceSpec
+
+_RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<u8")])
+_BUCKETS = 256
+_HELD = 1 << 16  # bytes held back per bucket
+
+
+def find_duplicates(
+    spec: SourceSpec, scratch: Path, progress: Callable[[int], None] = lambda consumed: None
+) -> NDArray[np.uint8]:
+    """Reads a source to its end and marks its exact duplicates.
+
+    Args:
+        spec: The source; its caps are ignored, since duplicates do not count against them.
+        scratch: An empty folder, for 24 bytes per document; its files are removed.
+        progress: Told the bytes of the inputs that were read.
+
+    Returns:
+        uint8, one bit per document in the form that `Documents` takes.
+    """
+    uncapped = dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
+    documents = Documents(uncapped)
+    held = [bytearray() for _ in range(_BUCKETS)]
+    count = 0
+    for document in documents:
+        digest = hashlib.blake2b(document.text.encode("utf-8"), digest_size=16).digest()
+        held[digest[0]] += digest + count.to_bytes(8, "little")
+        if len(held[digest[0]]) >= _HELD:
+            _spill(scratch, digest[0], held[digest[0]])
+        count += 1
+        if count % 1024 == 0:
+            progress(documents.consumed())
+    marks = np.zeros((count + 7) // 8, dtype=np.uint8)
+    for bucket in range(_BUCKETS):
+        _spill(scratch, bucket, held[bucket])
+        path = scratch / f"{bucket:03d}"
+        _mark(np.fromfile(path, dtype=_RECORD), marks)
+        path.unlink()
+    return marks
+
+
+def _spill(scratch: Path, bucket: int, data: bytearray) -> None:
+    with (scratch / f"{bucket:03d}").open("ab") as handle:
+        handle.write(data)
+    data.clear()
+
+
+def _mark(records: NDArray[np.void], marks: NDArray[np.uint8]) -> None:
+    order = np.lexsort((records["ordinal"], records["low"], records["high"]))
+    ordered = records[order]
+    same = (ordered["high"][1:] == ordered["high"][:-1]) & (
+        ordered["low"][1:] == ordered["low"][:-1]
+    )
+    ordinals = ordered["ordinal"][1:][same].astype(np.int64)
+    np.bitwise_or.at(marks, ordinals >> 3, (128 >> (ordinals & 7)).astype(np.uint8))

@@ -1,0 +1,292 @@
+"""Reading: where a source's documents come from, and which of them are taken.
+
+A source is read in a fixed order (files sorted by path, records as they lie). Along that order a
+document is dropped by the filter, by the subsample, as an exact duplicate of an earlier one, or by
+a cap. Every one of these is decided by the document's content and place alone, so that two readings
+give the same documents on any machine, and a reading that was cut short can go on in the middle.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemo_rod.corpus.filters import parse_filter
+from nemo_rod.corpus.formats import (
+    Extract,
+    HuggingFaceDataset,
+    Input,
+    JsonLines,
+    ParquetTable,
+    TextFile,
+)
+
+ROLES = ("adaptation", "replay")
+KINDS = ("text", "jsonl", "parquet", "huggingface", "debian", "synthetic")
+MAX_DOCUMENT_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """A source, as a user describes it.
+
+    Attributes:
+        name: What reports call it; also a folder name.
+        role: ``adaptation`` or ``replay``.
+        kind: ``text`` (a file is a document), ``jsonl``, ``parquet``, ``huggingface``, or a toy:
+            ``debian`` (see `nemo_rod.corpus.debian`), ``synthetic`` (`nemo_rod.corpus.synthetic`).
+        files: Globs (** for any depth); read in the order of the sorted paths. Text and jsonl may
+            be packed as .gz or .zst. For the toys: packages, generators.
+        text_field: Field with the text (jsonl, parquet, huggingface); dotted when nested.
+        filter: Which records count, such as ``language == "de"`` (`nemo_rod.corpus.filters`).
+        path: Name of a Hugging Face dataset, or its folder (huggingface).
+        subset: Its configuration.
+        split: Its split.
+        revision: Its commit, branch or tag.
+        subsample: Share of the documents to take, by a hash of their content: the same documents
+            whatever else is in the corpus.
+        dedup: Drop exact duplicates of an earlier document of this source (reads the source twice).
+        document_holdout: Hold out whole documents rather than blocks.
+        max_documents: Cap on the documents taken.
+        max_bytes: Cap on their UTF-8 bytes; the last document is cut to fit.
+        max_tokens: Cap on their tokens, EODs included; the last document is cut to fit.
+    """
+
+    name: str
+    role: str
+    kind: str
+    files: Sequence[str] = field(default_factory=tuple)
+    text_field: str = "text"
+    filter: str | None = None
+    path: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    subsample: float = 1.0
+    dedup: bool = False
+    document_holdout: bool = False
+    max_documents: int | None = None
+    max_bytes: int | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", self.name):
+            raise ValueError(
+                f"source name {self.name!r} must consist of letters, digits, '.', '_' and '-' and "
+                "not begin with '.' or '-': it names a folder"
+            )
+        self._one_of("role", ROLES)
+        self._one_of("kind", KINDS)
+        wanted, other = ("path", "files") if self.kind == "huggingface" else ("files", "path")
+        if isinstance(self.files, str):
+            self._refuse("files", "a list of globs", self.files)
+        if not getattr(self, wanted):
+            self._refuse(wanted, f"a value for kind {self.kind}", getattr(self, wanted))
+        if getattr(self, other):
+            self._refuse(other, f"nothing for kind {self.kind}", getattr(self, other))
+        if not 0.0 < self.subsample <= 1.0:
+            self._refuse("subsample", "a share in (0, 1]", self.subsample)
+        for cap in ("max_documents", "max_bytes", "max_tokens"):
+            if getattr(self, cap) is not None and getattr(self, cap) < 1:
+                self._refuse(cap, "a positive number or null", getattr(self, cap))
+        try:
+            parse_filter(self.filter)
+        except ValueError as error:
+            raise ValueError(f"source {self.name}: {error}") from None
+
+    def _one_of(self, key: str, values: Sequence[str]) -> None:
+        if getattr(self, key) not in values:
+            self._refuse(key, "one of " + ", ".join(values), getattr(self, key))
+
+    def _refuse(self, key: str, expected: str, found: object) -> None:
+        raise ValueError(f"source {self.name}: {key} must be {expected}, found {found!r}")
+
+
+class Document(NamedTuple):
+    """A document that was taken: the index of its input, its text, and the text's UTF-8 bytes."""
+
+    input: int
+    text: str
+    bytes: int
+
+
+class Documents:
+    """The documents of a source, in order, from the beginning or from where a reading stopped.
+
+    Args:
+        spec: The source.
+        state: The `state` of an earlier reading, None for the beginning.
+        duplicates: uint8, one bit per document that passed filter and subsample (packed by
+            ``numpy.packbits``), set when it is to be dropped.
+
+    Attributes:
+        inputs: The files that are read, in order.
+    """
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        state: dict[str, Any] | None = None,
+        duplicates: NDArray[np.uint8] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.inputs = open_inputs(spec)
+        self._duplicates = duplicates
+        state = state or {"input": 0, "position": None, "seen": 0, "taken": 0, "bytes": 0}
+        self._input: int = state["input"]
+        self._resume: Any = state["position"]
+        self._seen: int = state["seen"]
+        self._taken: int = state["taken"]
+        self._bytes: int = state["bytes"]
+        self._started = False
+
+    def __iter__(self) -> Iterator[Document]:
+        while self._input < len(self.inputs) and not self._full():
+            current = self.inputs[self._input]
+            self._started = True
+            for text in current.records(self._resume):
+                taken = None if text is None else self._take(text, current.name)
+                if taken is not None:
+                    yield Document(self._input, *taken)
+                    if self._full():
+                        return
+            self._input += 1
+            self._resume = None
+            self._started = False
+
+    def state(self) -> dict[str, Any]:
+        """What a later reading needs to go on after the last document; plain JSON."""
+        position = self.inputs[self._input].position() if self._started else self._resume
+        return {
+            "input": self._input,
+            "position": position,
+            "seen": self._seen,
+            "taken": self._taken,
+            "bytes": self._bytes,
+        }
+
+    def consumed(self) -> int:
+        """Bytes of the inputs that have been read."""
+        before = sum(item.size or 0 for item in self.inputs[: self._input])
+        return before + (self.inputs[self._input].consumed() if self._started else 0)
+
+    def _take(self, text: str, where: str) -> tuple[str, int] | None:
+        text, data = _utf8(text)
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise ValueError(
+                f"source {self.spec.name}: a document of {len(data) >> 20} MiB in {where} is "
+                f"larger than {MAX_DOCUMENT_BYTES >> 20} MiB: split it"
+            )
+        if not data or not _in_subsample(data, self.spec.subsample):
+            return None
+        self._seen += 1
+        if self._duplicates is not None and _bit(self._duplicates, self._seen - 1):
+            return None
+        limit = self.spec.max_bytes
+        if limit is not None and self._bytes + len(data) > limit:
+            data = data[: limit - self._bytes]
+            text = data.decode("utf-8", errors="ignore")  # not through the middle of a character
+            self._bytes = limit
+        else:
+            self._bytes += len(data)
+        self._taken += 1
+        return text, len(data)
+
+    def _full(self) -> bool:
+        documents, size = self.spec.max_documents, self.spec.max_bytes
+        return (documents is not None and self._taken >= documents) or (
+            size is not None and self._bytes >= size
+        )
+
+
+def read_documents(spec: SourceSpec) -> Iterator[str]:
+    """Texts of a source: filtered, subsampled, capped, in order; `dedup` is left to `prepare`.
+
+    Raises:
+        ValueError: When no file matches, a field is missing, or a file cannot be read; named are
+            the file, the line and the fields found.
+    """
+    for document in Documents(spec):
+        yield document.text
+
+
+def open_inputs(spec: SourceSpec) -> list[Input]:
+    """The inputs of a source, in the order in which they are read."""
+    extract = Extract(spec.text_field, parse_filter(spec.filter))
+    if spec.kind == "huggingface":
+        assert spec.path is not None
+        return [
+            HuggingFaceDataset(
+                path=spec.path,
+                subset=spec.subset,
+                split=spec.split,
+                revision=spec.revision,
+                extract=extract,
+            )
+        ]
+    if spec.kind == "debian":
+        from nemo_rod.corpus.debian import debian_input
+
+        return [debian_input(spec.files)]
+    if spec.kind == "synthetic":
+        from nemo_rod.corpus.synthetic import synthetic_input
+
+        return [synthetic_input(item) for item in spec.files]
+    paths = _match(spec)
+    if spec.kind == "text":
+        return [TextFile(path, name) for path, name in paths]
+    if spec.kind == "jsonl":
+        return [JsonLines(path, name, extract) for path, name in paths]
+    return [ParquetTable(path, name, extract) for path, name in paths]
+
+
+def _match(spec: SourceSpec) -> list[tuple[Path, str]]:
+    """Paths of a source and their names: what the glob left open, so that data may move."""
+    names: dict[str, str] = {}
+    for pattern in spec.files:
+        expanded = os.path.expanduser(pattern)
+        root = _fixed_part(expanded)
+        found = [path for path in glob.glob(expanded, recursive=True) if os.path.isfile(path)]
+        if not found:
+            raise ValueError(
+                f"source {spec.name}: no file matches {pattern!r} in {os.getcwd()}: "
+                "correct files of the source"
+            )
+        for path in found:
+            names.setdefault(path, Path(os.path.relpath(path, root)).as_posix())
+    return [(Path(path), names[path]) for path in sorted(names)]
+
+
+def _fixed_part(pattern: str) -> str:
+    folder = os.path.dirname(pattern)
+    while glob.has_magic(folder):
+        folder = os.path.dirname(folder)
+    return folder or "."
+
+
+def _utf8(text: str) -> tuple[str, bytes]:
+    try:
+        return text, text.encode("utf-8")
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell and UTF-8 cannot
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return text, text.encode("utf-8")
+
+
+def _in_subsample(data: bytes, share: float) -> bool:
+    if share >= 1.0:
+        return True
+    digest = hashlib.blake2b(data, digest_size=8, person=b"rod-sub-v1").digest()
+    return int.from_bytes(digest, "little") < share * 2.0**64
+
+
+def _bit(bits: NDArray[np.uint8], index: int) -> bool:
+    return bool(bits[index >> 3] >> (7 - (index & 7)) & 1)

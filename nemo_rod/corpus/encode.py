@@ -1,0 +1,177 @@
+"""Tokenising in batches, in this process or in several, always in order.
+
+A batch is bounded by its bytes, not its documents: documents differ in length by orders of
+magnitude, memory should not. Batches go out to the workers as they are read and come back in the
+order they went, so that the number of workers changes the time and nothing else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemo_rod.corpus.documents import Documents
+from nemo_rod.corpus.tokenizer import Tokenizer
+
+BATCH_BYTES = 1 << 20
+PIECE_CHARS = 1 << 20
+
+Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]  # all tokens in a row, tokens per document
+
+
+@dataclass
+class Batch:
+    """Some documents in a row, and where the reading stood after them.
+
+    Attributes:
+        texts: The documents.
+        inputs: Index of the input each came from.
+        state: `Documents.state` after the last one.
+        consumed: `Documents.consumed` after the last one.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+    consumed: int = 0
+
+
+def batches(documents: Documents) -> Iterator[Batch]:
+    """Cuts documents into batches of about `BATCH_BYTES`."""
+    batch, size = Batch(), 0
+    for document in documents:
+        batch.texts.append(document.text)
+        batch.inputs.append(document.input)
+        size += document.bytes
+        if size >= BATCH_BYTES:
+            batch.state, batch.consumed = documents.state(), documents.consumed()
+            yield batch
+            batch, size = Batch(), 0
+    batch.state, batch.consumed = documents.state(), documents.consumed()
+    yield batch
+
+
+class Encoder:
+    """Tokenises batches; a context manager, since workers have to be stopped.
+
+    Args:
+        tokenizer: What tokenises; sent to each worker once.
+        workers: Processes; 1 stands for this one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, workers: int) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, found {workers}")
+        self._tokenizer, self._workers = tokenizer, workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Encoder:
+        if self._workers > 1:
+            self._pool = ProcessPoolExecutor(
+                self._workers,
+                # Not "fork": the tokenizer's threads would not survive it.
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_start_worker,
+                initargs=(self._tokenizer,),
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def encode(self, source: Iterator[Batch]) -> Iterator[tuple[Batch, Encoded]]:
+        """Tokens of each batch, in order.
+
+        Raises:
+            BrokenProcessPool: When a worker process dies.
+        """
+        if self._pool is None:
+            for batch in source:
+                yield batch, encode(self._tokenizer, batch.texts)
+            return
+        waiting: deque[tuple[Batch, Future[Encoded]]] = deque()
+        try:
+            for batch in source:
+                waiting.append((batch, self._pool.submit(_work, batch.texts)))
+                if len(waiting) > 2 * self._workers:
+                    yield _result(*waiting.popleft())
+            while waiting:
+                yield _result(*waiting.popleft())
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
+    """Tokens of texts.
+
+    A text of more than `PIECE_CHARS` characters is tokenised in pieces, cut behind a line break
+    where there is one: memory stays bounded, at the price of another token or two at a seam.
+
+    Args:
+        tokenizer: What tokenises.
+        texts: The texts.
+
+    Returns:
+        All their tokens, int32; and the number of tokens of each text, int64.
+    """
+    pieces: list[str] = []
+    counts: list[int] = []
+    for text in texts:
+        before = len(pieces)
+        pieces += _pieces(text)
+        counts.append(len(pieces) - before)
+    arrays = tokenizer.encode_batch(pieces)
+    lengths = np.array([len(array) for array in arrays], dtype=np.int64)
+    ends = np.cumsum(counts, dtype=np.int64)
+    totals = np.concatenate([[0], np.cumsum(lengths)])[np.concatenate([[0], ends])]
+    tokens = np.concatenate([np.empty(0, dtype=np.int32), *arrays])
+    return tokens, np.diff(totals)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PIECE_CHARS:
+        cut = text.rfind("\n", start, start + PIECE_CHARS) + 1
+        end = cut if cut > start else start + PIECE_CHARS
+        yield text[start:end]
+        start = end
+    yield text[start:] if start else text
+
+
+def _result(batch: Batch, future: Future[Encoded]) -> tuple[Batch, Encoded]:
+    return batch, future.result()
+
+
+_worker_tokenizer: Tokenizer  # one per worker process, set by `_start_worker`
+
+
+def _start_worker(tokenizer: Tokenizer) -> None:
+    global _worker_tokenizer
+    _worker_tokenizer = tokenizer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(texts: list[str]) -> Encoded:
+    return encode(_worker_tokenizer, texts)

@@ -1,0 +1,104 @@
+"""The little language of `SourceSpec.filter`: comparisons of a record's fields, joined by ``and``.
+
+    language == "de" and quality >= 0.8 and text != null
+
+Left stands a field (dotted for nested ones: ``meta.language``), right a JSON value; a bare word
+counts as a string. The operators are == != < <= > >=. Nothing is evaluated as code. A field that a
+record lacks is an error, so that a misspelt name cannot silently drop a corpus.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_COMPARISON = re.compile(
+    r"\s*(?P<field>[\w.\-/]+)\s*(?P<operator>==|!=|<=|>=|<|>)\s*"
+    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'=<>!]+)\s*(?P<more>\band\b|$)"
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One ``field operator value``."""
+
+    field: str
+    operator: str
+    value: str | float | bool | None
+
+    def holds(self, found: Any) -> bool:
+        """Whether a record whose field is `found` passes.
+
+        Raises:
+            ValueError: When the two cannot be ordered (a string against a number).
+        """
+        try:
+            return bool(_OPERATORS[self.operator](found, self.value))
+        except TypeError:
+            raise ValueError(
+                f"filter compares {self.field} {self.operator} {self.value!r}, "
+                f"but that field is {found!r}"
+            ) from None
+
+
+def parse_filter(text: str | None) -> tuple[Comparison, ...]:
+    """Comparisons that must all hold.
+
+    Args:
+        text: The filter, or None for no filter.
+
+    Raises:
+        ValueError: When it is not of the form above.
+    """
+    if text is None:
+        return ()
+    comparisons: list[Comparison] = []
+    position, more = 0, True
+    while more:
+        match = _COMPARISON.match(text, position)
+        if match is None:
+            raise ValueError(
+                f"filter {text!r} cannot be read at {text[position:]!r}: "
+                'write comparisons such as  language == "de" and quality >= 0.8'
+            )
+        comparisons.append(Comparison(match["field"], match["operator"], _value(match["value"])))
+        position, more = match.end(), match["more"] == "and"
+    return tuple(comparisons)
+
+
+def lookup(record: Mapping[str, Any], field: str) -> Any:
+    """A field of a record: by its full name, or else step by step along the dots.
+
+    Raises:
+        KeyError: When the record has no such field.
+    """
+    if field in record:
+        return record[field]
+    found: Any = record
+    for part in field.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            raise KeyError(field)
+        found = found[part]
+    return found
+
+
+def _value(text: str) -> str | float | bool | None:
+    if text.startswith("'"):
+        return text[1:-1]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (str, int, float, bool)) or value is None else text

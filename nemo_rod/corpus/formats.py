@@ -1,0 +1,374 @@
+"""One class per format of input: each gives the texts of one file, and can start in its middle.
+
+An input yields one item per record: the record's text, or None when the filter drops it. Its
+`position` is what `records` needs to go on after the last record it gave; it is plain JSON.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from nemo_rod.corpus.filters import Comparison, lookup
+
+
+class Input(Protocol):
+    """A file, or what stands for one, that texts are read from.
+
+    Attributes:
+        name: What the manifest calls it; no path of this machine.
+        size: Its bytes, None when unknown.
+    """
+
+    name: str
+    size: int | None
+
+    def records(self, position: Any) -> Iterator[str | None]:
+        """Text of every record from `position` on (None: from the beginning)."""
+        ...
+
+    def position(self) -> Any:
+        """Where to go on after the last record."""
+        ...
+
+    def consumed(self) -> int:
+        """Bytes of the file that have been read."""
+        ...
+
+
+class Extract:
+    """Takes the text out of a record, when it passes the filter.
+
+    Args:
+        text_field: Where the text is.
+        comparisons: What must hold.
+    """
+
+    def __init__(self, text_field: str, comparisons: Sequence[Comparison]) -> None:
+        self.text_field = text_field
+        self.comparisons = tuple(comparisons)
+
+    @property
+    def fields(self) -> list[str]:
+        """Every field that is looked at."""
+        return [self.text_field, *(comparison.field for comparison in self.comparisons)]
+
+    def __call__(self, record: Any, where: str) -> str | None:
+        """The record's text, or None.
+
+        Args:
+            record: Mapping from field to value.
+            where: File and line, for errors.
+        """
+        if not isinstance(record, Mapping):
+            raise ValueError(f"{where}: expected an object with fields, found {record!r:.60}")
+        try:
+            for comparison in self.comparisons:
+                if not comparison.holds(lookup(record, comparison.field)):
+                    return None
+            text = lookup(record, self.text_field)
+        except KeyError as error:
+            raise ValueError(missing_field(where, error.args[0], record)) from None
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{where}: field {self.text_field!r} must be text, found {text!r:.60}: "
+                f"name another text_field, or drop such records with filter: {self.text_field} "
+                "!= null"
+            )
+        return text
+
+
+def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
+    """The sentence that says so."""
+    found = ", ".join(sorted(str(name) for name in fields)) or "none"
+    return f"{where}: no field {field!r} (found: {found}): set text_field or filter to one of those"
+
+
+class TextFile:
+    """A plain file (also .gz, .zst) that is one document."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.size: int | None = path.stat().st_size
+        self._read = False
+
+    def records(self, position: Any) -> Iterator[str | None]:
+        """The file's text, once."""
+        self._read = bool(position)
+        if not self._read:
+            data = b"".join(_chunks(self.path, _Counter()))
+            self._read = True
+            try:
+                yield data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{self.path}: byte {error.start} is not UTF-8: convert the file"
+                ) from None
+
+    def position(self) -> Any:
+        """1 once the file was read."""
+        return int(self._read)
+
+    def consumed(self) -> int:
+        """All or nothing."""
+        return (self.size or 0) if self._read else 0
+
+
+class JsonLines:
+    """JSON Lines, plain, .gz or .zst; one object with a text field per line."""
+
+    def __init__(self, path: Path, name: str, extract: Extract) -> None:
+        self.path, self.name, self._extract = path, name, extract
+        self.size: int | None = path.stat().st_size
+        self._line = 0
+        self._counter = _Counter()
+
+    def records(self, position: Any) -> Iterator[str | None]:
+        """Text of every line; blank lines count as filtered."""
+        start = self._line = int(position or 0)
+        for number, line in enumerate(_lines(_chunks(self.path, self._counter))):
+            if number < start:
+                continue
+            self._line = number + 1
+            if not line.strip():
+                yield None
+                continue
+            where = f"{self.path}:{number + 1}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{where}: not a line of JSON ({error}): mend the file") from None
+            yield self._extract(record, where)
+
+    def position(self) -> Any:
+        """Lines that were read."""
+        return self._line
+
+    def consumed(self) -> int:
+        """Bytes of the file, as it is compressed."""
+        return self._counter.bytes
+
+
+class ParquetTable:
+    """A parquet file with a text column."""
+
+    def __init__(self, path: Path, name: str, extract: Extract) -> None:
+        self.path, self.name, self._extract = path, name, extract
+        self.size: int | None = path.stat().st_size
+        self._row = 0
+        self._rows = 0
+
+    def records(self, position: Any) -> Iterator[str | None]:
+        """Text of every row; whole row groups before the position are not read."""
+        import pyarrow
+        import pyarrow.parquet
+
+        self._row = int(position or 0)
+        try:
+            with pyarrow.parquet.ParquetFile(self.path) as file:
+                self._rows = file.metadata.num_rows
+                columns = self._columns(file.schema_arrow.names)
+                first = 0
+                for group in range(file.metadata.num_row_groups):
+                    end = first + file.metadata.row_group(group).num_rows
+                    if end > self._row:
+                        yield from self._group(file, group, first, columns)
+                    first = end
+        except (pyarrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise ValueError(
+                f"{self.path}: not a readable parquet file ({error}): fetch it again"
+            ) from error
+
+    def _group(self, file: Any, group: int, first: int, columns: list[str]) -> Iterator[str | None]:
+        number = first
+        for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=columns):
+            if number + batch.num_rows <= self._row:
+                number += batch.num_rows
+                continue
+            for record in batch.to_pylist():
+                number += 1
+                if number > self._row:
+                    self._row = number
+                    yield self._extract(record, f"{self.path}, row {number}")
+
+    def _columns(self, found: list[str]) -> list[str]:
+        columns = []
+        for field in self._extract.fields:
+            column = field if field in found else field.split(".")[0]
+            if column not in found:
+                raise ValueError(missing_field(str(self.path), field, found))
+            columns.append(column)
+        return sorted(set(columns))
+
+    def position(self) -> Any:
+        """Rows that were read."""
+        return self._row
+
+    def consumed(self) -> int:
+        """Bytes, in proportion to the rows."""
+        return (self.size or 0) * self._row // self._rows if self._rows else 0
+
+
+class HuggingFaceDataset:
+    """A Hugging Face dataset, streamed.
+
+    Args:
+        path: Name on the hub, or a folder.
+        subset: Its configuration.
+        split: Its split.
+        revision: Commit, branch or tag; a commit makes the corpus reproducible.
+        extract: Takes the text out.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        subset: str | None,
+        split: str,
+        revision: str | None,
+        extract: Extract,
+    ) -> None:
+        label = Path(path).name if Path(path).is_dir() else path
+        self.name = f"{label}[{subset or 'default'},{split}]@{revision or 'main'}"
+        self.size: int | None = None
+        self._arguments = {"path": path, "name": subset, "split": split, "revision": revision}
+        self._extract = extract
+        self._dataset: Any = None
+        self._start: Any = None
+
+    def records(self, position: Any) -> Iterator[str | None]:
+        """Text of every row."""
+        self._start = position
+        self._dataset = self._open()
+        if position is not None:
+            self._dataset.load_state_dict(position)
+        for number, record in enumerate(self._dataset):
+            place = "a row" if position is not None else f"row {number + 1}"
+            yield self._extract(record, f"{self._arguments['path']}, {place}")
+
+    def _open(self) -> Any:
+        from datasets import load_dataset
+
+        try:
+            return load_dataset(**self._arguments, streaming=True)
+        except Exception as error:  # the library raises whatever its many loaders raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(
+                f"dataset {self.name} cannot be opened ({reason}): "
+                "check path, subset, split and revision of the source"
+            ) from error
+
+    def position(self) -> Any:
+        """The dataset's own state."""
+        return self._start if self._dataset is None else self._dataset.state_dict()
+
+    def consumed(self) -> int:
+        """Unknown."""
+        return 0
+
+
+class TextList:
+    """Documents that are made rather than read.
+
+    Args:
+        name: What the manifest calls them.
+        size: Bytes of what they are made from, None when there is nothing such.
+        make: Gives the documents, the same each time.
+    """
+
+    def __init__(self, name: str, size: int | None, make: Callable[[], Iterable[str]]) -> None:
+        self.name, self.size, self._make = name, size, make
+        self._count = 0
+
+    def records(self, position: Any) -> Iterator[str | None]:
+        """Every document."""
+        start = self._count = int(position or 0)
+        for number, text in enumerate(self._make()):
+            if number >= start:
+                self._count = number + 1
+                yield text
+
+    def position(self) -> Any:
+        """Documents that were given."""
+        return self._count
+
+    def consumed(self) -> int:
+        """Unknown."""
+        return 0
+
+
+class _Counter:
+    """Bytes of a file that have been read."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+def _chunks(path: Path, counter: _Counter) -> Iterator[bytes]:
+    """Content of a file in pieces, unpacked according to its suffix."""
+    unpack = {".gz": _gunzip, ".zst": _unzstd}.get(path.suffix, _plain)
+    with path.open("rb") as handle:
+        try:
+            for chunk in unpack(handle):
+                counter.bytes = handle.tell()
+                yield chunk
+        except (EOFError, zlib.error, gzip.BadGzipFile, _Broken) as error:
+            raise ValueError(
+                f"{path}: broken or cut off {path.suffix} data ({error}): fetch the file again"
+            ) from error
+
+
+class _Broken(Exception):
+    """Compressed data that does not unpack."""
+
+
+def _plain(handle: BinaryIO) -> Iterator[bytes]:
+    while chunk := handle.read(1 << 20):
+        yield chunk
+
+
+def _gunzip(handle: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=handle) as stream:
+        while chunk := stream.read(1 << 20):
+            yield chunk
+
+
+def _unzstd(handle: BinaryIO) -> Iterator[bytes]:
+    # The library's own stream reader takes a file that ends inside a frame for a complete one.
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor()
+    frame = None
+    while chunk := handle.read(1 << 17):
+        while chunk:
+            frame = frame or decompressor.decompressobj()
+            try:
+                yield frame.decompress(chunk)
+            except zstandard.ZstdError as error:
+                raise _Broken(str(error)) from error
+            chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("it ends inside a frame")
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines at line feeds only: other line breaks may stand inside a JSON string."""
+    held: list[bytes] = []
+    for chunk in chunks:
+        *whole, rest = chunk.split(b"\n")
+        for line in whole:
+            yield b"".join([*held, line]) if held else line
+            held = []
+        if rest:
+            held.append(rest)
+    if held:
+        yield b"".join(held)

@@ -1,0 +1,140 @@
+"""Two content hashes: what a block is called, and whether it is held out.
+
+Both run over the tokens as little-endian unsigned 32-bit integers, so that any machine and any
+language computes the same bytes. The *block hash* also covers the source name: it is the key under
+which losses are kept. The *holdout hash* does not: the same tokens in two sources must fall on the
+same side of the split, or a model would be tested on what it was trained on.
+
+Shape suffixes: S = tokens per block, N = blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_PERSON = b"rod-blk-v1"
+
+
+def token_bytes(tokens: ArrayLike) -> bytes:
+    """Tokens as little-endian u32: the bytes that both hashes run over.
+
+    Args:
+        tokens: Token ids, any integer type and shape, each in [0, 2**32).
+
+    Raises:
+        ValueError: When a token is no integer, or does not fit.
+    """
+    array = np.asarray(tokens)
+    if array.dtype == np.int32 or array.dtype == np.uint32:
+        # The common case, and the hot one: a minus sign shows in the top bit, no copy is made.
+        if array.dtype == np.int32 and array.size and array.min() < 0:
+            raise ValueError(f"token ids must not be negative, found {int(array.min())}")
+        return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
+    if array.size == 0:
+        return b""
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"token ids must be integers, found an array of {array.dtype}")
+    if int(array.min()) < 0 or int(array.max()) >= 2**32:
+        worst = int(array.min()) if int(array.min()) < 0 else int(array.max())
+        raise ValueError(f"token ids must lie in [0, 2**32), found {worst}")
+    return array.astype("<u4").tobytes()
+
+
+def block_hash(source: str, tokens: ArrayLike) -> bytes:
+    """Name of a block: blake2b of its source and its tokens (16 bytes).
+
+    Hashed are: the length in bytes of the UTF-8 source name as u32, the name, and the tokens as
+    u32, all little-endian, under the personalisation ``rod-blk-v1``. The length in front keeps
+    ("ab", "c...") and ("a", "bc...") apart.
+
+    Args:
+        source: Name of the source the block belongs to.
+        tokens: The block's token ids, [S].
+
+    Returns:
+        16 bytes.
+    """
+    return _named(source, token_bytes(tokens))
+
+
+def block_hashes(source: str, tokens_NS: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """`block_hash` of every row.
+
+    Args:
+        source: Name of the source the blocks belong to.
+        tokens_NS: Token ids, [N, S].
+
+    Returns:
+        uint8 [N, 16].
+    """
+    digests = b"".join(_named(source, data) for data in _rows(tokens_NS))
+    return np.frombuffer(digests, dtype=np.uint8).reshape(len(tokens_NS), 16)
+
+
+def is_holdout(tokens: ArrayLike, *, fraction: float = 0.01, seed: int = 42) -> bool:
+    """Whether these tokens are held out from training (the paper's 1 % with seed 42).
+
+    The first eight bytes of a blake2b salted with the seed (16 bytes, little-endian), read as a
+    little-endian u64, lie below ``fraction * 2**64``. The answer depends on nothing but the tokens:
+    it stays what it is when the corpus grows, and is the same for every source.
+
+    Args:
+        tokens: Token ids of a block or a document, [S].
+        fraction: Share that is held out, in [0, 1].
+        seed: Which share, in [0, 2**128).
+    """
+    return _below(token_bytes(tokens), _limit(fraction), _salt(seed))
+
+
+def holdout_mask(
+    tokens_NS: NDArray[np.int32], *, fraction: float = 0.01, seed: int = 42
+) -> NDArray[np.bool_]:
+    """`is_holdout` of every row.
+
+    Args:
+        tokens_NS: Token ids, [N, S].
+        fraction: Share that is held out, in [0, 1].
+        seed: Which share, in [0, 2**128).
+
+    Returns:
+        bool [N].
+    """
+    limit, salt = _limit(fraction), _salt(seed)
+    return np.array([_below(data, limit, salt) for data in _rows(tokens_NS)], dtype=bool)
+
+
+def _rows(tokens_NS: NDArray[np.int32]) -> list[memoryview]:
+    if len(tokens_NS) == 0:
+        return []
+    data = memoryview(token_bytes(tokens_NS))
+    width = len(data) // len(tokens_NS)
+    return [data[i * width : (i + 1) * width] for i in range(len(tokens_NS))]
+
+
+def _named(source: str, data: bytes | memoryview) -> bytes:
+    name = source.encode("utf-8")
+    state = hashlib.blake2b(struct.pack("<I", len(name)) + name, digest_size=16, person=_PERSON)
+    state.update(data)
+    return state.digest()
+
+
+def _below(data: bytes | memoryview, limit: float, salt: bytes) -> bool:
+    digest = hashlib.blake2b(data, digest_size=8, salt=salt).digest()
+    # Python compares an int with a float exactly, without rounding the int.
+    return int.from_bytes(digest, "little") < limit
+
+
+def _limit(fraction: float) -> float:
+    if not 0.0 <= fraction <= 1.0:
+        raise ValueError(f"holdout_fraction must lie between 0 and 1, found {fraction}")
+    return fraction * 2.0**64
+
+
+def _salt(seed: int) -> bytes:
+    if not 0 <= seed < 2**128:
+        raise ValueError(f"holdout_seed must lie in [0, 2**128), found {seed}")
+    return seed.to_bytes(16, "little")

@@ -1,0 +1,145 @@
+"""How much of the holdout the training blocks have seen all the same.
+
+No block is on both sides, but text comes again: a licence, a quotation, a page that is packed a few
+tokens further on. Counted here is every window of 64 tokens of a held-out block that also lies, at
+any place, in a training block of any source. Where much is shared, `document_holdout` and `dedup`
+are the remedies.
+
+Windows are compared by a 64-bit rolling hash, block by block (not across the border of two blocks).
+
+Shape suffixes: S = tokens per block, N = blocks, W = windows of a block (S - window + 1).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemo_rod.corpus.store import BlockStore
+
+_BASE = 0x9E3779B97F4A7C15  # odd, so that its powers have inverses modulo 2**64
+_CHUNK_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What the held-out blocks of a source share with the training blocks.
+
+    Attributes:
+        blocks: Held-out blocks that were looked at.
+        sharing: Those of them that share at least one window.
+        windows: Their windows.
+        shared: Those windows that lie in a training block, too.
+    """
+
+    blocks: int
+    sharing: int
+    windows: int
+    shared: int
+
+    @property
+    def share(self) -> float:
+        """Share of the blocks that share a window."""
+        return self.sharing / self.blocks if self.blocks else 0.0
+
+
+def overlap_report(
+    root: str | os.PathLike[str],
+    *,
+    window: int = 64,
+    max_blocks: int = 256,
+    progress: Callable[[int, int | None, str], None] | None = None,
+) -> dict[str, Overlap]:
+    """Looks for windows of the held-out blocks in all training blocks.
+
+    Memory is bounded by `max_blocks`; the training blocks are read once, as a stream.
+
+    Args:
+        root: The store's folder.
+        window: Tokens in a row that count as the same text.
+        max_blocks: Most held-out blocks to look at, of each source, evenly spread over it.
+        progress: Called with (blocks read, blocks in all, what).
+
+    Returns:
+        For each source, by name, what it shares.
+
+    Raises:
+        ValueError: When the window is longer than a block.
+    """
+    train, held = BlockStore(root), BlockStore(root, "holdout")
+    if not 1 <= window <= train.block_size:
+        raise ValueError(
+            f"window must lie between 1 and the block size {train.block_size}, found {window}"
+        )
+    chosen = {s.name: s.start + _spread(s.count, max_blocks) for s in held.sources}
+    known = np.unique(
+        np.concatenate([_windows(held.tokens(ids), window).ravel() for ids in chosen.values()])
+    )
+    lookup = _Lookup(known)
+    found = np.zeros(len(known), dtype=bool)
+    for ids in _chunks(train):
+        hits = lookup.positions(_windows(train.tokens(ids), window).ravel())
+        found[hits] = True
+        if progress is not None:
+            progress(int(ids[-1]) + 1, len(train), "holdout overlap")
+    report = {}
+    for name, ids in chosen.items():
+        hashes_NW = _windows(held.tokens(ids), window)
+        shared_NW = found[np.searchsorted(known, hashes_NW)]
+        report[name] = Overlap(
+            len(ids), int(shared_NW.any(axis=1).sum()), shared_NW.size, int(shared_NW.sum())
+        )
+    return report
+
+
+class _Lookup:
+    """Membership of many hashes in a sorted list: a table of their first bits sifts most out."""
+
+    def __init__(self, known: NDArray[np.uint64]) -> None:
+        self._known = known
+        bits = min(27, max(10, int(len(known) * 16).bit_length()))
+        self._shift = np.uint64(64 - bits)
+        self._table = np.zeros(1 << bits, dtype=bool)
+        self._table[known >> self._shift] = True
+
+    def positions(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Where in the list those hashes are that it holds."""
+        hashes = hashes[self._table[hashes >> self._shift]]
+        at = np.searchsorted(self._known, hashes)
+        at = np.minimum(at, max(0, len(self._known) - 1))
+        return at[self._known[at] == hashes] if len(hashes) else at
+
+
+def _windows(tokens_NS: NDArray[np.int32], window: int) -> NDArray[np.uint64]:
+    """Polynomial hash of every window, uint64 [N, W]; arithmetic wraps modulo 2**64."""
+    size = tokens_NS.shape[1]
+    values = tokens_NS.astype(np.uint64) + np.uint64(1)
+    values *= np.uint64(0xBF58476D1CE4E5B9)  # scatter the ids, which are small and alike
+    values ^= values >> np.uint64(31)
+    power, inverse = _powers(_BASE, size), _powers(pow(_BASE, -1, 2**64), size)
+    sums = np.zeros((len(values), size + 1), dtype=np.uint64)
+    np.cumsum(values * power, axis=1, out=sums[:, 1:])
+    hashes = (sums[:, window:] - sums[:, :-window]) * inverse[: size - window + 1]
+    return hashes ^ (hashes >> np.uint64(32)) * np.uint64(0x94D049BB133111EB)
+
+
+def _powers(base: int, count: int) -> NDArray[np.uint64]:
+    powers = np.full(count, base, dtype=np.uint64)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
+
+
+def _spread(count: int, most: int) -> NDArray[np.int64]:
+    if count <= most:
+        return np.arange(count, dtype=np.int64)
+    return np.arange(most, dtype=np.int64) * count // most
+
+
+def _chunks(store: BlockStore) -> Iterator[NDArray[np.int64]]:
+    rows = max(1, _CHUNK_TOKENS // store.block_size)
+    for start in range(0, len(store), rows):
+        yield np.arange(start, min(start + rows, len(store)))

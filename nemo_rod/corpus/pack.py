@@ -1,0 +1,84 @@
+"""Documents become blocks: each is followed by EOD, all are joined, and the stream is cut.
+
+    doc doc doc EOD doc EOD doc doc | doc doc doc doc doc EOD doc EOD | doc doc ...
+    `----------- block 0 ---------' `----------- block 1 -----------'  the rest: dropped
+
+Packing never mixes sources: the caller makes one packer for each. The last, partial block is
+dropped (the paper, "Data": partial final sequences are discarded), and counted.
+
+Shape suffixes: S = tokens per block, N = blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+class Packer:
+    """Cuts a stream of documents into blocks of S tokens.
+
+    Attributes:
+        tokens: Tokens that went in so far, EODs included.
+        rest: int32 [< S], the tokens that do not fill a block yet. When the stream is over, this is
+            what is dropped. It is the packer's whole state, so that packing can go on elsewhere.
+
+    Args:
+        block_size: S, tokens per block.
+        eod_id: The token after every document.
+        rest: The `rest` of a packer to go on from.
+    """
+
+    def __init__(self, block_size: int, eod_id: int, rest: ArrayLike = ()) -> None:
+        if block_size < 2:
+            raise ValueError(f"block_size must be at least 2 (one target), found {block_size}")
+        self.block_size = block_size
+        self.rest: NDArray[np.int32] = np.array(rest, dtype=np.int32)
+        assert len(self.rest) < block_size, "the rest of a packer is shorter than a block"
+        self.tokens = len(self.rest)
+        self._eod = np.array([eod_id], dtype=np.int32)
+
+    @property
+    def dropped(self) -> int:
+        """Tokens that are lost if the stream ends here."""
+        return len(self.rest)
+
+    def add(self, documents: Sequence[ArrayLike]) -> NDArray[np.int32]:
+        """Takes documents in and gives the blocks that are now full.
+
+        Args:
+            documents: Token ids of each document, without EOD.
+
+        Returns:
+            int32 [N, S], possibly N = 0.
+        """
+        parts = [self.rest]
+        for document in documents:
+            parts += [np.asarray(document, dtype=np.int32), self._eod]
+        stream = np.concatenate(parts)
+        self.tokens += len(stream) - len(self.rest)
+        count = len(stream) // self.block_size
+        self.rest = stream[count * self.block_size :].copy()  # a view would hold the whole stream
+        return stream[: count * self.block_size].reshape(count, self.block_size)
+
+
+def pack(
+    documents: Iterable[ArrayLike], block_size: int, eod_id: int
+) -> Iterator[NDArray[np.int32]]:
+    """Packs documents into blocks, one at a time.
+
+    The partial block at the end is dropped; use a `Packer` to learn how many tokens that were.
+
+    Args:
+        documents: Token ids of each document, without EOD.
+        block_size: S, tokens per block.
+        eod_id: The token after every document.
+
+    Yields:
+        int32 [S].
+    """
+    packer = Packer(block_size, eod_id)
+    for document in documents:
+        yield from packer.add([document])

@@ -1,0 +1,234 @@
+"""`prepare`: from a description of the sources to a block store.
+
+Sources are made one after the other, each in a folder of its own below ``<root>/.partial`` and
+moved into place whole. What is there already and matches is left alone; what is there and was made
+otherwise is refused. A run that was stopped, by whatever, is taken up by the next one where it
+stood.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.corpus.build import Progress, Settings, build_source, describe
+from nemo_rod.corpus.documents import ROLES, SourceSpec
+from nemo_rod.corpus.encode import Encoder
+from nemo_rod.corpus.hashing import is_holdout
+from nemo_rod.corpus.pack import Packer
+from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA, sync_folder, write_json
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.corpus.tokenizer import Tokenizer
+
+_PARTIAL = ".partial"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def prepare(
+    root: str | os.PathLike[str],
+    sources: Sequence[SourceSpec],
+    *,
+    tokenizer: Tokenizer,
+    block_size: int,
+    holdout_fraction: float = 0.01,
+    holdout_seed: int = 42,
+    workers: int = 1,
+    progress: Progress | None = None,
+    rebuild: bool = False,
+    checkpoint_seconds: float = 10.0,
+    blocks_per_shard: int = BLOCKS_PER_SHARD,
+) -> BlockStore:
+    """Reads, tokenises, packs and splits the sources into blocks.
+
+    The files are the same bytes whatever the number of workers, and wherever the run was
+    interrupted. Memory does not grow with the corpus.
+
+    Args:
+        root: The store's folder.
+        sources: What to read; names must differ.
+        tokenizer: Makes the tokens.
+        block_size: S, tokens per block.
+        holdout_fraction: Share that is held out of each source.
+        holdout_seed: Which share.
+        workers: Processes that tokenise.
+        progress: Called with (bytes read, bytes in all or None, what) again and again.
+        rebuild: Make sources again that are there but were made otherwise, and remove those that
+            are not wanted any more.
+        checkpoint_seconds: Longest time that is lost when the run is killed.
+        blocks_per_shard: Most blocks of a file.
+
+    Returns:
+        The store's training blocks.
+
+    Raises:
+        ValueError: When a source cannot be read, is too small, or lies there made otherwise;
+            nothing of that source is left behind. When the disk is full; what is there serves the
+            next run.
+    """
+    root = Path(root)
+    settings = Settings(
+        tokenizer=tokenizer,
+        block_size=block_size,
+        holdout_fraction=holdout_fraction,
+        holdout_seed=holdout_seed,
+        blocks_per_shard=blocks_per_shard,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    _check_arguments(sources, settings)
+    root.mkdir(parents=True, exist_ok=True)
+    with _alone(root), _setbacks(root), Encoder(tokenizer, workers) as encoder:
+        _check_strangers(root, sources, rebuild)
+        for spec in sources:
+            _prepare_source(root, spec, settings, encoder, progress or _silent, rebuild)
+        _write_listing(root, sources)
+    return BlockStore(root)
+
+
+def _prepare_source(
+    root: Path,
+    spec: SourceSpec,
+    settings: Settings,
+    encoder: Encoder,
+    progress: Progress,
+    rebuild: bool,
+) -> None:
+    target = root / spec.role / spec.name
+    if target.exists():
+        difference = _difference(target, describe(spec, settings))
+        if difference is None:
+            return
+        if not rebuild:
+            raise ValueError(
+                f"the blocks in {target} were made otherwise: {difference}; restore the former "
+                "value, or set rebuild=true to make them again"
+            )
+    (root / "store.json").unlink(missing_ok=True)  # from here on the store is not whole
+    partial = root / _PARTIAL / f"{spec.role}-{spec.name}"
+    try:
+        made = build_source(partial, spec, settings, encoder, progress)
+    except ValueError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if target.exists():
+        shutil.rmtree(target)
+    target.parent.mkdir(exist_ok=True)
+    made.rename(target)
+    sync_folder(target.parent)
+    shutil.rmtree(partial)
+
+
+def _check_arguments(sources: Sequence[SourceSpec], settings: Settings) -> None:
+    if not sources:
+        raise ValueError("domain.sources names no source: give at least one")
+    names = [spec.name for spec in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"domain.sources names {name!r} twice: names must differ")
+    Packer(settings.block_size, settings.tokenizer.eod_id)
+    is_holdout([], fraction=settings.holdout_fraction, seed=settings.holdout_seed)
+
+
+def _check_strangers(root: Path, sources: Sequence[SourceSpec], rebuild: bool) -> None:
+    wanted = {(spec.role, spec.name) for spec in sources}
+    for role in ROLES:
+        for folder in sorted((root / role).glob("*")):
+            if (role, folder.name) in wanted:
+                continue
+            if not rebuild:
+                raise ValueError(
+                    f"{folder} holds blocks of a source that domain.sources does not name: add the "
+                    "source, remove the folder, or set rebuild=true to have it removed"
+                )
+            (root / "store.json").unlink(missing_ok=True)
+            shutil.rmtree(folder)
+
+
+def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
+    """The first thing in which existing blocks differ from what is wanted."""
+    try:
+        found = json.loads((target / "manifest.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return "their manifest.json cannot be read"
+    found["files"] = [{"name": f["name"], "bytes": f["bytes"]} for f in found["files"]]
+    wanted = json.loads(json.dumps(description))
+    for key, value in _flat(wanted).items():
+        before = _flat(found).get(key)
+        if before != value:
+            return f"{key} was {before!r} and is now {value!r}"
+    return None
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if key == "files":
+            flat["files"] = [file["name"] for file in item]
+            flat |= {f"size of {file['name']}": file["bytes"] for file in item}
+        elif isinstance(item, Mapping):
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = item
+    return flat
+
+
+def _write_listing(root: Path, sources: Sequence[SourceSpec]) -> None:
+    listing = {
+        "schema": SCHEMA,
+        "sources": [
+            {"role": spec.role, "name": spec.name}
+            for spec in sorted(sources, key=lambda spec: (ROLES.index(spec.role), spec.name))
+        ],
+    }
+    write_json(root / "store.json", listing)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Keeps a second run out of the same folder."""
+    partial = root / _PARTIAL
+    partial.mkdir(exist_ok=True)
+    with (partial / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another run is preparing {root}: wait until it is done") from None
+        try:
+            yield
+            shutil.rmtree(partial)
+        finally:
+            (partial / "lock").unlink(missing_ok=True)
+            for folder in (partial, root):
+                with suppress(OSError):  # not empty: something that the next run goes on with
+                    folder.rmdir()
+
+
+@contextmanager
+def _setbacks(root: Path) -> Iterator[None]:
+    """What is not the sources' fault leaves the unfinished work in place."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise ValueError(
+            "a tokenising process was ended from outside, most likely for want of memory: run "
+            "prepare again with fewer workers, it goes on where it stopped"
+        ) from None
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        free = shutil.disk_usage(root).free
+        raise ValueError(
+            f"no room left for the blocks in {root} ({error.strerror}, {free / 1e9:.1f} GB free): "
+            "make room and run prepare again, it goes on where it stopped"
+        ) from error
+
+
+def _silent(done: int, total: int | None, what: str) -> None:
+    """No progress is wanted."""

@@ -1,0 +1,212 @@
+"""The files of one split of one source, written as a stream that can be cut off and taken up again.
+
+    tokens-00000.bin   int32 little-endian [n, S], at most a million blocks a shard
+    tokens-00000.idx   Megatron's index of it: every block is a sequence and a document
+    hash.npy           uint8 [N, 16], the block hashes of all shards
+    manifest.json      what is in here, and from what it was made
+
+Only whole blocks are appended, always at the end. Whatever lies beyond the count that was last
+known to be safe is cut off before more is written, so that the files are the same whether or not
+there was a break.
+
+Shape suffixes: S = tokens per block, N = blocks, n = blocks of a shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA = 1
+BLOCKS_PER_SHARD = 1_000_000
+HASH_BYTES = 16
+HASH_HEADER_BYTES = 128
+# What makes two stores the same: these fields and the block hashes.
+_IDENTITY = ("schema", "source", "role", "split", "count", "block_size", "tokenizer", "eod_id")
+
+
+def shard_sizes(count: int, per_shard: int) -> list[int]:
+    """Blocks in each shard of a split of `count` blocks."""
+    return [min(per_shard, count - start) for start in range(0, count, per_shard)]
+
+
+def shard_path(folder: Path, index: int, suffix: str) -> Path:
+    """File of a shard; the suffix is ``bin`` or ``idx``."""
+    return folder / f"tokens-{index:05d}.{suffix}"
+
+
+def index_bytes(num_blocks: int, block_size: int) -> bytes:
+    """Content of a Megatron ``.idx`` file for `num_blocks` sequences of int32 [S]."""
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, num_blocks, num_blocks + 1)
+    lengths = np.full(num_blocks, block_size, dtype="<i4")
+    pointers = np.arange(num_blocks, dtype="<i8") * (4 * block_size)
+    documents = np.arange(num_blocks + 1, dtype="<i8")
+    return header + lengths.tobytes() + pointers.tobytes() + documents.tobytes()
+
+
+def hash_header(count: int) -> bytes:
+    """The first bytes of ``hash.npy``: always as many, so that they can be written last."""
+    fields = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({count}, {HASH_BYTES}), }}"
+    text = fields.ljust(HASH_HEADER_BYTES - 11) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode("ascii")
+
+
+def split_digest(manifest: Mapping[str, Any], folder: Path) -> str:
+    """Digest of a split: the identity in its manifest, and all its block hashes (hex, 16 bytes)."""
+    identity = {key: manifest[key] for key in _IDENTITY} | {"holdout": manifest["holdout"]}
+    state = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16)
+    with (folder / "hash.npy").open("rb") as handle:
+        handle.seek(HASH_HEADER_BYTES)
+        while chunk := handle.read(1 << 20):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes a JSON file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as handle:
+        json.dump(value, handle, indent=1, ensure_ascii=False)
+        handle.write("\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames and new files of a folder outlast a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class SplitWriter:
+    """Appends blocks to the files of a split.
+
+    Args:
+        folder: Where the files are; made when missing.
+        block_size: S.
+        count: Blocks that are known to be there; what lies beyond is cut off.
+        per_shard: Most blocks of a shard.
+
+    Raises:
+        ValueError: When fewer than `count` blocks are there.
+    """
+
+    def __init__(
+        self, folder: Path, block_size: int, count: int = 0, per_shard: int = BLOCKS_PER_SHARD
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.count = folder, count
+        self._block_size, self._per_shard = block_size, per_shard
+        self._open: dict[Path, BinaryIO] = {}
+        self._cut()
+
+    def append(self, tokens_NS: NDArray[np.int32], hashes: NDArray[np.uint8]) -> None:
+        """Adds blocks.
+
+        Args:
+            tokens_NS: int32 [N, S].
+            hashes: uint8 [N, 16], their block hashes.
+        """
+        done = 0
+        while done < len(tokens_NS):
+            shard, inside = divmod(self.count, self._per_shard)
+            rows = tokens_NS[done : done + self._per_shard - inside]
+            self._file(shard_path(self.folder, shard, "bin")).write(
+                np.ascontiguousarray(rows, dtype="<i4").data
+            )
+            self._hashes().write(np.ascontiguousarray(hashes[done : done + len(rows)]).data)
+            done += len(rows)
+            self.count += len(rows)
+
+    def sync(self) -> None:
+        """Returns when everything that was appended is on the disk."""
+        for handle in self._open.values():
+            handle.flush()
+            os.fsync(handle.fileno())
+        # Only the last shard and the hashes are written to from here on.
+        current = shard_path(self.folder, self.count // self._per_shard, "bin")
+        for path in [path for path in self._open if path.suffix == ".bin" and path != current]:
+            self._open.pop(path).close()
+        sync_folder(self.folder)
+
+    def finish(self, manifest: dict[str, Any]) -> str:
+        """Writes the indices and the manifest.
+
+        Args:
+            manifest: Everything but ``count``, ``blocks_per_shard`` and ``digest``.
+
+        Returns:
+            The digest.
+        """
+        hashes = self._hashes()
+        self.sync()
+        hashes.seek(0)
+        hashes.write(hash_header(self.count))
+        self.sync()
+        self.close()
+        for index, size in enumerate(shard_sizes(self.count, self._per_shard)):
+            with shard_path(self.folder, index, "idx").open("wb") as handle:
+                handle.write(index_bytes(size, self._block_size))
+                handle.flush()
+                os.fsync(handle.fileno())
+        manifest = {**manifest, "count": self.count, "blocks_per_shard": self._per_shard}
+        digest = split_digest(manifest, self.folder)
+        write_json(self.folder / "manifest.json", {**manifest, "digest": digest})
+        return digest
+
+    def close(self) -> None:
+        """Closes the files; what was not synced may be lost."""
+        while self._open:
+            _, handle = self._open.popitem()
+            with suppress(OSError):  # a full disk is reported where the data was written
+                handle.close()
+
+    def _cut(self) -> None:
+        sizes = shard_sizes(self.count, self._per_shard)
+        wanted = {
+            shard_path(self.folder, index, "bin"): 4 * self._block_size * size
+            for index, size in enumerate(sizes)
+        }
+        wanted[self.folder / "hash.npy"] = HASH_HEADER_BYTES + HASH_BYTES * self.count
+        for path in self._leftovers(wanted):
+            path.unlink()
+        for path, size in wanted.items():
+            if path.exists() and path.stat().st_size >= size:
+                os.truncate(path, size)
+            elif self.count:
+                raise ValueError(
+                    f"{path} is shorter than the {size} bytes that an earlier run wrote to it: run "
+                    "prepare again, it makes this source from the beginning"
+                )
+
+    def _leftovers(self, wanted: Mapping[Path, int]) -> Iterator[Path]:
+        for path in sorted(self.folder.iterdir()):
+            if path.is_file() and path not in wanted:
+                yield path
+
+    def _hashes(self) -> BinaryIO:
+        handle = self._file(self.folder / "hash.npy")
+        if handle.tell() < HASH_HEADER_BYTES:
+            handle.write(b"\0" * (HASH_HEADER_BYTES - handle.tell()))
+        return handle
+
+    def _file(self, path: Path) -> BinaryIO:
+        if path not in self._open:
+            handle = path.open("r+b" if path.exists() else "w+b")
+            handle.seek(0, os.SEEK_END)
+            self._open[path] = handle
+        return self._open[path]

@@ -1,0 +1,284 @@
+"""The block store: all blocks of a corpus under dense ids, read through memory maps.
+
+    <root>/store.json                           which sources belong to it; written last
+    <root>/<role>/<source>/                     training blocks     (files:
+    `nemo_rod.corpus.shards`) <root>/<role>/<source>/holdout/             held-out blocks
+
+Ids run over the adaptation sources, then over the replay sources, by name within a role:
+
+    0 ...... num_adaptation ............ len(store)
+    | german | legal |  code  |  math  | web  |
+
+Shape suffixes: C = block ids asked for, S = tokens per block, N = blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nemo_rod.corpus.documents import ROLES
+from nemo_rod.corpus.hashing import block_hash, block_hashes
+from nemo_rod.corpus.shards import (
+    HASH_BYTES,
+    HASH_HEADER_BYTES,
+    SCHEMA,
+    hash_header,
+    index_bytes,
+    shard_path,
+    shard_sizes,
+    split_digest,
+)
+from nemo_rod.corpus.tokenizer import Tokenizer
+
+SPLITS = ("train", "holdout")
+_SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
+_AGAIN = "remove its folder and prepare it again"
+
+
+@dataclass(frozen=True)
+class StoreSource:
+    """A source's place in the store: ids [start, start + count)."""
+
+    name: str
+    role: str
+    start: int
+    count: int
+
+
+class BlockStore:
+    """Blocks by id.
+
+    Opening reads the manifests, compares the sizes of all files and the hash of a first and a last
+    block; `verify` reads everything.
+
+    Args:
+        root: The store's folder.
+        split: ``train`` or ``holdout``.
+
+    Attributes:
+        block_size: S.
+        tokenizer_fingerprint: Of the tokenizer that made the blocks.
+        vocab_size: Every token lies in [0, vocab_size).
+        eod_id: The token between documents.
+        digest: Hex digest of all blocks, sources and settings.
+        num_adaptation: Blocks of the adaptation sources.
+        num_replay: Blocks of the replay sources.
+        sources: Every source with its ids, in their order.
+
+    Raises:
+        ValueError: When there is no complete store, a file is missing or cut off, or the sources do
+            not belong together.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], split: str = "train") -> None:
+        assert split in SPLITS, f"split is one of {SPLITS}"
+        self.root, self.split = Path(root), split
+        manifests = [(folder, _manifest(folder)) for folder in self._folders()]
+        self._check_shared(manifests)
+        first = manifests[0][1]
+        self.block_size: int = first["block_size"]
+        self.tokenizer_fingerprint: str = first["tokenizer"]
+        self.vocab_size: int = first["vocab_size"]
+        self.eod_id: int = first["eod_id"]
+        lines = [f"{m['role']}/{m['source']}/{m['split']} {m['digest']}" for _, m in manifests]
+        self.digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+        counts = [manifest["count"] for _, manifest in manifests]
+        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self.sources = tuple(
+            StoreSource(manifest["source"], manifest["role"], int(start), manifest["count"])
+            for (_, manifest), start in zip(manifests, self._starts[:-1], strict=True)
+        )
+        self.num_adaptation = sum(s.count for s in self.sources if s.role == ROLES[0])
+        self.num_replay = len(self) - self.num_adaptation
+        self._manifests = manifests
+        self._map()
+        self._spot_check()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def tokens(self, block_ids: ArrayLike) -> NDArray[np.int32]:
+        """Tokens of blocks.
+
+        Args:
+            block_ids: int [C].
+
+        Returns:
+            int32 [C, S].
+
+        Raises:
+            IndexError: When there is no such block.
+        """
+        ids = self._checked(block_ids)
+        tokens_CS = np.empty((len(ids), self.block_size), dtype=np.int32)
+        shard_C = np.searchsorted(self._shard_starts, ids, side="right") - 1
+        for shard in np.unique(shard_C):
+            here = np.flatnonzero(shard_C == shard)
+            tokens_CS[here] = self._shards[shard][ids[here] - self._shard_starts[shard]]
+        return tokens_CS
+
+    def hashes(self, block_ids: ArrayLike) -> NDArray[np.uint8]:
+        """Block hashes, uint8 [C, 16] (see `tokens`)."""
+        ids = self._checked(block_ids)
+        hashes = np.empty((len(ids), HASH_BYTES), dtype=np.uint8)
+        source_C = self._source(ids)
+        for source in np.unique(source_C):
+            here = np.flatnonzero(source_C == source)
+            hashes[here] = self._hashes[source][ids[here] - self._starts[source]]
+        return hashes
+
+    def source_index(self, block_ids: ArrayLike) -> NDArray[np.int64]:
+        """Index of each block's source in `sources`, int64 [C] (see `tokens`)."""
+        return self._source(self._checked(block_ids))
+
+    def is_replay(self, block_ids: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each block is replay, bool [C] (see `tokens`)."""
+        return self._checked(block_ids) >= self.num_adaptation
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuses a tokenizer that is not the store's.
+
+        Raises:
+            ValueError: When it does something else than the one that made the blocks.
+        """
+        if tokenizer.fingerprint != self.tokenizer_fingerprint:
+            raise ValueError(
+                f"the blocks in {self.root} were made by a tokenizer that does something else "
+                f"(fingerprint {self.tokenizer_fingerprint}, now {tokenizer.fingerprint}): use that "
+                "one, or prepare the blocks again with this one"
+            )
+
+    def verify(self) -> None:
+        """Reads every block and compares it with its hash, and the hashes with the manifest.
+
+        Raises:
+            ValueError: On the first difference; named are the file and the block.
+        """
+        for index, (folder, manifest) in enumerate(self._manifests):
+            if split_digest(manifest, folder) != manifest["digest"]:
+                raise ValueError(
+                    f"{folder / 'hash.npy'} does not match the digest in its manifest.json: one of "
+                    f"the two was changed or damaged, {_AGAIN}"
+                )
+            self._verify_blocks(folder, index, manifest["blocks_per_shard"])
+
+    def _verify_blocks(self, folder: Path, index: int, per_shard: int) -> None:
+        done, rows = 0, max(1, (16 << 20) // (4 * self.block_size))
+        for number, size in enumerate(shard_sizes(self.sources[index].count, per_shard)):
+            path = shard_path(folder, number, "idx")
+            if path.read_bytes() != index_bytes(size, self.block_size):
+                raise ValueError(f"{path} was changed or damaged: {_AGAIN}")
+            for first in range(0, size, rows):
+                ids = np.arange(first, min(first + rows, size)) + done + self._starts[index]
+                wrong = self.hashes(ids) != block_hashes(self.sources[index].name, self.tokens(ids))
+                if wrong.any():
+                    block = first + int(np.flatnonzero(wrong.any(axis=1))[0])
+                    self._damaged(shard_path(folder, number, "bin"), block)
+            done += size
+
+    def _damaged(self, path: Path, block: int) -> None:
+        raise ValueError(
+            f"{path}: block {block} does not match its hash in hash.npy: one of the two files was "
+            f"changed or damaged, {_AGAIN}"
+        )
+
+    def _folders(self) -> list[Path]:
+        try:
+            listing = json.loads((self.root / "store.json").read_text("utf-8"))
+        except FileNotFoundError:
+            raise ValueError(
+                f"there is no complete block store in {self.root} (no store.json): "
+                "run nemo-rod prepare, which goes on where it was interrupted"
+            ) from None
+        sources = sorted((ROLES.index(s["role"]), s["name"]) for s in listing["sources"])
+        below = "holdout" if self.split == "holdout" else ""
+        return [self.root / ROLES[role] / name / below for role, name in sources]
+
+    def _check_shared(self, manifests: list[tuple[Path, dict[str, Any]]]) -> None:
+        folder, first = manifests[0]
+        for other, manifest in manifests[1:]:
+            for key in _SHARED:
+                if manifest[key] != first[key]:
+                    raise ValueError(
+                        f"{other} and {folder} do not belong together: {key} is {manifest[key]} in "
+                        f"the one and {first[key]} in the other: prepare them in one go"
+                    )
+
+    def _map(self) -> None:
+        self._shards: list[NDArray[np.int32]] = []
+        self._hashes: list[NDArray[np.uint8]] = []
+        starts: list[int] = []
+        for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
+            start = source.start
+            for number, size in enumerate(shard_sizes(source.count, manifest["blocks_per_shard"])):
+                path = shard_path(folder, number, "bin")
+                _check_size(path, size * self.block_size * 4)
+                _check_size(shard_path(folder, number, "idx"), 42 + 20 * size)
+                shape = (size, self.block_size)
+                self._shards.append(np.memmap(path, dtype="<i4", mode="r", shape=shape))
+                starts.append(start)
+                start += size
+            self._hashes.append(_map_hashes(folder / "hash.npy", source.count))
+        self._shard_starts = np.array(starts, dtype=np.int64)
+
+    def _spot_check(self) -> None:
+        for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
+            for block in sorted({0, source.count - 1} if source.count else ()):
+                ids = np.array([source.start + block])
+                found = block_hash(source.name, self.tokens(ids)[0])
+                if self.hashes(ids)[0].tobytes() != found:
+                    shard, inside = divmod(block, manifest["blocks_per_shard"])
+                    self._damaged(shard_path(folder, shard, "bin"), inside)
+
+    def _checked(self, block_ids: ArrayLike) -> NDArray[np.int64]:
+        ids = np.asarray(block_ids)
+        assert ids.ndim == 1 and (ids.size == 0 or ids.dtype.kind in "iu"), "block ids are int [C]"
+        outside = ids[(ids < 0) | (ids >= len(self))]
+        if outside.size:
+            raise IndexError(f"block id {outside[0]} is outside [0, {len(self)}) of {self.root}")
+        return ids.astype(np.int64, copy=False)
+
+    def _source(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.searchsorted(self._starts, ids, side="right") - 1
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: prepare the blocks again") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): {_AGAIN}") from None
+    if manifest.get("schema") != SCHEMA:
+        raise ValueError(
+            f"{path} has schema {manifest.get('schema')}, this version reads {SCHEMA}: {_AGAIN}"
+        )
+    return manifest
+
+
+def _check_size(path: Path, expected: int) -> None:
+    found = path.stat().st_size if path.exists() else None
+    if found != expected:
+        state = "is missing" if found is None else f"has {found} bytes"
+        raise ValueError(f"{path} {state}, expected {expected} bytes: {_AGAIN}")
+
+
+def _map_hashes(path: Path, count: int) -> NDArray[np.uint8]:
+    _check_size(path, HASH_HEADER_BYTES + HASH_BYTES * count)
+    with path.open("rb") as handle:
+        if handle.read(HASH_HEADER_BYTES) != hash_header(count):
+            raise ValueError(f"{path} does not hold {count} block hashes: {_AGAIN}")
+    if count == 0:
+        return np.empty((0, HASH_BYTES), dtype=np.uint8)
+    shape = (count, HASH_BYTES)
+    return np.memmap(path, dtype=np.uint8, mode="r", offset=HASH_HEADER_BYTES, shape=shape)

@@ -1,0 +1,198 @@
+"""Tokenizers: raw bytes, or any fast Hugging Face tokenizer.
+
+A tokenizer is known by what it does. Its *fingerprint* hashes the token ids it gives to fixed probe
+texts and to samples of its own vocabulary; where its files lie, and which library version wrote
+them, does not enter. A block store keeps the fingerprint of the tokenizer that made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_PROBES = (
+    "The quick brown fox jumps over the lazy dog. It's 12,345.67 miles; isn't it?",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich, § 433 Abs. 1 BGB.",
+    "Les naïfs ægithales hâtifs pondant à Noël où il gèle… ¿Qué? Zażółć gęślą jaźń.",
+    "def f(x: int) -> str:\n\tif x >= 0x1F:\n        return f'{x!r:>10}'  # ok\n\r\n\n   \n",
+    '#include <stdio.h>\nint main(void) { printf("%d\\n", a[i] << 2 | ~b); return 0; }',
+    "Съешь ещё этих мягких французских булок. Ξεσκεπάζω. 你好，世界！こんにちは 안녕 مرحبا नमस्ते",
+    "<s></s><unk><pad><|endoftext|><|im_start|><|im_end|>[INST] 🙂👩‍🚀 \u00a0\u200b e\u0301 ﬁ ½",
+    "  leading and trailing   1234567890 3.14159 1e-10 http://example.org/a?b=c&d=2 \\frac{a}{b} ",
+)
+
+
+class Tokenizer(Protocol):
+    """What the corpus needs of a tokenizer.
+
+    Attributes:
+        vocab_size: Number of ids; every id lies in [0, vocab_size).
+        eod_id: The id that ends a document.
+        fingerprint: Hex digest of what the tokenizer does.
+    """
+
+    vocab_size: int
+    eod_id: int
+    fingerprint: str
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Token ids of each text, without any special token added around it."""
+        ...
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Text of token ids."""
+        ...
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Writes the files that ``AutoTokenizer.from_pretrained`` reads."""
+        ...
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Tokenizer by name.
+
+    Args:
+        name: ``byte``, or the name or folder of a Hugging Face tokenizer.
+
+    Raises:
+        ValueError: When there is none of that name, it is no fast tokenizer, or it has no token
+            that ends a document.
+    """
+    return ByteTokenizer() if name == "byte" else HuggingFaceTokenizer(name)
+
+
+class ByteTokenizer:
+    """Text as its UTF-8 bytes: 256 ids, EOD is 0.
+
+    NUL characters are dropped from the text, so that the byte 0 means end of document and nothing
+    else. The exported Hugging Face tokenizer gives the same ids.
+    """
+
+    def __init__(self) -> None:
+        self.vocab_size = 256
+        self.eod_id = 0
+        self.fingerprint = _fingerprint(self)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """UTF-8 bytes of each text, int32."""
+        return [
+            np.frombuffer(text.replace("\0", "").encode("utf-8"), dtype=np.uint8).astype(np.int32)
+            for text in texts
+        ]
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Text of the bytes; broken UTF-8 becomes U+FFFD."""
+        return np.asarray(ids).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Writes an equivalent fast tokenizer, for checkpoints that are exported."""
+        _byte_level().save_pretrained(str(directory))
+
+
+class HuggingFaceTokenizer:
+    """A fast Hugging Face tokenizer; the id that ends a document is its EOS.
+
+    Ids are those of ``tokenizer(text, add_special_tokens=False)``.
+
+    Args:
+        name: Name or folder, for ``AutoTokenizer.from_pretrained``.
+    """
+
+    def __init__(self, name: str) -> None:
+        tokenizer = _auto_tokenizer(name)
+        if not getattr(tokenizer, "is_fast", False):
+            raise ValueError(
+                f"tokenizer {name!r} is a slow one ({type(tokenizer).__name__}): "
+                "give one that has a tokenizer.json"
+            )
+        if tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"tokenizer {name!r} has no EOS token to end documents with: "
+                "set eos_token in its tokenizer_config.json"
+            )
+        self.vocab_size: int = len(tokenizer)
+        self.eod_id: int = int(tokenizer.eos_token_id)
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.fingerprint: str = _fingerprint(self)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Token ids of each text, int32."""
+        # The "fast" batch leaves out offsets that nobody reads here; it is what makes BPE bearable.
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Text of the ids, special tokens included."""
+        return str(self._backend.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Writes the tokenizer's own files."""
+        self._tokenizer.save_pretrained(str(directory))
+
+
+def _auto_tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, use_fast=True)
+    except Exception as error:  # the library raises whatever its many loaders raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = "folder" if Path(name).exists() else "name"
+        raise ValueError(
+            f"tokenizer {name!r} cannot be loaded from that {where} ({reason}): "
+            'give "byte", a folder with a tokenizer.json, or a Hugging Face name'
+        ) from error
+
+
+def _fingerprint(tokenizer: Tokenizer) -> str:
+    # Every 97th id brings words of the vocabulary into play, and with them the merges.
+    ids = (i for i in range(0, tokenizer.vocab_size, 97) if i != tokenizer.eod_id)
+    words = [tokenizer.decode([i]) for i in ids]
+    state = hashlib.blake2b(digest_size=16, person=b"rod-tok-v1")
+    state.update(np.array([tokenizer.vocab_size, tokenizer.eod_id], dtype="<u4").tobytes())
+    for tokens in tokenizer.encode_batch([*_PROBES, *words]):
+        state.update(np.array([len(tokens), *tokens], dtype="<u4").tobytes())
+    return state.hexdigest()
+
+
+def _byte_level() -> Any:
+    """Byte-level BPE without merges whose ids are the bytes themselves.
+
+    The byte-level alphabet writes byte 0 as one printable character, which could come in a text.
+    NUL itself stands for it instead, as the special token: it never comes in a text that was
+    tokenised as bytes, and means end of document when it does.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"\0" if byte == 0 else char: byte for byte, char in enumerate(_alphabet())}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    end = AddedToken("\0", normalized=False, special=True)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=end,
+        pad_token=end,
+        clean_up_tokenization_spaces=False,
+        model_max_length=10**9,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _alphabet() -> list[str]:
+    """GPT-2's printable stand-in of every byte, by byte."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return [
+        chr(byte) if byte in printable else chr(256 + hidden.index(byte)) for byte in range(256)
+    ]

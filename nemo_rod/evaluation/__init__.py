@@ -1,0 +1,12 @@
+"""What a trained model gained and lost: per-source losses, forgetting, merging."""
+
+from __future__ import annotations
+
+from nemo_rod.evaluation.forgetting import (
+    forgetting_by_source,
+    validation_forgetting,
+    weighted_loss,
+)
+from nemo_rod.evaluation.merging import merge_checkpoints
+
+__all__ = ["forgetting_by_source", "merge_checkpoints", "validation_forgetting", "weighted_loss"]

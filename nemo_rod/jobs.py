@@ -1,0 +1,106 @@
+"""What a job's processes are told: a small file of plain values, written before they start.
+
+torchrun ... -m nemo_rod.megatron JOB.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Optimisation, Parallel
+
+
+@dataclass
+class ModelJob:
+    """What every job that runs a model knows.
+
+    Attributes:
+        name: shown in progress lines.
+        blocks: folder of the block store.
+        out: folder that the job fills.
+        parallel: the layout.
+        precision: "fp32" or "bf16".
+        scoring_micro_batch_size: blocks in a forward-only pass of one replica.
+        seed: of the trainer's random state.
+    """
+
+    name: str
+    blocks: str
+    out: str
+    parallel: Parallel
+    precision: str
+    scoring_micro_batch_size: int
+    seed: int
+
+
+@dataclass
+class TrainJob(ModelJob):
+    """Train a model on what its arm chooses.
+
+    Attributes:
+        model: Hugging Face checkpoint to start from.
+        arm: name of the pools and the policy, with what they need (`selection.arms.Arm`).
+        optimisation: the schedule.
+        references: folders of reference losses; empty where the policy needs none.
+        checkpoint_every: steps between checkpoints.
+        checkpoint_keep: checkpoints kept.
+        config_digest: identifies the configuration in the curriculum's header.
+    """
+
+    model: str
+    arm: dict[str, Any]
+    optimisation: Optimisation
+    references: list[str] = field(default_factory=list)
+    checkpoint_every: int = 200
+    checkpoint_keep: int = 2
+    config_digest: str = ""
+
+
+@dataclass
+class ScoreJob(ModelJob):
+    """Write a model's losses on the training blocks of one role: a reference.
+
+    Attributes:
+        model: Hugging Face checkpoint.
+        role: "adaptation" or "replay".
+        model_digest: of the checkpoint's weights.
+    """
+
+    model: str
+    role: str
+    model_digest: str
+
+
+@dataclass
+class EvaluateJob(ModelJob):
+    """Write held-out losses of several models, per source.
+
+    Attributes:
+        models: name -> Hugging Face checkpoint; each result goes to `<out>/<name>.json`.
+    """
+
+    models: dict[str, str]
+
+
+Job = TrainJob | ScoreJob | EvaluateJob
+_KINDS: dict[str, type] = {"train": TrainJob, "score": ScoreJob, "evaluate": EvaluateJob}
+
+
+def write_job(job: Job, path: Path) -> None:
+    """Writes a job to a JSON file."""
+    kind = next(name for name, kind in _KINDS.items() if type(job) is kind)
+    path.write_text(json.dumps({"job": kind, **dataclasses.asdict(job)}, indent=2) + "\n")
+
+
+def read_job(path: Path) -> Job:
+    """Reads a job back."""
+    values = json.loads(path.read_text())
+    kind = _KINDS[values.pop("job")]
+    values["parallel"] = Parallel(**values["parallel"])
+    if "optimisation" in values:
+        values["optimisation"] = Optimisation(**values["optimisation"])
+    return kind(**values)

@@ -1,0 +1,1 @@
+"""Stages, and where they run."""

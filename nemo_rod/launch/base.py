@@ -1,0 +1,67 @@
+"""Where a run's base model comes from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+def initialise_base(
+    architecture: dict[str, Any], folder: Path, *, tokenizer: str, seed: int
+) -> None:
+    """Writes a randomly initialised Hugging Face checkpoint for a base that is trained here.
+
+    Matrices are drawn from N(0, 0.02), those that write to the residual stream scaled by
+    1 / sqrt(2 * layers).
+
+    Args:
+        architecture: keyword arguments of the model type's Hugging Face config, and `model_type`.
+        folder: where the checkpoint goes; nothing happens if it is there.
+        tokenizer: name of the tokenizer saved beside the weights, so that the folder loads alone.
+        seed: of the random weights.
+    """
+    if (folder / "tokenizer_config.json").exists():  # written last
+        return
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from nemo_rod.corpus.tokenizer import load_tokenizer
+
+    options = dict(architecture)
+    config = AutoConfig.for_model(options.pop("model_type"), **options)
+    text = load_tokenizer(tokenizer)
+    config.eos_token_id = text.eod_id
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).to(torch.float32)
+    scale = (2 * config.num_hidden_layers) ** -0.5
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.mul_(scale)
+    model.save_pretrained(folder)
+    text.save_pretrained(folder)
+
+
+def resolve_base(name: str, link: Path) -> None:
+    """Makes `link` point at a pretrained checkpoint, fetched from the hub unless it is a folder.
+
+    Raises:
+        ValueError: if the name is neither a folder nor on the hub.
+    """
+    if link.is_symlink():
+        return
+    if Path(name).is_dir():
+        folder = Path(name).resolve()
+    else:
+        from huggingface_hub import snapshot_download
+
+        try:
+            folder = Path(snapshot_download(name))
+        except Exception as error:
+            raise ValueError(
+                f"model.hf={name} is neither a folder here nor could it be fetched from the "
+                f"Hugging Face hub ({type(error).__name__}): check the name, or fetch it first and "
+                "give its folder."
+            ) from error
+    os.symlink(folder, link)

@@ -1,0 +1,139 @@
+"""How a stage hands its folder over to the next.
+
+A stage fills `<folder>.partial` and moves it into place whole, with a `manifest.json` of what it
+was made from. A folder whose manifest matches is not made again. A folder made from something else
+is never overwritten: the stage refuses and says what differs. An interrupted stage goes on in its
+partial folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a run.
+
+    Attributes:
+        name: as users type it in `rebuild=[...]`.
+        command: the command that runs it alone, such as "train".
+        folder: what it makes.
+        inputs: what it is made from: plain values by name. Called when all stages before are done.
+        make: fills the partial folder and returns what is worth keeping in the manifest.
+        note: recorded in the manifest but never compared, such as the parallel layout.
+        title: one line for people.
+    """
+
+    name: str
+    command: str
+    folder: Path
+    inputs: Callable[[], Inputs]
+    make: Callable[[Path], dict[str, Any]]
+    title: str
+    note: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def partial(self) -> Path:
+        """Where the stage works until it is done."""
+        return self.folder.with_name(self.folder.name + ".partial")
+
+
+def is_done(stage: Stage, *, rebuild: bool = False) -> bool:
+    """Whether the stage's folder is there, made from the same inputs.
+
+    Args:
+        stage: the stage; its inputs must be known.
+        rebuild: the user asked to make it again: what is there is moved aside, not deleted.
+
+    Raises:
+        ValueError: if the folder, finished or interrupted, was made from other inputs.
+    """
+    if rebuild:
+        for folder in (stage.folder, stage.partial):
+            _move_aside(folder)
+        return False
+    for folder, name in ((stage.folder, "manifest.json"), (stage.partial, "inputs.json")):
+        if (folder / name).exists():
+            made_from = json.loads((folder / name).read_text())["inputs"]
+            _refuse_changes(stage, folder, made_from, _plain(stage.inputs()))
+    return (stage.folder / "manifest.json").exists()
+
+
+def make(stage: Stage) -> None:
+    """Runs the stage and moves its folder into place."""
+    inputs = _plain(stage.inputs())
+    stage.partial.mkdir(parents=True, exist_ok=True)
+    _write(stage.partial / "inputs.json", {"inputs": inputs})
+    outputs = stage.make(stage.partial)
+    path = stage.partial / "manifest.json"
+    own = json.loads(path.read_text()) if path.exists() else {}  # what the maker says of its files
+    handed = {"stage": stage.name, "inputs": inputs, "outputs": outputs, "note": stage.note}
+    _write(path, {**own, **handed})
+    (stage.partial / "inputs.json").unlink()
+    os.replace(stage.partial, stage.folder)
+
+
+def outputs(folder: Path, *, made_by: str) -> dict[str, Any]:
+    """What a finished stage kept in its manifest.
+
+    Args:
+        folder: the stage's folder.
+        made_by: the command that makes it, for the error.
+
+    Raises:
+        ValueError: if the stage has not been run.
+    """
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise ValueError(f"{folder} is not there yet: run `nemo-rod {made_by}` first.")
+    return json.loads(path.read_text())["outputs"]
+
+
+def flatten(prefix: str, value: Any) -> Inputs:
+    """Nested mappings -> dotted keys, so that a refusal can name the one key that changed."""
+    if isinstance(value, dict) and value:
+        return {
+            k: v for key, item in value.items() for k, v in flatten(f"{prefix}.{key}", item).items()
+        }
+    return {prefix: value}
+
+
+def _refuse_changes(stage: Stage, folder: Path, made_from: Inputs, now: Inputs) -> None:
+    for key in sorted({*made_from, *now}):
+        old, new = made_from.get(key), now.get(key)
+        if old != new:
+            raise ValueError(
+                f"{folder} was made with {key}={_show(old)}, but now it is {_show(new)}: add "
+                f"rebuild=[{stage.name}] to make it again, or choose another run_dir."
+            )
+
+
+def _show(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _move_aside(folder: Path) -> None:
+    if folder.exists():
+        number = 1
+        while (aside := folder.with_name(f"{folder.name}.replaced-{number}")).exists():
+            number += 1
+        os.replace(folder, aside)
+
+
+def _plain(inputs: Inputs) -> Inputs:
+    return json.loads(json.dumps(inputs))
+
+
+def _write(path: Path, value: Any) -> None:
+    part = path.with_name(path.name + ".tmp")
+    part.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(part, path)

@@ -1,0 +1,69 @@
+"""Text -> blocks, as the recipe's domain describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Domain
+from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.prepare import prepare
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.corpus.tokenizer import load_tokenizer
+from nemo_rod.progress import Progress
+
+
+def prepare_blocks(domain: Domain, folder: Path) -> dict[str, Any]:
+    """Writes the block store of a domain.
+
+    Returns:
+        Its digest and the number of training blocks of each role.
+
+    Raises:
+        ValueError: if a source cannot be read or yields no block; names it.
+    """
+    sources = source_specs(domain)
+    bars: dict[str, Progress] = {}
+
+    def progress(done: int, total: int | None, what: str) -> None:
+        bar = bars.setdefault(what, Progress(what, total or 0, prefix="  "))
+        bar.step(done, "bytes")
+
+    prepare(
+        folder,
+        sources,
+        tokenizer=load_tokenizer(domain.tokenizer),
+        block_size=domain.block_size,
+        holdout_fraction=domain.holdout_fraction,
+        holdout_seed=domain.holdout_seed,
+        workers=domain.workers,
+        progress=progress,
+    )
+    store = BlockStore(folder)
+    return {
+        "digest": store.digest,
+        "num_adaptation": store.num_adaptation,
+        "num_replay": store.num_replay,
+    }
+
+
+def source_specs(domain: Domain) -> list[SourceSpec]:
+    """The domain's sources.
+
+    Raises:
+        ValueError: if there are none, or a source has a key that none has.
+    """
+    known = {field.name for field in dataclasses.fields(SourceSpec)} - {"name"}
+    specs = []
+    for name, values in domain.sources.items():
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(
+                f"domain.sources.{name} has the unknown key '{unknown[0]}': expected some of "
+                f"{', '.join(sorted(known))}."
+            )
+        specs.append(SourceSpec(name=name, **values))
+    if not specs:
+        raise ValueError("domain.sources is empty: name at least one source of each role.")
+    return specs

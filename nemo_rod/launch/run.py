@@ -1,0 +1,108 @@
+"""What each command does: it runs stages in order, skipping what is done."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from nemo_rod.config import Config
+from nemo_rod.launch import handover
+from nemo_rod.launch.handover import Stage
+from nemo_rod.launch.stages import Stages
+from nemo_rod.selection.arms import arm_kind
+
+
+def run(config: Config) -> None:
+    """Every stage of the recipe, then evaluation and report."""
+    stages = Stages(config)
+    _run_stages(config, stages.all(), then=["evaluate", "report"])
+    if not config.dry_run:
+        evaluate(config)
+        report(config)
+
+
+def prepare(config: Config) -> None:
+    """Text -> blocks."""
+    _run_stages(config, [Stages(config).prepare()])
+
+
+def pretrain(config: Config) -> None:
+    """The base model."""
+    _run_stages(config, [Stages(config).make_base()])
+
+
+def score(config: Config) -> None:
+    """Reference losses: of the base on replay and of the specialist on adaptation."""
+    stages = Stages(config)
+    _run_stages(config, [stages.reference("base"), stages.reference("specialist")])
+
+
+def train(config: Config) -> None:
+    """One arm, or every trained arm of the recipe."""
+    stages = Stages(config)
+    names = _arms(config, "trained")
+    _run_stages(config, [stages.train(name) for name in names])
+
+
+def merge(config: Config) -> None:
+    """One merged arm, or every one of the recipe."""
+    stages = Stages(config)
+    _run_stages(config, [stages.merge(name) for name in _arms(config, "merged")])
+
+
+def evaluate(config: Config) -> None:
+    """Held-out losses of every arm that has none yet."""
+    names = ["base", *(name for name in _arms(config) if name != "base")]
+    start = time.monotonic()
+    done = Stages(config).evaluate(names)
+    what = f"{len(done)} arms in {time.monotonic() - start:.0f} s" if done else "done before"
+    _say(f"evaluate: {what}")
+
+
+def report(config: Config) -> None:
+    """Tables, figures, the page and the verdicts."""
+    from nemo_rod.report import build_report, format_checks
+
+    folder = Path(config.run_dir)
+    results = build_report(folder, replicates=sorted(folder.glob("seed=*")))
+    print(format_checks(results))
+    _say(f"report: {folder / 'report' / 'index.html'}")
+
+
+def _arms(config: Config, kind: str | None = None) -> list[str]:
+    names = [config.arm] if config.arm else config.arms
+    found = [name for name in names if kind in (None, arm_kind(name))]
+    if not found:
+        raise ValueError(
+            f"There is no {kind} arm among {names}: name one with arm=... or arms=[...]."
+        )
+    return found
+
+
+def _run_stages(config: Config, stages: list[Stage], then: list[str] | None = None) -> None:
+    known = [stage.name for stage in Stages(config).all()] + ["evaluate"]
+    for name in config.rebuild:
+        if name not in known:
+            raise ValueError(f"rebuild=[{name}] names no stage: expected some of {known}.")
+    total = len(stages) + len(then or [])
+    for number, stage in enumerate(stages, start=1):
+        label = f"[{number}/{total}] {stage.title}"
+        if config.dry_run:
+            state = "done" if (stage.folder / "manifest.json").exists() else "to do"
+            _say(f"{label}: {state}  (nemo-rod {stage.command}, {stage.folder})")
+            continue
+        if handover.is_done(stage, rebuild=stage.name in config.rebuild):
+            _say(f"{label}: done before")
+            continue
+        _say(label)
+        start = time.monotonic()
+        handover.make(stage)
+        _say(f"{label}: {time.monotonic() - start:.0f} s")
+    if config.dry_run:
+        for number, name in enumerate(then or [], start=len(stages) + 1):
+            _say(f"[{number}/{total}] {name}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

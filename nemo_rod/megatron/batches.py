@@ -1,0 +1,44 @@
+"""Block ids -> the micro-batches that Megatron's schedules read.
+
+Every rank reads its own blocks from the store: no token ever crosses ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from nemo_rod.corpus.store import BlockStore
+
+
+def micro_batches(
+    store: BlockStore, block_ids: np.ndarray, micro_batch_size: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Yields batches of `micro_batch_size` blocks in order.
+
+    Args:
+        store: where the tokens are.
+        block_ids: int64 `[n]`, n a multiple of `micro_batch_size`.
+        micro_batch_size: blocks in a batch.
+
+    Yields:
+        `tokens`, `labels`, `position_ids` int64 `[b, S]` and `loss_mask` float32 `[b, S]`. Token j
+        predicts token j + 1, so the last position has no target and is masked: S - 1 targets.
+    """
+    assert len(block_ids) % micro_batch_size == 0
+    for start in range(0, len(block_ids), micro_batch_size):
+        tokens = torch.from_numpy(
+            store.tokens(block_ids[start : start + micro_batch_size]).astype(np.int64)
+        )
+        loss_mask = torch.ones(tokens.shape, dtype=torch.float32)
+        loss_mask[:, -1] = 0
+        position_ids = torch.arange(tokens.shape[1]).expand_as(tokens).contiguous()
+        batch = {
+            "tokens": tokens,
+            "labels": tokens.roll(-1, dims=1),
+            "loss_mask": loss_mask,
+            "position_ids": position_ids,
+        }
+        yield {name: tensor.cuda(non_blocking=True) for name, tensor in batch.items()}

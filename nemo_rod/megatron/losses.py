@@ -1,0 +1,135 @@
+"""The losses of blocks under the current weights: a forward-only pass under TP, PP and DP.
+
+Shapes: C blocks, S tokens per block, 8 partial sums per block (paper, eq. 12; DESIGN: the loss of
+any prefix of S/8 steps is known without another pass).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.utils import get_model_config
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.megatron.batches import micro_batches
+from nemo_rod.selection.references import NUM_CHUNKS
+
+
+class BlockLosses:
+    """Scores blocks of a store with a Megatron model.
+
+    Args:
+        model: the model's chunks on this rank, wrapped for data parallelism or not.
+        store: where the blocks are.
+        groups: Megatron's process groups (`pp`, `dp` and `cp` are used).
+        micro_batch_size: blocks in one forward pass of one replica. It need not be training's.
+
+    Raises:
+        ValueError: if the layout splits sequences (context parallel), which is not supported.
+    """
+
+    def __init__(
+        self, model: list, store: BlockStore, groups: Any, *, micro_batch_size: int
+    ) -> None:
+        if groups.cp.size() > 1:
+            raise ValueError(
+                f"Context parallel size {groups.cp.size()} is not supported: blocks are scored "
+                "whole; set the context parallel size to 1."
+            )
+        self.model, self.store, self.groups = model, store, groups
+        self.micro_batch_size = micro_batch_size
+        self.config = get_model_config(model[0])
+
+    def chunk_sums(self, block_ids: np.ndarray) -> np.ndarray:
+        """Partial sums of the token losses of blocks; a collective call of all ranks.
+
+        Args:
+            block_ids: int64 `[C]`, the same on every rank.
+
+        Returns:
+            float32 `[C, 8]` in nats, the same on every rank: sums over eighths of the block.
+        """
+        dp, pp = self.groups.dp, self.groups.pp
+        mine = self._share(block_ids)
+        sums = torch.empty(len(mine), NUM_CHUNKS, dtype=torch.float32).cuda()
+        outputs = self._forward(mine)
+        if outputs:
+            torch.cat(outputs, out=sums)
+        if pp.size() > 1:  # only the last stage has losses
+            dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
+        if dp.size() > 1:
+            everyone = torch.empty(dp.size() * len(mine), NUM_CHUNKS, dtype=torch.float32).cuda()
+            dist.all_gather_into_tensor(everyone, sums, group=dp)
+            sums = everyone
+        return sums[: len(block_ids)].cpu().numpy()
+
+    def _share(self, block_ids: np.ndarray) -> np.ndarray:
+        """This replica's slice, filled up with repeats to whole micro-batches."""
+        per_rank = -(-len(block_ids) // (self.groups.dp.size() * self.micro_batch_size))
+        per_rank *= self.micro_batch_size
+        padded = np.resize(block_ids, per_rank * self.groups.dp.size())
+        start = self.groups.dp.rank() * per_rank
+        return padded[start : start + per_rank]
+
+    def _forward(self, block_ids: np.ndarray) -> list[torch.Tensor]:
+        batches = [micro_batches(self.store, block_ids, self.micro_batch_size) for _ in self.model]
+        schedule = get_forward_backward_func()
+        with evaluating(self.model, self.config):
+            return schedule(
+                forward_step_func=_forward_step,
+                data_iterator=batches if len(batches) > 1 else batches[0],
+                model=self.model,
+                num_microbatches=len(block_ids) // self.micro_batch_size,
+                seq_length=self.store.block_size,
+                micro_batch_size=self.micro_batch_size,
+                forward_only=True,
+                collect_non_loss_data=True,
+                p2p_communicator=P2PCommunicator(pp_group=self.groups.pp, config=self.config),
+                pg_collection=self.groups,
+            )
+
+
+@contextmanager
+def evaluating(model: list, config: Any) -> Iterator[None]:
+    """Evaluation mode without gradients or timers; puts everything back afterwards.
+
+    Megatron's schedules do not apply `no_grad` by themselves when they only go forward.
+    """
+    was_training = [chunk.training for chunk in model]
+    timers, config.timers = config.timers, None
+    for chunk in model:
+        chunk.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        config.timers = timers
+        for chunk, training in zip(model, was_training, strict=True):
+            chunk.train(training)
+
+
+def _forward_step(batches: Iterator[dict[str, torch.Tensor]], model: Any) -> tuple:
+    batch = next(batches)
+    output = model(
+        input_ids=batch["tokens"],
+        position_ids=batch["position_ids"],
+        attention_mask=None,
+        labels=batch["labels"],
+    )
+    return output, partial(_chunk_sums, batch["loss_mask"])
+
+
+def _chunk_sums(
+    loss_mask: torch.Tensor, loss: torch.Tensor, non_loss_data: bool = True
+) -> torch.Tensor:
+    """Token losses `[b, S]` -> float32 sums `[b, 8]` over eighths of each block."""
+    masked = loss.float() * loss_mask
+    return masked.view(len(masked), NUM_CHUNKS, -1).sum(dim=-1)

@@ -1,0 +1,119 @@
+"""Forward-only jobs: reference losses over a corpus, and held-out losses of many models."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.jobs import EvaluateJob, ModelJob, ScoreJob
+from nemo_rod.megatron.losses import BlockLosses
+from nemo_rod.megatron.models import model_provider
+from nemo_rod.megatron.recorder import is_recorder
+from nemo_rod.progress import Progress
+from nemo_rod.selection import (
+    ReferenceManifest,
+    ReferenceWriter,
+    block_loss,
+    compact,
+    logged_ids,
+)
+
+_BATCHES_PER_CALL = 8  # micro-batches between two gathers over the replicas
+
+
+def score(job: ScoreJob) -> None:
+    """Writes a model's losses on all training blocks of one role (paper, "reference caching").
+
+    Every replica gets all sums; one rank appends them to a log, so an interrupted job goes on where
+    it stopped. The finished log is compacted into a dense, checked store.
+    """
+    if (Path(job.out) / "manifest.json").exists():  # complete; only the hand-over was interrupted
+        return
+    store = BlockStore(job.blocks)
+    ids = role_ids(store, job.role)
+    losses = _scorer(job, job.model, store)
+    manifest = ReferenceManifest(
+        model=job.model_digest,
+        tokenizer=store.tokenizer_fingerprint,
+        store=store.digest,
+        block_size=store.block_size,
+        start=int(ids[0]),
+        stop=int(ids[-1]) + 1,
+        precision=job.precision,
+    )
+    out = Path(job.out)
+    missing = _agree(np.setdiff1d(ids, logged_ids(out, manifest)) if is_recorder() else ids)
+    writer = ReferenceWriter(out, rank=0, manifest=manifest) if is_recorder() else None
+    progress = Progress(job.name, len(ids))
+    progress.start(len(ids) - len(missing))
+    step = _BATCHES_PER_CALL * job.scoring_micro_batch_size * job.parallel.data
+    for start in range(0, len(missing), step):
+        part = missing[start : start + step]
+        sums = losses.chunk_sums(part)
+        if writer:
+            writer.append(part, sums, store.hashes(part))
+            progress.step(len(ids) - len(missing) + start + len(part), "blocks")
+    if writer:
+        writer.close()
+        compact(out, manifest=manifest, hashes=store.hashes)
+
+
+def evaluate(job: EvaluateJob) -> None:
+    """Writes every model's held-out loss per role and source, in nats per token."""
+    store = BlockStore(job.blocks, split="holdout")
+    ids = np.arange(len(store))
+    source = store.source_index(ids)
+    progress = Progress(job.name, len(job.models))
+    for number, (name, model) in enumerate(job.models.items()):
+        losses = _scorer(job, model, store)
+        loss = block_loss(losses.chunk_sums(ids), store.block_size).astype(np.float64)
+        if is_recorder():
+            result: dict[str, Any] = {"loss": {}, "blocks": {}}
+            for index, entry in enumerate(store.sources):
+                mine = loss[source == index]
+                result["loss"].setdefault(entry.role, {})[entry.name] = float(mine.mean())
+                result["blocks"].setdefault(entry.role, {})[entry.name] = len(mine)
+            (Path(job.out) / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+            progress.step(number + 1, "models")
+        del losses
+        gc.collect()
+
+
+def role_ids(store: BlockStore, role: str) -> np.ndarray:
+    """Ids of all blocks of a role, int64 `[n]`; they are contiguous."""
+    if role == "adaptation":
+        return np.arange(store.num_adaptation)
+    return np.arange(store.num_adaptation, len(store))
+
+
+def _scorer(job: ModelJob, model: str, store: BlockStore) -> BlockLosses:
+    parallel = job.parallel
+    _, provider = model_provider(
+        model,
+        data=parallel.data,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        precision=job.precision,
+        block_size=store.block_size,
+    )
+    provider.finalize()
+    if not parallel_state.is_initialized():
+        provider.initialize_model_parallel(seed=job.seed)
+    chunks = provider.provide_distributed_model(wrap_with_ddp=False)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    return BlockLosses(chunks, store, groups, micro_batch_size=job.scoring_micro_batch_size)
+
+
+def _agree(ids: np.ndarray) -> np.ndarray:
+    """What the recording rank has still to do is what every rank does."""
+    message: list[Any] = [ids]
+    dist.broadcast_object_list(message, src=dist.get_world_size() - 1)
+    return message[0]

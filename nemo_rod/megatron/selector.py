@@ -1,0 +1,159 @@
+"""Replay on Demand around the trainer's `train_step` (paper, algorithm 1).
+
+    pool -> block losses -> scores -> top-k -> ordinary forward-backward on the winners
+
+Shapes: C candidates, K chosen blocks (global), S tokens per block.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from megatron.bridge.training import train as loop
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.megatron.batches import micro_batches
+from nemo_rod.megatron.losses import BlockLosses
+from nemo_rod.selection import (
+    Policy,
+    Pool,
+    Pools,
+    References,
+    block_loss,
+    reducible_loss,
+    threshold,
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen at a step, and why.
+
+    Attributes:
+        pool: the candidates.
+        loss: float32 `[C]`, nats; None where the policy needs no scores.
+        score: float32 `[C]`; None where the policy needs no scores.
+        chosen: int64 `[K]`, positions in the pool, ascending.
+        threshold: tau, the smallest chosen score; NaN without scores.
+        seconds: of the parts "scoring" and "selection".
+    """
+
+    pool: Pool
+    loss: np.ndarray | None
+    score: np.ndarray | None
+    chosen: np.ndarray
+    threshold: float
+    seconds: dict[str, float]
+
+    @property
+    def block_ids(self) -> np.ndarray:
+        """The chosen blocks, int64 `[K]`."""
+        return self.pool.block_ids[self.chosen]
+
+
+class RoDSelector:
+    """Chooses what each training step trains on.
+
+    Args:
+        store: the blocks.
+        pools: the candidate pool of every step.
+        policy: turns scores into the chosen blocks.
+        batch_size: blocks trained on in one step (K).
+        references: reference losses; needed if the policy needs scores.
+        scoring_micro_batch_size: blocks in one forward-only pass of one replica.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: BlockStore,
+        pools: Pools,
+        policy: Policy,
+        batch_size: int,
+        references: References | None = None,
+        scoring_micro_batch_size: int = 1,
+    ) -> None:
+        if policy.needs_scores and references is None:
+            raise ValueError(
+                f"{type(policy).__name__} chooses by reducible loss: give the reference losses."
+            )
+        self.store, self.pools, self.policy = store, pools, policy
+        self.batch_size, self.references = batch_size, references
+        self.scoring_micro_batch_size = scoring_micro_batch_size
+        self.choice: Choice | None = None
+        self.step_seconds = 0.0
+
+    def choose(self, step: int, losses: BlockLosses) -> Choice:
+        """Draws, scores and selects: the paper's algorithm 1 up to the update. Collective."""
+        pool = self.pools.pool(step)
+        if not self.policy.needs_scores:
+            chosen = self.policy.select(None, pool.is_replay, self.batch_size)
+            return Choice(pool, None, None, chosen, math.nan, {"scoring": 0.0, "selection": 0.0})
+        assert self.references is not None
+        start = time.perf_counter()
+        loss_C = block_loss(losses.chunk_sums(pool.block_ids), self.store.block_size)
+        scored = time.perf_counter()
+        score_C = reducible_loss(loss_C, self.references[pool.block_ids])
+        chosen = self.policy.select(score_C, pool.is_replay, self.batch_size)
+        tau = threshold(self.policy.weigh(score_C, pool.is_replay), chosen)
+        seconds = {"scoring": scored - start, "selection": time.perf_counter() - scored}
+        return Choice(pool, loss_C, score_C, chosen, tau, seconds)
+
+    def wrap(self, train_step: Callable) -> Callable:
+        """Puts the selector around a trainer's `train_step`.
+
+        The choice is made where the trainer would go forward and backward: after it has zeroed
+        gradients, because some optimizers share one buffer between gradients and weights.
+        """
+        signature = inspect.signature(train_step)
+
+        def rod_train_step(*args: Any, **kwargs: Any) -> Any:
+            call = signature.bind(*args, **kwargs).arguments
+            call["forward_backward_func"] = self._on_winners(
+                call["forward_backward_func"],
+                step=call["global_state"].train_state.step,
+                groups=call["pg_collection"],
+            )
+            start = time.perf_counter()
+            try:
+                return train_step(**call)
+            finally:
+                self.step_seconds = time.perf_counter() - start
+
+        return rod_train_step
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Swaps the selector into Megatron-Bridge's training loop for the time of a block."""
+        train_step, loop.train_step = loop.train_step, self.wrap(loop.train_step)
+        try:
+            yield
+        finally:
+            loop.train_step = train_step
+
+    def _on_winners(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
+        choice: Choice | None = None
+
+        def on_winners(**options: Any) -> Any:
+            nonlocal choice
+            if options["forward_only"]:
+                return schedule(**options)
+            model, micro_batch_size = options["model"], options["micro_batch_size"]
+            if choice is None:  # a rerun of the same step trains on the same winners
+                losses = BlockLosses(
+                    model, self.store, groups, micro_batch_size=self.scoring_micro_batch_size
+                )
+                choice = self.choice = self.choose(step, losses)
+            mine = choice.block_ids[groups.dp.rank() :: groups.dp.size()]
+            batches = [micro_batches(self.store, mine, micro_batch_size) for _ in model]
+            options["data_iterator"] = batches if len(batches) > 1 else batches[0]
+            return schedule(**options)
+
+        return on_winners

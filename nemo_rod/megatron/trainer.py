@@ -1,0 +1,191 @@
+"""One training run by Megatron-Bridge's own `pretrain()`, with the selector swapped in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+from megatron.bridge.training.config import (
+    CheckpointConfig,
+    ConfigContainer,
+    DatasetBuildContext,
+    DatasetProvider,
+    DistributedDataParallelConfig,
+    DistributedInitConfig,
+    LoggerConfig,
+    OptimizerConfig,
+    RNGConfig,
+    SchedulerConfig,
+    TrainingConfig,
+)
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.tokenizers.config import TokenizerConfig
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.jobs import TrainJob
+from nemo_rod.megatron import cpu
+from nemo_rod.megatron.models import model_provider, save_hf
+from nemo_rod.megatron.recorder import Recorder
+from nemo_rod.megatron.selector import RoDSelector
+from nemo_rod.selection import CurriculumHeader, References, SourceRow
+from nemo_rod.selection.arms import Arm
+
+
+def train(job: TrainJob) -> None:
+    """Trains one arm from its base, or goes on where an interrupted run stopped.
+
+    Fills `job.out` with `checkpoints/`, `curriculum.rod`, `metrics.jsonl` and, at the end, `hf/`.
+    """
+    out = Path(job.out)
+    store = BlockStore(job.blocks)
+    arm = Arm(**job.arm)
+    references = References.open(job.references, store) if job.references else None
+    selector = RoDSelector(
+        store=store,
+        pools=arm.pools(),
+        policy=arm.policy(),
+        batch_size=job.optimisation.batch_size,
+        references=references,
+        scoring_micro_batch_size=job.scoring_micro_batch_size,
+    )
+    parallel = job.parallel
+    bridge, provider = model_provider(
+        job.model,
+        data=parallel.data,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        precision=job.precision,
+        block_size=store.block_size,
+    )
+    header = curriculum_header(job, store, references, arm)
+    recorder = Recorder(out, selector, header=header, steps=job.optimisation.steps, name=job.name)
+    cpu.install_trainer()
+    with selector.installed():
+        pretrain(
+            bridge_config(job, provider, store),
+            forward_step,
+            callbacks=[recorder, _Exporter(partial(save_hf, bridge, folder=out / "hf"))],
+        )
+
+
+def curriculum_header(
+    job: TrainJob, store: BlockStore, references: References | None, arm: Arm
+) -> CurriculumHeader:
+    """Sizes, digests and sources that a curriculum's record is only valid with."""
+    return CurriculumHeader(
+        num_candidates=arm.pools().size,
+        num_chosen=job.optimisation.batch_size,
+        block_size=store.block_size,
+        store=store.digest,
+        tokenizer=store.tokenizer_fingerprint,
+        references=references.digest if references else "",
+        config=job.config_digest,
+        seed=job.seed,
+        sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in store.sources),
+        scored=arm.policy().needs_scores,
+    )
+
+
+def bridge_config(job: TrainJob, provider: Any, store: BlockStore) -> ConfigContainer:
+    """Our configuration in Megatron-Bridge's terms."""
+    o = job.optimisation
+    on_gpu = torch.cuda.is_available()
+    dtype = provider.params_dtype
+    checkpoints = str(Path(job.out) / "checkpoints")
+    return ConfigContainer(
+        model=provider,
+        train=TrainingConfig(
+            train_iters=o.steps,
+            global_batch_size=o.batch_size,
+            micro_batch_size=o.micro_batch_size,
+            eval_iters=0,
+            eval_interval=o.steps,
+            exit_signal_handler=True,
+        ),
+        optimizer=OptimizerConfig(
+            optimizer="adam",
+            lr=o.lr,
+            min_lr=o.lr * o.min_lr_ratio,
+            adam_beta1=o.adam_beta1,
+            adam_beta2=o.adam_beta2,
+            adam_eps=o.adam_eps,
+            weight_decay=o.weight_decay,
+            clip_grad=o.clip_grad,
+            bf16=job.precision == "bf16",
+            fp16=False,
+            params_dtype=dtype,
+            use_distributed_optimizer=on_gpu,
+        ),
+        scheduler=SchedulerConfig(
+            lr_decay_style="WSD",
+            lr_wsd_decay_style="cosine",
+            lr_warmup_iters=round(o.warmup_fraction * o.steps),
+            lr_decay_iters=o.steps,
+            # left to itself, Bridge lets the decay last the whole run
+            lr_wsd_decay_iters=max(1, round(o.decay_fraction * o.steps)),
+            start_weight_decay=o.weight_decay,
+            end_weight_decay=o.weight_decay,
+            weight_decay_incr_style="constant",
+        ),
+        ddp=DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            check_for_nan_in_grad=True,
+            overlap_grad_reduce=on_gpu,
+            overlap_param_gather=on_gpu,
+            use_distributed_optimizer=on_gpu,
+        ),
+        dataset=_NoDataset(
+            seq_length=store.block_size,
+            dataloader_type="external",
+            num_workers=0,
+            pin_memory=on_gpu,
+        ),
+        logger=LoggerConfig(log_interval=max(1, o.steps // 20), tensorboard_dir=None),
+        # the selector reads tokens; the trainer only needs the vocabulary's size
+        tokenizer=TokenizerConfig(
+            tokenizer_type="NullTokenizer", vocab_size=provider.vocab_size - 1
+        ),
+        checkpoint=CheckpointConfig(
+            save=checkpoints,
+            load=checkpoints,
+            save_interval=job.checkpoint_every,
+            most_recent_k=job.checkpoint_keep,
+            ckpt_format="torch_dist",
+            async_save=False,
+        ),
+        dist=DistributedInitConfig(distributed_backend=dist.get_backend()),
+        rng=RNGConfig(seed=job.seed),
+    )
+
+
+@dataclass
+class _NoDataset(DatasetProvider):
+    """Stands where the trainer wants a dataset; the selector hands it blocks by id instead."""
+
+    seq_length: int = 0
+
+    def build_datasets(self, context: DatasetBuildContext) -> tuple:
+        """Iterators that nobody reads."""
+        return _nothing(), None, None
+
+
+def _nothing() -> Iterator[dict[str, torch.Tensor]]:
+    raise AssertionError("the selector replaces the trainer's own data")
+    yield {}
+
+
+class _Exporter(Callback):
+    """Writes the trained weights as a Hugging Face checkpoint."""
+
+    def __init__(self, save: Any) -> None:
+        self.save = save
+
+    def on_train_end(self, context: CallbackContext) -> None:
+        self.save(context.model)

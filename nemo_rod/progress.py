@@ -1,0 +1,44 @@
+"""Progress of long work: what runs, how far it is, how long it will take yet."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+# Marks the lines of a job's output that are for people; a launcher shows them, the log keeps all.
+PREFIX = "progress: "
+
+
+class Progress:
+    """One line now and then.
+
+    Args:
+        name: of the work.
+        total: how much there is to do.
+        prefix: put before every line.
+        every_seconds: least time between two lines; the last one is always shown.
+    """
+
+    def __init__(
+        self, name: str, total: float, *, prefix: str = PREFIX, every_seconds: float = 2.0
+    ) -> None:
+        self.name, self.total, self.prefix = name, total, prefix
+        self.every_seconds = every_seconds
+        self.first, self.began, self.shown = 0.0, time.monotonic(), 0.0
+
+    def start(self, done: float) -> None:
+        """Counting starts at `done`, so that resumed work estimates from its own pace."""
+        self.first, self.began = done, time.monotonic()
+
+    def step(self, done: float, note: str = "") -> None:
+        """Shows how far the work is, if the last line is old enough or the work is complete."""
+        now = time.monotonic()
+        if now - self.shown < self.every_seconds and done < self.total:
+            return
+        self.shown = now
+        pace = (now - self.began) / max(done - self.first, 1e-9)
+        left = int(pace * (self.total - done))
+        text = (
+            f"{self.name}  {done:,.0f}/{self.total:,.0f}  {note}  {left // 60}:{left % 60:02d} left"
+        )
+        print(self.prefix + text, file=sys.stderr, flush=True)

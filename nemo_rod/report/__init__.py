@@ -1,0 +1,8 @@
+"""From the files of a run to tables, figures and one self-contained HTML page."""
+
+from __future__ import annotations
+
+from nemo_rod.report.build import build_report
+from nemo_rod.report.checks import format_checks
+
+__all__ = ["build_report", "format_checks"]

@@ -1,0 +1,61 @@
+"""What the name of an arm says: its kind, its place in a list, how people read it.
+
+Arms are named `base no_replay fixed_<percent> max_replay merge_<lambda> rod rod_<variant>`; any
+other name is taken as it is and listed last.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["base", "no_replay", "fixed", "max_replay", "merge", "rod", "rod_variant", "other"]
+
+_ORDER: tuple[Kind, ...] = (
+    "base", "no_replay", "fixed", "max_replay", "merge", "rod", "rod_variant", "other",
+)  # fmt: skip
+_WHOLE: dict[str, tuple[Kind, str]] = {
+    "base": ("base", "base"),
+    "no_replay": ("no_replay", "no replay"),
+    "max_replay": ("max_replay", "max replay"),
+    "rod": ("rod", "RoD"),
+}
+
+
+@dataclass(frozen=True)
+class ArmName:
+    """An arm's name, understood.
+
+    Attributes:
+        name: As the files have it.
+        kind: What sort of arm it is.
+        value: Replay share in percent (`fixed`), lambda (`merge`), else 0.
+        label: For people.
+    """
+
+    name: str
+    kind: Kind
+    value: float
+    label: str
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """Sorts arms from the base over the baselines to RoD and its variants."""
+        return (_ORDER.index(self.kind), self.value, self.name)
+
+
+def parse_arm(name: str) -> ArmName:
+    """Reads an arm's name; never fails, an unknown one is of kind "other"."""
+    if name in _WHOLE:
+        kind, label = _WHOLE[name]
+        return ArmName(name, kind, 0.0, label)
+    if match := re.fullmatch(r"fixed_(\d+(?:[._]\d+)?)", name):
+        value = float(match[1].replace("_", "."))
+        return ArmName(name, "fixed", value, f"fixed {value:g} %")
+    if match := re.fullmatch(r"merge_(\d*[._]?\d+)", name):
+        value = float(match[1].replace("_", "."))
+        return ArmName(name, "merge", value, f"merge {value:g}")
+    if name.startswith("rod_"):
+        return ArmName(name, "rod_variant", 0.0, "RoD " + name[4:].replace("_", " "))
+    return ArmName(name, "other", 0.0, name.replace("_", " "))

@@ -1,0 +1,102 @@
+"""The two small pieces of mathematics behind the claims: the fixed-replay chord and linear fits.
+
+The chord is what a tuned fixed replay share would reach. Fixed shares trade adaptation loss against
+forgetting along a curve that is close to straight in `ln F`; between the arms that were run it is
+interpolated there, so RoD can be compared with fixed replay at the forgetting it happens to reach.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_POINTS = 3  # two points always lie on a line
+
+
+@dataclass(frozen=True)
+class ChordPoint:
+    """An arm on the chord: its validation-loss forgetting and adaptation loss, in nats."""
+
+    arm: str
+    forgetting: float
+    adapt_loss: float
+
+
+@dataclass(frozen=True)
+class ChordValue:
+    """The chord's adaptation loss (nats) at a forgetting, and whether it lies beyond its ends."""
+
+    adapt_loss: float
+    extrapolated: bool
+
+
+@dataclass(frozen=True)
+class Chord:
+    """Adaptation loss of fixed replay as a piecewise linear function of `ln F`.
+
+    Attributes:
+        points: At least two, by ascending forgetting, all of it positive and no two alike.
+    """
+
+    points: tuple[ChordPoint, ...]
+
+    @classmethod
+    def through(cls, points: Sequence[ChordPoint]) -> Chord | None:
+        """The chord through fixed-replay arms; None unless two of them differ in forgetting > 0."""
+        best: dict[float, ChordPoint] = {}
+        for point in sorted(points, key=lambda point: -point.adapt_loss):
+            if point.forgetting > 0:
+                best[point.forgetting] = point  # of two that forget alike the better adapted counts
+        ordered = tuple(best[forgetting] for forgetting in sorted(best))
+        return cls(ordered) if len(ordered) >= 2 else None
+
+    def at(self, forgetting: float) -> ChordValue | None:
+        """Adaptation loss at a forgetting; beyond the ends the last segment goes on straight.
+
+        None for a forgetting of zero or less, where `ln F` does not exist.
+        """
+        if forgetting <= 0:
+            return None
+        inner = [point.forgetting for point in self.points[1:-1]]
+        right = int(np.searchsorted(inner, forgetting)) + 1
+        low, high = self.points[right - 1], self.points[right]
+        width = math.log(high.forgetting / low.forgetting)
+        fraction = math.log(forgetting / low.forgetting) / width
+        adapt_loss = (1 - fraction) * low.adapt_loss + fraction * high.adapt_loss
+        inside = self.points[0].forgetting <= forgetting <= self.points[-1].forgetting
+        return ChordValue(adapt_loss, extrapolated=not inside)
+
+
+def linear_fit(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[float, float] | None:
+    """Least-squares slope and intercept of y on x over the sources both have.
+
+    None with fewer than three sources or if all x are alike.
+    """
+    pairs = _pairs(x, y)
+    if pairs is None or float(np.ptp(pairs[0])) == 0.0:
+        return None
+    dx = pairs[0] - pairs[0].mean()
+    slope = float(dx @ (pairs[1] - pairs[1].mean()) / (dx @ dx))
+    return slope, float(pairs[1].mean() - slope * pairs[0].mean())
+
+
+def pearson(x: Mapping[str, float], y: Mapping[str, float]) -> float | None:
+    """Pearson's r over the sources both have.
+
+    None with fewer than three sources or if either is the same everywhere.
+    """
+    pairs = _pairs(x, y)
+    if pairs is None or float(np.ptp(pairs[0])) == 0.0 or float(np.ptp(pairs[1])) == 0.0:
+        return None
+    dx, dy = pairs[0] - pairs[0].mean(), pairs[1] - pairs[1].mean()
+    return float(dx @ dy / math.sqrt((dx @ dx) * (dy @ dy)))
+
+
+def _pairs(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray] | None:
+    names = [name for name in x if name in y]
+    if len(names) < MIN_POINTS:
+        return None
+    return np.array([x[name] for name in names]), np.array([y[name] for name in names])

@@ -1,0 +1,193 @@
+"""Text beside marks without overlaps: around points, and along the right edge of axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nemo_rod.report.figures.canvas import Canvas
+from nemo_rod.report.style import light
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_NUM_DIRECTIONS = 16
+_DISTANCES = (7.0, 13.0, 22.0, 34.0)  # points from the mark
+_MARK_RADIUS = 5.0  # points
+
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text that belongs to the point (x, y), in data coordinates; earlier ones place first."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+    bold: bool = False
+
+
+def place_labels(
+    axes: Axes, labels: Sequence[Label], *, avoid: Sequence[tuple[float, float]] = (), size: float
+) -> None:
+    """Writes each label where it hides the least.
+
+    Tries directions and distances around the point and takes the cheapest: covering another label
+    or leaving the axes costs most, covering a mark a lot, covering a line (`avoid`) little. The
+    limits of the axes must be final.
+
+    Args:
+        axes: To write on.
+        labels: In order of importance.
+        avoid: Points, in data coordinates, that lines run through.
+        size: Font size in points.
+    """
+    figure = axes.figure
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    to_pixels = axes.transData.transform
+    scale = figure.dpi / 72
+    frame = axes.get_window_extent(renderer)
+    marks = [tuple(to_pixels((label.x, label.y))) for label in labels]
+    lines = [tuple(to_pixels(point)) for point in avoid]
+    placed: list[Box] = []
+    for label, (px, py) in zip(labels, marks, strict=True):
+        text = axes.annotate(
+            label.text,
+            (label.x, label.y),
+            (0, 0),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            color=label.colour,
+            fontsize=size,
+            fontweight="bold" if label.bold else "normal",
+            annotation_clip=False,
+            zorder=6,
+        )
+        extent = text.get_window_extent(renderer)
+        half_w, half_h = extent.width / 2 + scale, extent.height / 2
+        best: tuple[float, float, float, Box] | None = None
+        for distance in _DISTANCES:
+            for k in range(_NUM_DIRECTIONS):
+                angle = 2 * math.pi * k / _NUM_DIRECTIONS
+                # The text's edge, not its centre, keeps the distance from the mark.
+                dx = math.cos(angle) * (distance * scale + half_w)
+                dy = math.sin(angle) * (distance * scale + half_h)
+                box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)
+                cost = (
+                    distance + 3 * (1 - math.cos(angle)) + _cost(box, placed, marks, lines, scale)
+                )
+                cost += 500 * _outside(box, (frame.x0, frame.y0, frame.x1, frame.y1))
+                if best is None or cost < best[0]:
+                    best = (cost, dx / scale, dy / scale, box)
+        assert best is not None
+        text.set_position((best[1], best[2]))
+        placed.append(best[3])
+        _leader(axes, label, (px, py), best[3], scale)
+
+
+def _cost(
+    box: Box,
+    placed: Sequence[Box],
+    marks: Sequence[tuple[float, ...]],
+    lines: Sequence[tuple[float, ...]],
+    scale: float,
+) -> float:
+    cost = 0.0
+    for other in placed:
+        width = min(box[2], other[2]) - max(box[0], other[0])
+        height = min(box[3], other[3]) - max(box[1], other[1])
+        if width > 0 and height > 0:
+            cost += 200 + width * height
+    reach = _MARK_RADIUS * scale
+    cost += 60 * sum(_touches(box, mark, reach) for mark in marks)
+    cost += 2.5 * sum(_touches(box, point, scale) for point in lines)
+    return cost
+
+
+def _touches(box: Box, point: Sequence[float], reach: float) -> bool:
+    inside_x = box[0] - reach <= point[0] <= box[2] + reach
+    return inside_x and box[1] - reach <= point[1] <= box[3] + reach
+
+
+def _outside(box: Box, frame: Box) -> float:
+    return float(box[0] < frame[0] or box[1] < frame[1] or box[2] > frame[2] or box[3] > frame[3])
+
+
+def _leader(axes: Axes, label: Label, mark: tuple[float, ...], box: Box, scale: float) -> None:
+    """A thin line from a mark to its label where the two are not side by side."""
+    near_x = min(max(mark[0], box[0]), box[2])
+    near_y = min(max(mark[1], box[1]), box[3])
+    if math.hypot(near_x - mark[0], near_y - mark[1]) < 11 * scale:
+        return
+    start, end = axes.transData.inverted().transform([mark, (near_x, near_y)])
+    axes.plot(*zip(start, end, strict=True), color=label.colour, linewidth=0.6, alpha=0.6, zorder=4)
+
+
+def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Moves positions apart to at least `gap` inside [low, high], as little as it can.
+
+    The order is kept. Where they do not fit they are spaced evenly over the whole range.
+    """
+    count = len(positions)
+    if count == 0:
+        return []
+    if gap * (count - 1) >= high - low:
+        step = (high - low) / max(count - 1, 1)
+        order = sorted(range(count), key=lambda i: positions[i])
+        even = {i: low + step * rank for rank, i in enumerate(order)}
+        return [even[i] for i in range(count)]
+    order = sorted(range(count), key=lambda i: positions[i])
+    # Clusters of labels that touch move as one block around the mean of what they point at.
+    clusters: list[tuple[list[int], float]] = []
+    for i in order:
+        members, start = [i], min(max(positions[i], low), high)
+        while clusters and clusters[-1][1] + gap * len(clusters[-1][0]) > start:
+            members = clusters.pop()[0] + members
+            wanted = [positions[m] - gap * rank for rank, m in enumerate(members)]
+            start = sum(wanted) / len(members)
+            start = min(max(start, low), high - gap * (len(members) - 1))
+        clusters.append((members, start))
+    result = [0.0] * count
+    for members, start in clusters:
+        for rank, member in enumerate(members):
+            result[member] = start + gap * rank
+    return result
+
+
+def label_width(texts: Sequence[str], canvas: Canvas) -> float:
+    """Inches to leave for texts at the right edge."""
+    longest = max(len(line) for text in texts for line in text.split("\n"))
+    return 0.3 + longest * canvas.font_size * 0.62 / 72
+
+
+def label_right(
+    axes: Axes,
+    texts: Sequence[str],
+    ends: Sequence[float],
+    colours: Sequence[str],
+    canvas: Canvas,
+    lines: int = 1,
+) -> None:
+    """Texts right of the axes at the heights `ends`, moved apart where they would overlap."""
+    low, high = axes.get_ylim()
+    inches = axes.get_window_extent().height / axes.figure.dpi
+    gap = (high - low) * (1.2 * lines + 0.25) * canvas.font_size / 72 / inches
+    places = spread(ends, gap, low + gap / 2, high - gap / 2)
+    for text, end, place, colour in zip(texts, ends, places, colours, strict=True):
+        inside = min(max(end, low), high)
+        axes.annotate(
+            "", (1, inside), (1.025, place), xycoords=("axes fraction", "data"),
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.2, "shrinkA": 0,
+                        "shrinkB": 0},
+            annotation_clip=False,
+        )  # fmt: skip
+        axes.annotate(
+            text, (1.025, place), (3, 0), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="left", va="center", color=light("ink"),
+            fontsize=canvas.font_size, annotation_clip=False, linespacing=1.15,
+        )  # fmt: skip

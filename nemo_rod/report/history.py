@@ -1,0 +1,158 @@
+"""A curriculum boiled down to what the report shows: counts and mean scores per step.
+
+Shape suffixes: T = steps, C = candidates, O = sources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.curriculum import Curriculum
+
+_STEPS_AT_ONCE = 256  # bounds memory: a step of the paper's runs has 2048 candidates
+
+Counts = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+NUM_DECILES = 10
+
+
+@dataclass(frozen=True)
+class History:
+    """What was drawn and chosen over a run.
+
+    Attributes:
+        step_T: Optimizer steps, int64 [T].
+        batch_size: Blocks trained on per step (K).
+        source_names: Name per source [O].
+        is_replay_O: Whether a source is replay, bool [O].
+        candidates_TO: Candidates per step and source, int64 [T, O].
+        chosen_TO: Blocks trained on per step and source, int64 [T, O].
+        threshold_T: tau, in nats, float64 [T]; NaN where nothing is scored.
+        rho_adaptation_T: Mean score of the adaptation candidates, float64 [T]; NaN where none.
+        rho_replay_T: Mean score of the replay candidates, float64 [T]; NaN where none.
+    """
+
+    step_T: Counts
+    batch_size: int
+    source_names: tuple[str, ...]
+    is_replay_O: npt.NDArray[np.bool_]
+    candidates_TO: Counts
+    chosen_TO: Counts
+    threshold_T: Floats
+    rho_adaptation_T: Floats
+    rho_replay_T: Floats
+
+    @property
+    def share_T(self) -> Floats:
+        """Share of replay in the trained batch at each step, float64 [T]."""
+        share_T: Floats = self.chosen_TO[:, self.is_replay_O].sum(axis=1) / self.batch_size
+        return share_T
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether candidates were scored at all."""
+        return bool(np.isfinite(self.threshold_T).any())
+
+    def share_by_decile(self) -> list[float] | None:
+        """Mean replay share in ten consecutive, equal parts of the run; None below ten steps.
+
+        Where the steps do not divide by ten, the first parts are one step longer.
+        """
+        if len(self.step_T) < NUM_DECILES:
+            return None
+        return [float(part.mean()) for part in np.array_split(self.share_T, NUM_DECILES)]
+
+    def sampling_ratio_by_source(self) -> dict[str, float | None] | None:
+        """How much more often than it was offered each replay source was trained on.
+
+        A source's share among the chosen replay blocks over its share among the replay candidates
+        of the same curriculum (paper, figure "Replay allocation"). None where a source was never
+        offered; None altogether if no replay was ever chosen.
+        """
+        offered_O = self.candidates_TO[:, self.is_replay_O].sum(axis=0)
+        chosen_O = self.chosen_TO[:, self.is_replay_O].sum(axis=0)
+        names = [n for n, replay in zip(self.source_names, self.is_replay_O, strict=True) if replay]
+        if chosen_O.sum() == 0:
+            return None
+        return {
+            name: float((chosen / chosen_O.sum()) / (offered / offered_O.sum()))
+            if offered
+            else None
+            for name, chosen, offered in zip(names, chosen_O, offered_O, strict=True)
+        }
+
+
+def read_history(path: Path) -> History:
+    """Reads `curriculum.rod`.
+
+    Raises:
+        ValueError: If the file is not a curriculum, or is damaged or empty.
+    """
+    with Curriculum.open(path, read_only=True) as curriculum:
+        header, arrays = curriculum.header, curriculum.arrays()
+        if len(arrays.step) == 0:
+            raise ValueError(f"{path} holds no step, expected one per update; train the arm again")
+        parts = [
+            _summarise(
+                header.source_index(arrays.block_ids[start:stop]),
+                np.array([row.role == "replay" for row in header.sources], dtype=bool),
+                arrays.score[start:stop],
+                arrays.chosen[start:stop],
+            )
+            for start in range(0, len(arrays.step), _STEPS_AT_ONCE)
+            for stop in [start + _STEPS_AT_ONCE]
+        ]
+        candidates_TO, chosen_TO, rho_adaptation_T, rho_replay_T = (
+            np.concatenate(column) for column in zip(*parts, strict=True)
+        )
+        return History(
+            step_T=np.array(arrays.step, dtype=np.int64),
+            batch_size=header.num_chosen,
+            source_names=tuple(row.name for row in header.sources),
+            is_replay_O=np.array([row.role == "replay" for row in header.sources], dtype=bool),
+            candidates_TO=candidates_TO,
+            chosen_TO=chosen_TO,
+            threshold_T=np.array(arrays.threshold, dtype=np.float64),
+            rho_adaptation_T=rho_adaptation_T,
+            rho_replay_T=rho_replay_T,
+        )
+
+
+def _summarise(
+    source_TC: Counts,
+    is_replay_O: npt.NDArray[np.bool_],
+    score_TC: npt.NDArray[np.float32],
+    chosen_TC: npt.NDArray[np.bool_],
+) -> tuple[Counts, Counts, Floats, Floats]:
+    """Counts per source [T, O] of candidates and of chosen ones, mean scores [T] per role."""
+    num_sources = len(is_replay_O)
+    # Padding has source -1; one column more takes it in and is dropped again.
+    is_replay_TC = np.append(is_replay_O, False)[source_TC] & (source_TC >= 0)
+    is_adaptation_TC = np.append(~is_replay_O, False)[source_TC] & (source_TC >= 0)
+    row_T1 = np.arange(len(source_TC))[:, None] * (num_sources + 1)
+    cell_TC = row_T1 + np.where(source_TC < 0, num_sources, source_TC)
+    size = len(source_TC) * (num_sources + 1)
+    shape = (len(source_TC), num_sources + 1)
+    candidates_TO = np.bincount(cell_TC.ravel(), minlength=size).reshape(shape)
+    chosen_TO = np.bincount(cell_TC[chosen_TC], minlength=size).reshape(shape)
+    return (
+        candidates_TO[:, :-1],
+        chosen_TO[:, :-1],
+        _mean_where(score_TC, is_adaptation_TC),
+        _mean_where(score_TC, is_replay_TC),
+    )
+
+
+def _mean_where(value_TC: npt.NDArray[np.float32], mask_TC: npt.NDArray[np.bool_]) -> Floats:
+    """Mean over the marked finite entries of each row, NaN where there is none."""
+    mask_TC = mask_TC & np.isfinite(value_TC)
+    count_T = mask_TC.sum(axis=1)
+    total_T = np.where(mask_TC, value_TC, 0.0).sum(axis=1, dtype=np.float64)
+    mean_T: Floats = np.divide(
+        total_T, count_T, out=np.full(len(count_T), np.nan), where=count_T > 0
+    )
+    return mean_T

@@ -1,0 +1,243 @@
+"""Files of a run -> `results.json`: one plain dictionary with unrounded numbers.
+
+Definitions (paper, appendix "Evaluation"; weights are training-block counts):
+
+    adapt_loss                 weighted mean of the held-out losses of the adaptation sources
+    forgetting_by_source       l(o) - l_base(o) per replay source, uncapped
+    val_forgetting             F_val = sum_o w_o max(0, l(o) - l_base(o)), w normalised
+    task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
+    replay_share               mean over steps of chosen replay blocks / K
+    sampling_ratio_by_source   share among chosen replay / share among replay candidates
+    profile                    linear fit of an arm's forgetting on no-replay forgetting, and
+                               Pearson's r of its sampling ratio with forgetting
+
+Comparisons with fixed replay are made along the chord (`chord.py`) through the fixed arms and the
+no-replay arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nemo_rod.report.chord import Chord, ChordPoint, linear_fit, pearson
+from nemo_rod.report.run import ROLES, Arm, Run
+
+SCHEMA = 1
+REFERENCE_PERCENT = 32.0  # the fixed share the thresholds of `checks.py` were found against
+BUDGET_TOLERANCE = 0.01  # budgets this close count as equal
+
+
+def results_of(run: Run) -> dict[str, Any]:
+    """Everything measured in one run; `checks` are added by `checks.judge`.
+
+    Raises:
+        ValueError: If the weights of the evaluated sources cannot be normalised.
+    """
+    arms = {name: _arm_results(run, arm) for name, arm in run.arms.items()}
+    reference = reference_arm(run)
+    chord_arms, notes = _chord_arms(run, reference)
+    chord = chord_of(arms, chord_arms)
+    return {
+        "schema": SCHEMA,
+        "recipe": run.recipe,
+        "seed": run.seed,
+        "arms": arms,
+        "profile": _profiles(arms, reference),
+        "reference_arm": reference,
+        "chord": chord_arms if chord else [],
+        "comparisons": {
+            name: _comparison(run, arms, chord, chord_arms, reference, name) for name in arms
+        },
+        "costs": _costs(run),
+        "sources": run.block_counts,
+        "notes": notes + _notes(run),
+    }
+
+
+def reference_arm(run: Run) -> str | None:
+    """The fixed arm RoD is compared with: 32 %, else the one closest to it; None without any."""
+    fixed = [arm.name for arm in run.arms.values() if arm.name.kind == "fixed"]
+    fixed.sort(key=lambda name: (abs(name.value - REFERENCE_PERCENT), name.value))
+    return fixed[0].name if fixed else None
+
+
+def chord_of(arms: Mapping[str, Mapping[str, Any]], names: list[str]) -> Chord | None:
+    """The chord through arms of a results dictionary; None if they do not span one."""
+    points = [
+        ChordPoint(name, arms[name]["val_forgetting"], arms[name]["adapt_loss"])
+        for name in names
+        if arms[name]["val_forgetting"] is not None and arms[name]["adapt_loss"] is not None
+    ]
+    return Chord.through(points)
+
+
+def same_budget(first: float | None, second: float | None, slack: float = 0.0) -> bool | None:
+    """Whether two budgets count as equal; None if either is unknown."""
+    if not first or not second:
+        return None
+    return abs(first - second) <= max(BUDGET_TOLERANCE * second, slack)
+
+
+def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
+    base = run.arms.get("base")
+    forgetting = _differences(arm.replay_loss, base.replay_loss) if base else None
+    capped = {name: max(0.0, value) for name, value in (forgetting or {}).items()}
+    history = arm.history
+    return {
+        "adapt_loss": _weighted_mean(arm.adaptation_loss, run.block_counts["adaptation"]),
+        "val_forgetting": _weighted_mean(capped, run.block_counts["replay"]),
+        "task_forgetting": _task_forgetting(arm, base),
+        "forgetting_by_source": forgetting,
+        "replay_share": float(history.share_T.mean()) if history else None,
+        "share_by_decile": history.share_by_decile() if history else None,
+        "sampling_ratio_by_source": history.sampling_ratio_by_source() if history else None,
+        "trained_tokens": arm.trained_tokens,
+        "scored_tokens": arm.scored_tokens,
+        "compute": arm.compute,
+        "wall_seconds": arm.wall_seconds,
+        "seed": arm.seed,
+    }
+
+
+def _differences(loss: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
+    return {name: loss[name] - base[name] for name in loss}
+
+
+def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> float | None:
+    if not values:
+        return None
+    total = sum(counts[name] for name in values)
+    if total <= 0:
+        raise ValueError(
+            f"sources {sorted(values)} have no training block between them, so their losses cannot "
+            f"be weighted; prepare the blocks again"
+        )
+    return math.fsum(counts[name] * value for name, value in values.items()) / total
+
+
+def _task_forgetting(arm: Arm, base: Arm | None) -> float | None:
+    if base is None or not base.accuracy or not arm.accuracy:
+        return None
+    shared = [name for name in base.accuracy if name in arm.accuracy]
+    drops = [max(0.0, base.accuracy[name] - arm.accuracy[name]) for name in shared]
+    return math.fsum(drops) / len(drops) if drops else None
+
+
+def _profiles(arms: Mapping[str, Mapping[str, Any]], reference: str | None) -> dict[str, Any]:
+    """Slope and intercept of the forgetting profile and Pearson's r, per arm beyond no-replay."""
+    vulnerability = arms.get("no_replay", {}).get("forgetting_by_source") or {}
+    residual = arms[reference]["forgetting_by_source"] or {} if reference else {}
+    profiles = {}
+    for name, arm in arms.items():
+        if name in ("base", "no_replay"):
+            continue
+        fit = linear_fit(vulnerability, arm["forgetting_by_source"] or {})
+        ratio = {
+            source: value
+            for source, value in (arm["sampling_ratio_by_source"] or {}).items()
+            if value is not None
+        }
+        profiles[name] = {
+            "slope": fit[0] if fit else None,
+            "intercept": fit[1] if fit else None,
+            "pearson_r": pearson(ratio, vulnerability),
+            "pearson_r_residual": pearson(ratio, residual),
+        }
+    return profiles
+
+
+def _chord_arms(run: Run, reference: str | None) -> tuple[list[str], list[str]]:
+    """Names of the arms that span the chord, and why others of their kind do not."""
+    if reference is None:
+        return [], []
+    names, notes = [], []
+    for name, arm in run.arms.items():
+        if arm.name.kind not in ("no_replay", "fixed"):
+            continue
+        if name == reference or same_budget(arm.trained_tokens, run.arms[reference].trained_tokens):
+            names.append(name)
+        else:
+            notes.append(
+                f"Arm {name} is not part of the fixed-replay chord: it trained on "
+                f"{arm.trained_tokens} tokens, {reference} on "
+                f"{run.arms[reference].trained_tokens}."
+            )
+    return names, notes
+
+
+def _comparison(
+    run: Run,
+    arms: Mapping[str, Mapping[str, Any]],
+    chord: Chord | None,
+    chord_arms: list[str],
+    reference: str | None,
+    name: str,
+) -> dict[str, Any]:
+    """How an arm stands to the reference arm's budgets and to the fixed-replay chord."""
+    arm, values = run.arms[name], arms[name]
+    against = run.arms[reference] if reference else None
+    is_merge = arm.name.kind == "merge"
+    same_tokens = same_compute = None
+    if is_merge:
+        same_tokens = same_compute = True  # costs no more than the no-replay arm it is made of
+    elif against is not None and arm.name.kind != "base":
+        same_tokens = same_budget(arm.trained_tokens, against.trained_tokens)
+        # Steps are whole: a compute budget can only be met to within one of them.
+        one_step = arm.compute / arm.steps if arm.compute and arm.steps else 0.0
+        same_compute = same_budget(arm.compute, against.compute, one_step)
+    forgetting, adapt_loss = values["val_forgetting"], values["adapt_loss"]
+    value = None
+    if chord and name not in chord_arms and forgetting is not None and adapt_loss is not None:
+        value = chord.at(forgetting)
+    gap = adapt_loss - value.adapt_loss if value else None
+    return {
+        "on_chord": name in chord_arms,
+        "gap": gap,
+        "extrapolated": value.extrapolated if value else None,
+        "gap_at_equal_tokens": gap if same_tokens else None,
+        "gap_at_equal_compute": gap if same_compute else None,
+        "tokens_ratio": None if is_merge else _ratio(arm, against, "trained_tokens"),
+        "compute_ratio": None if is_merge else _ratio(arm, against, "compute"),
+        "time_ratio": _ratio(arm, against, "seconds_per_step"),
+        "same_tokens": same_tokens,
+        "same_compute": same_compute,
+    }
+
+
+def _ratio(arm: Arm, against: Arm | None, key: str) -> float | None:
+    ours = getattr(arm, key)
+    theirs = getattr(against, key) if against else None
+    return float(ours / theirs) if ours is not None and theirs else None
+
+
+def _costs(run: Run) -> dict[str, Any]:
+    """What RoD costs beyond its own updates, per scoring arm, in plain steps of that arm."""
+    no_replay = run.arms.get("no_replay")
+    costs = {}
+    for name, arm in run.arms.items():
+        if not (arm.scored_tokens and arm.batch_size and arm.block_size and arm.steps):
+            continue
+        num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
+        costs[name] = {
+            "updates": arm.steps,
+            "scored_tokens": arm.scored_tokens,
+            "scoring": arm.scored_tokens / (arm.batch_size * arm.block_size) / 3,
+            "specialist": no_replay.compute if no_replay else None,
+            "reference_losses": num_blocks / arm.batch_size / 3,
+        }
+    return costs
+
+
+def _notes(run: Run) -> list[str]:
+    notes = [f"Arm {name} has not been evaluated and is left out." for name in run.left_out]
+    if "base" not in run.arms:
+        notes.append("The base model has not been evaluated, so forgetting is unknown.")
+    first = next(iter(run.arms.values()))
+    for role in ROLES:
+        evaluated = first.adaptation_loss if role == "adaptation" else first.replay_loss
+        unseen = sorted(set(run.block_counts[role]) - set(evaluated))
+        if unseen:
+            notes.append(f"Held-out losses are missing for the {role} sources {', '.join(unseen)}.")
+    return notes

@@ -1,0 +1,208 @@
+"""Reads the files of one run folder into plain dataclasses.
+
+    runs/<recipe>/blocks/<role>/<source>/manifest.json    training blocks of a source
+    runs/<recipe>/arms/<arm>/evaluation.json              held-out losses
+    runs/<recipe>/arms/<arm>/arm.json                     what training or merging cost
+    runs/<recipe>/arms/<arm>/curriculum.rod               what was trained on
+    runs/<recipe>/arms/<arm>/metrics.jsonl                time per step
+
+Only the evaluation makes an arm an arm; whatever else is missing leaves its columns empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.report.arms import ArmName, parse_arm
+from nemo_rod.report.history import History, read_history
+
+ROLES = ("adaptation", "replay")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm of a run.
+
+    Attributes:
+        name: The arm.
+        seed: Seed of its evaluation or training.
+        adaptation_loss: Held-out loss per adaptation source, in nats per token.
+        replay_loss: Held-out loss per replay source, in nats per token.
+        accuracy: Accuracy per capability in [0, 1], None if no tasks were run.
+        steps: Updates; None if not trained.
+        batch_size: Blocks per update (k); None if not trained.
+        block_size: Tokens per block (S); None if not trained.
+        trained_tokens: Tokens trained on; None if unknown.
+        scored_tokens: Tokens scored forward-only during training; None if unknown.
+        compute: In plain steps (a forward pass of one trained batch counts 1/3); None if unknown.
+        wall_seconds: None if unknown.
+        seconds_per_step: Median over the run; None if unknown.
+        history: What was drawn and chosen; None for arms that do not train.
+    """
+
+    name: ArmName
+    seed: int | None
+    adaptation_loss: dict[str, float]
+    replay_loss: dict[str, float]
+    accuracy: dict[str, float] | None
+    steps: int | None
+    batch_size: int | None
+    block_size: int | None
+    trained_tokens: int | None
+    scored_tokens: int | None
+    compute: float | None
+    wall_seconds: float | None
+    seconds_per_step: float | None
+    history: History | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that is known of one run of a recipe.
+
+    Attributes:
+        recipe: Name of the run's folder.
+        arms: Evaluated arms by name, from the base over the baselines to RoD.
+        block_counts: Training blocks by role and source.
+        left_out: Names of arms that have files but no evaluation.
+    """
+
+    recipe: str
+    arms: dict[str, Arm]
+    block_counts: dict[str, dict[str, int]]
+    left_out: tuple[str, ...]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the trained arms, where they agree on one."""
+        trained = {arm.seed for arm in self.arms.values() if arm.history is not None}
+        seeds = trained or {arm.seed for arm in self.arms.values()}
+        return seeds.pop() if len(seeds) == 1 else None
+
+
+def read_run(run_dir: Path) -> Run:
+    """Reads a run folder.
+
+    Raises:
+        ValueError: If no arm has been evaluated, or a file is damaged or disagrees with another.
+    """
+    folders = sorted(folder for folder in (run_dir / "arms").glob("*") if folder.is_dir())
+    evaluated = [folder for folder in folders if (folder / "evaluation.json").is_file()]
+    if not evaluated:
+        raise ValueError(
+            f"{run_dir / 'arms'} has no <arm>/evaluation.json, expected at least one evaluated arm; "
+            f"run `nemo-rod evaluate` for this recipe first"
+        )
+    block_counts = {role: _block_counts(run_dir / "blocks" / role) for role in ROLES}
+    arms = [_read_arm(folder, block_counts) for folder in evaluated]
+    arms.sort(key=lambda arm: arm.name.order)
+    _check_same_sources(run_dir, arms)
+    return Run(
+        recipe=run_dir.resolve().name,
+        arms={arm.name.name: arm for arm in arms},
+        block_counts=block_counts,
+        left_out=tuple(folder.name for folder in folders if folder not in evaluated),
+    )
+
+
+def _block_counts(role_dir: Path) -> dict[str, int]:
+    counts = {}
+    for manifest in sorted(role_dir.glob("*/manifest.json")):
+        counts[manifest.parent.name] = int(_read_json(manifest, ("count",))["count"])
+    return counts
+
+
+def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Arm:
+    evaluation_file = folder / "evaluation.json"
+    evaluation = _read_json(evaluation_file, ("loss",))
+    losses = {role: _losses(evaluation, evaluation_file, role) for role in ROLES}
+    for role in ROLES:
+        unknown = sorted(set(losses[role]) - set(block_counts[role]))
+        if unknown:
+            raise ValueError(
+                f"{evaluation_file} has {role} source {unknown[0]!r}, which "
+                f"blocks/{role}/ has no manifest of; evaluate the arm on this run's blocks"
+            )
+    arm_file = folder / "arm.json"
+    facts = _read_json(arm_file, ()) if arm_file.is_file() else {}
+    curriculum_file = folder / "curriculum.rod"
+    name = parse_arm(folder.name)
+    is_base = name.kind == "base"
+    return Arm(
+        name=name,
+        seed=evaluation.get("seed", facts.get("seed")),
+        adaptation_loss=losses["adaptation"],
+        replay_loss=losses["replay"],
+        accuracy=evaluation.get("tasks"),
+        steps=facts.get("steps"),
+        batch_size=facts.get("batch_size"),
+        block_size=facts.get("block_size"),
+        trained_tokens=facts.get("trained_tokens", 0 if is_base else None),
+        scored_tokens=facts.get("scored_tokens", 0 if is_base else None),
+        compute=facts.get("compute", 0.0 if is_base else None),
+        wall_seconds=facts.get("wall_seconds"),
+        seconds_per_step=_seconds_per_step(folder / "metrics.jsonl"),
+        history=read_history(curriculum_file) if curriculum_file.is_file() else None,
+    )
+
+
+def _losses(evaluation: Mapping[str, Any], file: Path, role: str) -> dict[str, float]:
+    losses = {name: float(loss) for name, loss in sorted(evaluation["loss"].get(role, {}).items())}
+    for name, loss in losses.items():
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"{file} has loss {loss} for {role} source {name!r}, expected a finite number; "
+                f"evaluate the arm again"
+            )
+    return losses
+
+
+def _check_same_sources(run_dir: Path, arms: list[Arm]) -> None:
+    """All arms must have been measured on the same sources, or nothing can be compared."""
+    first = arms[0]
+    for arm in arms:
+        for role in ROLES:
+            expected = set(getattr(first, f"{role}_loss"))
+            found = set(getattr(arm, f"{role}_loss"))
+            if found != expected:
+                raise ValueError(
+                    f"{run_dir}/arms/{arm.name.name}/evaluation.json has {role} sources "
+                    f"{sorted(found)} but arm {first.name.name!r} has {sorted(expected)}; "
+                    f"evaluate both on the same blocks"
+                )
+
+
+def _seconds_per_step(metrics_file: Path) -> float | None:
+    if not metrics_file.is_file():
+        return None
+    seconds = []
+    for line in metrics_file.read_text().splitlines():
+        try:
+            value = json.loads(line).get("timing/train/total")
+        except json.JSONDecodeError:
+            continue  # the last line of an interrupted run may be torn
+        if isinstance(value, int | float) and math.isfinite(value):
+            seconds.append(float(value))
+    return statistics.median(seconds) if seconds else None
+
+
+def _read_json(file: Path, required: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{file} is not valid JSON ({error.msg} in line {error.lineno}); run its stage again"
+        ) from error
+    for key in required:
+        if key not in content:
+            raise ValueError(
+                f"{file} lacks the key {key!r}, found {sorted(content)}; run its stage again"
+            )
+    assert isinstance(content, dict)
+    return content

@@ -1,0 +1,106 @@
+"""One paragraph that says plainly what holds in a run and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.checks import overall_verdict
+
+Results = Mapping[str, Any]
+
+
+def summarise(results: Results) -> str:
+    """Plain sentences on the outcome, on what fails and on what could not be judged."""
+    sentences = [_outcome(results), _against_fixed(results), _curriculum(results)]
+    sentences += [_compute(results), _verdicts(results)]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _outcome(results: Results) -> str:
+    rod = results["arms"].get("rod")
+    if rod is None:
+        return "RoD was not run, so there is nothing to compare the baselines with yet."
+    if rod["val_forgetting"] is None:
+        return "The base model was not evaluated, so what the arms forgot is unknown."
+    return (
+        f"RoD reaches an adaptation loss of {rod['adapt_loss']:.3f} nats per token and forgets "
+        f"{rod['val_forgetting']:.3f} nats of what the base model knew."
+    )
+
+
+def _against_fixed(results: Results) -> str:
+    checks = {check["id"]: check for check in results["checks"]}
+    reference = results["reference_arm"]
+    parts = []
+    ratio = checks["forgetting_ratio"]["measured"]
+    if ratio is not None:
+        less = f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'}".replace("%", " %")
+        parts.append(f"at equal trained tokens it forgets {less} than {parse_arm(reference).label}")
+    gap = checks["chord_gap"]["measured"]
+    if gap is not None:
+        side = "below" if gap < 0 else "above"
+        text = f"its adaptation loss is {abs(gap):.3f} nats {side} fixed replay of equal forgetting"
+        if results["comparisons"]["rod"]["extrapolated"]:
+            text += " (extrapolated beyond the fixed arms)"
+        parts.append(text)
+    sentence = ", and ".join(parts)
+    return sentence[:1].upper() + sentence[1:] + "." if parts else ""
+
+
+def _curriculum(results: Results) -> str:
+    rod = results["arms"].get("rod")
+    if rod is None or rod["replay_share"] is None:
+        return ""
+    text = f"Nobody set its replay share: it averages {100 * rod['replay_share']:.0f} %"
+    deciles = rod["share_by_decile"]
+    if deciles:
+        text += f", from {100 * deciles[0]:.0f} % in the first tenth of the run to "
+        text += f"{100 * deciles[-1]:.0f} % in the last"
+    return text + "."
+
+
+def _compute(results: Results) -> str:
+    check = next(c for c in results["checks"] if c["id"] == "compute_matched_gap")
+    ratio = results["comparisons"].get("rod", {}).get("compute_ratio")
+    price = (
+        f"RoD's scoring makes each of its runs cost {ratio:.2f} times as much. " if ratio else ""
+    )
+    if check["measured"] is None:
+        return price + (
+            f"How RoD fares at equal compute was not judged ({check['note']})."
+            if "rod" in results["arms"]
+            else ""
+        )
+    if check["verdict"] == "fails":
+        return price + (
+            f"At equal compute it loses to fixed replay: its adaptation loss is "
+            f"{check['measured']:.3f} nats above the chord, because scoring leaves it fewer updates."
+        )
+    return price + (
+        f"At equal compute it is still {abs(check['measured']):.3f} nats below fixed replay."
+    )
+
+
+def _verdicts(results: Results) -> str:
+    runs: Sequence[Results] = [results, *results["replicates"]]
+    by_verdict: dict[str, list[str]] = {"holds": [], "fails": [], "not judged": []}
+    rows = list(zip(*(run["checks"] for run in runs), strict=True))
+    rows += [(check,) for check in results["checks_across_seeds"]]
+    for checks in rows:
+        if checks[0]["kind"] == "claim":
+            verdict = overall_verdict([check["verdict"] for check in checks])
+            by_verdict[verdict].append(checks[0]["claim"])
+    held, failed, open_ = (by_verdict[key] for key in ("holds", "fails", "not judged"))
+    seeds = f" in all {len(runs)} runs" if len(runs) > 1 else ""
+    sentences = [
+        f"Of {len(held) + len(failed)} claims that could be judged, {len(held)} hold{seeds}."
+    ]
+    if not held and not failed:
+        sentences = ["No claim could be judged."]
+    if failed:
+        sentences.append("What does not hold: " + "; ".join(failed) + ".")
+    if open_ and (held or failed):
+        sentences.append("Not judged: " + "; ".join(open_) + ".")
+    return " ".join(sentences)

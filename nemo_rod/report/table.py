@@ -1,0 +1,267 @@
+"""The report's tables: one description each, written as CSV (unrounded), Markdown and HTML."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.checks import bounds_of, overall_verdict, run_label
+
+Results = Mapping[str, Any]
+Format = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: `key` in CSV files, `title` for people, `show` turns a value into text."""
+
+    key: str
+    title: str
+    show: Format = str
+    is_text: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values by column key; a missing or None value is an empty cell."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: tuple[Mapping[str, Any], ...]
+
+    def to_csv(self) -> str:
+        """Comma-separated values, numbers unrounded."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([column.key for column in self.columns])
+        for row in self.rows:
+            values = [row.get(column.key) for column in self.columns]
+            writer.writerow(["" if value is None else value for value in values])
+        return stream.getvalue()
+
+    def to_markdown(self) -> str:
+        """A Markdown table with rounded numbers, numbers to the right."""
+        rule = [":--" if column.is_text else "--:" for column in self.columns]
+        lines = [[column.title for column in self.columns], rule, *self._cells()]
+        return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+    def to_html(self, marks: Mapping[str, str] | None = None) -> str:
+        """An HTML table; `marks` gives rows, by their first cell's value, a coloured mark."""
+        head = "".join(
+            f'<th scope="col"{"" if column.is_text else " class=num"}>{escape(column.title)}</th>'
+            for column in self.columns
+        )
+        body = []
+        for row, cells in zip(self.rows, self._cells(), strict=True):
+            key = row.get(self.columns[0].key)
+            colour = (marks or {}).get(str(key))
+            mark = f'<span class="mark" style="background:{colour}"></span>' if colour else ""
+            parts = [f'<th scope="row">{mark}{escape(cells[0])}</th>']
+            for column, cell in zip(self.columns[1:], cells[1:], strict=True):
+                parts.append(f"<td{'' if column.is_text else ' class=num'}>{escape(cell)}</td>")
+            body.append(f"<tr>{''.join(parts)}</tr>")
+        return (
+            f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{''.join(body)}</tbody></table></div>"
+        )
+
+    def _cells(self) -> list[list[str]]:
+        return [
+            [
+                "" if row.get(column.key) is None else column.show(row[column.key])
+                for column in self.columns
+            ]
+            for row in self.rows
+        ]
+
+
+def arms_table(results: Results) -> Table:
+    """Every arm with its losses, budgets and its place against fixed replay at equal budgets."""
+    columns = (
+        Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True),
+        Column("replay_share", "Replay share", percent),
+        Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
+        Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
+        Column("mean_forgetting", "Forgetting, sources alike (nats)", decimals(3)),
+        Column("task_forgetting", "Task forgetting", decimals(3)),
+        Column("trained_tokens", "Trained tokens", thousands),
+        Column("scored_tokens", "Scored tokens", thousands),
+        Column("compute", "Compute (plain steps)", decimals(0)),
+        Column("compute_ratio", "Compute, relative", times),
+        Column("time_ratio", "Time per step, relative", times),
+        Column("at_equal_tokens", "Against fixed replay, equal trained tokens (nats)", gap),
+        Column("at_equal_compute", "Against fixed replay, equal compute (nats)", gap),
+        Column("wall_seconds", "Wall time (s)", decimals(0)),
+        Column("seed", "Seed"),
+    )
+    rows = []
+    for name, arm in results["arms"].items():
+        comparison = results["comparisons"][name]
+        row = {**arm, **comparison, "arm": name}
+        forgetting = arm["forgetting_by_source"]
+        if forgetting:
+            row["mean_forgetting"] = sum(max(0.0, v) for v in forgetting.values()) / len(forgetting)
+        for budget in ("tokens", "compute"):
+            row[f"at_equal_{budget}"] = _standing(comparison, budget)
+        rows.append(row)
+    used = tuple(
+        column for column in columns if any(row.get(column.key) is not None for row in rows)
+    )
+    return Table("arms", used, tuple(rows))
+
+
+def _standing(comparison: Mapping[str, Any], budget: str) -> float | str | None:
+    """An arm's gap to the chord at an equal budget, or in a word why there is none."""
+    if comparison["on_chord"]:
+        return "on the chord"
+    if comparison["gap"] is None:
+        return None
+    value: float | None = comparison[f"gap_at_equal_{budget}"]
+    return "other budget" if value is None else value
+
+
+def sources_table(results: Results) -> Table:
+    """Every replay source with its size, its forgetting per arm and RoD's sampling ratio."""
+    arms = [
+        name
+        for name, arm in results["arms"].items()
+        if arm["forgetting_by_source"] and parse_arm(name).kind in ("no_replay", "fixed", "rod")
+    ]
+    columns = [
+        Column("source", "Replay source", is_text=True),
+        Column("blocks", "Training blocks", thousands),
+        *(Column(name, f"Forgetting, {parse_arm(name).label}", signed(3)) for name in arms),
+    ]
+    ratio = results["arms"].get("rod", {}).get("sampling_ratio_by_source")
+    if ratio:
+        columns.append(Column("sampling_ratio", "Sampling ratio, RoD", times))
+    first = results["arms"][arms[0]]["forgetting_by_source"] if arms else {}
+    order = sorted(first, key=lambda source: -first[source])
+    rows = [
+        {
+            "source": source,
+            "blocks": results["sources"]["replay"][source],
+            "sampling_ratio": (ratio or {}).get(source),
+            **{name: results["arms"][name]["forgetting_by_source"][source] for name in arms},
+        }
+        for source in order
+    ]
+    return Table("sources", tuple(columns), tuple(rows))
+
+
+def checks_table(results: Results) -> Table:
+    """The claims with bounds, measurements (one per run) and verdicts."""
+    runs = [results, *results["replicates"]]
+    labels = [run_label(run, i) for i, run in enumerate(runs)]
+    single = len(runs) == 1
+    columns = (
+        Column("claim", "What is measured", is_text=True),
+        Column("bound", "Bound", _typeset),
+        *(
+            Column(f"measured_{i}", "Measured" if single else f"Measured, {label}", decimals(3))
+            for i, label in enumerate(labels)
+        ),
+        Column("verdict", "Verdict", is_text=True),
+        Column("kind", "Kind", is_text=True),
+        Column("note", "Note", is_text=True),
+    )
+    rows = []
+    for checks in zip(*(run["checks"] for run in runs), strict=True):
+        row = {key: checks[0][key] for key in ("claim", "kind")}
+        row["bound"] = bounds_of(checks[0])
+        row["verdict"] = overall_verdict([check["verdict"] for check in checks])
+        notes = [
+            check["note"] if single else f"{label}: {check['note']}"
+            for check, label in zip(checks, labels, strict=True)
+            if check["note"]
+        ]
+        row["note"] = "; ".join(notes)
+        row |= {f"measured_{i}": check["measured"] for i, check in enumerate(checks)}
+        rows.append(row)
+    for check in results["checks_across_seeds"]:
+        row = {key: check[key] for key in ("claim", "kind", "verdict", "note")}
+        rows.append(row | {"bound": bounds_of(check), "measured_0": check["measured"]})
+    return Table("checks", columns, tuple(rows))
+
+
+def seeds_table(results: Results) -> Table:
+    """Adaptation loss and forgetting of every arm in every run."""
+    runs = [results, *results["replicates"]]
+    columns = [Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)]
+    for i, run in enumerate(runs):
+        label = run_label(run, i)
+        columns.append(Column(f"adapt_loss_{i}", f"Adaptation loss, {label}", decimals(3)))
+        columns.append(Column(f"val_forgetting_{i}", f"F_val, {label}", decimals(3)))
+    names = sorted({n for run in runs for n in run["arms"]}, key=lambda name: parse_arm(name).order)
+    rows = []
+    for name in names:
+        row: dict[str, Any] = {"arm": name}
+        for i, run in enumerate(runs):
+            arm = run["arms"].get(name, {})
+            row[f"adapt_loss_{i}"] = arm.get("adapt_loss")
+            row[f"val_forgetting_{i}"] = arm.get("val_forgetting")
+        rows.append(row)
+    return Table("seeds", tuple(columns), tuple(rows))
+
+
+def costs_table(results: Results) -> Table:
+    """What every scoring arm costs, in plain steps."""
+    columns = (
+        Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True),
+        Column("updates", "Updates", thousands),
+        Column("scored_tokens", "Scored tokens", thousands),
+        Column("scoring", "Scoring them", decimals(0)),
+        Column("specialist", "Once: the specialist", decimals(0)),
+        Column("reference_losses", "Once: reference losses", decimals(0)),
+    )
+    rows = tuple({"arm": name, **costs} for name, costs in results["costs"].items())
+    return Table("costs", columns, rows)
+
+
+def all_tables(results: Results) -> Sequence[Table]:
+    """The tables worth a file, those without rows left out."""
+    tables = [arms_table, sources_table, checks_table, costs_table]
+    if results["replicates"]:
+        tables.append(seeds_table)
+    return [table for make in tables if (table := make(results)).rows]
+
+
+def decimals(places: int) -> Format:
+    """Rounds to a number of places, with a true minus sign."""
+    return lambda value: f"{value:,.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(places: int) -> Format:
+    """Rounds to a number of places and always shows the sign."""
+    return lambda value: f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float) -> str:
+    """A share as a percentage."""
+    return f"{100 * value:.1f} %"
+
+
+def times(value: float) -> str:
+    """A ratio, e.g. "1.67x" with a true multiplication sign."""
+    return f"{value:.2f}\N{MULTIPLICATION SIGN}"
+
+
+def thousands(value: float) -> str:
+    """A count with thousands separators."""
+    return f"{value:,.0f}"
+
+
+def gap(value: float | str) -> str:
+    """A signed gap, or the word that stands in its place."""
+    return value if isinstance(value, str) else signed(3)(value)
+
+
+def _typeset(bound: str) -> str:
+    for plain, sign in (("<=", "\u2264"), (">=", "\u2265"), ("-", "\N{MINUS SIGN}")):
+        bound = bound.replace(plain, sign)
+    return bound

@@ -1,0 +1,55 @@
+"""Which blocks to train on: candidates, references, scores and policies, and their record.
+
+The algorithm, one module per line (numpy and the standard library only):
+
+    candidates.pool(step)                  candidates.py, permutation.py
+    references[block_ids]                  references.py, reference_log.py
+    policy.select(score, is_replay, k)     policies.py
+    curriculum.append(step, ...)           curriculum.py, curriculum_tools.py
+"""
+
+from nemo_rod.selection.candidates import (
+    Candidates,
+    Pool,
+    Pools,
+    RecordedPools,
+    retention_for_share,
+)
+from nemo_rod.selection.curriculum import Curriculum, StepRecord
+from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
+from nemo_rod.selection.policies import (
+    FixedShare,
+    Joint,
+    Policy,
+    TakeAll,
+    reducible_loss,
+    threshold,
+)
+from nemo_rod.selection.reference_folder import ReferenceManifest
+from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids
+from nemo_rod.selection.references import References, block_loss, num_targets
+
+__all__ = [
+    "Candidates",
+    "Curriculum",
+    "CurriculumHeader",
+    "FixedShare",
+    "Joint",
+    "Policy",
+    "Pool",
+    "Pools",
+    "RecordedPools",
+    "ReferenceManifest",
+    "ReferenceWriter",
+    "References",
+    "SourceRow",
+    "StepRecord",
+    "TakeAll",
+    "block_loss",
+    "compact",
+    "logged_ids",
+    "num_targets",
+    "reducible_loss",
+    "retention_for_share",
+    "threshold",
+]

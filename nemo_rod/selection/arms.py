@@ -1,0 +1,168 @@
+"""Arms: every training run that is compared is a pair (candidate pools, policy).
+
+    name                 pools                                    policy
+    rod                  balanced, m = 2                          Joint(kappa)
+    no_replay            adaptation alone                         TakeAll
+    fixed_<percent>      adaptation + replay at a constant share  TakeAll
+    max_replay           the whole corpus                         TakeAll
+    base                 replay alone (a base trained here)       TakeAll
+
+`merge_<lambda>` is made of two others' weights and trains nothing (paper, appendix B.4).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
+from nemo_rod.selection.policies import Joint, Policy, TakeAll
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One training run, as plain values that can be written down.
+
+    Attributes:
+        name: as users type it.
+        num_adaptation: adaptation blocks in the store.
+        num_replay: replay blocks in the store.
+        batch_size: blocks trained on in one step (k).
+        seed: of the candidate stream.
+        balance: how the roles are mixed in the pools; "replay" draws from replay alone.
+        multiplier: candidates per trained block (m).
+        retention: share of the replay blocks that takes part; only for balance "corpus".
+        kappa: weight of replay scores; None trains on the whole pool.
+    """
+
+    name: str
+    num_adaptation: int
+    num_replay: int
+    batch_size: int
+    seed: int
+    balance: Balance | str
+    multiplier: float = 1.0
+    retention: float = 1.0
+    kappa: float | None = None
+
+    def pools(self) -> Pools:
+        """The candidates of every step."""
+        if self.balance == "replay":
+            return ReplayStream(self)
+        return Candidates(
+            num_adaptation=self.num_adaptation,
+            num_replay=self.num_replay,
+            batch_size=self.batch_size,
+            multiplier=self.multiplier,
+            balance=self.balance,  # type: ignore[arg-type]
+            retention=self.retention,
+            seed=self.seed,
+        )
+
+    def policy(self) -> Policy:
+        """How the batch is chosen from a pool."""
+        return TakeAll() if self.kappa is None else Joint(self.kappa)
+
+    def compute(self, steps: int) -> float:
+        """Cost of a run in plain steps, where a forward pass of one trained batch counts 1/3.
+
+        Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements).
+        """
+        scored = self.pools().size / self.batch_size if self.policy().needs_scores else 0.0
+        return steps * (1 + scored / 3)
+
+
+class ReplayStream:
+    """Replay blocks alone, shuffled anew every epoch: what a base trained here learns from."""
+
+    def __init__(self, arm: Arm) -> None:
+        self._first = arm.num_adaptation
+        self._stream = Candidates(
+            num_adaptation=arm.num_replay,
+            num_replay=0,
+            batch_size=arm.batch_size,
+            multiplier=arm.multiplier,
+            balance="corpus",
+            seed=arm.seed,
+        )
+        self.size = self._stream.size
+
+    def pool(self, step: int) -> Pool:
+        """The candidates of step `step`, all of them replay."""
+        ids = self._stream.pool(step).block_ids
+        return Pool(step, ids + self._first, np.ones(len(ids), dtype=bool))
+
+
+def arm_kind(name: str) -> str:
+    """Says how an arm comes about: "base", "trained" or "merged".
+
+    Raises:
+        ValueError: for a name that no arm has.
+    """
+    if name == "base":
+        return "base"
+    if re.fullmatch(r"merge_(0(\.\d+)?|1(\.0+)?)", name):
+        return "merged"
+    if name in ("no_replay", "max_replay", "rod", "rod_compute_matched") or _fixed_share(name):
+        return "trained"
+    raise ValueError(
+        f"There is no arm '{name}': expected base, no_replay, fixed_<percent>, max_replay, "
+        "merge_<lambda>, rod or rod_compute_matched; change 'arms' or 'arm'."
+    )
+
+
+def merge_weight(name: str) -> float:
+    """lambda of `merge_<lambda>`: 0 is the base, 1 the specialist."""
+    return float(name.removeprefix("merge_"))
+
+
+def make_arm(
+    name: str,
+    *,
+    num_adaptation: int,
+    num_replay: int,
+    batch_size: int,
+    multiplier: float,
+    balance: Balance,
+    kappa: float,
+    seed: int,
+) -> Arm:
+    """Builds a trained arm from its name.
+
+    Args:
+        name: no_replay, fixed_<percent>, max_replay, rod or rod_compute_matched.
+        num_adaptation: adaptation blocks in the store.
+        num_replay: replay blocks in the store.
+        batch_size: blocks trained on in one step (k).
+        multiplier: candidates per trained block (m) of arms that select.
+        balance: of the candidate pools of arms that select.
+        kappa: weight of replay scores of arms that select.
+        seed: of the candidate stream.
+
+    Raises:
+        ValueError: if the store cannot serve the arm.
+    """
+    common = {
+        "name": name,
+        "num_adaptation": num_adaptation,
+        "num_replay": num_replay,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    if name.startswith("rod"):
+        return Arm(**common, balance=balance, multiplier=multiplier, kappa=kappa)  # type: ignore
+    if name == "base":
+        return Arm(**common, balance="replay")  # type: ignore[arg-type]
+    share = _fixed_share(name)
+    if share is not None:
+        retention = retention_for_share(share, num_adaptation, num_replay)
+    else:
+        retention = 0.0 if name == "no_replay" else 1.0
+    return Arm(**common, balance="corpus", retention=retention)  # type: ignore[arg-type]
+
+
+def _fixed_share(name: str) -> float | None:
+    match = re.fullmatch(r"fixed_(\d{1,2}(\.\d+)?)", name)
+    return float(match[1]) / 100 if match else None

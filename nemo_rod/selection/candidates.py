@@ -1,0 +1,292 @@
+"""Which blocks are drawn at a step, as a pure function of (seed, step).
+
+There is nothing to save but the step, and nothing depends on the number of ranks. Block ids are
+dense: adaptation is [0, num_adaptation), replay is [num_adaptation, num_adaptation + num_replay).
+Every epoch has its own keyed permutation (`permutation.py`), so blocks recur over epochs but in a
+new order.
+
+    balance   one epoch is                                     a pool is
+    exact     every block of a role, each role by itself       ceil(C/2) adaptation, the rest replay
+    expected  adaptation + as many of replay, in one shuffle   C of it, half of each on average
+    corpus    adaptation + a fraction `retention` of replay    C of it
+
+"expected" is the paper's (Appendix A, "Candidate construction").
+
+A pool's order carries no meaning: it is shuffled, so the first n candidates of a role are a random
+n. Near the end of an epoch, and in a store smaller than a pool, a block may appear twice in one
+pool.
+
+Shape suffixes: C = candidates, K = chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.permutation import derive_key, permute
+
+if TYPE_CHECKING:
+    from nemo_rod.selection.curriculum import Curriculum
+
+Balance = Literal["exact", "expected", "corpus"]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The candidate blocks of one step.
+
+    Attributes:
+        step: Optimizer step the pool was drawn for, from 0.
+        block_ids: int64 [C], block ids in the store.
+        is_replay: bool [C], whether a candidate is replay (else adaptation).
+    """
+
+    step: int
+    block_ids: npt.NDArray[np.int64]
+    is_replay: npt.NDArray[np.bool_]
+
+
+class Pools(Protocol):
+    """Anything that gives the pool of a step: `Candidates` or `RecordedPools`."""
+
+    @property
+    def size(self) -> int:
+        """Number of candidates C at every step."""
+
+    def pool(self, step: int) -> Pool:
+        """Return the candidates of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Stateless candidate stream over a block store (paper, Appendix A, "Candidate construction").
+
+    Attributes:
+        num_adaptation: Adaptation blocks in the store.
+        num_replay: Replay blocks in the store.
+        batch_size: Blocks trained on at a step (k).
+        multiplier: Candidates per trained block (m), any real number >= 1.
+        balance: How the roles are mixed; see the module's text.
+        retention: Fraction of the replay blocks that takes part; only for balance "corpus". The
+            blocks kept at a retention are among those kept at any greater one.
+        seed: Seed of every permutation.
+
+    Raises:
+        ValueError: A value out of range, or a balance that the store cannot serve.
+    """
+
+    num_adaptation: int
+    num_replay: int
+    batch_size: int
+    multiplier: float = 2.0
+    balance: Balance = "expected"
+    retention: float = 1.0
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}, expected at least 1 block per step")
+        if not (math.isfinite(self.multiplier) and self.multiplier >= 1):
+            raise ValueError(
+                f"selection.multiplier is {self.multiplier}, expected a number >= 1 (candidates "
+                "per trained block)"
+            )
+        if self.balance not in get_args(Balance):
+            raise ValueError(
+                f"selection.balance is {self.balance!r}, expected one of "
+                f"{', '.join(get_args(Balance))}"
+            )
+        if not 0 <= self.retention <= 1:
+            raise ValueError(
+                f"retention is {self.retention}, expected a fraction of replay in [0, 1]"
+            )
+        if self.balance != "corpus" and self.retention != 1:
+            raise ValueError(
+                f"retention is {self.retention} with balance {self.balance!r}, which takes no "
+                "retention: use balance 'corpus' or leave retention at 1"
+            )
+        if min(self.num_adaptation, self.num_replay) < 0:
+            raise ValueError(
+                f"num_adaptation is {self.num_adaptation} and num_replay {self.num_replay}, "
+                "expected counts >= 0"
+            )
+        if self.balance != "corpus" and min(self.num_adaptation, self.num_replay) == 0:
+            raise ValueError(
+                f"balance {self.balance!r} needs blocks of both roles, but the store has "
+                f"{self.num_adaptation} adaptation and {self.num_replay} replay blocks: add a "
+                "source or use balance 'corpus'"
+            )
+        if self.epoch_size == 0:
+            raise ValueError(
+                f"no blocks to draw from: {self.num_adaptation} adaptation blocks and retention "
+                f"{self.retention} of {self.num_replay} replay blocks"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of candidates C = round(multiplier * batch_size) at every step."""
+        return round(self.multiplier * self.batch_size)
+
+    @property
+    def num_kept_replay(self) -> int:
+        """Number of replay blocks that take part under balance "corpus"."""
+        return round(self.retention * self.num_replay)
+
+    @property
+    def epoch_size(self) -> int:
+        """Number of candidates in one shuffle (balance "exact": in one of the adaptation role)."""
+        if self.balance == "exact":
+            return self.num_adaptation
+        if self.balance == "expected":
+            return 2 * self.num_adaptation
+        return self.num_adaptation + self.num_kept_replay
+
+    def pool(self, step: int) -> Pool:
+        """Return the candidates of a step.
+
+        Args:
+            step: Optimizer step, from 0.
+
+        Returns:
+            A pool of `size` candidates.
+        """
+        assert step >= 0, f"pool of step {step}"
+        ids = self._exact(step) if self.balance == "exact" else self._stream(step)
+        return Pool(step=step, block_ids=ids, is_replay=ids >= self.num_adaptation)
+
+    def _exact(self, step: int) -> npt.NDArray[np.int64]:
+        num_replay = self.size // 2
+        num_adaptation = self.size - num_replay
+        adaptation = _draw(
+            step * num_adaptation, num_adaptation, self.num_adaptation, self._permuted("adaptation")
+        )
+        replay = _draw(step * num_replay, num_replay, self.num_replay, self._permuted("replay"))
+        ids = np.concatenate([adaptation, self.num_adaptation + replay])
+        return ids[permute(np.arange(self.size), self.size, derive_key(self.seed, "pool", step))]
+
+    def _stream(self, step: int) -> npt.NDArray[np.int64]:
+        shuffled = self._permuted("stream")
+
+        def blocks(epoch: int, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            slot = shuffled(epoch, index)
+            is_replay = slot >= self.num_adaptation
+            ids = slot
+            ids[is_replay] = self.num_adaptation + self._replay_slots(
+                epoch, slot[is_replay] - self.num_adaptation
+            )
+            return ids
+
+        return _draw(step * self.size, self.size, self.epoch_size, blocks)
+
+    def _replay_slots(self, epoch: int, slot_n: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Map the replay slots of an epoch to replay blocks, counted from 0.
+
+        Slots name a fixed subsample: the first ones of a keyed permutation. Only where balance
+        "expected" has fewer replay than adaptation blocks do the slots run on over epochs, each
+        pass with a new permutation, so that no block is preferred.
+        """
+        if self.balance == "expected" and self.num_replay < self.num_adaptation:
+            slot_n = epoch * self.num_adaptation + slot_n
+        block_n = np.empty_like(slot_n)
+        permuted = self._permuted("subsample")
+        pass_n = slot_n // self.num_replay if self.num_replay else slot_n
+        for number in np.unique(pass_n):
+            of_pass = pass_n == number
+            block_n[of_pass] = permuted(int(number), slot_n[of_pass] % self.num_replay)
+        return block_n
+
+    def _permuted(self, name: str) -> Callable[[int, npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+        """Return the function (epoch, index) -> index of the shuffle called `name`."""
+        size = {
+            "adaptation": self.num_adaptation,
+            "replay": self.num_replay,
+            "subsample": self.num_replay,
+            "stream": self.epoch_size,
+        }[name]
+        return lambda epoch, index: permute(index, size, derive_key(self.seed, name, epoch))
+
+
+def _draw(
+    start: int,
+    count: int,
+    size: int,
+    epoch_blocks: Callable[[int, npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+) -> npt.NDArray[np.int64]:
+    """Take `count` elements from `start` on of an endless row of epochs of `size` elements."""
+    parts = [np.empty(0, dtype=np.int64)]
+    while count:
+        epoch, first = divmod(start, size)
+        taken = min(count, size - first)
+        parts.append(epoch_blocks(epoch, np.arange(first, first + taken)))
+        start, count = start + taken, count - taken
+    return np.concatenate(parts)
+
+
+class RecordedPools:
+    """The blocks that a recorded run trained on, for training another model on its curriculum.
+
+    With `TakeAll` this is the paper's curriculum transfer (Section "Cross-scale").
+    """
+
+    def __init__(self, curriculum: Curriculum) -> None:
+        """Read pools from an open curriculum; it stays open."""
+        self._curriculum = curriculum
+
+    @property
+    def size(self) -> int:
+        """Number of blocks per step: the recorded run's batch size."""
+        return self._curriculum.header.num_chosen
+
+    def __len__(self) -> int:
+        """Return the number of recorded steps."""
+        return len(self._curriculum)
+
+    def pool(self, step: int) -> Pool:
+        """Return what was trained on at a step, in the order of the recorded pool.
+
+        Raises:
+            ValueError: The step was not recorded.
+        """
+        header = self._curriculum.header
+        if not header.first_step <= step < self._curriculum.next_step:
+            raise ValueError(
+                f"{self._curriculum.path} holds steps {header.first_step} to "
+                f"{self._curriculum.next_step - 1}, but step {step} was asked for: set train.steps "
+                "to what was recorded, or record a longer run"
+            )
+        record = self._curriculum[step - header.first_step]
+        ids = record.block_ids[record.chosen]
+        return Pool(step=step, block_ids=ids, is_replay=header.is_replay(ids))
+
+
+def retention_for_share(share: float, num_adaptation: int, num_replay: int) -> float:
+    """Return the retention at which replay makes up `share` of a corpus stream.
+
+    Args:
+        share: Wanted fraction of replay blocks among all blocks, in [0, 1).
+        num_adaptation: Adaptation blocks in the store.
+        num_replay: Replay blocks in the store.
+
+    Returns:
+        The fraction of the replay blocks to keep, in [0, 1].
+
+    Raises:
+        ValueError: The store has too few replay blocks for this share.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"the replay share is {share}, expected a fraction in [0, 1)")
+    needed = share * num_adaptation / (1 - share)
+    if round(needed) > num_replay:
+        largest = num_replay / max(1, num_adaptation + num_replay)
+        raise ValueError(
+            f"a replay share of {share} needs {round(needed)} replay blocks beside "
+            f"{num_adaptation} adaptation blocks, but the store has {num_replay}: prepare more "
+            f"replay or ask for at most {largest:.4f}"
+        )
+    return min(1.0, needed / num_replay) if num_replay else 0.0

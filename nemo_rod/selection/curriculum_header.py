@@ -1,0 +1,85 @@
+"""What a curriculum was recorded with: whatever its block ids and scores mean nothing without.
+
+Shape suffixes: C = candidates, K = chosen, S = tokens per block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class SourceRow(NamedTuple):
+    """One source of the store: its blocks are the ids [start, start + count)."""
+
+    name: str
+    role: str
+    start: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, as the store names it so
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurriculumHeader:
+    """What a curriculum was recorded with; a run with anything else refuses to go on with it.
+
+    Attributes:
+        num_candidates: Candidates per step (C).
+        num_chosen: Blocks trained on per step (K).
+        block_size: Tokens per block (S).
+        store: Digest of the block store.
+        tokenizer: Fingerprint of the tokenizer.
+        references: Digest of the references, "" if the arm has none.
+        config: Digest of whatever else decides the choices.
+        seed: Seed of the candidate stream.
+        sources: The store's sources, by ascending start.
+        scored: Whether candidates were scored; if not, loss, score and tau are NaN.
+        first_step: Step of the first record.
+    """
+
+    num_candidates: int
+    num_chosen: int
+    block_size: int
+    store: str
+    tokenizer: str
+    references: str
+    config: str
+    seed: int
+    sources: tuple[SourceRow, ...]
+    scored: bool = True
+    first_step: int = 0
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.num_chosen <= self.num_candidates, (self.num_chosen, self.num_candidates)
+        rows = tuple(
+            SourceRow(name, role, int(start), int(count))
+            for name, role, start, count in self.sources
+        )
+        object.__setattr__(self, "sources", rows)
+
+    def source_index(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return for every block id the index of its source in `sources`, -1 for padding."""
+        starts = np.array([row.start for row in self.sources], dtype=np.int64)
+        return np.searchsorted(starts, np.asarray(block_ids), side="right") - 1
+
+    def is_replay(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Return for every block id whether it is replay; padding is not."""
+        of_source = np.array([row.role == "replay" for row in self.sources] + [False])
+        return of_source[self.source_index(block_ids)]
+
+
+def refuse_foreign(path: Path, found: CurriculumHeader, expected: CurriculumHeader) -> None:
+    """Raise a ValueError that names every field in which two headers differ."""
+    differences = [
+        f"{field.name} {getattr(found, field.name)!r} (this run: {getattr(expected, field.name)!r})"
+        for field in fields(CurriculumHeader)
+        if getattr(found, field.name) != getattr(expected, field.name)
+    ]
+    if differences:
+        raise ValueError(
+            f"{path} was recorded with {', '.join(differences)}: go on with what it was recorded "
+            "with, or remove it together with the checkpoints to begin again"
+        )

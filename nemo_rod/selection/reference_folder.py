@@ -1,0 +1,159 @@
+"""What references are on disk: the record of a block, a folder's arrays and its manifest.
+
+A folder is complete when it has `manifest.json`, and then holds, dense by block id,
+
+    sums.npy float32 [N, 8]    hash.npy uint64 [N]    check.npy uint32 [N]
+
+the partial sums of the token losses, the head of the block's hash, and the checksum of the record
+that a block had in the log it was written to. The manifest may have more keys than are read here.
+
+Shape suffixes: C = blocks, N = all blocks of a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.record_log import crc32_rows
+
+NUM_CHUNKS = 8
+LOSS_DEFINITION = "mean next-token loss of the block, nats, 8 partial sums, fp32"
+SCHEMA = "rod-references-1"
+RECORD = np.dtype([("id", "<u8"), ("sums", "<f4", (NUM_CHUNKS,)), ("head", "<u8")])
+ROWS = 1 << 20  # blocks handled at a time, which bounds the memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceManifest:
+    """What reference losses were computed with.
+
+    Attributes:
+        model: Digest of the reference model's weights.
+        tokenizer: Fingerprint of the tokenizer.
+        store: Digest of the block store.
+        block_size: Tokens per block, a multiple of 8.
+        start: First block id.
+        stop: Block id behind the last.
+        precision: Arithmetic of the forward pass, such as "bf16".
+        loss: Definition of the loss.
+    """
+
+    model: str
+    tokenizer: str
+    store: str
+    block_size: int
+    start: int
+    stop: int
+    precision: str
+    loss: str = LOSS_DEFINITION
+
+    def __post_init__(self) -> None:
+        if self.block_size < NUM_CHUNKS or self.block_size % NUM_CHUNKS:
+            raise ValueError(
+                f"the block size is {self.block_size}, expected a multiple of {NUM_CHUNKS}: "
+                "references keep the loss of every eighth of a block"
+            )
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"block ids [{self.start}, {self.stop}) hold no block to score")
+
+    def difference(self, other: ReferenceManifest) -> str:
+        """Return a text naming every field that differs, "" if none does."""
+        return ", ".join(
+            f"{field.name} {getattr(self, field.name)!r} (expected {getattr(other, field.name)!r})"
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(other, field.name)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """One compacted folder, memory-mapped."""
+
+    path: Path
+    manifest: ReferenceManifest
+    digest: str
+    sums: npt.NDArray[np.float32]
+    heads: npt.NDArray[np.uint64]
+    checks: npt.NDArray[np.uint32]
+
+
+def open_folder(path: Path) -> Folder:
+    """Map the arrays of a compacted folder.
+
+    Raises:
+        ValueError: The folder is not complete, of another version, or damaged in form.
+    """
+    file = path / "manifest.json"
+    if not file.is_file():
+        raise ValueError(
+            f"{file} does not exist: run `nemo-rod score` to the end to complete {path}"
+        )
+    try:
+        content = json.loads(file.read_text())
+        schema, digest = content["schema"], content["digest"]
+        known = {field.name: content[field.name] for field in fields(ReferenceManifest)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{file} is no manifest of references ({error!r}): restore it from a copy, or remove "
+            "the folder to score again"
+        ) from error
+    if schema != SCHEMA:
+        raise ValueError(
+            f"{file} has schema {schema!r}, expected {SCHEMA!r}: score again with this version"
+        )
+    manifest = ReferenceManifest(**known)
+    size = manifest.stop - manifest.start
+    return Folder(
+        path=path,
+        manifest=manifest,
+        digest=digest,
+        sums=_map_array(path / "sums.npy", np.float32, (size, NUM_CHUNKS)),
+        heads=_map_array(path / "hash.npy", np.uint64, (size,)),
+        checks=_map_array(path / "check.npy", np.uint32, (size,)),
+    )
+
+
+def _map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    advice = "restore the folder from a copy, or remove it to score again"
+    try:
+        array: npt.NDArray[Any] = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{file} cannot be read ({error}): {advice}") from error
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"{file} holds {array.dtype}{list(array.shape)}, expected "
+            f"{np.dtype(dtype)}{list(shape)}: {advice}"
+        )
+    return array
+
+
+def hash_heads(hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Return the first 8 bytes of block hashes uint8 [C, 16] as little-endian uint64 [C]."""
+    return np.ascontiguousarray(hashes[:, :8]).view("<u8")[:, 0]
+
+
+def record_checks(records_C: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
+    """Return the checksums of records, uint32 [C]."""
+    return crc32_rows(record_bytes(records_C))
+
+
+def manifest_digest(manifest: ReferenceManifest, *arrays: npt.NDArray[np.generic]) -> str:
+    """Return the digest, in hex, of a manifest and the contents of its arrays."""
+    digest = hashlib.blake2b(digest_size=16, person=b"rod-refs-v1")
+    digest.update(json.dumps(asdict(manifest), sort_keys=True).encode())
+    for array in arrays:
+        for first in range(0, len(array), ROWS):
+            digest.update(np.ascontiguousarray(array[first : first + ROWS]).data)
+    return digest.hexdigest()
+
+
+def record_bytes(records_C: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
+    """Return the bytes of records, uint8 [C, 48]."""
+    return np.ascontiguousarray(records_C).view(np.uint8).reshape(-1, RECORD.itemsize)

@@ -1,0 +1,324 @@
+"""Reference losses by block id: what a block costs the specialist, or the untouched base model.
+
+Folders of several reference models (`reference_folder.py`) together cover a store: the specialist
+the adaptation blocks, the base model the replay blocks (paper, Eq. "RoD"). Every block looked up is
+checked twice: its checksum against rot, its hash against the store it is to be used with.
+
+    chunk          0        1              7
+    targets    [0, S/8) [S/8, S/4) ... [7S/8, S - 1)      target i: token i + 1, at position i
+
+Shape suffixes: C = blocks, N = all blocks of a folder, S = tokens per block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.reference_folder import (
+    NUM_CHUNKS,
+    RECORD,
+    Folder,
+    ReferenceManifest,
+    hash_heads,
+    manifest_digest,
+    open_folder,
+    record_checks,
+)
+
+
+class HashedBlocks(Protocol):
+    """What references ask of a block store."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the store."""
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Fingerprint of the tokenizer."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+
+    def hashes(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Return the block hashes, uint8 [C, 16]."""
+
+
+def num_targets(block_size: int, eighths: int = NUM_CHUNKS) -> int:
+    """Return how many next-token targets the first `eighths` chunks of a block hold."""
+    assert block_size % NUM_CHUNKS == 0 and 1 <= eighths <= NUM_CHUNKS, (block_size, eighths)
+    return min(eighths * (block_size // NUM_CHUNKS), block_size - 1)
+
+
+def block_loss(
+    sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_CHUNKS
+) -> npt.NDArray[np.float32]:
+    """Turn partial sums into losses, of references and of online scoring alike.
+
+    Nothing else does, and the order of addition is fixed: equal sums give losses equal to the bit,
+    so that a replay block scores exactly 0 at the base model.
+
+    Args:
+        sums_C8: Partial sums of the token losses, nats, float32 [C, 8].
+        block_size: Tokens per block (S).
+        eighths: How many chunks to take, from the beginning; 8 is the whole block.
+
+    Returns:
+        float32 [C], the mean over `num_targets(block_size, eighths)` targets, nats per token
+        (paper, Eq. "sequence loss").
+    """
+    sums_C8 = np.asarray(sums_C8, dtype=np.float32)
+    assert sums_C8.ndim == 2 and sums_C8.shape[1] >= eighths, sums_C8.shape
+    total_C = np.zeros(len(sums_C8), dtype=np.float64)
+    for chunk in range(eighths):
+        total_C += sums_C8[:, chunk]
+    return (total_C / num_targets(block_size, eighths)).astype(np.float32)
+
+
+class References:
+    """Reference losses of the blocks of a store, `references[block_ids]`.
+
+    Attributes:
+        digest: Digest of all folders, hex.
+        block_size: Tokens per block (S).
+        tokenizer: Fingerprint of the tokenizer.
+        manifests: One per folder, by ascending first block.
+    """
+
+    def __init__(self, folders: list[Folder], store: HashedBlocks | None) -> None:
+        """Use `open`."""
+        self._folders = folders
+        self._store = store
+        self._starts = np.array([folder.manifest.start for folder in folders])
+        self.manifests = tuple(folder.manifest for folder in folders)
+        self.block_size = self.manifests[0].block_size
+        self.tokenizer = self.manifests[0].tokenizer
+        digests = "\n".join(folder.digest for folder in folders).encode()
+        self.digest = hashlib.blake2b(digests, digest_size=16, person=b"rod-refs-v1").hexdigest()
+
+    @classmethod
+    def open(cls, paths: Iterable[str | Path], store: HashedBlocks | None = None) -> Self:
+        """Open one or more compacted folders.
+
+        Args:
+            paths: The folders, in any order.
+            store: The block store they must be of and must cover; None for lookups `by_hash` only.
+
+        Raises:
+            ValueError: A folder that is missing, not complete, damaged in size, of another store or
+                tokenizer; folders that overlap or leave blocks of the store without a reference.
+        """
+        folders = sorted(
+            (open_folder(Path(path)) for path in paths), key=lambda f: f.manifest.start
+        )
+        if not folders:
+            raise ValueError("no folder of references was given: name at least one")
+        for folder in folders:
+            _refuse_foreign(folder, folders[0].manifest, store)
+        _check_tiling(folders, None if store is None else len(store))
+        return cls(folders, store)
+
+    def __len__(self) -> int:
+        """Return the number of blocks with a reference."""
+        return sum(len(folder.heads) for folder in self._folders)
+
+    def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return reference losses.
+
+        Args:
+            block_ids: int64 [C].
+
+        Returns:
+            float32 [C], nats per token.
+
+        Raises:
+            ValueError: A block without a reference, with a damaged one, or with one of other
+                content.
+        """
+        return self.prefix(block_ids, NUM_CHUNKS)
+
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
+        """Return reference losses over the first eighths of the blocks; see `block_loss`."""
+        assert self._store is not None, "opened without a store: look blocks up by_hash"
+        block_ids = np.asarray(block_ids, dtype=np.int64)
+        records_C = self._records(block_ids)
+        same_C = hash_heads(self._store.hashes(block_ids)) == records_C["head"]
+        if not same_C.all():
+            raise ValueError(
+                f"the reference of block {block_ids[np.argmin(same_C)]} is of other content than "
+                f"the block store holds ({(~same_C).sum()} of {len(same_C)} looked up): the "
+                "store's files were changed; prepare and score again"
+            )
+        return block_loss(records_C["sums"], self.block_size, eighths)
+
+    def by_hash(
+        self, hashes: npt.NDArray[np.uint8], eighths: int = NUM_CHUNKS
+    ) -> npt.NDArray[np.float32]:
+        """Return reference losses of blocks that are known by content only.
+
+        The first call sorts the hashes of all blocks (24 bytes a block in memory).
+
+        Args:
+            hashes: Block hashes, uint8 [C, 16].
+            eighths: See `block_loss`.
+
+        Returns:
+            float32 [C], nats per token.
+
+        Raises:
+            ValueError: A block without a reference, or with a damaged one.
+        """
+        wanted_C = hash_heads(np.asarray(hashes, dtype=np.uint8))
+        index_C = self._by_head.find(wanted_C)
+        if (index_C < 0).any():
+            first = int(np.argmax(index_C < 0))
+            raise ValueError(
+                f"{(index_C < 0).sum()} of {len(index_C)} blocks have no reference, the first is "
+                f"at position {first} with hash {bytes(hashes[first]).hex()}: score this job's "
+                "blocks, cut and tokenised as here, with the reference models"
+            )
+        records_C = self._records(self._ids_of(index_C))
+        return block_loss(records_C["sums"], self.block_size, eighths)
+
+    def verify(self) -> None:
+        """Read everything and compare it with the digests.
+
+        Raises:
+            ValueError: The contents of a folder are not what was written.
+        """
+        for folder in self._folders:
+            if manifest_digest(folder.manifest, folder.sums, folder.heads) != folder.digest:
+                raise ValueError(
+                    f"{folder.path} does not have the content its manifest.json names (digest): "
+                    "restore the folder from a copy, or remove it to score again"
+                )
+
+    @cached_property
+    def _by_head(self) -> _HeadIndex:
+        return _HeadIndex(np.concatenate([folder.heads for folder in self._folders]))
+
+    def _ids_of(self, index_C: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the block ids of positions in the row of all folders."""
+        counts = [len(folder.heads) for folder in self._folders]
+        begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        part_C = np.searchsorted(begins, index_C, side="right") - 1
+        return index_C - begins[part_C] + self._starts[part_C]
+
+    def _records(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+        """Gather the records of blocks and verify their checksums."""
+        part_C = np.searchsorted(self._starts, block_ids, side="right") - 1
+        records_C = np.zeros(block_ids.shape, dtype=RECORD)
+        check_C = np.zeros(block_ids.shape, dtype=np.uint32)
+        records_C["id"] = block_ids
+        found_C = np.zeros(block_ids.shape, dtype=bool)
+        for number, folder in enumerate(self._folders):
+            here = np.flatnonzero((part_C == number) & (block_ids < folder.manifest.stop))
+            rows = block_ids[here] - folder.manifest.start
+            records_C["sums"][here] = folder.sums[rows]
+            records_C["head"][here] = folder.heads[rows]
+            check_C[here] = folder.checks[rows]
+            found_C[here] = True
+        if not found_C.all():
+            raise ValueError(
+                f"block {block_ids[np.argmin(found_C)]} has no reference; there are those of "
+                f"{_ranges(self._folders)}: score the missing blocks"
+            )
+        whole_C = record_checks(records_C) == check_C
+        if not whole_C.all():
+            raise ValueError(
+                f"the reference of block {block_ids[np.argmin(whole_C)]} is damaged (checksum, "
+                f"{(~whole_C).sum()} of {len(whole_C)} looked up) in {_paths(self._folders)}: "
+                "restore the folder from a copy, or remove it to score again"
+            )
+        return records_C
+
+
+class _HeadIndex:
+    """Finds hash heads in a list of them: sorted, with a directory of the leading bits.
+
+    Heads are uniform, so a directory with about one entry per bucket leaves a step or two of
+    search.
+    """
+
+    def __init__(self, heads_N: npt.NDArray[np.uint64]) -> None:
+        self._order_N = np.argsort(heads_N, kind="stable")
+        self._sorted_N = heads_N[self._order_N]
+        bits = max(1, len(heads_N).bit_length() - 1)
+        self._shift = np.uint64(64 - bits)
+        buckets = np.arange((1 << bits) + 1, dtype=np.uint64)
+        self._begin = np.searchsorted(self._sorted_N >> self._shift, buckets).astype(np.int64)
+
+    def find(self, wanted_C: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Return the first index of every head, int64 [C], -1 where there is none."""
+        bucket_C = (wanted_C >> self._shift).astype(np.int64)
+        at_C, end_C = self._begin[bucket_C], self._begin[bucket_C + 1]
+        last = len(self._sorted_N) - 1
+        behind_C = at_C < end_C
+        while behind_C.any():
+            behind_C = (at_C < end_C) & (self._sorted_N[np.minimum(at_C, last)] < wanted_C)
+            at_C = at_C + behind_C
+        at_C = np.minimum(at_C, last)
+        return np.where(self._sorted_N[at_C] == wanted_C, self._order_N[at_C], -1)
+
+
+def _refuse_foreign(folder: Folder, first: ReferenceManifest, store: HashedBlocks | None) -> None:
+    """Raise a ValueError if a folder is not of this store, tokenizer, or kind of loss."""
+    found = folder.manifest
+    checks = [
+        ("loss definition", found.loss, first.loss),
+        ("block store", found.store, first.store if store is None else store.digest),
+        (
+            "tokenizer",
+            found.tokenizer,
+            first.tokenizer if store is None else store.tokenizer_fingerprint,
+        ),
+        ("block size", found.block_size, first.block_size if store is None else store.block_size),
+    ]
+    for what, is_, should_be in checks:
+        if is_ != should_be:
+            raise ValueError(
+                f"{folder.path / 'manifest.json'} is of {what} {is_!r}, expected {should_be!r}: "
+                "score again with what this run uses, or point the run at what was scored"
+            )
+
+
+def _check_tiling(folders: list[Folder], num_blocks: int | None) -> None:
+    """Refuse folders that overlap, or that leave out blocks of the store."""
+    for left, right in pairwise(folders):
+        if left.manifest.stop > right.manifest.start:
+            raise ValueError(
+                f"{left.path} and {right.path} both have references of block "
+                f"{right.manifest.start}: name one of the two, or score ranges that do not overlap"
+            )
+    if num_blocks is None:
+        return
+    covered = 0
+    for folder in folders:
+        if folder.manifest.start > covered:
+            break
+        covered = folder.manifest.stop
+    if covered < num_blocks:
+        raise ValueError(
+            f"block {covered} of {num_blocks} has no reference; there are those of "
+            f"{_ranges(folders)}: name the missing folder, or score these blocks"
+        )
+
+
+def _ranges(folders: list[Folder]) -> str:
+    return ", ".join(f"[{f.manifest.start}, {f.manifest.stop}) in {f.path}" for f in folders)
+
+
+def _paths(folders: list[Folder]) -> str:
+    return ", ".join(str(folder.path) for folder in folders)

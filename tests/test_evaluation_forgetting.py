@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_rod.evaluation.forgetting import (
+    forgetting_by_source,
+    validation_forgetting,
+    weighted_loss,
+)
+
+BASE = {"web": 2.0, "code": 1.0, "math": 3.0}
+TRAINED = {"web": 2.5, "code": 0.75, "math": 3.25}
+
+losses = st.floats(min_value=0.0, max_value=20.0)
+
+
+def test_differences_are_not_capped() -> None:
+    assert forgetting_by_source(TRAINED, BASE) == {"web": 0.5, "code": -0.25, "math": 0.25}
+
+
+def test_f_val_caps_each_source_before_the_weighted_sum() -> None:
+    # By hand: (6 * .5 + 1 * 0 + 1 * .25) / 8.
+    assert validation_forgetting(TRAINED, BASE, {"web": 6, "code": 1, "math": 1}) == 3.25 / 8
+
+
+def test_without_weights_every_source_counts_the_same() -> None:
+    assert validation_forgetting(TRAINED, BASE) == 0.25
+    assert weighted_loss(BASE) == 2.0
+
+
+def test_the_base_has_forgotten_nothing() -> None:
+    assert validation_forgetting(BASE, BASE, {"web": 3, "code": 2, "math": 1}) == 0.0
+
+
+def test_a_source_of_weight_zero_does_not_count() -> None:
+    assert weighted_loss(BASE, {"web": 1, "code": 1, "math": 0}) == 1.5
+
+
+@given(
+    rows=st.lists(st.tuples(losses, losses, st.integers(1, 10**9)), min_size=1, max_size=20),
+    scale=st.sampled_from([0.5, 2.0, 1024.0]),
+)
+def test_f_val_against_the_sum_written_out(
+    rows: list[tuple[float, float, int]], scale: float
+) -> None:
+    trained = {str(i): row[0] for i, row in enumerate(rows)}
+    base = {str(i): row[1] for i, row in enumerate(rows)}
+    weights = {str(i): float(row[2]) for i, row in enumerate(rows)}
+    total = 0.0
+    for name in weights:
+        total += weights[name] * max(0.0, trained[name] - base[name])
+    expected = total / sum(weights.values())
+    value = validation_forgetting(trained, base, weights)
+    assert math.isclose(value, expected, rel_tol=1e-12, abs_tol=1e-15)
+    assert value >= 0.0
+    # Only the proportions of the weights matter, and powers of two keep the float exact.
+    assert value == validation_forgetting(trained, base, {n: w * scale for n, w in weights.items()})
+
+
+@pytest.mark.parametrize(
+    ("loss", "base", "weights", "words"),
+    [
+        ({"web": 1.0}, {"code": 1.0}, None, ["base losses", "web", "code"]),
+        ({"web": math.nan}, {"web": 1.0}, None, ["web", "nan", "finite"]),
+        ({"web": 1.0}, {"web": math.inf}, None, ["base loss", "web", "inf"]),
+        ({"web": 1.0}, {"web": 1.0}, {"code": 1.0}, ["weights", "web", "code"]),
+        ({"web": 1.0}, {"web": 1.0}, {"web": -1.0}, ["weights", "-1.0", "web"]),
+        ({"web": 1.0}, {"web": 1.0}, {"web": 0.0}, ["only zeros"]),
+        ({}, {}, None, ["no source"]),
+    ],
+)
+def test_wrong_input_is_named_in_one_sentence(
+    loss: dict[str, float],
+    base: dict[str, float],
+    weights: dict[str, float] | None,
+    words: list[str],
+) -> None:
+    with pytest.raises(ValueError) as error:
+        validation_forgetting(loss, base, weights)
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)

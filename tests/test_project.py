@@ -1,0 +1,205 @@
+"""The rules of the house: import arrows, a light import, a whole wheel, honest commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "nemo_rod"
+
+# Each room, and the rooms it may import. A new room has to be placed here.
+ARROWS = {
+    "corpus": set(),
+    "selection": set(),
+    "megatron": {"corpus", "selection"},
+    "nemo_rl": {"corpus", "selection"},
+    "evaluation": {"corpus", "selection", "megatron"},
+    "swap_in": {"corpus", "selection", "megatron"},
+    "report": {"selection"},
+    "config": set(),
+    "launch": {
+        *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
+        "config",
+    },
+    "cli": {"launch", "config", "corpus", "selection", "report", "evaluation"},
+}
+# The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
+FACADE = "__init__"
+HEAVY = {
+    *("torch", "megatron", "nemo", "nemo_rl", "ray", "lm_eval"),
+    *("transformers", "datasets", "pyarrow", "matplotlib"),
+}
+
+
+def imports(file: Path) -> Iterator[tuple[str, int]]:
+    """Full dotted name and line of everything that a module imports, anywhere in it."""
+    package = [*file.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def room(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def target_room(name: str) -> str | None:
+    """Room of an imported name, or None if it lies outside nemo_rod."""
+    parts = name.split(".")
+    if parts[0] != "nemo_rod":
+        return None
+    known = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
+    return parts[1] if len(parts) > 1 and parts[1] in known else FACADE
+
+
+def modules(*rooms: str) -> list[Path]:
+    return [file for file in sorted(PACKAGE.rglob("*.py")) if not rooms or room(file) in rooms]
+
+
+def test_import_arrows_run_one_way() -> None:
+    wrong = []
+    for file in modules():
+        source = room(file)
+        if source == FACADE:
+            continue
+        if source not in ARROWS:
+            wrong.append(f"{file.relative_to(ROOT)}: give the new room '{source}' its arrows")
+        for name, line in imports(file):
+            target = target_room(name)
+            if target not in {None, source, *ARROWS.get(source, ())}:
+                wrong.append(f"{file.relative_to(ROOT)}:{line}: {source} may not import {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_arrows_make_no_circle() -> None:
+    settled: set[str] = set()
+    while ready := {r for r, below in ARROWS.items() if r not in settled and below <= settled}:
+        settled |= ready
+    assert settled == set(ARROWS)
+
+
+def test_selection_needs_numpy_only() -> None:
+    # pyarrow is for exports alone: imported where it is used, or `import nemo_rod` would need it
+    allowed = {*sys.stdlib_module_names, "nemo_rod", "numpy", "pyarrow"}
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in modules("selection")
+        for name, line in imports(file)
+        if name.split(".")[0] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", ["nemo_rod", "nemo_rod.corpus", "nemo_rod.selection"])
+def test_import_is_light(module: str) -> None:
+    program = f"import sys, {module}; print(*(set(sys.modules) & {HEAVY!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+def test_wheel_carries_code_recipes_and_configs(wheel: Path) -> None:
+    expected = {file.relative_to(ROOT).as_posix() for file in modules()}
+    for folder, inside in (("recipes", "recipe/"), ("hydra_configs", "")):
+        files = [path for path in (ROOT / folder).rglob("*.yaml") if path.is_file()]
+        assert files, f"{folder}/ holds no .yaml file"
+        expected |= {
+            f"nemo_rod/_configs/{inside}{path.relative_to(ROOT / folder).as_posix()}"
+            for path in files
+        }
+    found = zipfile.ZipFile(wheel).namelist()
+    assert expected - set(found) == set()
+    assert len(found) == len(set(found)), "the wheel carries a file twice"
+
+
+def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    program = (
+        "import sys; sys.path.insert(0, '.'); from nemo_rod.config import config_folder as f; "
+        "print((f() / 'recipe' / 'toy.yaml').resolve())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    found = Path(done.stdout.strip())
+    assert found.is_relative_to(tmp_path.resolve())
+    assert found.is_file()
+
+
+def kept_files() -> list[Path]:
+    """Files that git tracks, or would: all but the ignored ones."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for name in done.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    pattern = re.compile(r"(?<![\w.>}])/(?:work|root|home/[a-z]\w*)/")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in kept_files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def documented(command: str) -> set[tuple[str, str]]:
+    """(document, first argument) of each call of a command in the documents' code blocks."""
+    found = set()
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        blocks = re.findall(r"^```[^\n]*\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+        for line in "\n".join(blocks).splitlines():
+            call = re.match(
+                rf"(?:\$ )?(?:\w+=\S+ )*(?:\S*/)?{command} +([a-z][\w-]*)", line.strip()
+            )
+            if call:
+                found.add((path.relative_to(ROOT).as_posix(), call[1]))
+    assert found, f"no document shows a call of {command}"
+    return found
+
+
+def test_documented_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {call for call in documented("make") if call[1] not in targets} == set()
+
+
+def test_documented_subcommands_exist() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    commands = set(re.findall(r"nemo-rod +([a-z][\w-]*)", done.stdout))
+    assert {call for call in documented("nemo-rod") if call[1] not in commands} == set()

@@ -1,0 +1,207 @@
+"""The record log at every byte where it may be cut, flipped or killed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_rod.selection.record_log import RecordLog, crc32_rows, write_whole
+
+MAGIC = b"TESTLOG1"
+SIZE = 20  # bytes of a record, 16 of them its own
+
+
+def payload(first: int, count: int) -> np.ndarray:
+    rows = np.arange(first, first + count, dtype="<u8")
+    return np.stack([rows, rows * rows], axis=1).view(np.uint8)
+
+
+def write_log(path, count):
+    RecordLog.create(path, MAGIC, {"name": "ß", "n": [1, 2]}, SIZE)
+    log = RecordLog(path, MAGIC)
+    log.recover()
+    log.append(payload(0, count), sync=True)
+    log.close()
+    return path.read_bytes()
+
+
+@given(st.integers(0, 300), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_crc32_of_rows_is_that_of_zlib(num_bytes, num_rows, random):
+    rows = np.frombuffer(random.randbytes(num_rows * num_bytes), np.uint8)
+    rows = rows.reshape(num_rows, num_bytes)
+    assert crc32_rows(rows).tolist() == [zlib.crc32(row.tobytes()) for row in rows]
+
+
+def test_what_is_appended_is_read(tmp_path):
+    write_log(tmp_path / "log", 5)
+    log = RecordLog(tmp_path / "log", MAGIC)
+    assert log.header == {"name": "ß", "n": [1, 2]}
+    assert log.recover().tolist() == [True] * 5
+    log.append(payload(5, 3), sync=False)
+    assert log.count == 8
+    assert np.array_equal(log.payload(), payload(0, 8))
+    log.truncate(2)
+    log.append(payload(2, 1), sync=True)
+    log.close()
+    log.close()
+    assert (tmp_path / "log").read_bytes() == write_log(tmp_path / "again", 3)
+
+
+def test_cut_at_every_byte_of_the_last_record(tmp_path):
+    whole = write_log(tmp_path / "log", 4)
+    path = tmp_path / "cut"
+    for end in range(len(whole) - SIZE, len(whole)):
+        path.write_bytes(whole[:end])
+        reader = RecordLog(path, MAGIC, read_only=True)
+        assert reader.recover().tolist() == [True] * 3
+        assert path.read_bytes() == whole[:end]  # reading changes nothing
+        log = RecordLog(path, MAGIC)
+        assert log.recover().tolist() == [True] * 3
+        log.append(payload(3, 1), sync=True)
+        log.close()
+        reader.close()
+        assert path.read_bytes() == whole
+
+
+def test_cut_anywhere_never_gives_a_wrong_record(tmp_path):
+    whole = write_log(tmp_path / "log", 3)
+    start = len(whole) - 3 * SIZE
+    path = tmp_path / "cut"
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        if end < start:  # a header is moved into place whole, so this is no crash of ours
+            with pytest.raises(ValueError, match=r"damaged header|begins with"):
+                RecordLog(path, MAGIC)
+        else:
+            log = RecordLog(path, MAGIC)
+            assert log.recover().tolist() == [True] * ((end - start) // SIZE)
+            log.close()
+
+
+def test_every_flipped_bit_is_noticed(tmp_path):
+    whole = write_log(tmp_path / "log", 3)
+    start = len(whole) - 3 * SIZE
+    path = tmp_path / "flipped"
+    for bit in range(len(whole) * 8):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        if bit // 8 < start:
+            with pytest.raises(ValueError, match=r"damaged header|begins with"):
+                RecordLog(path, MAGIC)
+            continue
+        log = RecordLog(path, MAGIC, read_only=True)
+        # The last record is taken for a torn one.
+        left = {0: [False, True, True], 1: [True, False, True], 2: [True, True]}
+        assert log.recover().tolist() == left[(bit // 8 - start) // SIZE]
+        log.close()
+
+
+@pytest.mark.parametrize("end", [bytes(SIZE * 3), b"\xff" * (SIZE + 7), bytes(5)])
+def test_rubbish_at_the_end_is_dropped(tmp_path, end):
+    whole = write_log(tmp_path / "log", 2)
+    (tmp_path / "log").write_bytes(whole + end)
+    log = RecordLog(tmp_path / "log", MAGIC)
+    assert log.recover().tolist() == [True, True]
+    log.close()
+    assert (tmp_path / "log").read_bytes() == whole
+
+
+def test_a_log_that_another_process_changed_is_left_alone(tmp_path):
+    write_log(tmp_path / "log", 2)
+    one, two = RecordLog(tmp_path / "log", MAGIC), RecordLog(tmp_path / "log", MAGIC)
+    one.recover()
+    two.recover()
+    two.append(payload(2, 1), sync=True)
+    with pytest.raises(ValueError, match="another one writes to it: run one job per folder"):
+        one.append(payload(2, 1), sync=True)
+
+
+def test_files_that_are_no_log(tmp_path):
+    with pytest.raises(ValueError, match="does not exist: check the path"):
+        RecordLog(tmp_path / "none", MAGIC)
+    (tmp_path / "text").write_text("Good morning, this is not a log.")
+    with pytest.raises(ValueError, match=r"begins with b'Good mor', expected b'TESTLOG1'"):
+        RecordLog(tmp_path / "text", MAGIC)
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(ValueError, match="begins with b''"):
+        RecordLog(tmp_path / "empty", MAGIC)
+    with pytest.raises(ValueError, match="exists: open it to go on, or remove it"):
+        RecordLog.create(tmp_path / "text", MAGIC, {}, SIZE)
+
+
+def run(program: str, *args: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, args)], stdout=subprocess.PIPE, text=True
+    )
+
+
+APPEND_FOREVER = """
+import sys
+from pathlib import Path
+import numpy as np
+from nemo_rod.selection.record_log import RecordLog
+log = RecordLog(Path(sys.argv[1]), b"TESTLOG1")
+log.recover()
+for number in range(log.count, 10**9):
+    row = np.array([[number, number * number]], dtype="<u8")
+    log.append(row.view(np.uint8), sync=number % 50 == 0)
+    print(number, flush=True)
+"""
+
+
+def test_killed_again_and_again(tmp_path):
+    path = tmp_path / "log"
+    RecordLog.create(path, MAGIC, {}, SIZE)
+    for _ in range(4):
+        writer = run(APPEND_FOREVER, path)
+        for _ in range(200):
+            reported = int(writer.stdout.readline())
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        log = RecordLog(path, MAGIC)
+        assert log.recover().all()
+        assert log.count > reported  # nothing that was said to be written is lost
+        assert np.array_equal(log.payload(), payload(0, log.count))
+        log.close()
+        with open(path, "ab") as file:
+            file.write(b"torn")
+
+
+DISK_FULL = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from nemo_rod.selection.record_log import RecordLog
+log = RecordLog(Path(sys.argv[1]), b"TESTLOG1")
+log.recover()
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+try:
+    log.append(np.zeros((3, 16), dtype=np.uint8), sync=True)
+except OSError as error:
+    print(type(error).__name__, log.count)
+"""
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no limit on the size of files")
+def test_a_full_disk_leaves_the_log_as_it_was(tmp_path):
+    whole = write_log(tmp_path / "log", 2)
+    writer = run(DISK_FULL, tmp_path / "log", len(whole) + 30)  # room for one record and a half
+    assert writer.communicate()[0].split() == ["OSError", "2"]
+    assert (tmp_path / "log").read_bytes() == whole
+
+
+def test_a_whole_file_or_none(tmp_path):
+    write_whole(tmp_path / "folder" / "file", b"one")
+    write_whole(tmp_path / "folder" / "file", b"two")
+    assert [p.read_bytes() for p in (tmp_path / "folder").iterdir()] == [b"two"]
