@@ -13,6 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import Config, config_folder, to_config
+from nemo_rod.launch import run
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
 
@@ -51,8 +52,6 @@ def main() -> None:
 
 
 def _commands() -> dict[str, Callable[[Config], None]]:
-    from nemo_rod.launch import run
-
     return {
         "run": run.run,
         "prepare": run.prepare,
@@ -73,7 +72,8 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             OmegaConf.resolve(composed)
             config = to_config(composed)
             config.run_dir = _run_dir(config)
-            command(config)
+            with run.only_one(Path(config.run_dir)):
+                command(config)
         except ValueError as error:
             _leave(str(error))
         except RuntimeError as error:  # a job that failed; its log says more

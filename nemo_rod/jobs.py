@@ -5,8 +5,10 @@ torchrun ... -m nemo_rod.megatron JOB.json
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,3 +106,12 @@ def read_job(path: Path) -> Job:
     if "optimisation" in values:
         values["optimisation"] = Optimisation(**values["optimisation"])
     return kind(**values)
+
+
+def end_with_parent() -> None:
+    """Asks Linux to end this process when its parent dies, so that no job outlives its command.
+
+    Two jobs in one folder would spoil each other's files.
+    """
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

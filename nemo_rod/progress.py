@@ -14,7 +14,7 @@ class Progress:
 
     Args:
         name: of the work.
-        total: how much there is to do.
+        total: how much there is to do; 0 if nobody knows.
         prefix: put before every line.
         every_seconds: least time between two lines; the last one is always shown.
     """
@@ -24,7 +24,7 @@ class Progress:
     ) -> None:
         self.name, self.total, self.prefix = name, total, prefix
         self.every_seconds = every_seconds
-        self.first, self.began, self.shown = 0.0, time.monotonic(), 0.0
+        self.first, self.began, self.shown = 0.0, time.monotonic(), time.monotonic()
 
     def start(self, done: float) -> None:
         """Counting starts at `done`, so that resumed work estimates from its own pace."""
@@ -33,12 +33,13 @@ class Progress:
     def step(self, done: float, note: str = "") -> None:
         """Shows how far the work is, if the last line is old enough or the work is complete."""
         now = time.monotonic()
-        if now - self.shown < self.every_seconds and done < self.total:
+        complete = self.total and done >= self.total
+        if now - self.shown < self.every_seconds and not complete:
             return
         self.shown = now
-        pace = (now - self.began) / max(done - self.first, 1e-9)
-        left = int(pace * (self.total - done))
-        text = (
-            f"{self.name}  {done:,.0f}/{self.total:,.0f}  {note}  {left // 60}:{left % 60:02d} left"
-        )
-        print(self.prefix + text, file=sys.stderr, flush=True)
+        far = f"{done:,.0f}/{self.total:,.0f}" if self.total else f"{done:,.0f}"
+        left = ""
+        if self.total and done > self.first:
+            seconds = int((now - self.began) / (done - self.first) * (self.total - done))
+            left = f"{seconds // 60}:{seconds % 60:02d} left"
+        print(f"{self.prefix}{self.name}  {far}  {note}  {left}", file=sys.stderr, flush=True)

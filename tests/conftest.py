@@ -23,10 +23,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+def torchrun(module_torchrun: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """`module_torchrun`, by the name that most tests use."""
+    return module_torchrun
+
+
+@pytest.fixture(scope="module")
+def module_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     """Runs a program under the real torchrun on this machine.
 
-    `torchrun(nproc, target, *args, timeout=100, env=None, expect_failure=False)` runs `target` (a
+    `module_torchrun(nproc, target, *args, timeout=100, env=None, expect_failure=False)` runs `target` (a
     script's path, or a module's name) in `nproc` processes and returns what each rank printed
     (stdout, then stderr), in the order of the ranks. It fails the test with the tails of the
     ranks' logs when a rank fails (or, with `expect_failure`, when none does), and when the run

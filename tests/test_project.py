@@ -19,15 +19,17 @@ PACKAGE = ROOT / "nemo_rod"
 ARROWS = {
     "corpus": set(),
     "selection": set(),
-    "megatron": {"corpus", "selection"},
-    "nemo_rl": {"corpus", "selection"},
+    "progress": set(),
+    "jobs": {"config"},
+    "megatron": {"corpus", "selection", "jobs", "progress"},
+    "nemo_rl": {"corpus", "selection", "megatron"},
     "evaluation": {"corpus", "selection", "megatron"},
     "swap_in": {"corpus", "selection", "megatron"},
     "report": {"selection"},
     "config": set(),
     "launch": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
-        "config",
+        *("config", "jobs", "progress"),
     },
     "cli": {"launch", "config", "corpus", "selection", "report", "evaluation"},
 }

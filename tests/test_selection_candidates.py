@@ -1,4 +1,4 @@
-"""Candidate pools: what their golden file pins, against a plain Python oracle, and epoch by epoch."""
+"""Candidate pools: as the golden file and a plain Python oracle have them, epoch by epoch."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_a_foreign_curriculum_is_refused_by_name(tmp_path, name, value):
 
 def test_an_existing_file_is_not_overwritten(tmp_path):
     whole = record(tmp_path / "c.rod", 2)
-    with pytest.raises(ValueError, match="c.rod exists: open it to go on, or remove it"):
+    with pytest.raises(ValueError, match=r"c.rod exists: open it to go on, or remove it"):
         Curriculum.create(tmp_path / "c.rod", HEADER)
     assert (tmp_path / "c.rod").read_bytes() == whole
 
@@ -406,5 +406,5 @@ def test_diff(tmp_path):
     with pytest.raises(ValueError, match="have no step in common"):
         diff(b, late)
     record(tmp_path / "foreign.rod", 4, replace(HEADER, store="store-2"))
-    with pytest.raises(ValueError, match="is of block store 'store-1' and .* of 'store-2'"):
+    with pytest.raises(ValueError, match=r"is of block store 'store-1' and .* of 'store-2'"):
         diff(a, Curriculum.open(tmp_path / "foreign.rod"))

@@ -1,4 +1,4 @@
-"""Policies against a plain sort: ties, padding, shares; and the refusal of scores that are no numbers."""
+"""Policies against a plain sort: ties, padding, shares; scores that are no numbers are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_fixed_share_is_two_stable_sorts(pool, k, share, adaptation, replay):
     policy = FixedShare(share, adaptation=adaptation, replay=replay)
     if None in expected:
         with pytest.raises(
-            ValueError, match="raise selection.multiplier, or set selection.balance"
+            ValueError, match=r"raise selection.multiplier, or set selection.balance"
         ):
             policy.select(score_C, is_replay_C, k)
         return

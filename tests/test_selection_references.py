@@ -1,4 +1,4 @@
-"""Reference losses: writing under crashes, complete or refused, and lookups that notice everything."""
+"""Reference losses: writing under crashes, complete or refused, lookups that notice damage."""
 
 from __future__ import annotations
 
@@ -152,7 +152,9 @@ def test_a_log_cut_at_every_byte_of_its_last_record(tmp_path):
         folder = tmp_path / str(end)
         folder.mkdir()
         (folder / "rank-00000.log").write_bytes(whole[:end])
-        with pytest.raises(ValueError, match="no valid loss of 1 of 6 blocks .* is block 5: score"):
+        with pytest.raises(
+            ValueError, match=r"no valid loss of 1 of 6 blocks .* is block 5: score"
+        ):
             compact(folder, manifest=m, hashes=store.hashes)
         with ReferenceWriter(folder, 0, manifest=m) as writer:
             assert writer.done.tolist() == [0, 1, 2, 3, 4]
@@ -174,7 +176,7 @@ def test_a_flipped_bit_in_a_log_costs_its_block_only(tmp_path):
     path.write_bytes(data)
     assert logged_ids(tmp_path, m).tolist() == [0, 1, 3, 4, 5]
     with pytest.raises(
-        ValueError, match="no valid loss of 1 of 6 blocks .* is block 2: score again"
+        ValueError, match=r"no valid loss of 1 of 6 blocks .* is block 2: score again"
     ):
         compact(tmp_path, manifest=m, hashes=store.hashes)
     write(tmp_path, 1, [2], m)
@@ -203,7 +205,7 @@ def test_losses_that_are_not_finite_are_refused(tmp_path, bad, monkeypatch):
     sums = sums_of(range(4))
     sums[2, 5] = bad
     with pytest.raises(
-        ValueError, match="scoring pass has losses that are not finite .* block 2: "
+        ValueError, match=r"scoring pass has losses that are not finite .* block 2: "
     ):
         write(tmp_path, 0, range(4), m, sums=sums)
     assert logged_ids(tmp_path, m).tolist() == []
@@ -222,14 +224,16 @@ def test_blocks_that_are_missing_foreign_or_outside(tmp_path):
     with pytest.raises(ValueError, match="no valid loss of 4 of 4 blocks in its 0 logs"):
         compact(tmp_path, manifest=m, hashes=store.hashes)
     write(tmp_path, 0, [10, 13], m)
-    with pytest.raises(ValueError, match="no valid loss of 2 of 4 blocks .* the first is block 11"):
+    with pytest.raises(
+        ValueError, match=r"no valid loss of 2 of 4 blocks .* the first is block 11"
+    ):
         compact(tmp_path, manifest=m, hashes=store.hashes)
     for outside in (9, 14, -1):
         with pytest.raises(ValueError, match=r"but the manifest is of blocks \[10, 14\)"):
             write(tmp_path, 0, [outside], m)
     write(tmp_path, 1, [11, 12], m)
     rebuilt = ArrayStore(14, changed={12})
-    with pytest.raises(ValueError, match="rank-00001.log scored block 12 with another content"):
+    with pytest.raises(ValueError, match=r"rank-00001.log scored block 12 with another content"):
         compact(tmp_path, manifest=m, hashes=rebuilt.hashes)
     compact(tmp_path, manifest=m, hashes=store.hashes)
     with pytest.raises(ValueError, match="is complete already: use it, or remove it"):
@@ -382,7 +386,7 @@ def test_every_flipped_bit_is_noticed_at_the_lookup(tmp_path, name):
         with pytest.raises(ValueError, match=f"reference of block {block} is damaged"):
             references[[0, 1, 2]]
     if name != "check.npy":
-        with pytest.raises(ValueError, match="does not have the content its manifest.json names"):
+        with pytest.raises(ValueError, match=r"does not have the content its manifest.json names"):
             references.verify()
 
 
@@ -425,7 +429,7 @@ def test_manifests_on_disk(tmp_path):
         with pytest.raises(ValueError, match="is no manifest of references"):
             References.open([tmp_path], ArrayStore(4))
     file.write_text(json.dumps(content | {"model": "other"}))
-    with pytest.raises(ValueError, match="does not have the content its manifest.json names"):
+    with pytest.raises(ValueError, match=r"does not have the content its manifest.json names"):
         References.open([tmp_path], ArrayStore(4)).verify()
 
 

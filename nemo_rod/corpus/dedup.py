@@ -49,10 +49,12 @@ def find_duplicates(
             progress(documents.consumed())
     marks = np.zeros((count + 7) // 8, dtype=np.uint8)
     for bucket in range(_BUCKETS):
-        _spill(scratch, bucket, held[bucket])
         path = scratch / f"{bucket:03d}"
-        _mark(np.fromfile(path, dtype=_RECORD), marks)
-        path.unlink()
+        spilled = b""
+        if path.exists():
+            spilled = path.read_bytes()
+            path.unlink()
+        _mark(np.frombuffer(spilled + held[bucket], dtype=_RECORD), marks)
     return marks
 
 

@@ -124,7 +124,9 @@ def _windows(tokens_NS: NDArray[np.int32], window: int) -> NDArray[np.uint64]:
     sums = np.zeros((len(values), size + 1), dtype=np.uint64)
     np.cumsum(values * power, axis=1, out=sums[:, 1:])
     hashes = (sums[:, window:] - sums[:, :-window]) * inverse[: size - window + 1]
-    return hashes ^ (hashes >> np.uint64(32)) * np.uint64(0x94D049BB133111EB)
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= np.uint64(0x94D049BB133111EB)  # the table sifts by the first bits: stir them
+    return hashes
 
 
 def _powers(base: int, count: int) -> NDArray[np.uint64]:

@@ -153,8 +153,8 @@ class BlockStore:
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise ValueError(
                 f"the blocks in {self.root} were made by a tokenizer that does something else "
-                f"(fingerprint {self.tokenizer_fingerprint}, now {tokenizer.fingerprint}): use that "
-                "one, or prepare the blocks again with this one"
+                f"(fingerprint {self.tokenizer_fingerprint}, now {tokenizer.fingerprint}): use "
+                "that one, or prepare the blocks again with this one"
             )
 
     def verify(self) -> None:

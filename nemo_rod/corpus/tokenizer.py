@@ -154,8 +154,9 @@ def _auto_tokenizer(name: str) -> Any:
 
 
 def _fingerprint(tokenizer: Tokenizer) -> str:
-    # Every 97th id brings words of the vocabulary into play, and with them the merges.
-    ids = (i for i in range(0, tokenizer.vocab_size, 97) if i != tokenizer.eod_id)
+    # Words from all over the vocabulary bring the merges into play that the probes do not need.
+    step = 1 + tokenizer.vocab_size // 4096
+    ids = (i for i in range(0, tokenizer.vocab_size, step) if i != tokenizer.eod_id)
     words = [tokenizer.decode([i]) for i in ids]
     state = hashlib.blake2b(digest_size=16, person=b"rod-tok-v1")
     state.update(np.array([tokenizer.vocab_size, tokenizer.eod_id], dtype="<u4").tobytes())

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nemo_rod.config import Launcher
+from nemo_rod.jobs import end_with_parent
 from nemo_rod.progress import PREFIX
 
 ERROR = re.compile(r"nemo-rod error on rank (\d+): (.*)")
@@ -41,7 +42,7 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # one signal ends the whole family
+            preexec_fn=end_with_parent,
         )
         with _ending(process):
             refusal = _follow(process, file)
@@ -86,7 +87,7 @@ def _ending(process: subprocess.Popen) -> Iterator[None]:
     """Passes signals on to the job, and leaves no process behind."""
 
     def forward(number: int, _: object) -> None:
-        os.killpg(process.pid, number)
+        process.send_signal(number)
 
     previous = {
         number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)
@@ -96,6 +97,6 @@ def _ending(process: subprocess.Popen) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        if process.poll() is None:  # torchrun ends its ranks when it is told to end
+            process.terminate()
             process.wait()

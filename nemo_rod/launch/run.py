@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from nemo_rod.config import Config
@@ -11,6 +14,25 @@ from nemo_rod.launch import handover
 from nemo_rod.launch.handover import Stage
 from nemo_rod.launch.stages import Stages
 from nemo_rod.selection.arms import arm_kind
+
+
+@contextmanager
+def only_one(run_dir: Path) -> Iterator[None]:
+    """Keeps a second command out of a run folder while one works in it.
+
+    Raises:
+        ValueError: if another process is at work there.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open(run_dir / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another nemo-rod is at work in {run_dir}: wait for it to end, or choose another "
+                "run_dir."
+            ) from None
+        yield
 
 
 def run(config: Config) -> None:

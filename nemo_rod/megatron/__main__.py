@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import EvaluateJob, ScoreJob, TrainJob, read_job
+from nemo_rod.jobs import EvaluateJob, ScoreJob, TrainJob, end_with_parent, read_job
 
 
 def main() -> None:
     """Runs the job that the command line names."""
+    end_with_parent()
     job = read_job(Path(sys.argv[1]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if torch.cuda.is_available():

@@ -19,7 +19,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -28,9 +28,8 @@ _CPU = torch.device("cpu")
 
 def install() -> None:
     """Make `import megatron.core` and `import megatron.bridge` work without CUDA. Idempotent."""
-    if torch.cuda.is_available() or getattr(torch.cuda, "_nemo_rod_on_cpu", False):
+    if torch.cuda.is_available() or _StubFinder in sys.meta_path:
         return
-    torch.cuda._nemo_rod_on_cpu = True  # type: ignore[attr-defined]
     # megatron/core/jit.py compiles at import time; its own switch comes too late
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     _redirect_devices()
@@ -68,7 +67,7 @@ def _while_counting_one_device(function: Callable) -> Callable:
         finally:
             torch.cuda.device_count = real
 
-    wrapper._nemo_rod = True  # type: ignore[attr-defined]
+    cast(Any, wrapper)._nemo_rod = True
     return wrapper
 
 
@@ -109,13 +108,13 @@ class _TypeName(str):
 
 
 def _redirect_devices() -> None:
-    cuda = torch.cuda
-    cuda.current_device = lambda: _CPU  # type: ignore[assignment,return-value]
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: _CPU
     cuda.synchronize = lambda *_, **__: None
     stream = _Stream()
-    cuda.current_stream = cuda.default_stream = lambda *_, **__: stream  # type: ignore
-    cuda.Stream = cuda.Event = _Stream  # type: ignore[misc,assignment]
-    cuda.stream = lambda _: _Stream()  # type: ignore[misc,assignment]
+    cuda.current_stream = cuda.default_stream = lambda *_, **__: stream
+    cuda.Stream = cuda.Event = _Stream
+    cuda.stream = lambda _: _Stream()
 
     def on_cpu(function: Callable) -> Callable:
         @functools.wraps(function)
@@ -128,8 +127,9 @@ def _redirect_devices() -> None:
 
     for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn"):
         setattr(torch, name, on_cpu(getattr(torch, name)))
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
-    torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore
+    tensor, module = cast(Any, torch.Tensor), cast(Any, torch.nn.Module)
+    tensor.cuda = lambda self, *_, **__: self
+    module.cuda = lambda self, *_, **__: self
 
     tensor_type = torch.Tensor.type
 
@@ -137,22 +137,20 @@ def _redirect_devices() -> None:
         out = tensor_type(self, *args, **kwargs)
         return _TypeName(out) if isinstance(out, str) else out
 
-    torch.Tensor.type = type_name  # type: ignore[method-assign,assignment]
+    tensor.type = type_name
 
 
 def _redirect_random_state() -> None:
     """CUDA's generator becomes the CPU default generator, the one dropout draws from."""
-    cuda = torch.cuda
+    cuda: Any = torch.cuda
 
     def seed(value: int) -> None:
         torch.default_generator.manual_seed(int(value))
 
     cuda.manual_seed = cuda.manual_seed_all = seed
-    cuda.get_rng_state = cuda.random.get_rng_state = (  # type: ignore[assignment]
-        lambda device=None: torch.get_rng_state()
-    )
-    cuda.set_rng_state = cuda.random.set_rng_state = (  # type: ignore[assignment]
-        lambda state, device=None: torch.set_rng_state(state)
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda device=None: torch.get_rng_state()
+    cuda.set_rng_state = cuda.random.set_rng_state = lambda state, device=None: torch.set_rng_state(
+        state
     )
 
 
@@ -262,5 +260,5 @@ class _StubFinder:
                 for stub in stubs:
                     sys.modules.pop(stub, None)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        cast(Any, spec.loader).exec_module = exec_module
         return spec

@@ -20,7 +20,7 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
-from nemo_rod.selection.references import NUM_CHUNKS
+from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
 
 class BlockLosses:

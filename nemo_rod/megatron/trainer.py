@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,10 +38,14 @@ from nemo_rod.selection import CurriculumHeader, References, SourceRow
 from nemo_rod.selection.arms import Arm
 
 
-def train(job: TrainJob) -> None:
+def train(job: TrainJob, callbacks: Sequence[Callback] = ()) -> None:
     """Trains one arm from its base, or goes on where an interrupted run stopped.
 
     Fills `job.out` with `checkpoints/`, `curriculum.rod`, `metrics.jsonl` and, at the end, `hf/`.
+
+    Args:
+        job: what to train.
+        callbacks: more of Megatron-Bridge's callbacks.
     """
     out = Path(job.out)
     store = BlockStore(job.blocks)
@@ -66,12 +70,17 @@ def train(job: TrainJob) -> None:
     )
     header = curriculum_header(job, store, references, arm)
     recorder = Recorder(out, selector, header=header, steps=job.optimisation.steps, name=job.name)
+    exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
     cpu.install_trainer()
     with selector.installed():
         pretrain(
             bridge_config(job, provider, store),
             forward_step,
-            callbacks=[recorder, _Exporter(partial(save_hf, bridge, folder=out / "hf"))],
+            callbacks=[
+                *callbacks,
+                recorder,
+                _Exporter(partial(save_hf, bridge, folder=out / "hf")),
+            ],
         )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_rod.report import figures
-from nemo_rod.report.figures import Canvas, inline_svg, save
 from nemo_rod.report.checks import judge, judge_across_seeds
+from nemo_rod.report.figures import Canvas, inline_svg, save
 from nemo_rod.report.page import caption, render_page
 from nemo_rod.report.results import results_of
 from nemo_rod.report.run import Run, read_run

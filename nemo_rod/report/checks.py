@@ -10,87 +10,27 @@ that nobody has to find out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.claims import RULES, Bounds, CheckKind, View
 from nemo_rod.report.run import Run
 
 Verdict = Literal["holds", "fails", "not judged"]
-CheckKind = Literal["claim", "informative", "limitation"]
-Measurement = tuple[float | None, str]  # the number (None: cannot be judged), a note or reason
 
 CHORD_GAP_MEAN = -0.015  # nats, over seeds
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The range a measured number should lie in; a strict range excludes its ends."""
-
-    low: float | None = None
-    high: float | None = None
-    strict: bool = False
-
-    def hold(self, value: float) -> bool:
-        """Whether a value lies in the range."""
-        above = self.low is None or (value > self.low if self.strict else value >= self.low)
-        below = self.high is None or (value < self.high if self.strict else value <= self.high)
-        return above and below
-
-    def __str__(self) -> str:
-        """In plain characters, e.g. "<= 0.85"."""
-        if self.low is not None and self.high is not None:
-            return f"= {self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
-        equals = "" if self.strict else "="
-        return f">{equals} {self.low:g}" if self.low is not None else f"<{equals} {self.high:g}"
-
-
-@dataclass(frozen=True)
-class _View:
-    """What measuring needs of one run."""
-
-    run: Run
-    results: Mapping[str, Any]
-
-    def arm(self, name: str | None) -> Mapping[str, Any] | None:
-        arm: Mapping[str, Any] | None = self.results["arms"].get(name)
-        return arm
-
-    @property
-    def reference(self) -> str | None:
-        name: str | None = self.results["reference_arm"]
-        return name
-
-    def missing(self, *names: str | None) -> str:
-        """Why the forgetting of these arms cannot be compared, "" if it can."""
-        if None in names:
-            return "no fixed-replay arm was run"
-        for name in names:
-            if name not in self.results["arms"]:
-                return f"arm {name} was not run"
-        return "" if "base" in self.results["arms"] else "the base model was not evaluated"
-
-    def unmatched(self) -> str:
-        """Why RoD and the reference arm cannot be compared at equal trained tokens, "" if so."""
-        missing = self.missing("rod", self.reference)
-        if missing:
-            return missing
-        if not self.results["comparisons"]["rod"]["same_tokens"]:
-            return f"rod and {self.reference} were not trained on equally many tokens"
-        return ""
-
-
 def judge(run: Run, results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All checks of one run, in the order they are shown, as JSON-ready dictionaries."""
-    view = _View(run, results)
+    view = View(run, results)
     reference = parse_arm(view.reference or "fixed_32").label
     rows = []
-    for name, kind, claim, bounds, measure in _RULES:
-        value, note = measure(view)
-        if value is not None and not math.isfinite(value):
-            value, note = None, "the measured number is not finite"
-        rows.append(_row(name, kind, claim.format(reference=reference), bounds, value, note))
+    for rule in RULES:
+        value, note = rule.measure(view)
+        claim = rule.claim.format(reference=reference)
+        rows.append(_row(rule.id, rule.kind, claim, rule.bounds, value, note))
     return rows
 
 
@@ -128,10 +68,7 @@ def format_checks(results: Mapping[str, Any]) -> str:
         first = rows[0]
         shown = verdict if first["kind"] == "claim" else f"{verdict} ({first['kind']})"
         table.append([first["claim"], bounds_of(first), *values, shown])
-        for i, row in enumerate(rows):
-            if row["note"]:
-                of_run = f", {run_label(runs[i], i)}" if len(runs) > 1 else ""
-                notes.append(f"  {row['id']}{of_run}: {row['note']}")
+        notes += [f"  {first['id']}: {note}" for note in joint_notes(rows, header[2:-1])]
     for row in results.get("checks_across_seeds", []):
         blanks = [""] * (len(runs) - 1)
         measured = format_measured(row["measured"])
@@ -143,6 +80,14 @@ def format_checks(results: Mapping[str, Any]) -> str:
         for line in table
     ]
     return "\n".join(lines + (["", "notes", *notes] if notes else []))
+
+
+def joint_notes(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[str]:
+    """The notes of one check over several runs: once if they agree, else with the run's label."""
+    notes = [row["note"] for row in rows]
+    if len(set(notes)) == 1:
+        return [notes[0]] if notes[0] else []
+    return [f"{label}: {note}" for note, label in zip(notes, labels, strict=True) if note]
 
 
 def run_label(results: Mapping[str, Any], index: int) -> str:
@@ -175,211 +120,3 @@ def _row(
         "verdict": verdict,
         "note": note,
     }
-
-
-def _forgetting_ratio(view: _View) -> Measurement:
-    if reason := view.unmatched():
-        return None, reason
-    rod, fixed = view.results["arms"]["rod"], view.results["arms"][view.reference]
-    return _ratio(rod["val_forgetting"], fixed["val_forgetting"], f"{view.reference} forgets")
-
-
-def _chord_gap(view: _View) -> Measurement:
-    if reason := view.unmatched():
-        return None, reason
-    return _gap(view, "rod")
-
-
-def _max_source_ratio(view: _View) -> Measurement:
-    if reason := view.unmatched():
-        return None, reason
-    worst: list[float | None] = []
-    for name in ("rod", view.reference):
-        by_source = view.results["arms"][name]["forgetting_by_source"]
-        worst.append(max(by_source.values()) if by_source else None)
-    return _ratio(worst[0], worst[1], f"some source of {view.reference} is forgotten")
-
-
-def _slope_ratio(view: _View) -> Measurement:
-    if reason := view.unmatched() or view.missing("no_replay"):
-        return None, reason
-    profile = view.results["profile"]
-    slopes = [profile[name]["slope"] for name in ("rod", view.reference)]
-    return _ratio(*slopes, f"the profile of {view.reference} rises over three sources or more")
-
-
-def _r_residual(view: _View) -> Measurement:
-    if reason := view.missing("rod", view.reference):
-        return None, reason
-    return _correlation(view, "pearson_r_residual")
-
-
-def _r_no_replay(view: _View) -> Measurement:
-    if reason := view.missing("rod", "no_replay"):
-        return None, reason
-    return _correlation(view, "pearson_r")
-
-
-def _first_step_share(view: _View) -> Measurement:
-    if "rod" not in view.run.arms:
-        return None, "arm rod was not run"
-    history = view.run.arms["rod"].history
-    if history is None:
-        return None, "rod has no curriculum.rod"
-    if history.step_T[0] != 0:
-        return None, f"the curriculum begins at step {history.step_T[0]}"
-    num_adaptation = int(history.candidates_TO[0, ~history.is_replay_O].sum())
-    forced = history.batch_size - num_adaptation
-    note = f"the first pool held {forced} adaptation block(s) too few to fill the batch"
-    return float(history.share_T[0]), note if forced > 0 else ""
-
-
-def _decile_growth(view: _View) -> Measurement:
-    if "rod" not in view.run.arms:
-        return None, "arm rod was not run"
-    deciles = view.results["arms"]["rod"]["share_by_decile"]
-    if deciles is None:
-        return None, "rod has no curriculum.rod of ten steps or more"
-    return deciles[-1] - deciles[0], ""
-
-
-def _mean_share(view: _View) -> Measurement:
-    if "rod" not in view.run.arms:
-        return None, "arm rod was not run"
-    share = view.results["arms"]["rod"]["replay_share"]
-    return share, "" if share is not None else "rod has no curriculum.rod"
-
-
-def _merge_gap(lam: float) -> Callable[[_View], Measurement]:
-    def measure(view: _View) -> Measurement:
-        for name in view.results["arms"]:
-            parsed = parse_arm(name)
-            if parsed.kind == "merge" and math.isclose(parsed.value, lam):
-                reason = view.missing(name)
-                return (None, reason) if reason else _gap(view, name)
-        return None, f"arm merge_{lam:g} was not run"
-
-    return measure
-
-
-def _compute_matched_gap(view: _View) -> Measurement:
-    name = "rod_compute_matched"
-    if reason := view.missing(name, view.reference):
-        return None, reason
-    if not view.results["comparisons"][name]["same_compute"]:
-        return None, f"{name} and {view.reference} did not use the same compute"
-    return _gap(view, name)
-
-
-def _gap(view: _View, name: str) -> Measurement:
-    if not view.results["chord"]:
-        return None, "fewer than two fixed-replay arms with forgetting above zero span no chord"
-    comparison = view.results["comparisons"][name]
-    if comparison["gap"] is None:
-        return None, f"{name} shows no forgetting above zero to compare at"
-    if comparison["extrapolated"]:
-        return comparison["gap"], f"the forgetting of {name} lies beyond the chord: extrapolated"
-    return comparison["gap"], ""
-
-
-def _correlation(view: _View, key: str) -> Measurement:
-    value = view.results["profile"]["rod"][key]
-    sources = view.results["arms"]["rod"]["sampling_ratio_by_source"] or {}
-    if value is None:
-        return None, "needs three replay sources that differ in forgetting and in sampling"
-    return value, f"over {sum(v is not None for v in sources.values())} sources"
-
-
-def _ratio(ours: float | None, theirs: float | None, needs: str) -> Measurement:
-    if ours is None or theirs is None or theirs <= 0:
-        return None, f"only defined if {needs}"
-    return ours / theirs, ""
-
-
-_Rule = tuple[str, CheckKind, str, Bounds, Callable[[_View], Measurement]]
-_RULES: tuple[_Rule, ...] = (
-    (
-        "forgetting_ratio",
-        "claim",
-        "RoD's forgetting F_val over that of {reference}",
-        Bounds(high=0.85),
-        _forgetting_ratio,
-    ),
-    (
-        "chord_gap",
-        "claim",
-        "RoD's adaptation loss minus fixed replay's at equal forgetting (nats)",
-        Bounds(high=-0.008),
-        _chord_gap,
-    ),
-    (
-        "max_source_ratio",
-        "claim",
-        "Forgetting of the worst source, RoD over {reference}",
-        Bounds(high=0.8),
-        _max_source_ratio,
-    ),
-    (
-        "slope_ratio",
-        "claim",
-        "Slope of the forgetting profile, RoD over {reference}",
-        Bounds(high=0.5),
-        _slope_ratio,
-    ),
-    (
-        "r_residual",
-        "claim",
-        "Pearson r of sampling ratio with forgetting under {reference}",
-        Bounds(low=0.75, strict=True),
-        _r_residual,
-    ),
-    (
-        "r_no_replay",
-        "informative",
-        "Pearson r of sampling ratio with forgetting under no replay",
-        Bounds(low=0.3, strict=True),
-        _r_no_replay,
-    ),
-    (
-        "first_step_share",
-        "claim",
-        "Replay share of the first step",
-        Bounds(low=0.0, high=0.0),
-        _first_step_share,
-    ),
-    (
-        "decile_growth",
-        "claim",
-        "Replay share, last minus first tenth of the run",
-        Bounds(low=0.2),
-        _decile_growth,
-    ),
-    (
-        "mean_share",
-        "informative",
-        "Mean replay share",
-        Bounds(low=0.25, high=0.45),
-        _mean_share,
-    ),
-    (
-        "merge_0.6_gap",
-        "claim",
-        "Merge 0.6: adaptation loss minus fixed replay's at equal forgetting (nats)",
-        Bounds(low=0.03),
-        _merge_gap(0.6),
-    ),
-    (
-        "merge_0.8_gap",
-        "claim",
-        "Merge 0.8: adaptation loss minus fixed replay's at equal forgetting (nats)",
-        Bounds(low=0.03),
-        _merge_gap(0.8),
-    ),
-    (
-        "compute_matched_gap",
-        "limitation",
-        "At equal compute: RoD's adaptation loss minus fixed replay's (nats)",
-        Bounds(high=0.0),
-        _compute_matched_gap,
-    ),
-)

@@ -14,6 +14,7 @@ from nemo_rod.report import table
 from nemo_rod.report.arms import parse_arm
 from nemo_rod.report.style import COLOURS, arm_colour, css_variables
 from nemo_rod.report.summary import summarise
+from nemo_rod.report.table import typeset
 
 Results = Mapping[str, Any]
 Pictures = Mapping[str, tuple[str, str]]  # name -> SVG for desktops, SVG for phones
@@ -21,8 +22,8 @@ Pictures = Mapping[str, tuple[str, str]]  # name -> SVG for desktops, SVG for ph
 _FIGURES: dict[str, tuple[str, str]] = {
     "frontier": (
         "Adaptation against forgetting",
-        "Towards the lower left is better. The blue line is the chord: what fixed replay would reach "
-        "at shares between those that were run, interpolated in ln F_val (straight on this axis). "
+        "Towards the lower left is better. The blue line is the chord: what fixed replay would "
+        "reach at shares between those that were run, straight in ln F_val as on this axis. "
         "The dashed line is RoD's distance from it at equal forgetting.{base}{replicates}",
     ),
     "replay_share": (
@@ -53,7 +54,7 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { DARK } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--surface); color: var(--ink); font: 17px/1.55 var(--font); }
-main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+main { max-width: 66rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 2rem; line-height: 1.15; letter-spacing: -0.02em; margin: 0; }
 h2 { font-size: 1.3rem; letter-spacing: -0.01em; margin: 3.2rem 0 0.5rem; }
 p { margin: 0.5rem 0; max-width: 44rem; }
@@ -71,15 +72,19 @@ svg text { paint-order: stroke; stroke: var(--surface); stroke-width: 2.5px;
   font-variant-numeric: tabular-nums; }
 .phone { display: none; }
 .scroll { overflow-x: auto; margin: 0.8rem 0 0; -webkit-overflow-scrolling: touch; }
-table { border-collapse: collapse; font-size: 0.88rem; line-height: 1.35; width: 100%;
+table { border-collapse: separate; border-spacing: 0; width: 100%;
+  font-size: 0.88rem; line-height: 1.35;
   font-variant-numeric: tabular-nums; }
 thead th { color: var(--muted); font-weight: 500; vertical-align: bottom; text-align: left;
-  min-width: 5.2rem; }
-th, td { padding: 0.45rem 0.7rem 0.45rem 0; border-bottom: 1px solid var(--grid);
+  min-width: 4.6rem; }
+th, td { padding: 0.45rem 0.9rem 0.45rem 0; border-bottom: 1px solid var(--grid);
   text-align: left; vertical-align: top; }
 tbody th { font-weight: 500; position: sticky; left: 0; background: var(--surface);
   min-width: 8.5rem; }
+sub { line-height: 0; font-size: 0.75em; }
+.costs { margin-top: 1.8rem; }
 .num { text-align: right; white-space: nowrap; }
+thead th.num { text-align: right; }
 thead .num { white-space: normal; }
 .mark { display: inline-block; width: 0.6em; height: 0.6em; border-radius: 50%;
   margin-right: 0.5em; }
@@ -185,7 +190,7 @@ def _figure(name: str, results: Results, pictures: Pictures) -> str:
     desktop, phone = pictures[name]
     return (
         f'<figure>\n<div class="desktop">{desktop}</div>\n<div class="phone">{phone}</div>\n'
-        f"<figcaption>{escape(caption(name, results))}</figcaption>\n</figure>"
+        f"<figcaption>{typeset(caption(name, results))}</figcaption>\n</figure>"
     )
 
 
@@ -196,13 +201,13 @@ def _header(results: Results) -> str:
     if seeds:
         words.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}")
     tiles = "".join(
-        f'<div class="tile"><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>'
+        f'<div class="tile"><dt>{typeset(name)}</dt><dd>{escape(value)}</dd></div>'
         for name, value in _tiles(results)
     )
     return (
         f"<header>\n<h1>Replay on Demand: {escape(results['recipe'])}</h1>\n"
         f'<p class="sub">{escape(" · ".join(words))}</p>\n'
-        f'<p class="summary">{escape(summarise(results))}</p>\n'
+        f'<p class="summary">{typeset(summarise(results))}</p>\n'
         + (f'<dl class="tiles">{tiles}</dl>\n' if tiles else "")
         + "</header>"
     )
@@ -227,32 +232,29 @@ def _tiles(results: Results) -> list[tuple[str, str]]:
 
 
 def _checks(results: Results) -> str:
-    rows = table.checks_table(results)
-    measured = [column for column in rows.columns if column.key.startswith("measured")]
-    bound = next(column for column in rows.columns if column.key == "bound")
+    checks = table.checks_table(results)
+    columns = {column.key: column for column in checks.columns}
+    measured = [key for key in columns if key.startswith("measured")]
     items = []
-    for row in rows.rows:
-        verdict = row["verdict"]
-        css = {"holds": "holds", "fails": "fails"}.get(verdict, "open")
-        values = [
-            column.show(row[column.key]) for column in measured if row.get(column.key) is not None
-        ]
+    for row in checks.rows:
+        css = {"holds": "holds", "fails": "fails"}.get(row["verdict"], "open")
+        values = [columns[key].show(row[key]) for key in measured if row.get(key) is not None]
         aside = "" if row["kind"] == "claim" else f" ({row['kind']})"
-        note = f'<span class="note">{escape(row["note"])}</span>' if row["note"] else ""
+        note = f'<span class="note">{typeset(row["note"])}</span>' if row["note"] else ""
         items.append(
-            f'<li class="check"><span class="verdict {css}">{escape(verdict)}</span>'
-            f'<span class="claim">{escape(row["claim"] + aside)}</span>'
-            f'<span class="value">{escape(", ".join(values) or "–")} '
-            f"<small>{escape(bound.show(row['bound']))}</small></span>{note}</li>"
+            f'<li class="check"><span class="verdict {css}">{escape(row["verdict"])}</span>'
+            f'<span class="claim">{typeset(row["claim"] + aside)}</span>'
+            f'<span class="value">{escape(", ".join(values))} '
+            f"<small>{escape(columns['bound'].show(row['bound']))}</small></span>{note}</li>"
         )
     text = (
-        "<p class=small>Measured numbers with the bound they should keep. Informative ones are too "
-        "noisy or too much a matter of the setting to promise; a limitation is expected to fail for "
-        "small models that are far from converged.</p>"
+        '<p class="small">Measured numbers with the bound they should keep; the bounds were set '
+        "from repeated runs of a small recipe. Informative ones are too noisy or too much a matter "
+        "of the setting to promise; a limitation is expected to fail for small models that are far "
+        "from converged.</p>"
     )
-    return _section(
-        "What holds, and what does not", f'{text}<ul class="checks">{"".join(items)}</ul>'
-    )
+    body = f'{text}<ul class="checks">{"".join(items)}</ul>'
+    return _section("What holds, and what does not", body)
 
 
 def _arms(results: Results) -> str:
@@ -260,9 +262,9 @@ def _arms(results: Results) -> str:
     role_of = {colours[0]: role for role, colours in COLOURS.items()}
     marks = {arm.name: f"var(--{role_of[arm_colour(arm, names)]})" for arm in names}
     text = (
-        "<p class=small>RoD is compared with fixed replay twice: at equal trained tokens, where its "
-        "scoring comes on top, and at equal compute, where an arm with fewer updates pays for it. "
-        "Below zero is better than fixed replay of equal forgetting.</p>"
+        '<p class="small">RoD is compared with fixed replay twice: at equal trained tokens, where '
+        "its scoring comes on top, and at equal compute, where fewer updates make up for it. Below "
+        "zero is better than fixed replay of equal forgetting.</p>"
     )
     return _section("All arms", text + table.arms_table(results).to_html(marks) + _costs(results))
 
@@ -272,7 +274,7 @@ def _costs(results: Results) -> str:
     if not costs.rows:
         return ""
     return (
-        "<p class=small style='margin-top:1.6rem'>Where the compute goes, in plain steps. The "
+        '<p class="small costs">Where the compute goes, in plain steps. The '
         "specialist and the reference losses are needed once for all arms of a setting and are not "
         "part of an arm's compute above.</p>" + costs.to_html()
     )
@@ -288,10 +290,10 @@ def _seeds(results: Results) -> str:
 
 
 def _footer(results: Results) -> str:
-    words = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in _WORDS)
-    notes = "".join(f"<p class=small>{escape(note)}</p>" for note in results["notes"])
+    words = "".join(f"<dt>{typeset(name)}</dt><dd>{typeset(text)}</dd>" for name, text in _WORDS)
+    notes = "".join(f'<p class="small">{typeset(note)}</p>' for note in results["notes"])
     files = (
-        "<p class=small>The numbers are in <code>results.json</code> and <code>tables/</code>, the "
-        "pictures in <code>figures/</code>, next to this page.</p>"
+        '<p class="small">The numbers are in <code>results.json</code> and <code>tables/</code>, '
+        "the pictures in <code>figures/</code>, next to this page.</p>"
     )
     return _section("Words", f'<dl class="words">{words}</dl>{notes}{files}')

@@ -178,11 +178,11 @@ def _comparison(
     """How an arm stands to the reference arm's budgets and to the fixed-replay chord."""
     arm, values = run.arms[name], arms[name]
     against = run.arms[reference] if reference else None
-    is_merge = arm.name.kind == "merge"
+    is_merge, is_base = arm.name.kind == "merge", arm.name.kind == "base"
     same_tokens = same_compute = None
     if is_merge:
         same_tokens = same_compute = True  # costs no more than the no-replay arm it is made of
-    elif against is not None and arm.name.kind != "base":
+    elif against is not None and not is_base:
         same_tokens = same_budget(arm.trained_tokens, against.trained_tokens)
         # Steps are whole: a compute budget can only be met to within one of them.
         one_step = arm.compute / arm.steps if arm.compute and arm.steps else 0.0
@@ -198,8 +198,8 @@ def _comparison(
         "extrapolated": value.extrapolated if value else None,
         "gap_at_equal_tokens": gap if same_tokens else None,
         "gap_at_equal_compute": gap if same_compute else None,
-        "tokens_ratio": None if is_merge else _ratio(arm, against, "trained_tokens"),
-        "compute_ratio": None if is_merge else _ratio(arm, against, "compute"),
+        "tokens_ratio": None if is_merge or is_base else _ratio(arm, against, "trained_tokens"),
+        "compute_ratio": None if is_merge or is_base else _ratio(arm, against, "compute"),
         "time_ratio": _ratio(arm, against, "seconds_per_step"),
         "same_tokens": same_tokens,
         "same_compute": same_compute,

@@ -96,7 +96,7 @@ def read_run(run_dir: Path) -> Run:
     evaluated = [folder for folder in folders if (folder / "evaluation.json").is_file()]
     if not evaluated:
         raise ValueError(
-            f"{run_dir / 'arms'} has no <arm>/evaluation.json, expected at least one evaluated arm; "
+            f"{run_dir / 'arms'} has no <arm>/evaluation.json, expected one evaluated arm or more; "
             f"run `nemo-rod evaluate` for this recipe first"
         )
     block_counts = {role: _block_counts(run_dir / "blocks" / role) for role in ROLES}

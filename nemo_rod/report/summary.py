@@ -75,8 +75,8 @@ def _compute(results: Results) -> str:
         )
     if check["verdict"] == "fails":
         return price + (
-            f"At equal compute it loses to fixed replay: its adaptation loss is "
-            f"{check['measured']:.3f} nats above the chord, because scoring leaves it fewer updates."
+            f"At equal compute it loses to fixed replay: scoring leaves it fewer updates, and its "
+            f"adaptation loss ends {check['measured']:.3f} nats above fixed replay's."
         )
     return price + (
         f"At equal compute it is still {abs(check['measured']):.3f} nats below fixed replay."
@@ -93,14 +93,15 @@ def _verdicts(results: Results) -> str:
             verdict = overall_verdict([check["verdict"] for check in checks])
             by_verdict[verdict].append(checks[0]["claim"])
     held, failed, open_ = (by_verdict[key] for key in ("holds", "fails", "not judged"))
-    seeds = f" in all {len(runs)} runs" if len(runs) > 1 else ""
-    sentences = [
-        f"Of {len(held) + len(failed)} claims that could be judged, {len(held)} hold{seeds}."
-    ]
-    if not held and not failed:
-        sentences = ["No claim could be judged."]
+    judged = len(held) + len(failed)
+    seeds = f" in each of {len(runs)} runs" if len(runs) > 1 else ""
+    if not judged:
+        return "No claim could be judged."
+    sentences = [f"Of the {judged} claims that could be judged, {len(held)} hold{seeds}."]
+    if not failed:
+        sentences = [f"All {judged} claims that could be judged hold{seeds}."]
     if failed:
         sentences.append("What does not hold: " + "; ".join(failed) + ".")
-    if open_ and (held or failed):
+    if open_:
         sentences.append("Not judged: " + "; ".join(open_) + ".")
     return " ".join(sentences)

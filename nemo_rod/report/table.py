@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from nemo_rod.report.arms import parse_arm
-from nemo_rod.report.checks import bounds_of, overall_verdict, run_label
+from nemo_rod.report.checks import bounds_of, joint_notes, overall_verdict, run_label
 
 Results = Mapping[str, Any]
 Format = Callable[[Any], str]
@@ -18,12 +18,16 @@ Format = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class Column:
-    """A column: `key` in CSV files, `title` for people, `show` turns a value into text."""
+    """A column: `key` in CSV files, `title` for people, `show` turns a value into text.
+
+    Details are left out where space is short, on the page.
+    """
 
     key: str
     title: str
     show: Format = str
     is_text: bool = False
+    is_detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,37 +51,40 @@ class Table:
     def to_markdown(self) -> str:
         """A Markdown table with rounded numbers, numbers to the right."""
         rule = [":--" if column.is_text else "--:" for column in self.columns]
-        lines = [[column.title for column in self.columns], rule, *self._cells()]
+        lines = [[column.title for column in self.columns], rule]
+        lines += [[_cell(row, column) for column in self.columns] for row in self.rows]
         return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
     def to_html(self, marks: Mapping[str, str] | None = None) -> str:
-        """An HTML table; `marks` gives rows, by their first cell's value, a coloured mark."""
+        """An HTML table without the details; `marks` colours rows by their first cell's value."""
+        columns = [column for column in self.columns if not column.is_detail]
+        numeric = {column.key: "" if column.is_text else ' class="num"' for column in columns}
         head = "".join(
-            f'<th scope="col"{"" if column.is_text else " class=num"}>{escape(column.title)}</th>'
-            for column in self.columns
+            f'<th scope="col"{numeric[column.key]}>{typeset(column.title)}</th>'
+            for column in columns
         )
         body = []
-        for row, cells in zip(self.rows, self._cells(), strict=True):
-            key = row.get(self.columns[0].key)
-            colour = (marks or {}).get(str(key))
+        for row in self.rows:
+            colour = (marks or {}).get(str(row.get(columns[0].key)))
             mark = f'<span class="mark" style="background:{colour}"></span>' if colour else ""
-            parts = [f'<th scope="row">{mark}{escape(cells[0])}</th>']
-            for column, cell in zip(self.columns[1:], cells[1:], strict=True):
-                parts.append(f"<td{'' if column.is_text else ' class=num'}>{escape(cell)}</td>")
+            parts = [f'<th scope="row">{mark}{typeset(_cell(row, columns[0]))}</th>']
+            for column in columns[1:]:
+                parts.append(f"<td{numeric[column.key]}>{typeset(_cell(row, column))}</td>")
             body.append(f"<tr>{''.join(parts)}</tr>")
         return (
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>{''.join(body)}</tbody></table></div>"
         )
 
-    def _cells(self) -> list[list[str]]:
-        return [
-            [
-                "" if row.get(column.key) is None else column.show(row[column.key])
-                for column in self.columns
-            ]
-            for row in self.rows
-        ]
+
+def typeset(text: str) -> str:
+    """Plain text as HTML, with the subscript of F_val set as one."""
+    return escape(text).replace("F_val", "F<sub>val</sub>")
+
+
+def _cell(row: Mapping[str, Any], column: Column) -> str:
+    value = row.get(column.key)
+    return "" if value is None else column.show(value)
 
 
 def arms_table(results: Results) -> Table:
@@ -87,17 +94,17 @@ def arms_table(results: Results) -> Table:
         Column("replay_share", "Replay share", percent),
         Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
         Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
-        Column("mean_forgetting", "Forgetting, sources alike (nats)", decimals(3)),
         Column("task_forgetting", "Task forgetting", decimals(3)),
-        Column("trained_tokens", "Trained tokens", thousands),
-        Column("scored_tokens", "Scored tokens", thousands),
+        Column("at_equal_tokens", "Against fixed replay at equal tokens (nats)", gap),
+        Column("at_equal_compute", "Against fixed replay at equal compute (nats)", gap),
+        Column("trained_tokens", "Trained tokens", magnitude),
+        Column("scored_tokens", "Scored tokens", magnitude),
         Column("compute", "Compute (plain steps)", decimals(0)),
         Column("compute_ratio", "Compute, relative", times),
         Column("time_ratio", "Time per step, relative", times),
-        Column("at_equal_tokens", "Against fixed replay, equal trained tokens (nats)", gap),
-        Column("at_equal_compute", "Against fixed replay, equal compute (nats)", gap),
-        Column("wall_seconds", "Wall time (s)", decimals(0)),
-        Column("seed", "Seed"),
+        Column("mean_forgetting", "Forgetting, sources alike (nats)", decimals(3), is_detail=True),
+        Column("wall_seconds", "Wall time (s)", decimals(0), is_detail=True),
+        Column("seed", "Seed", is_detail=True),
     )
     rows = []
     for name, arm in results["arms"].items():
@@ -175,12 +182,7 @@ def checks_table(results: Results) -> Table:
         row = {key: checks[0][key] for key in ("claim", "kind")}
         row["bound"] = bounds_of(checks[0])
         row["verdict"] = overall_verdict([check["verdict"] for check in checks])
-        notes = [
-            check["note"] if single else f"{label}: {check['note']}"
-            for check, label in zip(checks, labels, strict=True)
-            if check["note"]
-        ]
-        row["note"] = "; ".join(notes)
+        row["note"] = "; ".join(joint_notes(checks, labels))
         row |= {f"measured_{i}": check["measured"] for i, check in enumerate(checks)}
         rows.append(row)
     for check in results["checks_across_seeds"]:
@@ -214,7 +216,7 @@ def costs_table(results: Results) -> Table:
     columns = (
         Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True),
         Column("updates", "Updates", thousands),
-        Column("scored_tokens", "Scored tokens", thousands),
+        Column("scored_tokens", "Scored tokens", magnitude),
         Column("scoring", "Scoring them", decimals(0)),
         Column("specialist", "Once: the specialist", decimals(0)),
         Column("reference_losses", "Once: reference losses", decimals(0)),
@@ -254,6 +256,14 @@ def times(value: float) -> str:
 def thousands(value: float) -> str:
     """A count with thousands separators."""
     return f"{value:,.0f}"
+
+
+def magnitude(value: float) -> str:
+    """A large count in millions or billions."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
 
 
 def gap(value: float | str) -> str:

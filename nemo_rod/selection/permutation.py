@@ -2,13 +2,15 @@
 
 A shuffled list of a billion block ids costs 8 GB and must be rebuilt on every resume. A Feistel
 network is a bijection whatever its round function, so element i of the shuffle is computed from i
-alone. With bits = max(2, bit length of size - 1), of which bits // 2 are high and the others low:
+alone. With b = the square root of size, rounded up, and a = size / b, rounded up, i is split into
+high = i // b, below a, and low = i % b, and in turns
 
-    round 0, 2, 4, 6:  high ^= top bits of mix64(low  + round key)
-    round 1, 3, 5, 7:  low  ^= top bits of mix64(high + round key)
+    round 0, 2, 4, 6:  high = (high + F(low, round key, a)) % a
+    round 1, 3, 5, 7:  low  = (low + F(high, round key, b)) % b
 
-That permutes [0, 2**bits), less than twice as many as wanted. A result outside [0, size) is
-permuted again until it falls inside (cycle walking), which is a bijection of [0, size).
+where F mixes its first two arguments to a number below the third. That permutes [0, a * b), hardly
+more than [0, size). A result outside [0, size) is permuted again until it falls inside (cycle
+walking), which is a bijection of [0, size).
 
 `tests/golden/permutation.json` pins the values: recorded runs depend on them.
 
@@ -18,6 +20,7 @@ Shape suffixes: n = any number of indices.
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +31,8 @@ _MASK64 = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
+
+Words = npt.NDArray[np.uint64]
 
 
 def derive_key(*parts: int | str) -> int:
@@ -49,26 +54,25 @@ def permute(index: npt.ArrayLike, size: int, key: int) -> npt.NDArray[np.int64]:
 
     Args:
         index: Whole numbers in [0, size), any shape.
-        size: Number of elements, 1 <= size <= 2**62.
+        size: Number of elements, 1 <= size <= 2**60.
         key: 64-bit key; see `derive_key`.
 
     Returns:
         int64 array of the same shape, values in [0, size).
     """
     index = np.asarray(index, dtype=np.int64)
-    size = int(size)  # a NumPy integer has no bit_length
-    assert 1 <= size <= 1 << 62, f"a permutation of {size} elements"
-    assert index.size == 0 or (index.min() >= 0 and index.max() < size), (
-        f"index outside [0, {size})"
-    )
-    bits = max(2, (size - 1).bit_length())
+    size = int(size)
+    assert 1 <= size <= 1 << 60, f"a permutation of {size} elements"
+    assert index.size == 0 or (index.min() >= 0 and index.max() < size), f"outside [0, {size})"
+    b = math.isqrt(size - 1) + 1
+    a = -(-size // b)
     keys = _round_keys(key)
-    value = _feistel(index.reshape(-1).astype(np.uint64), bits, keys)
-    outside = np.flatnonzero(value >= size)
+    value_n = _feistel(index.reshape(-1).astype(np.uint64), a, b, keys)
+    outside = np.flatnonzero(value_n >= size)
     while outside.size:
-        value[outside] = _feistel(value[outside], bits, keys)
-        outside = outside[value[outside] >= size]
-    return value.astype(np.int64).reshape(index.shape)
+        value_n[outside] = _feistel(value_n[outside], a, b, keys)
+        outside = outside[value_n[outside] >= size]
+    return value_n.astype(np.int64).reshape(index.shape)
 
 
 def _round_keys(key: int) -> list[np.uint64]:
@@ -82,26 +86,27 @@ def _round_keys(key: int) -> list[np.uint64]:
     return keys
 
 
-def _feistel(
-    value_n: npt.NDArray[np.uint64], bits: int, keys: list[np.uint64]
-) -> npt.NDArray[np.uint64]:
-    """Permute [0, 2**bits)."""
-    high_bits, low_bits = bits // 2, bits - bits // 2
-    high = value_n >> np.uint64(low_bits)
-    low = value_n & np.uint64((1 << low_bits) - 1)
+def _feistel(value_n: Words, a: int, b: int, keys: list[np.uint64]) -> Words:
+    """Permute [0, a * b)."""
+    high_n = value_n // np.uint64(b)
+    low_n = value_n - high_n * np.uint64(b)
     for number, key in enumerate(keys):
         if number % 2 == 0:
-            high ^= _mix64(low + key) >> np.uint64(64 - high_bits)
+            high_n = _add(high_n, low_n + key, np.uint64(a))
         else:
-            low ^= _mix64(high + key) >> np.uint64(64 - low_bits)
-    return (high << np.uint64(low_bits)) | low
+            low_n = _add(low_n, high_n + key, np.uint64(b))
+    return high_n * np.uint64(b) + low_n
 
 
-def _mix64(z_n: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Apply the output function of SplitMix64, in place (arithmetic modulo 2**64)."""
+def _add(half_n: Words, z_n: Words, modulus: np.uint64) -> Words:
+    """Return (half + F) % modulus, F being z mixed (as in SplitMix64) to a number below modulus."""
     z_n ^= z_n >> np.uint64(30)
     z_n *= np.uint64(_MULTIPLIER_1)
     z_n ^= z_n >> np.uint64(27)
     z_n *= np.uint64(_MULTIPLIER_2)
-    z_n ^= z_n >> np.uint64(31)
-    return z_n
+    z_n >>= np.uint64(32)
+    z_n *= modulus  # the upper 32 bits as a fraction of modulus, which is below 2**31
+    z_n >>= np.uint64(32)
+    z_n += half_n
+    # A sum below the modulus wraps around to a huge number, so the smaller is the remainder.
+    return np.minimum(z_n, z_n - modulus)

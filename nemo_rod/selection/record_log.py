@@ -166,8 +166,8 @@ def crc32_rows(bytes_NB: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
         return np.fromiter((zlib.crc32(row) for row in rows), np.uint32, num_rows)
     # crc32 is affine over GF(2): it is that of zeros, changed by every byte on its own.
     crc_N = np.full(num_rows, zlib.crc32(bytes(num_bytes)), dtype=np.uint32)
-    for table, column_N in zip(_crc_tables(num_bytes), bytes_NB.T, strict=True):
-        crc_N ^= table[column_N]
+    for table, column_N in zip(_crc_tables(num_bytes), bytes_NB.T.copy(), strict=True):
+        crc_N ^= table.take(column_N)
     return crc_N
 
 

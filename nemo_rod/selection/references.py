@@ -226,9 +226,10 @@ class References:
         for number, folder in enumerate(self._folders):
             here = np.flatnonzero((part_C == number) & (block_ids < folder.manifest.stop))
             rows = block_ids[here] - folder.manifest.start
-            records_C["sums"][here] = folder.sums[rows]
-            records_C["head"][here] = folder.heads[rows]
-            check_C[here] = folder.checks[rows]
+            # `take` gathers rows several times faster than an index in brackets.
+            records_C["sums"][here] = folder.sums.take(rows, axis=0)
+            records_C["head"][here] = folder.heads.take(rows)
+            check_C[here] = folder.checks.take(rows)
             found_C[here] = True
         if not found_C.all():
             raise ValueError(

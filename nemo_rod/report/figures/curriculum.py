@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.report.figures.canvas import BOTTOM, LEFT, TOP, Canvas
-from nemo_rod.report.figures.labels import label_right, label_width
+from nemo_rod.report.figures.labels import label_right, label_width, shorten
 from nemo_rod.report.history import History
 from nemo_rod.report.style import NUM_SOURCES, light
 
@@ -30,10 +30,16 @@ def replay_share(
     history: History, deciles: Sequence[float] | None, canvas: Canvas
 ) -> Figure | None:
     """Replay share of the trained batch over training, stacked by source, with its deciles."""
-    step_B, chosen_BO = _binned(history, history.chosen_TO / history.batch_size)
+    steady = len(history.step_T) * history.batch_size // _BLOCKS_PER_BIN
+    step_B, chosen_BO = _binned(
+        history,
+        history.chosen_TO / history.batch_size,
+        max_bins=max(_MIN_BINS, min(steady, _MAX_BINS)),
+    )
     names, colours, share_BO = _stack(history, chosen_BO)
     if not names:
         return None
+    names = [shorten(name, canvas) for name in names]
     height = 3.5 if canvas.narrow else 3.9
     figure = canvas.figure(height)
     right = label_width(names, canvas)
@@ -131,11 +137,9 @@ def scores(history: History, canvas: Canvas) -> Figure | None:
     return figure
 
 
-def _binned(history: History, value_TO: Floats) -> tuple[Floats, Floats]:
+def _binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tuple[Floats, Floats]:
     """Means over parts of consecutive steps: mean step [B] and mean values [B, O]."""
-    num_steps = len(history.step_T)
-    steady = num_steps * history.batch_size // _BLOCKS_PER_BIN
-    num_bins = min(num_steps, max(_MIN_BINS, min(steady, _MAX_BINS)))
+    num_bins = min(len(history.step_T), max_bins)
     step_B = np.array([part.mean() for part in np.array_split(history.step_T, num_bins)])
     value_BO = np.array([_mean_rows(part) for part in np.array_split(value_TO, num_bins)])
     # The picture spans the whole run although the outer bins' centres do not.
@@ -152,5 +156,3 @@ def _mean_rows(value_TO: Floats) -> Floats:
         total_O, count_O, out=np.full(value_TO.shape[1], np.nan), where=count_O > 0
     )
     return mean_O
-
-

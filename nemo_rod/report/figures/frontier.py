@@ -98,9 +98,7 @@ def _draw_panel(
             markersize=_marker_size(arm), markeredgewidth=1.2 if is_variant else 0, zorder=5,
         )  # fmt: skip
         is_rod = arm.kind == "rod"
-        labels.append(
-            Label(loss, forgetting, arm.label, light("rod" if is_rod else "ink"), is_rod)
-        )
+        labels.append(Label(loss, forgetting, arm.label, light("rod" if is_rod else "ink"), is_rod))
     labels.sort(key=lambda label: not label.bold)
     if is_last:
         labels += _draw_gap(axes, results)
@@ -122,15 +120,16 @@ def _draw_replicate(axes: Axes, replicate: Results, shown: set[str]) -> None:
 
 def _set_limits(axes: Axes, points: Sequence[Point]) -> None:
     """A logarithmic axis and limits with room for labels around the outermost points."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     axes.set_yscale("log")
     loss = np.array([point[0] for point in points])
     log_f = np.log([point[1] for point in points])
-    pad_x = 0.14 * max(float(np.ptp(loss)), 0.02)
+    pad_x = 0.12 * max(float(np.ptp(loss)), 0.02)
     pad_y = 0.12 * max(float(np.ptp(log_f)), 0.4)
-    axes.set_xlim(loss.min() - pad_x, loss.max() + pad_x)
+    axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels stand to the right
     axes.set_ylim(np.exp(log_f.min() - pad_y), np.exp(log_f.max() + pad_y))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -185,5 +184,3 @@ def _draw_gap(axes: Axes, results: Results) -> list[Label]:
 
 def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
-
-

@@ -159,6 +159,12 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     return result
 
 
+def shorten(text: str, canvas: Canvas) -> str:
+    """A name cut to what the canvas has room for at an edge."""
+    limit = 16 if canvas.narrow else 28
+    return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
 def label_width(texts: Sequence[str], canvas: Canvas) -> float:
     """Inches to leave for texts at the right edge."""
     longest = max(len(line) for text in texts for line in text.split("\n"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,14 @@ import numpy as np
 from nemo_rod.report.arms import parse_arm
 from nemo_rod.report.chord import linear_fit, pearson
 from nemo_rod.report.figures.canvas import BOTTOM, LEFT, TOP, Canvas
-from nemo_rod.report.figures.labels import Label, label_right, label_width, place_labels, spread
+from nemo_rod.report.figures.labels import (
+    Label,
+    label_right,
+    label_width,
+    place_labels,
+    shorten,
+    spread,
+)
 from nemo_rod.report.style import arm_colour, light
 
 if TYPE_CHECKING:
@@ -36,46 +43,74 @@ def forgetting_profile(results: Results, canvas: Canvas) -> Figure | None:
         for name, slope in slopes.items()
     ]
     right = label_width(texts, canvas)
-    above = 0.25 + 0.71 * label_width(list(vulnerability), canvas)  # slanted names
+    above = 0.25 + 0.71 * label_width([shorten(name, canvas) for name in vulnerability], canvas)
     box = (LEFT, BOTTOM, canvas.width - LEFT - right, height - BOTTOM - TOP - above)
     axes = canvas.axes(
         figure, box, "forgetting without replay (nats per token)",
         "forgetting left (nats per token)", y_title_offset=9 + 72 * above,
     )  # fmt: skip
-    x_high = max(vulnerability.values())
-    x_low = min(0.0, *vulnerability.values())
-    pad = 0.05 * (x_high - x_low)
     left = [value for name in names for value in arms[name]["forgetting_by_source"].values()]
-    y_high, y_low = max(max(left), 0.01), min(0.0, *left)
-    axes.set_xlim(x_low, x_high + pad)
-    axes.set_ylim(y_low - 0.04 * (y_high - y_low), y_high + 0.08 * (y_high - y_low))
-    axes.axhline(0, color=light("rule"), linewidth=1, zorder=1)
-    diagonal = max(y_high, x_high) * 2
-    axes.plot([0, diagonal], [0, diagonal], color=light("no-replay"), linewidth=1, zorder=1.5,
-              linestyle=(0, (1, 2)), scalex=False, scaley=False)  # fmt: skip
+    _frame_profile(axes, list(vulnerability.values()), left, canvas)
     parsed = [parse_arm(name) for name in arms]
-    ends, colours = [], []
-    for name in names:
-        colour = arm_colour(parse_arm(name), parsed)
-        by_source = arms[name]["forgetting_by_source"]
-        is_rod = parse_arm(name).kind == "rod"
-        axes.plot(
-            [vulnerability[source] for source in by_source], list(by_source.values()),
-            "*" if is_rod else "o", color=colour, markersize=10 if is_rod else 5.5,
-            markeredgewidth=0, zorder=5 if is_rod else 4,
-        )  # fmt: skip
-        fit = linear_fit(vulnerability, by_source)
-        if fit:
-            ends_x = np.array([x_low, x_high + pad])
-            axes.plot(
-                ends_x, fit[1] + fit[0] * ends_x, color=colour,
-                linewidth=2.0 if is_rod else 1.3, alpha=0.9, zorder=3,
-            )  # fmt: skip
-        ends.append(fit[1] + fit[0] * (x_high + pad) if fit else by_source[max(by_source)])
-        colours.append(colour)
+    colours = [arm_colour(parse_arm(name), parsed) for name in names]
+    ends = [
+        _draw_arm(
+            axes,
+            vulnerability,
+            arms[name]["forgetting_by_source"],
+            colour,
+            is_rod=parse_arm(name).kind == "rod",
+        )
+        for name, colour in zip(names, colours, strict=True)
+    ]
     label_right(axes, texts, ends, colours, canvas, lines=2)
     _label_top(axes, vulnerability, canvas)
     return figure
+
+
+def _frame_profile(
+    axes: Axes, vulnerability: Sequence[float], left: Sequence[float], canvas: Canvas
+) -> None:
+    """Limits, the line of no forgetting and the diagonal of no replay."""
+    x_low, x_high = min(0.0, *vulnerability), max(0.01, *vulnerability)
+    y_low, y_high = min(0.0, *left), max(0.01, *left)
+    axes.set_xlim(x_low, x_high + 0.05 * (x_high - x_low))
+    axes.set_ylim(y_low - 0.04 * (y_high - y_low), y_high + 0.08 * (y_high - y_low))
+    axes.axhline(0, color=light("rule"), linewidth=1, zorder=1)
+    end = min(axes.get_xlim()[1], axes.get_ylim()[1])
+    axes.plot(
+        [0, end], [0, end], color=light("no-replay"), linewidth=1.2, linestyle=(0, (1, 2)),
+        zorder=1.5,
+    )  # fmt: skip
+    axes.annotate(
+        "no replay", (0.86 * end, 0.86 * end), (-6, 3), textcoords="offset points", ha="right",
+        va="center", color=light("no-replay"), fontsize=canvas.font_size,
+    )  # fmt: skip
+
+
+def _draw_arm(
+    axes: Axes,
+    vulnerability: Mapping[str, float],
+    by_source: Mapping[str, float],
+    colour: str,
+    *,
+    is_rod: bool,
+) -> float:
+    """An arm's sources and their fit; returns the height at the right edge, for its label."""
+    axes.plot(
+        [vulnerability[source] for source in by_source], list(by_source.values()),
+        "*" if is_rod else "o", color=colour, markersize=10 if is_rod else 5.5,
+        markeredgewidth=0, zorder=5 if is_rod else 4,
+    )  # fmt: skip
+    fit = linear_fit(vulnerability, by_source)
+    if fit is None:
+        return max(by_source.values())
+    edges = np.array(axes.get_xlim())
+    axes.plot(
+        edges, fit[1] + fit[0] * edges, color=colour, linewidth=2.0 if is_rod else 1.3, alpha=0.9,
+        zorder=3,
+    )  # fmt: skip
+    return float(fit[1] + fit[0] * edges[1])
 
 
 def _label_top(axes: Axes, position: Mapping[str, float], canvas: Canvas) -> None:
@@ -96,7 +131,7 @@ def _label_top(axes: Axes, position: Mapping[str, float], canvas: Canvas) -> Non
             annotation_clip=False,
         )  # fmt: skip
         axes.annotate(
-            name, (place, 1.055), xycoords=("data", "axes fraction"), rotation=45,
+            shorten(name, canvas), (place, 1.055), xycoords=("data", "axes fraction"), rotation=45,
             rotation_mode="anchor", ha="left", va="center", color=light("ink"),
             fontsize=canvas.font_size, annotation_clip=False,
         )  # fmt: skip
@@ -146,16 +181,15 @@ def _draw_ratio(
         ]
     axes.plot(x, y, "o", color=light("rod"), markersize=7, markeredgewidth=0, zorder=5)
     labels = [
-        Label(float(px), float(py), name, light("ink"))
+        Label(float(px), float(py), shorten(name, canvas), light("ink"))
         for name, px, py in zip(names, x, y, strict=True)
     ]
     one = [(float(px), 1.0) for px in np.linspace(*axes.get_xlim(), 60)]
     place_labels(axes, labels, avoid=line + one, size=canvas.font_size)
     r = pearson(by_source, ratio)
+    text = "r not defined" if r is None else f"r = {r:.2f}".replace("-", "\N{MINUS SIGN}")
     axes.annotate(
-        "r not defined" if r is None else f"r = {r:.2f}".replace("-", "\N{MINUS SIGN}"), (0, 1), (6, -4),
+        text, (0, 1), (6, -4),
         xycoords="axes fraction", textcoords="offset points", ha="left", va="top",
         color=light("rod"), fontweight="bold",
     )  # fmt: skip
-
-

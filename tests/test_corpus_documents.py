@@ -1,0 +1,262 @@
+"""Reading: formats, filters, samples, caps, and the sentence when something is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_rod.corpus.dedup import find_duplicates
+from nemo_rod.corpus.documents import Documents, SourceSpec, read_documents
+from nemo_rod.corpus.filters import lookup, parse_filter
+
+zstandard = pytest.importorskip("zstandard")
+pytest.importorskip("pyarrow")
+RECORDS = [
+    {"text": f"document {i} ü\n", "lang": ["de", "en"][i % 2], "meta": {"score": i / 10}}
+    for i in range(20)
+]
+TEXTS = [str(record["text"]) for record in RECORDS]
+
+
+def spec(kind: str, files: Sequence[str | Path] = (), **fields: Any) -> SourceSpec:
+    return SourceSpec(
+        name="web", role="replay", kind=kind, files=[str(file) for file in files], **fields
+    )
+
+
+def lines(records: Sequence[object]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def write_parquet(path: Path, records: Sequence[dict[str, Any]], rows: int = 7) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path, row_group_size=rows)
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """The same documents in every format."""
+    half = len(RECORDS) // 2
+    first, second = lines(RECORDS[:half]), lines(RECORDS[half:])
+    (tmp_path / "a.jsonl").write_bytes(first)
+    (tmp_path / "b.jsonl").write_bytes(second[:-1])  # the last line break may be missing
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(first[:200]) + gzip.compress(first[200:]))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(second))
+    pack = zstandard.ZstdCompressor().compress
+    (tmp_path / "a.jsonl.zst").write_bytes(pack(first[:300]) + pack(first[300:]))
+    (tmp_path / "b.jsonl.zst").write_bytes(pack(second))
+    write_parquet(tmp_path / "all.parquet", RECORDS)
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(TEXTS):
+        data = text.encode()
+        if number % 2:
+            (tmp_path / "texts" / f"{number:02d}.txt.gz").write_bytes(gzip.compress(data))
+        else:
+            (tmp_path / "texts" / f"{number:02d}.txt").write_bytes(data)
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "train.jsonl").write_bytes(lines(RECORDS))
+    return tmp_path
+
+
+def sources(root: Path, **fields: Any) -> Iterator[SourceSpec]:
+    for suffix in ("", ".gz", ".zst"):
+        yield spec("jsonl", [root / f"*.jsonl{suffix}"], **fields)
+    yield spec("parquet", [root / "*.parquet"], **fields)
+    pytest.importorskip("datasets")
+    yield spec("huggingface", path=str(root / "hub"), **fields)
+
+
+def test_every_format_gives_the_documents_in_order(corpus: Path) -> None:
+    for source in sources(corpus):
+        assert list(read_documents(source)) == TEXTS, source
+    assert list(read_documents(spec("text", [corpus / "texts" / "**"]))) == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('lang == "de"', range(0, 20, 2)),
+        ("lang != de and meta.score < 1", range(1, 10, 2)),
+        ("meta.score >= 1.8", [18, 19]),
+        ("meta.score<=0 and text != null", [0]),
+        ("lang == 'x'", []),
+    ],
+)
+def test_filters_pick_records(corpus: Path, text: str, kept: Sequence[int]) -> None:
+    for source in sources(corpus, filter=text):
+        assert list(read_documents(source)) == [TEXTS[i] for i in kept], source
+
+
+@pytest.mark.parametrize(
+    "text", ["lang", "lang = de", "== de", "a == 1 and", "a == 1 or b == 2", 'a == "x', "a == 1 b"]
+)
+def test_what_is_no_filter_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"source web: filter .* cannot be read at"):
+        spec("jsonl", ["*"], filter=text)
+
+
+def test_filter_values_are_json_or_bare_words() -> None:
+    values = [c.value for c in parse_filter("a == 1 and b == \"x y and z\" and c == true and d == é")]
+    assert values == [1, "x y and z", True, "é"]
+    assert lookup({"a.b": 1, "a": {"b": 2}}, "a.b") == 1
+    with pytest.raises(ValueError, match="compares a < 3, but that field is 'x'"):
+        parse_filter("a < 3")[0].holds("x")
+
+
+def test_a_reading_goes_on_where_it_stopped(corpus: Path) -> None:
+    everything = [*sources(corpus, filter="meta.score != 0.5", max_documents=17)]
+    everything.append(spec("text", [corpus / "texts" / "*"], max_bytes=200))
+    for source in everything:
+        whole = list(Documents(source))
+        for stop in range(len(whole) + 1):
+            reader = Documents(source)
+            iterator = iter(reader)
+            first = [next(iterator) for _ in range(stop)]
+            state = json.loads(json.dumps(reader.state()))
+            assert first + list(Documents(source, state)) == whole, (source, stop)
+
+
+def test_a_subsample_depends_on_the_content_alone(tmp_path: Path) -> None:
+    texts = [f"text number {i}" for i in range(4000)]
+    (tmp_path / "a.jsonl").write_bytes(lines([{"text": text} for text in texts]))
+    (tmp_path / "b.jsonl").write_bytes(lines([{"text": text} for text in reversed(texts)]))
+    read = [
+        list(read_documents(spec("jsonl", [tmp_path / name], subsample=0.2)))
+        for name in ("a.jsonl", "b.jsonl")
+    ]
+    assert read[0] == read[1][::-1]
+    assert abs(len(read[0]) - 800) < 100
+    fewer = set(read_documents(spec("jsonl", [tmp_path / "a.jsonl"], subsample=0.1)))
+    assert fewer < set(read[0])
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), max_size=40))
+def test_duplicates_are_those_that_came_before(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("dedup")
+    (folder / "a.jsonl").write_bytes(lines([{"text": text} for text in texts]) or b"\n")
+    (folder / "scratch").mkdir()
+    source = spec("jsonl", [folder / "a.jsonl"])
+    marks = find_duplicates(source, folder / "scratch")
+    kept = [document.text for document in Documents(source, None, marks)]
+    assert kept == list(dict.fromkeys(texts))
+    assert not list((folder / "scratch").iterdir())
+
+
+def test_caps_cut_the_last_document(corpus: Path) -> None:
+    file = corpus / "a.jsonl"
+    assert list(read_documents(spec("jsonl", [file], max_documents=3))) == TEXTS[:3]
+    size = len(TEXTS[0].encode())
+    assert list(read_documents(spec("jsonl", [file], max_bytes=size))) == TEXTS[:1]
+    assert list(read_documents(spec("jsonl", [file], max_bytes=size + 3))) == [TEXTS[0], "doc"]
+    # not through the middle of the two bytes of a letter
+    assert list(read_documents(spec("jsonl", [file], max_bytes=size - 2))) == ["document 0 "]
+
+
+def test_inputs_are_named_by_what_the_glob_left_open(corpus: Path) -> None:
+    names = [item.name for item in Documents(spec("text", [corpus / "texts" / "*"])).inputs]
+    assert names[:2] == ["00.txt", "01.txt.gz"]
+    names = [item.name for item in Documents(spec("text", [corpus / "**" / "*.txt"])).inputs]
+    assert names[0] == "texts/00.txt"
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud83d b \\ud83d\\ude42"}\n')
+    assert list(read_documents(spec("jsonl", [tmp_path / "a.jsonl"]))) == ["a\ufffd b 🙂"]
+
+
+def test_line_breaks_inside_of_strings_do_not_part_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a\u2028b\u0085c"}\n\n{"text": "d"}\n', "utf-8")
+    assert list(read_documents(spec("jsonl", [tmp_path / "a.jsonl"]))) == ["a\u2028b\u0085c", "d"]
+
+
+def refuse(source: SourceSpec, *parts: str) -> None:
+    with pytest.raises(ValueError) as error:
+        list(read_documents(source))
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+def test_a_missing_field_is_named_with_its_place(corpus: Path) -> None:
+    file = corpus / "a.jsonl"
+    refuse(spec("jsonl", [file], text_field="body"), f"{file}:1: no field 'body'", "lang, meta, text")
+    refuse(spec("jsonl", [file], filter="year > 3"), f"{file}:1: no field 'year'")
+    refuse(spec("parquet", [corpus / "*.parquet"], text_field="body"), "no field 'body'", "lang")
+    refuse(spec("parquet", [corpus / "*.parquet"], filter="meta.x == 1"), "row 1: no field 'meta.x'")
+    pytest.importorskip("datasets")
+    refuse(spec("huggingface", path=str(corpus / "hub"), text_field="body"), "row 1: no field 'body'")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "parts"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text": ', (":2: not a line of JSON",)),
+        ("a.jsonl", b'["text"]\n', (":1: expected an object",)),
+        ("a.jsonl", b'{"text": null}\n', ("field 'text' must be text, found None", "!= null")),
+        ("a.jsonl", b'{"text": 5}\n', ("must be text, found 5",)),
+        ("a.jsonl.gz", gzip.compress(lines(RECORDS))[:-20], ("a.jsonl.gz: broken or cut off",)),
+        ("a.jsonl.gz", b"plain text\n", ("a.jsonl.gz: broken or cut off",)),
+        ("a.jsonl.zst", zstandard.compress(lines(RECORDS))[:-20], ("broken or cut off", "frame")),
+        ("a.jsonl.zst", b"plain text\n", ("a.jsonl.zst: broken or cut off",)),
+    ],
+)
+def test_broken_files_are_named(
+    tmp_path: Path, name: str, data: bytes, parts: Sequence[str]
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    refuse(spec("jsonl", [tmp_path / name]), *parts)
+
+
+def test_other_broken_inputs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc\xff")
+    refuse(spec("text", [tmp_path / "a.txt"]), "a.txt: byte 3 is not UTF-8")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing PAR1")
+    refuse(spec("parquet", [tmp_path / "a.parquet"]), "a.parquet: not a readable parquet file")
+    refuse(spec("jsonl", [tmp_path / "*.jsonl"]), "source web: no file matches")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("nemo_rod.corpus.documents.MAX_DOCUMENT_BYTES", 3)
+    (tmp_path / "b.txt").write_bytes(b"abcd")
+    refuse(spec("text", [tmp_path / "b.txt"]), "is larger than")
+    pytest.importorskip("datasets")
+    refuse(spec("huggingface", path=str(tmp_path / "none")), "cannot be opened")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"role": "other"}, "role must be one of adaptation, replay, found 'other'"),
+        ({"kind": "csv"}, "kind must be one of text, jsonl"),
+        ({"name": "a/b"}, "names a folder"),
+        ({"files": []}, "files must be a value for kind jsonl"),
+        ({"files": "a.jsonl"}, "files must be a list of globs"),
+        ({"path": "x"}, "path must be nothing for kind jsonl"),
+        ({"kind": "huggingface"}, "path must be a value for kind huggingface"),
+        ({"subsample": 0}, "subsample must be a share"),
+        ({"max_tokens": 0}, "max_tokens must be a positive number"),
+    ],
+)
+def test_a_source_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
+    given_fields = {"name": "web", "role": "replay", "kind": "jsonl", "files": ["x"], **fields}
+    with pytest.raises(ValueError, match=message):
+        SourceSpec(**given_fields)
+
+
+def test_marks_are_read_bit_by_bit(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([{"text": str(i)} for i in range(11)]))
+    drop = np.array([0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0], dtype=bool)
+    read = Documents(spec("jsonl", [tmp_path / "a.jsonl"]), None, np.packbits(drop))
+    assert [int(document.text) for document in read] == np.flatnonzero(~drop).tolist()

@@ -1,0 +1,482 @@
+"""From documents to blocks: the same files whatever happens on the way, or one clear sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer, prepare
+from nemo_rod.corpus.pack import pack
+
+BYTE = load_tokenizer("byte")
+S = 32
+
+
+def write(path: Path, texts: Sequence[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+    return path
+
+
+def texts(count: int, seed: int, length: int = 120) -> list[str]:
+    random = np.random.default_rng(seed)
+    letters = np.array(list("abcdefghijklmnop \n"))
+    return ["".join(random.choice(letters, random.integers(1, length))) for _ in range(count)]
+
+
+def source(name: str, files: Sequence[Path], role: str = "replay", **fields: Any) -> SourceSpec:
+    return SourceSpec(name=name, role=role, kind="jsonl", files=[str(f) for f in files], **fields)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[SourceSpec]:
+    return make_corpus(tmp_path / "data")
+
+
+def make_corpus(folder: Path) -> list[SourceSpec]:
+    twice = texts(200, 2)
+    return [
+        source("web", [write(folder / "web" / f"{i}.jsonl", texts(150, i)) for i in range(3)]),
+        source("new", [write(folder / "new.jsonl", texts(300, 9))], role="adaptation"),
+        source("twice", [write(folder / "twice.jsonl", twice + twice[::-1])], dedup=True),
+        source("pages", [write(folder / "pages.jsonl", texts(400, 5))], document_holdout=True),
+    ]
+
+
+def run(root: Path, sources: Sequence[SourceSpec], **changes: Any) -> BlockStore:
+    arguments = {"tokenizer": BYTE, "block_size": S, "holdout_fraction": 0.1, **changes}
+    return prepare(root, sources, **arguments)
+
+
+def tree(root: Path) -> dict[str, str]:
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def all_tokens(store: BlockStore, name: str) -> np.ndarray[Any, np.dtype[np.int32]]:
+    (found,) = (s for s in store.sources if s.name == name)
+    return store.tokens(np.arange(found.start, found.start + found.count))
+
+
+def read(spec: SourceSpec) -> list[str]:
+    return [
+        json.loads(line)["text"] for file in spec.files for line in Path(file).open(encoding="utf-8")
+    ]
+
+
+def test_blocks_are_what_packing_by_hand_gives(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    train = run(tmp_path / "blocks", corpus)
+    held = BlockStore(tmp_path / "blocks", "holdout")
+    for spec in (corpus[0], corpus[1], corpus[2]):
+        documents = list(dict.fromkeys(read(spec))) if spec.dedup else read(spec)
+        blocks = list(pack(BYTE.encode_batch(documents), S, BYTE.eod_id))
+        sides = [is_holdout(block, fraction=0.1) for block in blocks]
+        for store, side in ((train, False), (held, True)):
+            expected = [b for b, h in zip(blocks, sides, strict=True) if h == side]
+            assert all_tokens(store, spec.name).tolist() == np.stack(expected).tolist()
+        manifest = json.loads(
+            (tmp_path / "blocks" / spec.role / spec.name / "manifest.json").read_text()
+        )
+        tokens = sum(len(document.encode()) + 1 for document in documents)
+        assert manifest["documents"] == len(documents)
+        assert manifest["tokens"] == tokens
+        assert manifest["dropped_tokens"] == tokens - S * len(blocks)
+        assert manifest["count"] == sides.count(False)
+        assert sum(file["documents"] for file in manifest["files"]) == len(documents)
+        assert [file["bytes"] for file in manifest["files"]] == [
+            Path(file).stat().st_size for file in spec.files
+        ]
+
+
+def test_whole_documents_are_held_out(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    train = run(tmp_path / "blocks", corpus)
+    held = BlockStore(tmp_path / "blocks", "holdout")
+    documents = BYTE.encode_batch(read(corpus[3]))
+    for store, side in ((train, False), (held, True)):
+        mine = [d for d in documents if is_holdout(d, fraction=0.1) == side]
+        expected = np.stack(list(pack(mine, S, BYTE.eod_id)))
+        assert all_tokens(store, "pages").tolist() == expected.tolist()
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.text("ab", max_size=9), min_size=1, max_size=60),
+    st.lists(st.text("ab", max_size=9), min_size=1, max_size=60),
+)
+def test_the_same_tokens_never_straddle_the_split(
+    tmp_path_factory: pytest.TempPathFactory, first: list[str], second: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("split")
+    sources = [
+        source("a", [write(folder / "a.jsonl", first)], role="adaptation"),
+        source("b", [write(folder / "b.jsonl", second)]),
+    ]
+    try:
+        train = run(folder / "blocks", sources, block_size=4, holdout_fraction=0.3)
+    except ValueError:  # a side of a source is empty: refused as a whole
+        assert not (folder / "blocks" / "store.json").exists()
+        return
+    held = BlockStore(folder / "blocks", "holdout")
+    sides = [
+        {row.tobytes() for row in store.tokens(np.arange(len(store)))} for store in (train, held)
+    ]
+    assert not sides[0] & sides[1]
+
+
+def test_sources_are_capped_by_tokens(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    spec = dataclasses.replace(corpus[0], max_tokens=S * 100 + 5)
+    run(tmp_path / "blocks", [spec])
+    manifest = json.loads((tmp_path / "blocks/replay/web/manifest.json").read_text())
+    held = json.loads((tmp_path / "blocks/replay/web/holdout/manifest.json").read_text())
+    assert manifest["tokens"] == S * 100 + 5
+    assert manifest["count"] + held["count"] == 100 and manifest["dropped_tokens"] == 5
+
+
+def test_the_number_of_workers_changes_nothing(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = run(tmp_path / "one", corpus)
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
+    two = run(tmp_path / "two", corpus, workers=2)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+    assert one.digest == two.digest
+
+
+# A process that ends itself, as by SIGKILL, at its n-th step that makes something last.
+KILLED = """
+import os, random, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import nemo_rod.corpus.encode as encode
+from test_corpus_prepare import make_corpus, run, tree
+encode.BATCH_BYTES = 4000
+folder = Path(sys.argv[1])
+corpus = make_corpus(folder / "data")
+steps = 0
+
+def count_steps(deadly):
+    def counted(real):
+        def call(*arguments, **more):
+            global steps
+            steps += 1
+            if steps == deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **more)
+        return call
+    os.fsync = counted(os.fsync)
+    for name in ("replace", "rename", "unlink", "rmdir"):
+        setattr(os, name, counted(getattr(os, name)))
+    for name in ("rename", "replace", "unlink", "rmdir"):
+        setattr(Path, name, counted(getattr(Path, name)))
+
+def attempt(root, deadly, seconds):
+    child = os.fork()
+    if child == 0:
+        try:
+            count_steps(deadly)
+            run(root, corpus, checkpoint_seconds=seconds, blocks_per_shard=300)
+            os._exit(0)
+        except BaseException as error:
+            print(error, flush=True)
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0, "the run failed"
+    return os.WIFEXITED(status)
+
+whole = folder / "whole"
+assert attempt(whole, 0, 1e9)
+expected = tree(whole)
+dice = random.Random(int(sys.argv[3]))
+kills = 0
+for turn in range(12):
+    root = folder / f"broken{turn}"
+    while not attempt(root, dice.randint(1, 120), 0.0):
+        kills += 1
+        assert kills < 1000
+    assert tree(root) == expected, f"turn {turn} differs"
+print("kills", kills)
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_that_is_killed_again_and_again_ends_in_the_same_files(
+    tmp_path: Path, seed: int
+) -> None:
+    done = python(KILLED, str(tmp_path), str(Path(__file__).parent), str(seed))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) > 20, done.stdout
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=100,
+    )
+
+
+WITH_WORKERS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import nemo_rod.corpus.encode as encode
+from test_corpus_prepare import make_corpus, run
+if __name__ == "__main__":
+    encode.BATCH_BYTES = 2000
+    folder = Path(sys.argv[1])
+    tell = lambda done, total, what: print(what, done, total, flush=True)
+    run(folder / "killed", make_corpus(folder / "data"), workers=2, checkpoint_seconds=0.0,
+        progress=tell)
+"""
+
+
+def test_workers_leave_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WITH_WORKERS)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(
+        [sys.executable, str(program), str(tmp_path), str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for _ in range(20):
+        assert process.stdout.readline()
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while _alive(process.pid):
+        assert time.monotonic() < deadline, "workers outlive the process that started them"
+        time.sleep(0.05)
+    corpus = make_corpus(tmp_path / "data")
+    run(tmp_path / "killed", corpus)
+    run(tmp_path / "whole", corpus)
+    assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
+
+
+def _alive(session: int) -> bool:
+    """Whether a process of that session is left (one that has ended but is not reaped is not)."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            return True
+    return False
+
+
+def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
+    calls = 0
+
+    def kill_a_worker(done: int, total: int | None, what: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            workers = [int(c) for c in children if b"spawn_main" in _command(int(c))]
+            os.kill(workers[0], signal.SIGKILL)
+
+    with pytest.raises(ValueError, match="a tokenising process was ended from outside"):
+        run(tmp_path / "killed", corpus, workers=2, progress=kill_a_worker, checkpoint_seconds=0)
+    run(tmp_path / "killed", corpus)
+    run(tmp_path / "whole", corpus)
+    assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
+
+
+def _command(process: int) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import nemo_rod.corpus.encode as encode
+from test_corpus_prepare import make_corpus, run
+encode.BATCH_BYTES = 4000
+folder = Path(sys.argv[1])
+corpus = make_corpus(folder / "data")
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+try:
+    run(folder / "full", corpus, checkpoint_seconds=0.0)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("limit", [700, 5_000, 60_000])
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, limit: int) -> None:
+    done = python(FULL_DISK, str(tmp_path), str(Path(__file__).parent), str(limit))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"no room left for the blocks in {tmp_path / 'full'} (")
+    assert done.stdout.count("\n") == 1
+    corpus = make_corpus(tmp_path / "data")
+    run(tmp_path / "full", corpus)
+    run(tmp_path / "whole", corpus)
+    assert tree(tmp_path / "full") == tree(tmp_path / "whole")
+
+
+def test_what_is_there_is_left_alone(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    run(tmp_path / "blocks", corpus)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "blocks").rglob("*.bin")}
+
+    def told(done: int, total: int | None, what: str) -> None:
+        raise AssertionError("nothing was to be done")
+
+    run(tmp_path / "blocks", corpus, progress=told)
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "blocks").rglob("*.bin")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_size": 16}, "block_size was 32 and is now 16"),
+        ({"holdout_seed": 43}, "holdout.seed was 42 and is now 43"),
+        ({"holdout_fraction": 0.2}, "holdout.fraction was 0.1 and is now 0.2"),
+    ],
+)
+def test_other_settings_are_refused_or_rebuilt(
+    tmp_path: Path, corpus: list[SourceSpec], changes: dict[str, Any], message: str
+) -> None:
+    run(tmp_path / "blocks", corpus)
+    before = tree(tmp_path / "blocks")
+    with pytest.raises(ValueError, match=f"made otherwise: {message}; .*rebuild=true"):
+        run(tmp_path / "blocks", corpus, **changes)
+    assert tree(tmp_path / "blocks") == before
+    run(tmp_path / "blocks", corpus, **changes, rebuild=True)
+    run(tmp_path / "fresh", corpus, **changes)
+    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
+
+
+def test_changed_inputs_are_refused(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    run(tmp_path / "blocks", corpus)
+    file = Path(corpus[0].files[1])
+    with file.open("a") as handle:
+        handle.write('{"text": "more"}\n')
+    with pytest.raises(ValueError, match=r"replay/web were made otherwise: size of 1.jsonl was \d+"):
+        run(tmp_path / "blocks", corpus)
+    with pytest.raises(ValueError, match="new holds blocks of a source that domain.sources does"):
+        run(tmp_path / "blocks", corpus[2:])
+    moved = dataclasses.replace(corpus[1], subsample=0.5)
+    with pytest.raises(ValueError, match=r"reading.subsample was 1.0 and is now 0.5"):
+        run(tmp_path / "blocks", [corpus[3], moved, corpus[2], corpus[0]])
+    assert len(run(tmp_path / "blocks", corpus[2:], rebuild=True).sources) == 2
+
+
+def test_moved_inputs_are_the_same_inputs(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    spec = dataclasses.replace(corpus[0], files=[str(tmp_path / "data" / "web" / "*.jsonl")])
+    run(tmp_path / "blocks", [spec])
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    spec = dataclasses.replace(spec, files=[str(tmp_path / "elsewhere" / "web" / "*.jsonl")])
+    run(tmp_path / "blocks", [spec])
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "message"),
+    [
+        ({"text_field": "body"}, {}, r"a.jsonl:1: no field 'body' \(found: text\)"),
+        ({"filter": "text == x"}, {}, "replay source a has no document"),
+        ({}, {"block_size": 10**6}, r"replay source a has \d+ tokens, fewer than one block of"),
+        ({"files": ["nowhere/*"]}, {}, "source a: no file matches 'nowhere/"),
+        ({}, {"holdout_fraction": 1.0}, r"a has \d+ blocks and all of them are held out"),
+        ({}, {"holdout_fraction": 1e-9}, r"a has \d+ blocks and none of them is held out"),
+        ({}, {"block_size": 1}, "block_size must be at least 2"),
+        ({}, {"holdout_fraction": 2.0}, "holdout_fraction must lie between 0 and 1"),
+        ({}, {"workers": 0}, "workers must be at least 1"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, fields: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    file = write(tmp_path / "a.jsonl", texts(50, 1))
+    spec = SourceSpec(
+        **{"name": "a", "role": "replay", "kind": "jsonl", "files": [str(file)], **fields}
+    )
+    with pytest.raises(ValueError, match=message) as error:
+        run(tmp_path / "blocks", [spec], **changes)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "blocks").exists()
+
+
+def test_sources_without_a_holdout_are_fine_when_asked_for(tmp_path: Path) -> None:
+    spec = source("a", [write(tmp_path / "a.jsonl", texts(50, 1))])
+    store = run(tmp_path / "blocks", [spec], holdout_fraction=0.0)
+    held = BlockStore(tmp_path / "blocks", "holdout")
+    assert len(store) > 0 and len(held) == 0 and held.sources[0].count == 0
+    held.verify()
+    assert held.tokens([]).shape == (0, S) and held.hashes([]).shape == (0, 16)
+
+
+def test_names_must_differ(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    twice = dataclasses.replace(corpus[1], role="replay")
+    with pytest.raises(ValueError, match="domain.sources names 'new' twice"):
+        run(tmp_path / "blocks", [*corpus, twice])
+    with pytest.raises(ValueError, match="domain.sources names no source"):
+        run(tmp_path / "blocks", [])
+
+
+def test_a_source_that_fails_leaves_the_finished_ones(
+    tmp_path: Path, corpus: list[SourceSpec]
+) -> None:
+    wrong = dataclasses.replace(corpus[1], text_field="body")
+    with pytest.raises(ValueError, match="no field 'body'"):
+        run(tmp_path / "blocks", [corpus[0], wrong])
+    left = {path.split("/")[0] + "/" + path.split("/")[1] for path in tree(tmp_path / "blocks")}
+    assert left == {"replay/web"}
+    with pytest.raises(ValueError, match=r"no complete block store in .* \(no store.json\)"):
+        BlockStore(tmp_path / "blocks")
+    run(tmp_path / "blocks", corpus)
+    run(tmp_path / "fresh", corpus)
+    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
+
+
+def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    def meanwhile(done: int, total: int | None, what: str) -> None:
+        with pytest.raises(ValueError, match="another run is preparing"):
+            run(tmp_path / "blocks", corpus)
+
+    run(tmp_path / "blocks", corpus, progress=meanwhile)
+
+
+def test_progress_tells_what_and_how_far(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
+    heard: dict[str, list[tuple[int, int | None]]] = {}
+    run(
+        tmp_path / "blocks",
+        corpus,
+        progress=lambda done, total, what: heard.setdefault(what, []).append((done, total)),
+    )
+    assert {"replay/web", "adaptation/new", "replay/twice"} < set(heard)
+    steps = heard["replay/web"]
+    total = sum(Path(file).stat().st_size for file in corpus[0].files)
+    assert steps == sorted(steps) and steps[-1] == (total, total) and len(steps) > 5
