@@ -29,6 +29,7 @@ from nemo_rod.selection import (
     Joint,
     ReferenceManifest,
     References,
+    SourceRow,
     threshold,
 )
 from nemo_rod.selection.reference_folder import (
@@ -156,7 +157,7 @@ def pools(what: str, size: int, goal: float, folder: Path) -> Iterator[Row]:
             batch_size=NUM_CANDIDATES // 2,
             balance=balance,
         )
-        times[balance] = median_ms(lambda n, source=source: source.pool(steps[n]), 200)
+        times[balance] = median_ms(partial(_draw, source, steps), 200)
     yield under(what, max(times.values()), "ms", goal)
     # Otherwise: a shuffled list of all ids, kept in memory; at 1e9 blocks it would take 8 GB and
     # minutes to build, so there the one of a hundredth is measured.
@@ -166,6 +167,10 @@ def pools(what: str, size: int, goal: float, folder: Path) -> Iterator[Row]:
     built = time.perf_counter() - begin
     assert len(shuffled) == listed
     yield Row(f"{what}.shuffled_list_build_ms_of_{listed}", 1e3 * built, "ms")
+
+
+def _draw(source: Candidates, steps: list[int], number: int) -> object:
+    return source.pool(steps[number])
 
 
 # --- the curriculum
@@ -185,7 +190,10 @@ def appends(what: str, goal: float, folder: Path) -> Iterator[Row]:
         references="benchmark",
         config="benchmark",
         seed=source.seed,
-        sources=(("a", "adaptation", 0, 10**6), ("r", "replay", 10**6, 10**6)),
+        sources=(
+            SourceRow("a", "adaptation", 0, 10**6),
+            SourceRow("r", "replay", 10**6, 10**6),
+        ),
     )
     pool = source.pool(0)
     loss_C = np.random.default_rng(0).random(NUM_CANDIDATES, dtype=np.float32)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.jobs import TrainJob, read_job
 
 

@@ -107,7 +107,7 @@ def test_what_is_no_filter_is_refused(text: str) -> None:
 
 
 def test_filter_values_are_json_or_bare_words() -> None:
-    values = [c.value for c in parse_filter("a == 1 and b == \"x y and z\" and c == true and d == é")]
+    values = [c.value for c in parse_filter('a == 1 and b == "x y and z" and c == true and d == é')]
     assert values == [1, "x y and z", True, "é"]
     assert lookup({"a.b": 1, "a": {"b": 2}}, "a.b") == 1
     with pytest.raises(ValueError, match="compares a < 3, but that field is 'x'"):
@@ -193,12 +193,18 @@ def refuse(source: SourceSpec, *parts: str) -> None:
 
 def test_a_missing_field_is_named_with_its_place(corpus: Path) -> None:
     file = corpus / "a.jsonl"
-    refuse(spec("jsonl", [file], text_field="body"), f"{file}:1: no field 'body'", "lang, meta, text")
+    refuse(
+        spec("jsonl", [file], text_field="body"), f"{file}:1: no field 'body'", "lang, meta, text"
+    )
     refuse(spec("jsonl", [file], filter="year > 3"), f"{file}:1: no field 'year'")
     refuse(spec("parquet", [corpus / "*.parquet"], text_field="body"), "no field 'body'", "lang")
-    refuse(spec("parquet", [corpus / "*.parquet"], filter="meta.x == 1"), "row 1: no field 'meta.x'")
+    refuse(
+        spec("parquet", [corpus / "*.parquet"], filter="meta.x == 1"), "row 1: no field 'meta.x'"
+    )
     pytest.importorskip("datasets")
-    refuse(spec("huggingface", path=str(corpus / "hub"), text_field="body"), "row 1: no field 'body'")
+    refuse(
+        spec("huggingface", path=str(corpus / "hub"), text_field="body"), "row 1: no field 'body'"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,55 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer, prepare
+from corpus_cases import BYTE, S, make_corpus, run, source, texts, tree, write
+from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout
 from nemo_rod.corpus.pack import pack
-
-BYTE = load_tokenizer("byte")
-S = 32
-
-
-def write(path: Path, texts: Sequence[str]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
-    return path
-
-
-def texts(count: int, seed: int, length: int = 120) -> list[str]:
-    random = np.random.default_rng(seed)
-    letters = np.array(list("abcdefghijklmnop \n"))
-    return ["".join(random.choice(letters, random.integers(1, length))) for _ in range(count)]
-
-
-def source(name: str, files: Sequence[Path], role: str = "replay", **fields: Any) -> SourceSpec:
-    return SourceSpec(name=name, role=role, kind="jsonl", files=[str(f) for f in files], **fields)
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> list[SourceSpec]:
     return make_corpus(tmp_path / "data")
-
-
-def make_corpus(folder: Path) -> list[SourceSpec]:
-    twice = texts(200, 2)
-    return [
-        source("web", [write(folder / "web" / f"{i}.jsonl", texts(150, i)) for i in range(3)]),
-        source("new", [write(folder / "new.jsonl", texts(300, 9))], role="adaptation"),
-        source("twice", [write(folder / "twice.jsonl", twice + twice[::-1])], dedup=True),
-        source("pages", [write(folder / "pages.jsonl", texts(400, 5))], document_holdout=True),
-    ]
-
-
-def run(root: Path, sources: Sequence[SourceSpec], **changes: Any) -> BlockStore:
-    arguments = {"tokenizer": BYTE, "block_size": S, "holdout_fraction": 0.1, **changes}
-    return prepare(root, sources, **arguments)
-
-
-def tree(root: Path) -> dict[str, str]:
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
 
 
 def all_tokens(store: BlockStore, name: str) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -77,7 +30,9 @@ def all_tokens(store: BlockStore, name: str) -> np.ndarray[Any, np.dtype[np.int3
 
 def read(spec: SourceSpec) -> list[str]:
     return [
-        json.loads(line)["text"] for file in spec.files for line in Path(file).open(encoding="utf-8")
+        json.loads(line)["text"]
+        for file in spec.files
+        for line in Path(file).open(encoding="utf-8")
     ]
 
 
@@ -159,191 +114,6 @@ def test_the_number_of_workers_changes_nothing(
     assert one.digest == two.digest
 
 
-# A process that ends itself, as by SIGKILL, at its n-th step that makes something last.
-KILLED = """
-import os, random, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import nemo_rod.corpus.encode as encode
-from test_corpus_prepare import make_corpus, run, tree
-encode.BATCH_BYTES = 4000
-folder = Path(sys.argv[1])
-corpus = make_corpus(folder / "data")
-steps = 0
-
-def count_steps(deadly):
-    def counted(real):
-        def call(*arguments, **more):
-            global steps
-            steps += 1
-            if steps == deadly:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **more)
-        return call
-    os.fsync = counted(os.fsync)
-    for name in ("replace", "rename", "unlink", "rmdir"):
-        setattr(os, name, counted(getattr(os, name)))
-    for name in ("rename", "replace", "unlink", "rmdir"):
-        setattr(Path, name, counted(getattr(Path, name)))
-
-def attempt(root, deadly, seconds):
-    child = os.fork()
-    if child == 0:
-        try:
-            count_steps(deadly)
-            run(root, corpus, checkpoint_seconds=seconds, blocks_per_shard=300)
-            os._exit(0)
-        except BaseException as error:
-            print(error, flush=True)
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0, "the run failed"
-    return os.WIFEXITED(status)
-
-whole = folder / "whole"
-assert attempt(whole, 0, 1e9)
-expected = tree(whole)
-dice = random.Random(int(sys.argv[3]))
-kills = 0
-for turn in range(12):
-    root = folder / f"broken{turn}"
-    while not attempt(root, dice.randint(1, 120), 0.0):
-        kills += 1
-        assert kills < 1000
-    assert tree(root) == expected, f"turn {turn} differs"
-print("kills", kills)
-"""
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_run_that_is_killed_again_and_again_ends_in_the_same_files(
-    tmp_path: Path, seed: int
-) -> None:
-    done = python(KILLED, str(tmp_path), str(Path(__file__).parent), str(seed))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split()[-1]) > 20, done.stdout
-
-
-def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=100,
-    )
-
-
-WITH_WORKERS = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import nemo_rod.corpus.encode as encode
-from test_corpus_prepare import make_corpus, run
-if __name__ == "__main__":
-    encode.BATCH_BYTES = 2000
-    folder = Path(sys.argv[1])
-    tell = lambda done, total, what: print(what, done, total, flush=True)
-    run(folder / "killed", make_corpus(folder / "data"), workers=2, checkpoint_seconds=0.0,
-        progress=tell)
-"""
-
-
-def test_workers_leave_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(WITH_WORKERS)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = subprocess.Popen(
-        [sys.executable, str(program), str(tmp_path), str(Path(__file__).parent)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    for _ in range(20):
-        assert process.stdout.readline()
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 20
-    while _alive(process.pid):
-        assert time.monotonic() < deadline, "workers outlive the process that started them"
-        time.sleep(0.05)
-    corpus = make_corpus(tmp_path / "data")
-    run(tmp_path / "killed", corpus)
-    run(tmp_path / "whole", corpus)
-    assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
-
-
-def _alive(session: int) -> bool:
-    """Whether a process of that session is left (one that has ended but is not reaped is not)."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            return True
-    return False
-
-
-def test_a_worker_that_is_killed_is_one_sentence_and_no_hang(
-    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 2000)
-    calls = 0
-
-    def kill_a_worker(done: int, total: int | None, what: str) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 5:
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            workers = [int(c) for c in children if b"spawn_main" in _command(int(c))]
-            os.kill(workers[0], signal.SIGKILL)
-
-    with pytest.raises(ValueError, match="a tokenising process was ended from outside"):
-        run(tmp_path / "killed", corpus, workers=2, progress=kill_a_worker, checkpoint_seconds=0)
-    run(tmp_path / "killed", corpus)
-    run(tmp_path / "whole", corpus)
-    assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
-
-
-def _command(process: int) -> bytes:
-    return Path(f"/proc/{process}/cmdline").read_bytes()
-
-
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import nemo_rod.corpus.encode as encode
-from test_corpus_prepare import make_corpus, run
-encode.BATCH_BYTES = 4000
-folder = Path(sys.argv[1])
-corpus = make_corpus(folder / "data")
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
-try:
-    run(folder / "full", corpus, checkpoint_seconds=0.0)
-except ValueError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize("limit", [700, 5_000, 60_000])
-def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, limit: int) -> None:
-    done = python(FULL_DISK, str(tmp_path), str(Path(__file__).parent), str(limit))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"no room left for the blocks in {tmp_path / 'full'} (")
-    assert done.stdout.count("\n") == 1
-    corpus = make_corpus(tmp_path / "data")
-    run(tmp_path / "full", corpus)
-    run(tmp_path / "whole", corpus)
-    assert tree(tmp_path / "full") == tree(tmp_path / "whole")
-
-
 def test_what_is_there_is_left_alone(tmp_path: Path, corpus: list[SourceSpec]) -> None:
     run(tmp_path / "blocks", corpus)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "blocks").rglob("*.bin")}
@@ -381,7 +151,9 @@ def test_changed_inputs_are_refused(tmp_path: Path, corpus: list[SourceSpec]) ->
     file = Path(corpus[0].files[1])
     with file.open("a") as handle:
         handle.write('{"text": "more"}\n')
-    with pytest.raises(ValueError, match=r"replay/web were made otherwise: size of 1.jsonl was \d+"):
+    with pytest.raises(
+        ValueError, match=r"replay/web were made otherwise: size of 1.jsonl was \d+"
+    ):
         run(tmp_path / "blocks", corpus)
     with pytest.raises(ValueError, match="new holds blocks of a source that domain.sources does"):
         run(tmp_path / "blocks", corpus[2:])

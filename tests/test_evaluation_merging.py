@@ -111,7 +111,7 @@ def test_integers_that_differ_are_exact_at_the_ends_and_refused_between(tmp_path
     for lam, expected in ((0.0, [1, 2]), (1.0, [3, 4])):
         merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / str(lam), lam)
         assert read(tmp_path / str(lam))["packed"].tolist() == expected
-    with pytest.raises(ValueError, match="packed.*differs"):
+    with pytest.raises(ValueError, match=r"packed.*differs"):
         merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
     assert not (tmp_path / "out").exists()
 
@@ -244,7 +244,7 @@ def test_checkpoints_that_do_not_match_are_refused(
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "base", tensors_of(0))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="lambda is 1.5"):
+    with pytest.raises(ValueError, match=r"lambda is 1\.5"):
         merge_checkpoints(tmp_path / "base", tmp_path / "base", tmp_path / "out", 1.5)
     with pytest.raises(ValueError, match="already holds files"):
         merge_checkpoints(tmp_path / "base", tmp_path / "base", tmp_path / "base", 0.5)
@@ -252,5 +252,5 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         merge_checkpoints(tmp_path / "base", tmp_path / "empty", tmp_path / "out", 0.5)
     write(tmp_path / "torn", tensors_of(0), shards=2)
     (tmp_path / "torn" / "model-1.safetensors").unlink()
-    with pytest.raises(ValueError, match="lacks model-1.safetensors"):
+    with pytest.raises(ValueError, match=r"lacks model-1\.safetensors"):
         merge_checkpoints(tmp_path / "base", tmp_path / "torn", tmp_path / "out", 0.5)

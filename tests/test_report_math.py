@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -168,7 +169,7 @@ def test_spread_labels_keep_their_order_distance_and_range(
     order = sorted(range(len(positions)), key=lambda i: positions[i])
     ordered = [placed[i] for i in order]
     assert min(placed) >= -1e-9 and max(placed) <= 10 + 1e-9
-    assert all(b - a >= gap - 1e-9 for a, b in zip(ordered, ordered[1:], strict=False))
+    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(ordered))
 
 
 def test_labels_that_do_not_touch_stay_where_they_are() -> None:
@@ -182,10 +183,11 @@ def test_labels_that_do_not_touch_stay_where_they_are() -> None:
 # ---------------------------------------------------------------- curriculum
 
 
-def write_curriculum(
-    path: Path, steps: list[tuple[list[int], list[int], list[float] | None]]
-) -> None:
-    """Steps as (candidate block ids, chosen positions, scores)."""
+# candidate block ids, chosen positions, scores
+Step = tuple[list[int], list[int], list[float] | None]
+
+
+def write_curriculum(path: Path, steps: list[Step]) -> None:
     header = CurriculumHeader(
         num_candidates=len(steps[0][0]), num_chosen=len(steps[0][1]), block_size=8, store="s",
         tokenizer="t", references="", config="c", seed=0, sources=SOURCES,
@@ -200,7 +202,7 @@ def write_curriculum(
 
 
 def test_history_by_hand(tmp_path: Path) -> None:
-    steps: list[tuple[list[int], list[int], list[float] | None]] = [
+    steps: list[Step] = [
         ([0, 1, 10, 15], [0, 1], [0.5, 0.75, 0.0, 0.0]),
         ([2, 11, 16, 17], [0, 2], [0.5, 0.125, 0.25, -0.125]),
         ([14, 3, 18, 19], [0, 2], [1.0, 0.0, 0.5, 0.25]),
@@ -230,8 +232,8 @@ def test_history_of_an_arm_without_scores_or_replay(tmp_path: Path) -> None:
 
 
 def test_padding_and_sources_never_offered(tmp_path: Path) -> None:
-    steps = [([0, 15, -1, -1], [0, 1], [0.5, 0.25, -math.inf, -math.inf])]
-    write_curriculum(tmp_path / "curriculum.rod", steps)  # type: ignore[arg-type]
+    steps: list[Step] = [([0, 15, -1, -1], [0, 1], [0.5, 0.25, -math.inf, -math.inf])]
+    write_curriculum(tmp_path / "curriculum.rod", steps)
     history = read_history(tmp_path / "curriculum.rod")
     assert history.candidates_TO.tolist() == [[1, 0, 1]]
     assert history.rho_replay_T.tolist() == [0.25]
@@ -240,9 +242,7 @@ def test_padding_and_sources_never_offered(tmp_path: Path) -> None:
 
 def test_the_first_deciles_take_the_steps_that_do_not_divide(tmp_path: Path) -> None:
     # One more chosen replay block at steps 0 .. 11; ten parts of 2, 2, 1, 1, ...
-    steps: list[tuple[list[int], list[int], list[float] | None]] = [
-        ([0, 10], [step % 2], [1.0, 0.0]) for step in range(12)
-    ]
+    steps: list[Step] = [([0, 10], [step % 2], [1.0, 0.0]) for step in range(12)]
     write_curriculum(tmp_path / "curriculum.rod", steps)
     history = read_history(tmp_path / "curriculum.rod")
     assert history.share_by_decile() == [0.5, 0.5, 0, 1, 0, 1, 0, 1, 0, 1]

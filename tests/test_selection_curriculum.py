@@ -100,6 +100,22 @@ def test_what_is_recorded_is_read(tmp_path, steps):
             curriculum[steps]
 
 
+def test_a_step_is_on_the_disk_before_the_next_begins(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    with Curriculum.create(tmp_path / "c.rod", HEADER) as curriculum:
+        size = (tmp_path / "c.rod").stat().st_size
+
+        def spy(fd):
+            synced.append(os.fstat(fd).st_size)
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", spy)
+        for step in range(3):
+            curriculum.append(step, *step_of(step))
+            assert synced[-1] == (tmp_path / "c.rod").stat().st_size > size
+    assert len(synced) == 3
+
+
 @given(st.lists(st.floats(-50, 50, width=32), min_size=C, max_size=C), st.permutations(range(C)))
 def test_any_scores_and_any_choice(tmp_path_factory, scores, order):
     path = tmp_path_factory.mktemp("c") / "c.rod"
@@ -350,7 +366,7 @@ def test_export(tmp_path, monkeypatch):
 def test_export_of_padding_and_of_nothing(tmp_path):
     pytest.importorskip("pyarrow")
     pool, loss_C, score_C, _, tau = step_of(0)
-    pool.block_ids[-1], loss_C[-1], score_C[-1] = PADDING_ID, np.nan, -np.inf
+    pool.block_ids[-1], loss_C[-1], score_C[-1] = PADDING_ID, 1.0, -np.inf
     with Curriculum.create(tmp_path / "c.rod", HEADER) as curriculum:
         export(curriculum, tmp_path / "none.parquet")
         curriculum.append(0, pool, loss_C, score_C, np.arange(K), tau)
@@ -359,7 +375,7 @@ def test_export_of_padding_and_of_nothing(tmp_path):
     assert parquet(tmp_path / "none.parquet")["step"] == []
     columns = {name: values[-1] for name, values in parquet(tmp_path / "c.parquet").items()}
     assert (columns["block_id"], columns["score"]) == (PADDING_ID, -math.inf)
-    assert [columns[n] for n in ("role", "source", "loss", "reference")] == [None] * 4
+    assert [columns[n] for n in ("role", "source", "reference")] == [None] * 3
 
 
 def test_verify(tmp_path):

@@ -88,6 +88,24 @@ def test_at_equal_scores_the_earlier_candidate_is_chosen():
     assert Joint().select(score_C, is_replay_C, 500).tolist() == list(range(1, 1000, 2))
 
 
+def test_many_ties_are_sorted_stably():
+    rng = np.random.default_rng(0)
+    score_C = rng.integers(0, 3, 2048).astype(np.float32)
+    is_replay_C = rng.random(2048) < 0.5
+    for k in (1, 500, 1024, 2000):
+        expected = sorted(best(score_C.tolist(), range(2048), k))
+        assert Joint().select(score_C, is_replay_C, k).tolist() == expected
+
+
+def test_padding_stays_padding_at_any_kappa():
+    score_C, is_replay_C = (
+        np.array([-np.inf, -1.0, 2.0, -np.inf]),
+        np.array([True, True, False, False]),
+    )
+    assert Joint(0.0).weigh(score_C, is_replay_C).tolist() == [-math.inf, 0.0, 2.0, -math.inf]
+    assert score_C[1] == -1  # the scores themselves are left as they are
+
+
 def test_take_all():
     is_replay_C = np.array([True, False, True, False])
     assert TakeAll().select(None, is_replay_C, 4).tolist() == [0, 1, 2, 3]

@@ -9,7 +9,7 @@ to source.
 Everything is drawn from the raw 64-bit stream of a bit generator, the only stream that numpy
 promises to keep, by integer arithmetic.
 
-Shape suffixes: V = states (characters), T = slots of a row of the transition table, D = documents.
+Shape suffixes: V = states (a chain's letters), T = slots of a row of the transition table, D = documents.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.formats import TextList
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
+NUM_LETTERS = 32  # that a chain uses, of the alphabet
 DOCUMENT_LENGTH = 512  # characters
 NUM_DOCUMENTS = 8192  # of a generator; a source's caps take what they want
 _BATCH = 256
@@ -60,17 +61,16 @@ def synthetic_documents(chain: int, *, dialect: float = 0.0) -> Iterator[str]:
     """Documents of a Markov chain.
 
     Args:
-        chain: Number of the chain, which decides its transition table.
-        dialect: Share of the states whose successors are others than the chain's.
+        chain: Number of the chain, which decides its letters and its transition table.
+        dialect: Share of the letters whose successors are others than the chain's.
 
     Yields:
         Texts of `DOCUMENT_LENGTH` characters, the same on every machine.
     """
-    table_VT = _transitions(chain, dialect)
-    letters = np.frombuffer(ALPHABET.encode("ascii"), dtype=np.uint8)
+    letters, table_VT = _letters(chain), _transitions(chain, dialect)
     raw = np.random.Philox(key=_key("text", chain, round(dialect * 10**6)))
     for _ in range(0, NUM_DOCUMENTS, _BATCH):
-        state_D = raw.random_raw(_BATCH) % np.uint64(len(ALPHABET))
+        state_D = raw.random_raw(_BATCH) % np.uint64(NUM_LETTERS)
         text = np.empty((_BATCH, DOCUMENT_LENGTH), dtype=np.uint8)
         for position in range(DOCUMENT_LENGTH):
             text[:, position] = letters[state_D]
@@ -80,19 +80,25 @@ def synthetic_documents(chain: int, *, dialect: float = 0.0) -> Iterator[str]:
             yield row.tobytes().decode("ascii")
 
 
+def _letters(chain: int) -> NDArray[np.uint8]:
+    """The characters of a chain, uint8 [V]: chains share some, as languages do."""
+    order = np.argsort(np.random.Philox(key=_key("letters", chain, 0)).random_raw(len(ALPHABET)))
+    return np.frombuffer(ALPHABET.encode("ascii"), dtype=np.uint8)[order[:NUM_LETTERS]]
+
+
 def _transitions(chain: int, dialect: float) -> NDArray[np.uint64]:
     """Next states [V, T]: a slot is drawn evenly, so a state in many slots is a likely one."""
     table = _table(chain, "chain")
-    order = np.argsort(np.random.Philox(key=_key("order", chain, 0)).random_raw(len(ALPHABET)))
-    changed = order[: round(dialect * len(ALPHABET))]
+    order = np.argsort(np.random.Philox(key=_key("order", chain, 0)).random_raw(NUM_LETTERS))
+    changed = order[: round(dialect * NUM_LETTERS)]
     table[changed] = _table(chain, "dialect")[changed]
     return table
 
 
 def _table(chain: int, purpose: str) -> NDArray[np.uint64]:
     profile = _PROFILES[chain % len(_PROFILES)]
-    raw = np.random.Philox(key=_key(purpose, chain, 0)).random_raw((len(ALPHABET),) * 2)
-    successors = np.argsort(raw, axis=1, kind="stable")[:, : len(profile)].astype(np.uint64)
+    raw = np.random.Philox(key=_key(purpose, chain, 0)).random_raw((NUM_LETTERS, NUM_LETTERS))
+    successors = np.argsort(raw, axis=1)[:, : len(profile)].astype(np.uint64)
     return np.repeat(successors, profile, axis=1)
 
 

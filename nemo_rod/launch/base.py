@@ -43,6 +43,26 @@ def initialise_base(
     text.save_pretrained(folder)
 
 
+def check_tokenizer(checkpoint: Path, blocks: Path) -> None:
+    """Refuses a model that reads other tokens than the blocks are made of.
+
+    Raises:
+        ValueError: if the tokenizers differ, or the model's vocabulary is smaller.
+    """
+    from transformers import AutoConfig
+
+    from nemo_rod.corpus import BlockStore, load_tokenizer
+
+    store = BlockStore(blocks)
+    store.check_tokenizer(load_tokenizer(str(checkpoint)))
+    vocab_size = AutoConfig.from_pretrained(checkpoint).vocab_size
+    if vocab_size < store.vocab_size:
+        raise ValueError(
+            f"The model in {checkpoint} knows {vocab_size} tokens, but the tokenizer of {blocks} "
+            f"has {store.vocab_size}: set vocab_size of the architecture to at least that."
+        )
+
+
 def resolve_base(name: str, link: Path) -> None:
     """Makes `link` point at a pretrained checkpoint, fetched from the hub unless it is a folder.
 

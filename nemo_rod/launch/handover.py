@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +29,9 @@ class Stage:
         folder: what it makes.
         inputs: what it is made from: plain values by name. Called when all stages before are done.
         make: fills the partial folder and returns what is worth keeping in the manifest.
-        note: recorded in the manifest but never compared, such as the parallel layout.
         title: one line for people.
+        note: recorded in the manifest but never compared, such as the parallel layout.
+        checks_itself: whether `make` finds out by itself what an interrupted run left and from what.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Stage:
     make: Callable[[Path], dict[str, Any]]
     title: str
     note: dict[str, Any] = field(default_factory=dict)
+    checks_itself: bool = False
 
     @property
     def partial(self) -> Path:
@@ -61,7 +64,7 @@ def is_done(stage: Stage, *, rebuild: bool = False) -> bool:
             _move_aside(folder)
         return False
     for folder, name in ((stage.folder, "manifest.json"), (stage.partial, "inputs.json")):
-        if (folder / name).exists():
+        if (folder / name).exists() and not (folder == stage.partial and stage.checks_itself):
             made_from = json.loads((folder / name).read_text())["inputs"]
             _refuse_changes(stage, folder, made_from, _plain(stage.inputs()))
     return (stage.folder / "manifest.json").exists()
@@ -72,7 +75,12 @@ def make(stage: Stage) -> None:
     inputs = _plain(stage.inputs())
     stage.partial.mkdir(parents=True, exist_ok=True)
     _write(stage.partial / "inputs.json", {"inputs": inputs})
-    outputs = stage.make(stage.partial)
+    try:
+        outputs = stage.make(stage.partial)
+    except ValueError:  # refused: leave nothing of a stage that never began
+        if {file.name for file in stage.partial.iterdir()} <= {"inputs.json", "job.json"}:
+            shutil.rmtree(stage.partial)
+        raise
     path = stage.partial / "manifest.json"
     own = json.loads(path.read_text()) if path.exists() else {}  # what the maker says of its files
     handed = {"stage": stage.name, "inputs": inputs, "outputs": outputs, "note": stage.note}

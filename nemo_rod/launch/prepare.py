@@ -39,6 +39,7 @@ def prepare_blocks(domain: Domain, folder: Path) -> dict[str, Any]:
         holdout_seed=domain.holdout_seed,
         workers=domain.workers,
         progress=progress,
+        rebuild=True,  # in a folder that was not handed over, a source made otherwise is in the way
     )
     store = BlockStore(folder)
     return {

@@ -77,7 +77,15 @@ class Stages:
 
             return prepare_blocks(domain, folder)
 
-        return Stage("prepare", "prepare", self.blocks, inputs, make, "text -> blocks")
+        return Stage(
+            "prepare",
+            "prepare",
+            self.blocks,
+            inputs,
+            make,
+            "text -> blocks",
+            checks_itself=True,
+        )
 
     def make_base(self) -> Stage:
         """A base trained here from nothing, or a copy of the pretrained checkpoint's address."""
@@ -92,10 +100,11 @@ class Stages:
             return made_of
 
         def make(folder: Path) -> dict[str, Any]:
-            from nemo_rod.launch.base import initialise_base, resolve_base
+            from nemo_rod.launch.base import check_tokenizer, initialise_base, resolve_base
 
             if model.hf is not None:
                 resolve_base(model.hf, folder / "hf")
+                check_tokenizer(folder / "hf", self.blocks)
             else:
                 assert optimisation is not None and model.architecture is not None
                 initialise_base(
@@ -104,6 +113,7 @@ class Stages:
                     tokenizer=self.config.domain.tokenizer,
                     seed=self.config.seed,
                 )
+                check_tokenizer(folder / "init", self.blocks)
                 arm = self._arm("base", optimisation)
                 self._run_training("base", folder, folder / "init", arm, optimisation, [])
             return {"weights": weights_digest(folder / "hf")}

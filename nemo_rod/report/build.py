@@ -13,7 +13,7 @@ from nemo_rod.report.checks import judge, judge_across_seeds
 from nemo_rod.report.figures import Canvas, inline_svg, save
 from nemo_rod.report.page import caption, render_page
 from nemo_rod.report.results import results_of
-from nemo_rod.report.run import Run, read_run
+from nemo_rod.report.run import Run, is_evaluated, read_run
 from nemo_rod.report.table import all_tables
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ def build_report(run_dir: Path, *, replicates: Sequence[Path] = ()) -> dict[str,
 
     Args:
         run_dir: The folder `runs/<recipe>` of a run.
-        replicates: Folders of further runs of the recipe, with other seeds. They are only read;
-            checks are judged on each run and across them.
+        replicates: Folders of further runs of the recipe, with other seeds; blocks and base model
+            may be those of `run_dir`. They are only read, and left out while no arm of theirs is
+            evaluated; checks are judged on each run and across them.
 
     Returns:
         The content of `results.json`.
@@ -39,11 +40,17 @@ def build_report(run_dir: Path, *, replicates: Sequence[Path] = ()) -> dict[str,
     Raises:
         ValueError: If no arm was evaluated, or a file is damaged or disagrees with another.
     """
-    run = read_run(Path(run_dir))
+    run_dir = Path(run_dir)
+    run = read_run(run_dir)
     results = _judged(run)
-    results["replicates"] = [_judged(read_run(Path(folder))) for folder in replicates]
+    results["replicates"] = []
+    for folder in map(Path, replicates):
+        if folder.is_dir() and not any(map(is_evaluated, folder.glob("arms/*"))):
+            results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
+        else:
+            results["replicates"].append(_judged(read_run(folder, shared_dir=run_dir)))
     results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
-    report_dir = Path(run_dir) / "report"
+    report_dir = run_dir / "report"
     for name in ("tables", "figures"):
         # Left-overs of arms that are gone would contradict the rest.
         shutil.rmtree(report_dir / name, ignore_errors=True)

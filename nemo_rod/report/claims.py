@@ -48,6 +48,7 @@ class View:
 
     @property
     def reference(self) -> str | None:
+        """The fixed-replay arm that RoD is compared with."""
         name: str | None = self.results["reference_arm"]
         return name
 

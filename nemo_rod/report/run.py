@@ -86,20 +86,31 @@ class Run:
         return seeds.pop() if len(seeds) == 1 else None
 
 
-def read_run(run_dir: Path) -> Run:
+def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     """Reads a run folder.
+
+    Args:
+        run_dir: The folder.
+        shared_dir: A run whose blocks and base model serve this one too, where it has none.
 
     Raises:
         ValueError: If no arm has been evaluated, or a file is damaged or disagrees with another.
     """
     folders = sorted(folder for folder in (run_dir / "arms").glob("*") if folder.is_dir())
-    evaluated = [folder for folder in folders if (folder / "evaluation.json").is_file()]
+    evaluated = [folder for folder in folders if is_evaluated(folder)]
     if not evaluated:
         raise ValueError(
             f"{run_dir / 'arms'} has no <arm>/evaluation.json, expected one evaluated arm or more; "
             f"run `nemo-rod evaluate` for this recipe first"
         )
-    block_counts = {role: _block_counts(run_dir / "blocks" / role) for role in ROLES}
+    blocks_dir = run_dir / "blocks"
+    left_out = tuple(folder.name for folder in folders if folder not in evaluated)
+    if shared_dir is not None:
+        blocks_dir = blocks_dir if blocks_dir.is_dir() else shared_dir / "blocks"
+        shared_base = shared_dir / "arms" / "base"
+        if is_evaluated(shared_base) and not is_evaluated(run_dir / "arms" / "base"):
+            evaluated.append(shared_base)
+    block_counts = {role: _block_counts(blocks_dir / role) for role in ROLES}
     arms = [_read_arm(folder, block_counts) for folder in evaluated]
     arms.sort(key=lambda arm: arm.name.order)
     _check_same_sources(run_dir, arms)
@@ -107,8 +118,13 @@ def read_run(run_dir: Path) -> Run:
         recipe=run_dir.resolve().name,
         arms={arm.name.name: arm for arm in arms},
         block_counts=block_counts,
-        left_out=tuple(folder.name for folder in folders if folder not in evaluated),
+        left_out=left_out,
     )
+
+
+def is_evaluated(arm_dir: Path) -> bool:
+    """Whether an arm's folder holds its held-out losses."""
+    return (arm_dir / "evaluation.json").is_file()
 
 
 def _block_counts(role_dir: Path) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +160,7 @@ def _draw_chord(axes: Axes, results: Results, alpha: float = 1.0) -> list[Point]
 
 def _along(path: Sequence[Point]) -> list[Point]:
     points = []
-    for (x0, f0), (x1, f1) in zip(path, path[1:], strict=False):
+    for (x0, f0), (x1, f1) in itertools.pairwise(path):
         for t in np.linspace(0, 1, 40):
             points.append((float(x0 + t * (x1 - x0)), float(f0 ** (1 - t) * f1**t)))
     return points

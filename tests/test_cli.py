@@ -1,0 +1,136 @@
+"""The command line: every recipe composes and validates; bad input gets one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import flag_override
+
+from nemo_rod.config import Config, config_folder, to_config
+from nemo_rod.launch.prepare import source_specs
+from nemo_rod.selection.arms import arm_kind
+
+RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
+LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
+
+
+def composed(*overrides: str) -> Config:
+    ConfigStore.instance().store(name="schema", node=Config)
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose("config", overrides=list(overrides), return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        with flag_override(config, "struct", False):
+            del config["hydra"]
+        return to_config(config)
+
+
+def nemo_rod(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", *arguments], capture_output=True, text=True, cwd=cwd
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_composes_and_validates(recipe: str) -> None:
+    config = composed(f"recipe={recipe}")
+    assert config.recipe == recipe
+    assert config.run_dir == f"runs/{recipe}"
+    assert {arm_kind(name) for name in config.arms} <= {"base", "trained", "merged"}
+    roles = {spec.role for spec in source_specs(config.domain)}
+    assert roles == {"adaptation", "replay"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_serves_the_toy(layout: str) -> None:
+    assert composed("recipe=toy", f"parallel={layout}").parallel.world_size >= 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["parallel.tensor=3"], "num_attention_heads=4 must be a multiple"),
+        (["parallel.pipeline=3"], "num_hidden_layers=2 must be a multiple"),
+        (["parallel.data=3"], "train.micro_batch_size=16 on parallel.data=3 replicas"),
+        (["train.batch_size=33"], "train.batch_size=33 does not divide"),
+        (["domain.block_size=100"], "domain.block_size=100 is not valid: expected a multiple of 8"),
+        (["selection.balance=half"], "selection.balance='half' is not valid: expected expected or"),
+        (["selection.multiplier=0.5"], "selection.multiplier=0.5 is not valid"),
+        (["model.hf=a/model"], "must name its base model once"),
+        (["train.lr=0"], "train.lr=0.0 is not valid: expected > 0"),
+    ],
+)
+def test_what_cannot_run_is_refused(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
+        composed("recipe=toy", *overrides)
+
+
+def test_unknown_recipe_and_key_keep_hydras_suggestions() -> None:
+    done = nemo_rod("run", "recipe=nope")
+    assert done.returncode != 0
+    assert "Available options in 'recipe':" in done.stderr
+    assert "toy_synthetic" in done.stderr
+    done = nemo_rod("run", "recipe=toy", "train.stepz=3")
+    assert done.returncode != 0
+    assert "Key 'stepz' not in 'Optimisation'" in done.stderr
+    assert "To append to your config use +train.stepz=3" in done.stderr
+
+
+BAD_TEXT = {
+    "missing field": ('{"body": "x"}\n', ":1: no field 'text' (found: body)"),
+    "empty corpus": ("", "source dialect has no document"),
+    "shorter than one block": ('{"text": "ab"}\n', "has 3 tokens, fewer than one block of 64"),
+    "not json": ("hello\n", "documents.jsonl:1"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TEXT)
+def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) -> None:
+    content, sentence = BAD_TEXT[what]
+    (tmp_path / "documents.jsonl").write_text(content)
+    done = nemo_rod(
+        *("prepare", "recipe=toy_synthetic", f"run_dir={tmp_path / 'run'}"),
+        "domain.sources.dialect.kind=jsonl",
+        f"domain.sources.dialect.files=[{tmp_path / 'documents.jsonl'}]",
+    )
+    assert done.returncode == 2
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("nemo-rod: ")
+    assert sentence in error
+    assert "Traceback" not in done.stderr
+    assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+def test_unknown_source_key_is_named(tmp_path: Path) -> None:
+    done = nemo_rod(
+        *("prepare", "recipe=toy_synthetic", f"run_dir={tmp_path}"),
+        "+domain.sources.dialect.max_byte=3",
+    )
+    assert done.returncode == 2
+    assert "domain.sources.dialect has the unknown key 'max_byte'" in done.stderr
+
+
+def test_stages_say_what_comes_first(tmp_path: Path) -> None:
+    done = nemo_rod("train", "recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod")
+    assert done.returncode == 2
+    assert "run `nemo-rod prepare recipe=toy_synthetic` first" in done.stderr
+
+
+def test_unknown_command_and_arm_are_refused(tmp_path: Path) -> None:
+    assert "There is no command 'trane': expected one of run" in nemo_rod("trane").stderr
+    done = nemo_rod("train", "recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rood")
+    assert "There is no arm 'rood': expected base, no_replay" in done.stderr
+
+
+def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
+    done = nemo_rod("run", "recipe=toy", f"run_dir={tmp_path / 'run'}", "dry_run=true")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 16
+    assert "nemo-rod prepare" in lines[0]
+    assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]

@@ -1,0 +1,93 @@
+"""Stages: made once, skipped when done, refused when their inputs changed, resumed when cut short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_rod.launch import handover
+from nemo_rod.launch.handover import Stage
+
+
+def stage(
+    tmp_path: Path, make: Callable[[Path], dict[str, Any]], *, lr: float = 0.1, **options: Any
+) -> Stage:
+    return Stage("rod", "train", tmp_path / "rod", lambda: {"train.lr": lr}, make, "", **options)
+
+
+def write_result(folder: Path) -> dict[str, Any]:
+    (folder / "result").write_text("42")
+    return {"weights": "abc"}
+
+
+def test_made_once_and_handed_over_whole(tmp_path: Path) -> None:
+    one = stage(tmp_path, write_result, note={"seed": 1})
+    assert not handover.is_done(one)
+    handover.make(one)
+    assert handover.is_done(one)
+    assert sorted(file.name for file in one.folder.iterdir()) == ["manifest.json", "result"]
+    assert not one.partial.exists()
+    assert handover.outputs(one.folder, made_by="train") == {"weights": "abc"}
+    manifest = json.loads((one.folder / "manifest.json").read_text())
+    assert manifest["inputs"] == {"train.lr": 0.1}
+    assert manifest["note"] == {"seed": 1}
+
+
+def test_changed_input_is_refused_by_name_and_rebuilt_on_request(tmp_path: Path) -> None:
+    handover.make(stage(tmp_path, write_result))
+    changed = stage(tmp_path, write_result, lr=0.2)
+    with pytest.raises(ValueError, match=r"train\.lr=0\.1, but now it is 0\.2: add rebuild=\[rod\]"):
+        handover.is_done(changed)
+    assert not handover.is_done(changed, rebuild=True)
+    handover.make(changed)
+    # what was there is kept
+    assert (tmp_path / "rod.replaced-1" / "result").read_text() == "42"
+
+
+def test_a_note_may_change(tmp_path: Path) -> None:
+    handover.make(stage(tmp_path, write_result, note={"parallel": 1}))
+    assert handover.is_done(stage(tmp_path, write_result, note={"parallel": 2}))
+
+
+def test_interrupted_stage_goes_on_in_its_folder(tmp_path: Path) -> None:
+    def interrupted(folder: Path) -> dict[str, Any]:
+        (folder / "half").write_text("1")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        handover.make(stage(tmp_path, interrupted))
+    with pytest.raises(ValueError, match=r"rod\.partial was made with train\.lr=0\.1"):
+        handover.is_done(stage(tmp_path, write_result, lr=0.2))
+    # a stage that looks after itself is not held to what an interrupted run was asked for
+    assert not handover.is_done(stage(tmp_path, write_result, lr=0.2, checks_itself=True))
+    whole = stage(tmp_path, write_result)
+    assert not handover.is_done(whole)
+    handover.make(whole)
+    assert (whole.folder / "half").exists()
+
+
+def test_refusal_leaves_nothing(tmp_path: Path) -> None:
+    def refuse(folder: Path) -> dict[str, Any]:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        handover.make(stage(tmp_path, refuse))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_stage_names_its_command(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"run `nemo-rod score recipe=toy` first"):
+        handover.outputs(tmp_path / "references", made_by="score recipe=toy")
+
+
+def test_flatten_names_every_leaf() -> None:
+    value = {"lr": 0.1, "sources": {"de": {"files": ["a", "b"]}}, "none": {}}
+    assert handover.flatten("x", value) == {
+        "x.lr": 0.1,
+        "x.sources.de.files": ["a", "b"],
+        "x.none": {},
+    }

@@ -1,0 +1,579 @@
+"""The report on a small made-up run whose every number is worked out here once more."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nemo_rod.evaluation.forgetting import forgetting_by_source, validation_forgetting
+from nemo_rod.report import build_report, format_checks
+from nemo_rod.report.checks import judge
+from nemo_rod.report.figures import Canvas, forgetting_profile, frontier, inline_svg, sampling_ratio
+from nemo_rod.report.results import results_of
+from nemo_rod.report.run import read_run
+from nemo_rod.report.summary import summarise
+from nemo_rod.report.table import arms_table
+from nemo_rod.selection.candidates import Pool
+from nemo_rod.selection.curriculum import Curriculum
+from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
+
+K, S, STEPS = 4, 8, 23
+COUNTS = {
+    "adaptation": {"news": 30, "wiki_de": 10},
+    "replay": {"code": 5, "math": 20, "web": 40, "wiki": 15},
+}
+REPLAY = list(COUNTS["replay"])
+BASE = {"code": 1.0, "math": 2.0, "web": 3.0, "wiki": 2.5}
+BASE_ADAPTATION = {"news": 3.5, "wiki_de": 3.0}
+# arm -> adaptation losses (news, wiki_de), forgetting of the replay sources
+LOSSES: dict[str, tuple[tuple[float, float], tuple[float, ...]]] = {
+    "no_replay": ((1.8, 2.0), (0.4, 0.9, 0.7, 0.8)),
+    "fixed_10": ((1.85, 2.05), (0.2, 0.5, 0.3, 0.45)),
+    "fixed_32": ((1.9, 2.1), (0.1, 0.3, 0.15, 0.25)),
+    "fixed_50": ((2.0, 2.2), (0.05, 0.15, 0.08, -0.1)),
+    "max_replay": ((1.84, 2.04), (0.06, 0.16, 0.09, 0.1)),
+    "merge_0.4": ((2.5, 2.5), (0.1, 0.2, 0.1, 0.15)),
+    "merge_0.6": ((2.2, 2.3), (0.2, 0.4, 0.3, 0.35)),
+    "merge_0.8": ((2.0, 2.1), (0.3, 0.6, 0.5, 0.55)),
+    "rod": ((1.88, 2.02), (0.11, 0.15, 0.12, 0.14)),
+    "rod_compute_matched": ((1.97, 2.15), (0.12, 0.18, 0.13, 0.15)),
+}
+ARM_KEYS = {
+    "adapt_loss", "val_forgetting", "task_forgetting", "forgetting_by_source", "replay_share",
+    "share_by_decile", "sampling_ratio_by_source", "trained_tokens", "scored_tokens", "compute",
+    "wall_seconds", "seed",
+}  # fmt: skip
+
+
+@dataclass
+class FakeRun:
+    """A run folder and, per trained arm, its steps as (candidate sources, chosen positions)."""
+
+    folder: Path
+    steps: dict[str, list[tuple[list[str], list[int]]]] = field(default_factory=dict)
+
+
+def write_run(
+    folder: Path, *, arms: Iterable[str] = ("base", *LOSSES), seed: int = 7, shift: float = 0.0
+) -> FakeRun:
+    """Writes the files of a run; `shift` is added to RoD's adaptation losses."""
+    for role, counts in COUNTS.items():
+        for source, count in counts.items():
+            for path, value in ((source, count), (f"{source}/holdout", 2)):
+                manifest = folder / "blocks" / role / path / "manifest.json"
+                manifest.parent.mkdir(parents=True, exist_ok=True)
+                manifest.write_text(json.dumps({"count": value}))
+    fake = FakeRun(folder)
+    for arm in arms:
+        arm_dir = folder / "arms" / arm
+        arm_dir.mkdir(parents=True)
+        adaptation, forgotten = LOSSES.get(arm, (tuple(BASE_ADAPTATION.values()), (0.0,) * 4))
+        extra = shift if arm == "rod" else 0.0
+        evaluation = {
+            "arm": arm,
+            "seed": seed,
+            "loss": {
+                "adaptation": {
+                    name: loss + extra
+                    for name, loss in zip(BASE_ADAPTATION, adaptation, strict=True)
+                },
+                "replay": {o: BASE[o] + f for o, f in zip(BASE, forgotten, strict=True)},
+            },
+        }
+        (arm_dir / "evaluation.json").write_text(json.dumps(evaluation))
+        if arm != "base":
+            write_arm(fake, arm, seed)
+    return fake
+
+
+def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
+    is_rod, is_merge = arm.startswith("rod"), arm.startswith("merge")
+    steps = {"rod_compute_matched": 14, "max_replay": 2 * STEPS}.get(arm, STEPS)
+    width = 2 * K if is_rod else K
+    facts: dict[str, Any] = {
+        "arm": arm, "kind": "trained", "seed": seed, "steps": steps, "batch_size": K,
+        "block_size": S, "trained_tokens": steps * K * S,
+        "scored_tokens": steps * width * S if is_rod else 0,
+        "compute": steps * (1 + 2 / 3) if is_rod else float(steps), "wall_seconds": 0.5 * steps,
+    }  # fmt: skip
+    if is_merge:
+        facts |= {"kind": "merged", "steps": 0, "trained_tokens": 0, "compute": 0.0}
+    arm_dir = fake.folder / "arms" / arm
+    (arm_dir / "arm.json").write_text(json.dumps(facts))
+    if is_merge:
+        return
+    seconds = [{"step": t, "timing/train/total": 1.7 if is_rod else 1.0} for t in range(steps)]
+    lines = [json.dumps(line) for line in seconds]
+    (arm_dir / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 99, "timing')  # torn
+    fake.steps[arm] = write_curriculum(arm_dir / "curriculum.rod", arm, steps, width, seed)
+
+
+def write_curriculum(
+    path: Path, arm: str, num_steps: int, width: int, seed: int
+) -> list[tuple[list[str], list[int]]]:
+    """Random pools; RoD chooses at random too, only from adaptation in the first step."""
+    rng = np.random.default_rng(seed)
+    sources, start = [], 0
+    for role, counts in COUNTS.items():
+        for name, count in counts.items():
+            sources.append(SourceRow(name, role, start, count))
+            start += count
+    is_rod = arm.startswith("rod")
+    header = CurriculumHeader(
+        num_candidates=width, num_chosen=K, block_size=S, store="s", tokenizer="t",
+        references="r" if is_rod else "", config="c", seed=seed, sources=tuple(sources),
+        scored=is_rod,
+    )  # fmt: skip
+    steps = []
+    with Curriculum.create(path, header) as curriculum:
+        for step in range(num_steps):
+            num_replay = {"no_replay": 0}.get(arm, width // 2)
+            names = [*rng.choice(list(BASE_ADAPTATION), width - num_replay).tolist()]
+            names += rng.choice(REPLAY, num_replay, p=[0.4, 0.2, 0.2, 0.2]).tolist()
+            rows = {row.name: row for row in sources}
+            block_ids = np.array([rows[n].start + rng.integers(rows[n].count) for n in names])
+            chosen = list(range(K))
+            if is_rod and step > 0:
+                chosen = sorted(rng.choice(width, K, replace=False).tolist())
+            score = rng.normal(size=width).astype(np.float32) if is_rod else None
+            tau = float(score[chosen].min()) if score is not None else float("nan")
+            pool = Pool(step, block_ids, block_ids >= 40)
+            curriculum.append(step, pool, score, score, chosen, tau)
+            steps.append((names, chosen))
+    return steps
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    return write_run(tmp_path_factory.mktemp("runs") / "small")
+
+
+@pytest.fixture(scope="module")
+def results(fake: FakeRun) -> dict[str, Any]:
+    return build_report(fake.folder)
+
+
+def measured(results: dict[str, Any], check: str) -> dict[str, Any]:
+    return next(row for row in results["checks"] if row["id"] == check)
+
+
+def adapt_loss(arm: str) -> float:
+    news, wiki = LOSSES[arm][0]
+    return (30 * news + 10 * wiki) / 40
+
+
+def f_val(arm: str) -> float:
+    forgotten = np.maximum(LOSSES[arm][1], 0)
+    return float(forgotten @ [5, 20, 40, 15]) / 80
+
+
+# ---------------------------------------------------------------- results
+
+
+def test_every_arm_has_the_keys_of_the_contract(results: dict[str, Any]) -> None:
+    assert list(results["arms"]) == ["base", *LOSSES]
+    assert all(set(arm) == ARM_KEYS for arm in results["arms"].values())
+
+
+def test_losses_and_forgetting(results: dict[str, Any]) -> None:
+    for name, (_, forgotten) in LOSSES.items():
+        arm = results["arms"][name]
+        assert arm["adapt_loss"] == pytest.approx(adapt_loss(name), rel=1e-12)
+        assert arm["val_forgetting"] == pytest.approx(f_val(name), rel=1e-12)
+        assert list(arm["forgetting_by_source"].values()) == pytest.approx(forgotten, rel=1e-9)
+        assert arm["seed"] == 7 and arm["task_forgetting"] is None
+    base = results["arms"]["base"]
+    assert base["val_forgetting"] == 0 and base["compute"] == 0 and base["replay_share"] is None
+
+
+def test_forgetting_is_the_one_that_the_package_exports(
+    fake: FakeRun, results: dict[str, Any]
+) -> None:
+    for name, arm in results["arms"].items():
+        file = fake.folder / "arms" / name / "evaluation.json"
+        loss = json.loads(file.read_text())["loss"]["replay"]
+        assert arm["forgetting_by_source"] == forgetting_by_source(loss, BASE)
+        assert arm["val_forgetting"] == validation_forgetting(loss, BASE, COUNTS["replay"])
+
+
+def test_shares_and_sampling_ratio_by_counting(fake: FakeRun, results: dict[str, Any]) -> None:
+    for name, steps in fake.steps.items():
+        arm = results["arms"][name]
+        shares = [sum(names[i] in REPLAY for i in chosen) / K for names, chosen in steps]
+        assert arm["replay_share"] == pytest.approx(sum(shares) / len(shares), rel=1e-12)
+        sizes = [len(steps) // 10 + (part < len(steps) % 10) for part in range(10)]
+        starts = np.cumsum([0, *sizes])
+        deciles = [sum(shares[a : a + n]) / n for a, n in zip(starts[:-1], sizes, strict=True)]
+        assert arm["share_by_decile"] == pytest.approx(deciles, rel=1e-12)
+        offered = [n for names, _ in steps for n in names if n in REPLAY]
+        trained = [names[i] for names, chosen in steps for i in chosen if names[i] in REPLAY]
+        if not trained:
+            assert arm["sampling_ratio_by_source"] is None
+            continue
+        for source in REPLAY:
+            ratio = trained.count(source) / len(trained) / (offered.count(source) / len(offered))
+            assert arm["sampling_ratio_by_source"][source] == pytest.approx(ratio, rel=1e-12)
+
+
+def test_profile_against_numpy(results: dict[str, Any]) -> None:
+    x = LOSSES["no_replay"][1]
+    for name in ("fixed_32", "rod"):
+        slope, intercept = np.polyfit(x, LOSSES[name][1], 1)
+        profile = results["profile"][name]
+        assert profile["slope"] == pytest.approx(slope)
+        assert profile["intercept"] == pytest.approx(intercept)
+    ratio = list(results["arms"]["rod"]["sampling_ratio_by_source"].values())
+    rod = results["profile"]["rod"]
+    assert rod["pearson_r"] == pytest.approx(np.corrcoef(x, ratio)[0, 1])
+    residual = LOSSES["fixed_32"][1]
+    assert rod["pearson_r_residual"] == pytest.approx(np.corrcoef(residual, ratio)[0, 1])
+    # An arm that trains on whatever it is offered has the same ratio everywhere.
+    assert results["profile"]["fixed_32"]["pearson_r"] is None
+
+
+def test_task_forgetting_caps_every_capability(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "rod"))
+    accuracy = {"base": {"math": 0.5, "code": 0.25}, "rod": {"math": 0.25, "code": 0.75}}
+    for arm, tasks in accuracy.items():
+        file = run.folder / "arms" / arm / "evaluation.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"tasks": tasks}))
+    arms = results_of(read_run(run.folder))["arms"]
+    assert arms["rod"]["task_forgetting"] == 0.125 and arms["base"]["task_forgetting"] == 0.0
+
+
+# ---------------------------------------------------------------- checks
+
+
+def chord(forgetting: float, low: str, high: str) -> float:
+    """The chord between two arms, written out."""
+    f0, f1, a0, a1 = f_val(low), f_val(high), adapt_loss(low), adapt_loss(high)
+    return float(a0 + (a1 - a0) * np.log(forgetting / f0) / np.log(f1 / f0))
+
+
+def test_checks_measure_what_they_say(results: dict[str, Any]) -> None:
+    rod, x = LOSSES["rod"][1], LOSSES["no_replay"][1]
+    fixed = LOSSES["fixed_32"][1]
+    deciles = results["arms"]["rod"]["share_by_decile"]
+    expected = {
+        "forgetting_ratio": f_val("rod") / f_val("fixed_32"),
+        "chord_gap": adapt_loss("rod") - chord(f_val("rod"), "fixed_50", "fixed_32"),
+        "max_source_ratio": 0.15 / 0.3,
+        "slope_ratio": np.polyfit(x, rod, 1)[0] / np.polyfit(x, fixed, 1)[0],
+        "first_step_share": 0.0,
+        "decile_growth": deciles[9] - deciles[0],
+        "mean_share": results["arms"]["rod"]["replay_share"],
+        "merge_0.6_gap": adapt_loss("merge_0.6")
+        - chord(f_val("merge_0.6"), "fixed_32", "fixed_10"),
+        "merge_0.8_gap": adapt_loss("merge_0.8")
+        - chord(f_val("merge_0.8"), "fixed_10", "no_replay"),
+        "compute_matched_gap": adapt_loss("rod_compute_matched")
+        - chord(f_val("rod_compute_matched"), "fixed_50", "fixed_32"),
+    }
+    for check, value in expected.items():
+        assert measured(results, check)["measured"] == pytest.approx(value, rel=1e-9), check
+    verdicts = {row["id"]: row["verdict"] for row in results["checks"]}
+    assert verdicts["chord_gap"] == verdicts["max_source_ratio"] == "holds"
+    assert verdicts["compute_matched_gap"] == "fails"
+
+
+def test_a_point_beyond_the_chord_is_extrapolated_and_said_to_be(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "fixed_10", "fixed_32", "rod"))
+    results = results_of(read_run(run.folder))
+    check = measured({"checks": judge(read_run(run.folder), results)}, "chord_gap")
+    value = adapt_loss("rod") - chord(f_val("rod"), "fixed_32", "fixed_10")
+    assert check["measured"] == pytest.approx(value, rel=1e-9)
+    assert "extrapolated" in check["note"] and results["comparisons"]["rod"]["extrapolated"]
+
+
+def test_arms_of_another_budget_are_not_compared(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for arm, key, factor in (
+        ("rod", "trained_tokens", 2),
+        ("rod_compute_matched", "compute", 1.5),
+        ("fixed_10", "trained_tokens", 3),
+    ):
+        file = run.folder / "arms" / arm / "arm.json"
+        facts = json.loads(file.read_text())
+        file.write_text(json.dumps(facts | {key: facts[key] * factor}))
+    read = read_run(run.folder)
+    results = results_of(read)
+    assert results["chord"] == ["no_replay", "fixed_32", "fixed_50"]
+    assert any("fixed_10" in note for note in results["notes"])
+    checks = {row["id"]: row for row in judge(read, results)}
+    for check, words in (("chord_gap", "equally many"), ("compute_matched_gap", "same compute")):
+        assert checks[check]["verdict"] == "not judged" and words in checks[check]["note"]
+
+
+def test_equal_compute_is_met_to_within_a_step(results: dict[str, Any]) -> None:
+    # 14 steps of 5/3 are 23 1/3 plain steps, the nearest there is to 23.
+    comparison = results["comparisons"]["rod_compute_matched"]
+    assert comparison["same_compute"] and not comparison["same_tokens"]
+    assert comparison["compute_ratio"] == pytest.approx(14 * 5 / 3 / 23)
+    rod = results["comparisons"]["rod"]
+    assert rod["same_tokens"] and not rod["same_compute"]
+    assert rod["time_ratio"] == pytest.approx(1.7)
+
+
+def test_the_fixed_arm_closest_to_a_third_stands_in_for_fixed_32(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "fixed_10", "fixed_50", "rod"))
+    read = read_run(run.folder)
+    results = results_of(read)
+    assert results["reference_arm"] == "fixed_50"
+    assert "fixed 50 %" in judge(read, results)[0]["claim"]
+
+
+def test_a_first_pool_short_of_adaptation_is_noted(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "rod"))
+    read = read_run(run.folder)
+    history = read.arms["rod"].history
+    assert history is not None
+    history.candidates_TO[0] = [1, 1, 2, 2, 2, 0]
+    check = {row["id"]: row for row in judge(read, results_of(read))}["first_step_share"]
+    assert "2 adaptation block(s) too few" in check["note"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_small_subset_of_arms_is_judged_or_says_why_not(
+    fake: FakeRun, tmp_path: Path, size: int
+) -> None:
+    names = ["base", "no_replay", "fixed_10", "fixed_32", "merge_0.6", "rod", "max_replay"]
+    for i, subset in enumerate(combinations(names, size)):
+        folder = tmp_path / str(i)
+        (folder / "arms").mkdir(parents=True)
+        (folder / "blocks").symlink_to(fake.folder / "blocks")
+        for arm in subset:
+            (folder / "arms" / arm).symlink_to(fake.folder / "arms" / arm)
+        read = read_run(folder)
+        results: dict[str, Any] = results_of(read)
+        results |= {"checks": judge(read, results), "replicates": [], "checks_across_seeds": []}
+        json.dumps(results, allow_nan=False)
+        for row in results["checks"]:
+            assert (row["verdict"] == "not judged") == (row["measured"] is None)
+            assert row["measured"] is not None or row["note"]
+        assert summarise(results).endswith(".")
+        assert format_checks(results).count("not judged") >= 1
+        arms_table(results).to_html()
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_results_json_is_what_is_returned(fake: FakeRun, results: dict[str, Any]) -> None:
+    report = fake.folder / "report"
+    assert json.loads((report / "results.json").read_text()) == results
+    assert sorted(file.name for file in (report / "figures").iterdir()) == sorted(
+        f"{name}.{kind}"
+        for name in (
+            "frontier", "replay_share", "scores", "forgetting_profile", "sampling_ratio",
+        )
+        for kind in ("svg", "png")
+    )  # fmt: skip
+    assert not list(report.glob(".*"))
+
+
+def test_tables_hold_unrounded_numbers(fake: FakeRun, results: dict[str, Any]) -> None:
+    tables = fake.folder / "report" / "tables"
+    with (tables / "arms.csv").open() as file:
+        rows = {row["arm"]: row for row in csv.DictReader(file)}
+    for name, arm in results["arms"].items():
+        assert float(rows[name]["adapt_loss"]) == arm["adapt_loss"]
+        assert float(rows[name]["val_forgetting"]) == arm["val_forgetting"]
+    assert float(rows["rod"]["at_equal_tokens"]) == results["comparisons"]["rod"]["gap"]
+    assert rows["rod"]["at_equal_compute"] == "other budget"
+    assert rows["fixed_10"]["at_equal_tokens"] == "on the chord"
+    assert float(rows["rod_compute_matched"]["at_equal_compute"]) > 0
+    markdown = (tables / "arms.md").read_text().splitlines()
+    assert len(markdown) == 2 + len(results["arms"])
+    assert len({line.count("|") for line in markdown}) == 1
+    with (tables / "sources.csv").open() as file:
+        sources = list(csv.DictReader(file))
+    assert [row["source"] for row in sources] == ["math", "wiki", "web", "code"]
+    assert [int(row["blocks"]) for row in sources] == [20, 15, 40, 5]
+
+
+def test_costs_in_plain_steps(results: dict[str, Any]) -> None:
+    # 23 steps score 8 blocks each at a third of an update of 4; 120 blocks have reference losses.
+    costs = results["costs"]["rod"]
+    assert costs["scoring"] == pytest.approx(23 * 2 / 3)
+    assert costs["specialist"] == 23 and costs["reference_losses"] == pytest.approx(120 / 4 / 3)
+
+
+class PageReader(HTMLParser):
+    """Collects tags left open, ids and everything that could cause a request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.uses: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.handle_startendtag(tag, attrs)
+        if tag not in ("meta", "br", "img", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for key, value in attrs:
+            if key == "id":
+                self.ids.append(value or "")
+            if key in ("src", "href", "xlink:href", "data", "action"):
+                self.uses.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_one_well_formed_file_that_requests_nothing(
+    fake: FakeRun, results: dict[str, Any]
+) -> None:
+    page = (fake.folder / "report" / "index.html").read_text()
+    reader = PageReader()
+    reader.feed(page)
+    assert not reader.open
+    assert len(set(reader.ids)) == len(reader.ids)
+    assert not reader.tags & {"script", "link", "img", "iframe", "object"}
+    assert all(use.startswith("#") and use[1:] in reader.ids for use in reader.uses)
+    assert "@import" not in page and not re.search(r"url\((?!#)", page)
+    assert page.count("<svg") == 2 * 5
+    assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(reader.ids)
+    for arm in ("no replay", "fixed 32 %", "merge 0.6", "RoD compute matched"):
+        assert arm in page
+    assert "At equal compute it loses to fixed replay" in page
+    assert str(fake.folder) not in page
+
+
+def test_inline_figures_follow_the_theme(results: dict[str, Any]) -> None:
+    figure = frontier(results, Canvas())
+    assert figure is not None
+    svg = inline_svg(figure, "x", "a <figure>")
+    colours = set(re.findall(r"#[0-9a-f]{6}\b", svg))
+    assert colours <= {"#000000", "#ffffff"}, colours
+    assert "var(--rod)" in svg and "<style" not in svg and 'aria-label="a &lt;figure&gt;"' in svg
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_labels_in_figures_do_not_overlap(results: dict[str, Any], narrow: bool) -> None:
+    for draw in (frontier, forgetting_profile, sampling_ratio):
+        figure = draw(results, Canvas(narrow))
+        assert figure is not None
+        for axes in figure.axes:
+            texts = [text for text in axes.texts if text.get_text() and not text.get_rotation()]
+            boxes = [text.get_window_extent() for text in texts]
+            for (a, box_a), (b, box_b) in combinations(zip(texts, boxes, strict=True), 2):
+                assert not box_a.overlaps(box_b), (draw.__name__, a.get_text(), b.get_text())
+            for box in boxes:
+                assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+def test_a_report_on_few_arms_leaves_out_what_it_cannot_show(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "rod"))
+    results = build_report(run.folder)
+    figures = {file.stem for file in (run.folder / "report" / "figures").iterdir()}
+    assert figures == {"frontier", "replay_share", "scores"}
+    assert results["reference_arm"] is None and results["chord"] == []
+    # A second report, now of the base alone, leaves nothing of the first behind.
+    (run.folder / "arms" / "rod" / "evaluation.json").unlink()
+    results = build_report(run.folder)
+    assert list((run.folder / "report" / "figures").iterdir()) == []
+    assert results["notes"][0] == "Arm rod has not been evaluated and is left out."
+    assert "not run" in summarise(results)
+
+
+# ---------------------------------------------------------------- several seeds
+
+
+def test_replicates_are_judged_each_and_together(tmp_path: Path) -> None:
+    few = ("base", "fixed_10", "fixed_32", "fixed_50", "rod")
+    runs = [
+        write_run(tmp_path / f"run_{seed}", arms=few, seed=seed, shift=shift)
+        for seed, shift in ((1, 0.0), (2, 0.004), (3, 0.2))
+    ]
+    before = [sorted(file for file in run.folder.rglob("*")) for run in runs[1:]]
+    results = build_report(runs[0].folder, replicates=[run.folder for run in runs[1:]])
+    assert [sorted(file for file in run.folder.rglob("*")) for run in runs[1:]] == before
+    gaps = [measured(r, "chord_gap")["measured"] for r in (results, *results["replicates"])]
+    assert gaps[1] - gaps[0] == pytest.approx(0.004) and gaps[2] - gaps[0] == pytest.approx(0.2)
+    (mean,) = results["checks_across_seeds"]
+    assert mean["measured"] == pytest.approx(sum(gaps) / 3)
+    assert mean["verdict"] == ("holds" if sum(gaps) / 3 <= -0.015 else "fails")
+    text = format_checks(results)
+    assert "seed 1" in text and "seed 3" in text
+    row = next(line for line in text.splitlines() if "equal forgetting (nats)" in line)
+    assert f"{gaps[0]:.3f}" in row and f"{gaps[2]:.3f}" in row and row.endswith("fails")
+    page = (runs[0].folder / "report" / "index.html").read_text()
+    assert "seeds 1, 2, 3" in page and "F<sub>val</sub>, seed 2" in page
+
+
+def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "fixed_10", "fixed_32", "rod"))
+    other = write_run(run.folder / "seed=8", arms=("base", "fixed_10", "fixed_32", "rod"), seed=8)
+    shutil.rmtree(other.folder / "blocks")
+    shutil.rmtree(other.folder / "arms" / "base")
+    (run.folder / "seed=9" / "arms" / "rod").mkdir(parents=True)
+    results = build_report(run.folder, replicates=sorted(run.folder.glob("seed=*")))
+    (replicate,) = results["replicates"]
+    assert replicate["seed"] == 8
+    assert measured(replicate, "chord_gap")["measured"] == pytest.approx(
+        measured(results, "chord_gap")["measured"]
+    )
+    assert results["notes"] == ["Run seed=9 has no evaluated arm yet and is left out."]
+    with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
+        build_report(run.folder, replicates=[tmp_path / "mistyped"])
+
+
+def test_the_text_table_lines_up(results: dict[str, Any]) -> None:
+    lines = format_checks(results).splitlines()
+    rule = lines[1]
+    for column in (match.start() for match in re.finditer(r"(?<= )-+", rule)):
+        assert all(line[column - 1] == " " for line in lines[:14] if len(line) > column)
+    assert len(results["checks"]) == 12
+
+
+# ---------------------------------------------------------------- wrong input
+
+
+def test_wrong_files_are_named_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
+        build_report(tmp_path)
+    arms = write_run(tmp_path / "run", arms=("base", "rod")).folder / "arms"
+    file = arms / "rod" / "evaluation.json"
+    good = file.read_text()
+    evaluation = json.loads(good)
+    replay = evaluation["loss"]["replay"]
+    damaged = {
+        "not valid JSON": good[:-3],
+        "lacks the key 'loss'": json.dumps({"arm": "rod"}),
+        "loss nan for replay source 'web'": json.dumps(
+            evaluation | {"loss": {**evaluation["loss"], "replay": replay | {"web": float("nan")}}}
+        ),
+        "source 'law'": json.dumps(
+            evaluation | {"loss": {**evaluation["loss"], "replay": replay | {"law": 1.0}}}
+        ),
+        r"sources \['code', 'math', 'web'\] but arm 'base'": json.dumps(
+            evaluation
+            | {
+                "loss": {
+                    **evaluation["loss"],
+                    "replay": {name: replay[name] for name in ("code", "math", "web")},
+                }
+            }
+        ),
+    }
+    for message, text in damaged.items():
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message) as error:
+            build_report(arms.parent)
+        assert "rod/evaluation.json" in str(error.value) and "\n" not in str(error.value)
