@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tiny import Setting
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,17 +23,17 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("nemo_rod")
 
 
-@pytest.fixture
-def torchrun(module_torchrun: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """`module_torchrun`, by the name that most tests use."""
-    return module_torchrun
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Setting:
+    """A store, a base, a specialist and both references, made by the real stages."""
+    return Setting(tmp_path_factory.mktemp("tiny"), torchrun)
 
 
-@pytest.fixture(scope="module")
-def module_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+@pytest.fixture(scope="session")
+def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     """Runs a program under the real torchrun on this machine.
 
-    `module_torchrun(nproc, target, *args, timeout=100, env=None, expect_failure=False)` runs `target` (a
+    `torchrun(nproc, target, *args, timeout=100, env=None, expect_failure=False)` runs `target` (a
     script's path, or a module's name) in `nproc` processes and returns what each rank printed
     (stdout, then stderr), in the order of the ranks. It fails the test with the tails of the
     ranks' logs when a rank fails (or, with `expect_failure`, when none does), and when the run

@@ -1,6 +1,6 @@
 """Runs one training job and writes the weights that every step starts from.
 
-    torchrun ... tests/layouts_worker.py JOB.json WEIGHTS_FOLDER
+torchrun ... tests/layouts_worker.py JOB.json WEIGHTS_FOLDER
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +135,13 @@ def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
     assert len(lines) == 16
     assert "nemo-rod prepare" in lines[0]
     assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+def test_the_readmes_own_recipe_composes(tmp_path: Path) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    (recipe,) = re.findall(r"^```yaml\n(# @package.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my" / "recipe").mkdir(parents=True)
+    (tmp_path / "my" / "recipe" / "mine.yaml").write_text(recipe)
+    done = nemo_rod("run", "--config-dir", "my", "recipe=mine", "dry_run=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "train fixed_20: to do" in done.stderr

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from corpus_cases import make_corpus, run, tree
+from tests.corpus_cases import make_corpus, run, tree
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 
 # A process that ends itself, as by SIGKILL, at its n-th step that makes something last.
 KILLED = """
 import os, random, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
 import nemo_rod.corpus.encode as encode
-from corpus_cases import make_corpus, run, tree
+from tests.corpus_cases import make_corpus, run, tree
 encode.BATCH_BYTES = 4000
 folder = Path(sys.argv[1])
 corpus = make_corpus(folder / "data")
@@ -59,9 +58,9 @@ def attempt(root, deadly, seconds):
 whole = folder / "whole"
 assert attempt(whole, 0, 1e9)
 expected = tree(whole)
-dice = random.Random(int(sys.argv[3]))
+dice = random.Random(int(sys.argv[2]))
 kills = 0
-for turn in range(int(sys.argv[4])):
+for turn in range(int(sys.argv[3])):
     root = folder / f"broken{turn}"
     while not attempt(root, dice.randint(1, 120), 0.0):
         kills += 1
@@ -75,13 +74,13 @@ print("kills", kills)
 def test_a_run_that_is_killed_again_and_again_ends_in_the_same_files(
     tmp_path: Path, seed: int, turns: int
 ) -> None:
-    done = python(KILLED, str(tmp_path), str(HERE), str(seed), str(turns))
+    done = python(KILLED, str(tmp_path), str(seed), str(turns))
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split()[-1]) > 20, done.stdout
 
 
 def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
@@ -95,9 +94,8 @@ def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 WITH_WORKERS = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
 import nemo_rod.corpus.encode as encode
-from corpus_cases import make_corpus, run
+from tests.corpus_cases import make_corpus, run
 if __name__ == "__main__":
     encode.BATCH_BYTES = 2000
     folder = Path(sys.argv[1])
@@ -110,9 +108,9 @@ if __name__ == "__main__":
 def test_workers_leave_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(WITH_WORKERS)
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, str(program), str(tmp_path), str(HERE)],
+        [sys.executable, str(program), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -174,13 +172,12 @@ def _command(process: int) -> bytes:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
 import nemo_rod.corpus.encode as encode
-from corpus_cases import make_corpus, run
+from tests.corpus_cases import make_corpus, run
 encode.BATCH_BYTES = 4000
 folder = Path(sys.argv[1])
 corpus = make_corpus(folder / "data")
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
     run(folder / "full", corpus, checkpoint_seconds=0.0)
 except ValueError as error:
@@ -190,7 +187,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("limit", [700, 5_000, 60_000])
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, limit: int) -> None:
-    done = python(FULL_DISK, str(tmp_path), str(HERE), str(limit))
+    done = python(FULL_DISK, str(tmp_path), str(limit))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"no room left for the blocks in {tmp_path / 'full'} (")
     assert done.stdout.count("\n") == 1

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corpus_cases import run, source, texts, write
 from nemo_rod.corpus import BlockStore
 from nemo_rod.corpus.overlap import Overlap, _windows, overlap_report
+from tests.corpus_cases import run, source, texts, write
 
 
 def by_hand(root: Path, window: int) -> dict[str, Overlap]:

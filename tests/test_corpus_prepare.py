@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from corpus_cases import BYTE, S, make_corpus, run, source, texts, tree, write
 from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout
 from nemo_rod.corpus.pack import pack
+from tests.corpus_cases import BYTE, S, make_corpus, run, source, texts, tree, write
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ def test_changed_inputs_are_refused(tmp_path: Path, corpus: list[SourceSpec]) ->
         ValueError, match=r"replay/web were made otherwise: size of 1.jsonl was \d+"
     ):
         run(tmp_path / "blocks", corpus)
-    with pytest.raises(ValueError, match="new holds blocks of a source that domain.sources does"):
+    with pytest.raises(ValueError, match=r"new holds blocks of a source that domain.sources does"):
         run(tmp_path / "blocks", corpus[2:])
     moved = dataclasses.replace(corpus[1], subsample=0.5)
     with pytest.raises(ValueError, match=r"reading.subsample was 1.0 and is now 0.5"):
@@ -209,9 +208,9 @@ def test_sources_without_a_holdout_are_fine_when_asked_for(tmp_path: Path) -> No
 
 def test_names_must_differ(tmp_path: Path, corpus: list[SourceSpec]) -> None:
     twice = dataclasses.replace(corpus[1], role="replay")
-    with pytest.raises(ValueError, match="domain.sources names 'new' twice"):
+    with pytest.raises(ValueError, match=r"domain.sources names 'new' twice"):
         run(tmp_path / "blocks", [*corpus, twice])
-    with pytest.raises(ValueError, match="domain.sources names no source"):
+    with pytest.raises(ValueError, match=r"domain.sources names no source"):
         run(tmp_path / "blocks", [])
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corpus_cases import BYTE, S, make_corpus, run
 from nemo_rod.corpus import BlockStore, block_hash, load_tokenizer
 from nemo_rod.corpus.shards import HASH_HEADER_BYTES, hash_header, index_bytes, shard_sizes
+from tests.corpus_cases import BYTE, S, make_corpus, run, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,6 @@ def test_hashes_load_with_numpy(root: Path) -> None:
 
 def test_another_tokenizer_is_refused(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from test_corpus_tokenizer import train_bpe
-
     store = BlockStore(root)
     store.check_tokenizer(BYTE)
     other = load_tokenizer(str(train_bpe(tmp_path / "bpe", vocabulary=280)))
@@ -220,5 +218,5 @@ def test_a_hash_file_of_another_source_is_found_on_opening(root: Path, copy: Pat
     folder = copy / "replay" / "web"
     hashes = np.load(folder / "hash.npy")
     (folder / "hash.npy").write_bytes(hash_header(len(hashes)) + hashes[::-1].tobytes())
-    with pytest.raises(ValueError, match="web/tokens-00000.bin: block 0 does not match its hash"):
+    with pytest.raises(ValueError, match=r"web/tokens-00000.bin: block 0 does not match its hash"):
         BlockStore(copy)

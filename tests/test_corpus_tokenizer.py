@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nemo_rod.corpus.encode import PIECE_CHARS, encode
 from nemo_rod.corpus.tokenizer import HuggingFaceTokenizer, load_tokenizer
+from tests.corpus_cases import train_bpe
 
 pytest.importorskip("transformers")
 SPECIAL = "Ā ā \x01 ÿ 你好 🙂 \r\n\t <|endoftext|> <s> \u2028 \x7f\x80"
@@ -28,24 +29,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_bpe(tmp_path_factory.mktemp("bpe"), vocabulary=400)
-
-
-def train_bpe(folder: Path, vocabulary: int) -> Path:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(["the cat sat on the mat; the dog ate the cat's hat"] * 3, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(folder)
-    return folder
 
 
 def test_bytes_are_their_own_ids() -> None:

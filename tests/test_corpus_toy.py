@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 from pathlib import Path
@@ -94,7 +95,9 @@ def test_a_manual_page_becomes_prose() -> None:
     assert strip_roff(PAGE) == TEXT
 
 
-@pytest.mark.parametrize("page", [".so man1/ls.1\n", ".Dd May\n.Dt LS 1\n.Sh NAME\n", "", ".TH X\n"])
+@pytest.mark.parametrize(
+    "page", [".so man1/ls.1\n", ".Dd May\n.Dt LS 1\n.Sh NAME\n", "", ".TH X\n"]
+)
 def test_pages_without_prose_give_nothing(page: str) -> None:
     assert strip_roff(page) == ""
 
@@ -115,10 +118,11 @@ def cache(tmp_path: Path) -> Path:
         "manpages-xx/tree/usr/share/doc/manpages-xx/copyright": b"not a document " * 50,
         "dict-xx/tree/usr/share/dictd/xx.dict.dz": gzip.compress(
             b"00-database-info\n   preface\n"
-            b'Word \\Word\\, n.\n   1. ' + b"a thing; " * 30 + b"\n      [1913 Webster]\n"
+            b"Word \\Word\\, n.\n   1. " + b"a thing; " * 30 + b"\n      [1913 Webster]\n"
             b"Bad \\Bad\\\n   \xff" + b"x" * 300 + b"\n"
         ),
-        "libx-dev/tree/usr/include/x.h": b"/* licence */\n// more\n#define X 1\n" + b"int x;\n" * 40,
+        "libx-dev/tree/usr/include/x.h": b"/* licence */\n// more\n#define X 1\n"
+        + b"int x;\n" * 40,
     }
     for name, data in files.items():
         path = tmp_path / "cache" / name
@@ -136,16 +140,16 @@ def debian(cache: Path, *packages: str) -> list[str]:
 
 def test_packages_give_documents(cache: Path) -> None:
     assert debian(cache, "manpages-xx") == ["NAME\n\n" + "words and words\n" * 20]
-    assert debian(cache, "dict-xx") == ["Word \\Word\\, n.\n   1. " + ("a thing; " * 30).strip() + "\n"]
+    assert debian(cache, "dict-xx") == [
+        "Word \\Word\\, n.\n   1. " + ("a thing; " * 30).strip() + "\n"
+    ]
     assert debian(cache, "libx-dev") == ["#define X 1\n" + "int x;\n" * 40]
     item = debian_input(["manpages-xx", "libx-dev"], cache)
     assert (item.name, item.size) == ("manpages-xx_1.0_all.deb libx-dev_1.0_all.deb", 2000)
 
 
 def test_python_gives_documents_spread_over_the_library() -> None:
-    spec = SourceSpec(
-        name="python", role="replay", kind="debian", files=[PYTHON], max_documents=40
-    )
+    spec = SourceSpec(name="python", role="replay", kind="debian", files=[PYTHON], max_documents=40)
     first, again = list(read_documents(spec)), list(read_documents(spec))
     assert first == again and len(set(first)) == 40
     assert all("def " in text or "import" in text or "=" in text for text in first)
@@ -184,15 +188,21 @@ def test_packages_are_fetched_without_touching_the_system(tmp_path: Path) -> Non
 
 def test_chains_are_pinned() -> None:
     # Results are compared between machines: the text has to be the same everywhere.
-    assert next(synthetic_documents(0))[:60] == "CHAIN0"
-    assert next(synthetic_documents(0, dialect=0.25))[:60] == "DIALECT0"
+    assert (
+        next(synthetic_documents(0))[:60]
+        == ',3-QXR*7Eo-QKL|L56tR*>3-{}0t"M84$Y#$6-Q_l9/_hQKL584$6{!t"M,3'
+    )
+    assert (
+        next(synthetic_documents(0, dialect=0.25))[:60]
+        == '!tR*hKY#`\\tR"_`Hho-&C/C,q=}1*`\\t"M,QKL-Q_l9<5S6{gE7t$6-QKLo1'
+    )
 
 
 def test_documents_follow_their_chain() -> None:
     def followers(chain: int, dialect: float) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
         for _, text in zip(range(300), synthetic_documents(chain, dialect=dialect), strict=False):
-            for a, b in zip(text, text[1:], strict=False):
+            for a, b in itertools.pairwise(text):
                 found.setdefault(a, set()).add(b)
         return found
 
@@ -206,7 +216,9 @@ def test_documents_follow_their_chain() -> None:
 
 @pytest.mark.parametrize("wrong", ["markov", "markov:x", "dialect:1", "dialect:1:2", "x:1"])
 def test_unknown_generators_are_refused(wrong: str) -> None:
-    with pytest.raises(ValueError, match="synthetic generator .* is unknown: write markov:<number>"):
+    with pytest.raises(
+        ValueError, match=r"synthetic generator .* is unknown: write markov:<number>"
+    ):
         synthetic_input(wrong)
 
 
@@ -234,9 +246,9 @@ def test_the_synthetic_store_is_pinned(tmp_path: Path) -> None:
         holdout_fraction=config["holdout_fraction"],
         holdout_seed=config["holdout_seed"],
     )
-    assert store.digest == "DIGEST"
+    assert store.digest == "9b235f16a5c254f0266e879906745e0b"
     (_, adaptation), (_, replay) = _entropies(store)
-    assert adaptation < np.log(96) and replay < np.log(96)
+    assert adaptation < np.log(48) - 1.0 and replay < np.log(48) - 1.0
 
 
 def _entropies(store: Any) -> list[tuple[str, float]]:

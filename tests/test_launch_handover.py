@@ -1,4 +1,4 @@
-"""Stages: made once, skipped when done, refused when their inputs changed, resumed when cut short."""
+"""Stages: made once, skipped when done, refused when inputs changed, resumed when cut short."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_made_once_and_handed_over_whole(tmp_path: Path) -> None:
 def test_changed_input_is_refused_by_name_and_rebuilt_on_request(tmp_path: Path) -> None:
     handover.make(stage(tmp_path, write_result))
     changed = stage(tmp_path, write_result, lr=0.2)
-    with pytest.raises(ValueError, match=r"train\.lr=0\.1, but now it is 0\.2: add rebuild=\[rod\]"):
+    with pytest.raises(
+        ValueError, match=r"train\.lr=0\.1, but now it is 0\.2: add rebuild=\[rod\]"
+    ):
         handover.is_done(changed)
     assert not handover.is_done(changed, rebuild=True)
     handover.make(changed)

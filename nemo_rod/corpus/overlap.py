@@ -97,18 +97,22 @@ def overlap_report(
 
 
 class _Lookup:
-    """Membership of many hashes in a sorted list: a table of their first bits sifts most out."""
+    """Membership of many hashes in a sorted list: tables of some of their bits sift most out."""
 
     def __init__(self, known: NDArray[np.uint64]) -> None:
         self._known = known
         bits = min(27, max(10, int(len(known) * 16).bit_length()))
-        self._shift = np.uint64(64 - bits)
-        self._table = np.zeros(1 << bits, dtype=bool)
-        self._table[known >> self._shift] = True
+        self._shifts = (np.uint64(64 - bits), np.uint64(64 - 2 * bits))
+        self._mask = np.uint64((1 << bits) - 1)
+        self._tables = [np.zeros(1 << bits, dtype=bool) for _ in self._shifts]
+        for table, shift in zip(self._tables, self._shifts, strict=True):
+            table[known >> shift & self._mask] = True
 
     def positions(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Where in the list those hashes are that it holds."""
-        hashes = hashes[self._table[hashes >> self._shift]]
+        for table, shift in zip(self._tables, self._shifts, strict=True):
+            hashes = hashes[table[hashes >> shift & self._mask]]
+        hashes.sort()  # neighbours share the cache
         at = np.searchsorted(self._known, hashes)
         at = np.minimum(at, max(0, len(self._known) - 1))
         return at[self._known[at] == hashes] if len(hashes) else at

@@ -9,7 +9,8 @@ to source.
 Everything is drawn from the raw 64-bit stream of a bit generator, the only stream that numpy
 promises to keep, by integer arithmetic.
 
-Shape suffixes: V = states (a chain's letters), T = slots of a row of the transition table, D = documents.
+Shape suffixes: V = states (a chain's letters), T = slots of a row of the transition table,
+D = documents.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.formats import TextList
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
-NUM_LETTERS = 32  # that a chain uses, of the alphabet
+NUM_LETTERS = 48  # that a chain uses, of the alphabet
 DOCUMENT_LENGTH = 512  # characters
 NUM_DOCUMENTS = 8192  # of a generator; a source's caps take what they want
 _BATCH = 256

@@ -118,7 +118,8 @@ class HuggingFaceTokenizer:
             )
         self.vocab_size: int = len(tokenizer)
         self.eod_id: int = int(tokenizer.eos_token_id)
-        self._tokenizer = tokenizer
+        # Not the library's wrapper, so that worker processes start without the library.
+        self._name = name
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -136,7 +137,7 @@ class HuggingFaceTokenizer:
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Writes the tokenizer's own files."""
-        self._tokenizer.save_pretrained(str(directory))
+        _auto_tokenizer(self._name).save_pretrained(str(directory))
 
 
 def _auto_tokenizer(name: str) -> Any:

@@ -83,13 +83,19 @@ def evaluate(config: Config) -> None:
 
 
 def report(config: Config) -> None:
-    """Tables, figures, the page and the verdicts."""
+    """Tables, figures, the page and the verdicts, over all seeds of a sweep."""
     from nemo_rod.report import build_report, format_checks
 
     folder = Path(config.run_dir)
-    results = build_report(folder, replicates=sorted(folder.glob("seed=*")))
+    runs = [run for run in (folder, *sorted(folder.glob("*seed=*"))) if (run / "arms").is_dir()]
+    if not runs:
+        raise ValueError(f"{folder} holds no arm: run `nemo-rod run recipe={config.recipe}` first.")
+    report_dir = folder / "report"
+    results = build_report(
+        runs[0], recipe=config.recipe, replicates=runs[1:], report_dir=report_dir
+    )
     print(format_checks(results))
-    _say(f"report: {folder / 'report' / 'index.html'}")
+    _say(f"report: {report_dir / 'index.html'}")
 
 
 def _arms(config: Config, kind: str | None = None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 FIGURES = ("frontier", "replay_share", "scores", "forgetting_profile", "sampling_ratio")
 
 
-def build_report(run_dir: Path, *, replicates: Sequence[Path] = ()) -> dict[str, Any]:
+def build_report(
+    run_dir: Path,
+    *,
+    recipe: str | None = None,
+    replicates: Sequence[Path] = (),
+    report_dir: Path | None = None,
+) -> dict[str, Any]:
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
     Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, and `index.html`.
@@ -30,9 +37,11 @@ def build_report(run_dir: Path, *, replicates: Sequence[Path] = ()) -> dict[str,
 
     Args:
         run_dir: The folder `runs/<recipe>` of a run.
+        recipe: Its name, if the folder is called otherwise.
         replicates: Folders of further runs of the recipe, with other seeds; blocks and base model
             may be those of `run_dir`. They are only read, and left out while no arm of theirs is
             evaluated; checks are judged on each run and across them.
+        report_dir: Where the report goes, if not into the run's folder.
 
     Returns:
         The content of `results.json`.
@@ -42,6 +51,7 @@ def build_report(run_dir: Path, *, replicates: Sequence[Path] = ()) -> dict[str,
     """
     run_dir = Path(run_dir)
     run = read_run(run_dir)
+    run = replace(run, recipe=recipe or run.recipe)
     results = _judged(run)
     results["replicates"] = []
     for folder in map(Path, replicates):
@@ -50,7 +60,7 @@ def build_report(run_dir: Path, *, replicates: Sequence[Path] = ()) -> dict[str,
         else:
             results["replicates"].append(_judged(read_run(folder, shared_dir=run_dir)))
     results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
-    report_dir = run_dir / "report"
+    report_dir = report_dir or run_dir / "report"
     for name in ("tables", "figures"):
         # Left-overs of arms that are gone would contradict the rest.
         shutil.rmtree(report_dir / name, ignore_errors=True)

@@ -96,7 +96,8 @@ class ReferenceWriter:
             ValueError: A sum that is not finite, or a block id outside the manifest's range.
             OSError: The disk is full, or the like; the log is as before.
         """
-        records_C = np.zeros(np.shape(block_ids), dtype=RECORD)
+        block_ids = np.asarray(block_ids, dtype=np.int64)
+        records_C = np.zeros(block_ids.shape, dtype=RECORD)
         records_C["id"], records_C["sums"] = block_ids, sums_C8
         records_C["head"] = hash_heads(hashes)
         _check_sums(records_C, "the scoring pass")

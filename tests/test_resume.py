@@ -1,0 +1,70 @@
+"""A run that was killed and taken up again is the run that was never killed, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+from tiny import LAYOUTS, STEPS, Setting
+
+NEVER = ("timing/",)  # metrics that no two runs share
+
+
+def kill_after(step: int, job: Path, world_size: int) -> None:
+    """Starts a job and ends all its processes with SIGKILL once it has done `step` steps."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--local-addr", "127.0.0.1", f"--nproc-per-node={world_size}"),
+        *("-m", "nemo_rod.megatron", str(job)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    metrics = job.parent / "metrics.jsonl"
+    deadline = time.monotonic() + 100
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
+        assert process.poll() is None, "the job ended before it could be killed"
+        assert time.monotonic() < deadline, "the job did not come to the step"
+        time.sleep(0.01)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        member.send_signal(signal.SIGKILL)
+    psutil.wait_procs(family)
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [
+        {key: value for key, value in json.loads(line).items() if not key.startswith(NEVER)}
+        for line in lines
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["single", "dp2"])
+def test_killed_twice_and_resumed_equals_uninterrupted(tiny: Setting, layout: str) -> None:
+    parallel = LAYOUTS[layout]
+    whole, broken = tiny.root / f"whole_{layout}", tiny.root / f"broken_{layout}"
+    tiny.torchrun(
+        parallel.world_size, "nemo_rod.megatron", tiny.rod_job(whole, parallel, checkpoint_every=4)
+    )
+    job = tiny.rod_job(broken, parallel, checkpoint_every=4)
+    kill_after(6, job, parallel.world_size)
+    kill_after(13, job, parallel.world_size)
+    tiny.torchrun(parallel.world_size, "nemo_rod.megatron", job)
+
+    assert [row["step"] for row in rows(broken)] == list(range(STEPS))
+    assert rows(broken) == rows(whole)
+    assert (broken / "curriculum.rod").read_bytes() == (whole / "curriculum.rod").read_bytes()
+    one, other = (load_file(folder / "hf" / "model.safetensors") for folder in (whole, broken))
+    assert one.keys() == other.keys()
+    assert all((one[name] == other[name]).all() for name in one)
