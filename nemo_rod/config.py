@@ -153,17 +153,37 @@ def check(config: Config) -> None:
     parallel = config.parallel
     for key in ("data", "tensor", "pipeline"):
         _expect(getattr(parallel, key) >= 1, f"parallel.{key}", getattr(parallel, key), ">= 1")
-    _expect(config.domain.block_size % 8 == 0, "domain.block_size", config.domain.block_size,
-            "a multiple of 8, for the 8 partial sums of each block's loss")  # fmt: skip
-    _expect(config.model.precision in ("bf16", "fp32"), "model.precision", config.model.precision,
-            "bf16 or fp32")  # fmt: skip
-    _expect(config.selection.balance in ("expected", "exact"), "selection.balance",
-            config.selection.balance, "expected or exact")  # fmt: skip
-    _expect(config.selection.multiplier >= 1, "selection.multiplier",
-            config.selection.multiplier, ">= 1")  # fmt: skip
+    _expect(
+        config.domain.block_size % 8 == 0,
+        "domain.block_size",
+        config.domain.block_size,
+        "a multiple of 8, for the 8 partial sums of each block's loss",
+    )
+    _expect(
+        config.model.precision in ("bf16", "fp32"),
+        "model.precision",
+        config.model.precision,
+        "bf16 or fp32",
+    )
+    _expect(
+        config.selection.balance in ("expected", "exact"),
+        "selection.balance",
+        config.selection.balance,
+        "expected or exact",
+    )
+    _expect(
+        config.selection.multiplier >= 1,
+        "selection.multiplier",
+        config.selection.multiplier,
+        ">= 1",
+    )
     _expect(config.selection.kappa >= 0, "selection.kappa", config.selection.kappa, ">= 0")
-    _expect(config.scoring.micro_batch_size >= 1, "scoring.micro_batch_size",
-            config.scoring.micro_batch_size, ">= 1")  # fmt: skip
+    _expect(
+        config.scoring.micro_batch_size >= 1,
+        "scoring.micro_batch_size",
+        config.scoring.micro_batch_size,
+        ">= 1",
+    )
     _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:

@@ -31,7 +31,7 @@ class Stage:
         make: fills the partial folder and returns what is worth keeping in the manifest.
         title: one line for people.
         note: recorded in the manifest but never compared, such as the parallel layout.
-        checks_itself: whether `make` finds out by itself what an interrupted run left and from what.
+        checks_itself: whether `make` knows by itself what an interrupted run left behind.
     """
 
     name: str

@@ -72,8 +72,12 @@ def _follow(process: subprocess.Popen, log: object) -> str | None:
         if line.startswith(PREFIX):
             text = line.removeprefix(PREFIX).rstrip()
             # a terminal keeps one line up to date, a log gets one line after another
-            print(f"\r\033[K  {text}" if on_terminal else f"  {text}",
-                  end="" if on_terminal else "\n", file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"\r\033[K  {text}" if on_terminal else f"  {text}",
+                end="" if on_terminal else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
         elif (match := ERROR.search(line)) and refusal is None:
             refusal = match[2].strip()
     if on_terminal:

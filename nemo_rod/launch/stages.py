@@ -201,9 +201,14 @@ class Stages:
             )
             specialist = json.loads((self.arm_folder(SPECIALIST) / "arm.json").read_text())
             description = {
-                **specialist, "arm": name, "kind": "merged", "lambda": weight,
-                "pools": None, "policy": None, "wall_seconds": 0.0,
-            }  # fmt: skip
+                **specialist,
+                "arm": name,
+                "kind": "merged",
+                "lambda": weight,
+                "pools": None,
+                "policy": None,
+                "wall_seconds": 0.0,
+            }
             (folder / "arm.json").write_text(json.dumps(description, indent=2) + "\n")
             return {"weights": weights_digest(folder / "hf")}
 

@@ -76,11 +76,7 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = ()) -> None:
         pretrain(
             bridge_config(job, provider, store),
             forward_step,
-            callbacks=[
-                *callbacks,
-                recorder,
-                _Exporter(partial(save_hf, bridge, folder=out / "hf")),
-            ],
+            callbacks=[*callbacks, recorder, exporter],
         )
 
 

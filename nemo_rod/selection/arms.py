@@ -114,7 +114,7 @@ def arm_kind(name: str) -> str:
 
 
 def merge_weight(name: str) -> float:
-    """lambda of `merge_<lambda>`: 0 is the base, 1 the specialist."""
+    """The weight of `merge_<lambda>`: 0 is the base, 1 the specialist."""
     return float(name.removeprefix("merge_"))
 
 
