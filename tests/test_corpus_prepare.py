@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout
+from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
 from nemo_rod.corpus.pack import pack
-from tests.corpus_cases import BYTE, S, make_corpus, run, source, texts, tree, write
+from tests.corpus_cases import BYTE, S, make_corpus, run, source, texts, train_bpe, tree, write
 
 
 @pytest.fixture
@@ -111,6 +111,41 @@ def test_the_number_of_workers_changes_nothing(
     two = run(tmp_path / "two", corpus, workers=2)
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
     assert one.digest == two.digest
+
+
+def test_a_fast_tokenizer_gives_the_same_in_workers(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
+    tokenizer = load_tokenizer(str(train_bpe(tmp_path / "bpe", vocabulary=280)))
+    for workers in (1, 2):
+        run(tmp_path / str(workers), corpus[:2], tokenizer=tokenizer, workers=workers)
+    assert tree(tmp_path / "1") == tree(tmp_path / "2")
+    store = BlockStore(tmp_path / "1")
+    expected = [
+        block
+        for block in pack(tokenizer.encode_batch(read(corpus[1])), S, tokenizer.eod_id)
+        if not is_holdout(block, fraction=0.1)
+    ]
+    assert all_tokens(store, "new").tolist() == np.stack(expected).tolist()
+
+
+def test_unfinished_work_for_other_settings_is_not_gone_on_with(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
+
+    def stop(done: int, total: int | None, what: str) -> None:
+        if total and done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "blocks", corpus, progress=stop, checkpoint_seconds=0)
+    assert (tmp_path / "blocks" / ".partial" / "replay-web" / "state.json").exists()
+    run(tmp_path / "blocks", corpus, holdout_seed=1)
+    run(tmp_path / "fresh", corpus, holdout_seed=1)
+    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
 
 
 def test_what_is_there_is_left_alone(tmp_path: Path, corpus: list[SourceSpec]) -> None:

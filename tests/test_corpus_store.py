@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,15 @@ def test_blocks_and_hashes_are_looked_up_in_any_order(root: Path) -> None:
         name = store.sources[int(store.source_index([i])[0])].name
         assert hashes[i].tobytes() == block_hash(name, everything[i])
     assert store.tokens([3, 3]).dtype == np.int32 and store.tokens([]).shape == (0, S)
+
+
+def test_a_pickled_store_opens_the_files_again(root: Path) -> None:
+    store = BlockStore(root, "holdout")
+    data = pickle.dumps(store)
+    assert len(data) < 1000
+    again = pickle.loads(data)
+    assert again.digest == store.digest
+    assert again.tokens([1]).tolist() == store.tokens([1]).tolist()
 
 
 @pytest.mark.parametrize("method", ["tokens", "hashes", "is_replay", "source_index"])

@@ -2,6 +2,7 @@
 
 from nemo_rod.corpus.documents import SourceSpec, read_documents
 from nemo_rod.corpus.hashing import block_hash, is_holdout
+from nemo_rod.corpus.overlap import Overlap, overlap_report
 from nemo_rod.corpus.pack import Packer, pack
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore, StoreSource
@@ -9,6 +10,7 @@ from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "BlockStore",
+    "Overlap",
     "Packer",
     "SourceSpec",
     "StoreSource",
@@ -16,6 +18,7 @@ __all__ = [
     "block_hash",
     "is_holdout",
     "load_tokenizer",
+    "overlap_report",
     "pack",
     "prepare",
     "read_documents",

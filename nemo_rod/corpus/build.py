@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -25,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.dedup import find_duplicates
+from nemo_rod.corpus.dedup import stored_duplicates
 from nemo_rod.corpus.documents import Documents, SourceSpec
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
@@ -110,7 +108,7 @@ def build_source(
     state = _read_state(folder, key)
     duplicates = None
     if spec.dedup:
-        duplicates = _duplicates(
+        duplicates = stored_duplicates(
             folder, key, spec, lambda done: progress(done, total, f"{what}: finding duplicates")
         )
     documents = Documents(spec, state and state["documents"], duplicates)
@@ -273,24 +271,3 @@ def _read_state(folder: Path, key: str) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return state if state["key"] == key else None
-
-
-def _duplicates(
-    folder: Path, key: str, spec: SourceSpec, progress: Callable[[int], None]
-) -> NDArray[np.uint8]:
-    """Marks of the source's duplicates, kept for the case that this run is interrupted."""
-    path = folder / f"duplicates-{key}.npy"
-    if not path.is_file():
-        scratch = folder / "digests"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        marks = find_duplicates(spec, scratch, progress)
-        scratch.rmdir()
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as handle:
-            np.save(handle, marks)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-    marks = np.load(path)
-    return marks

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,37 @@ from nemo_rod.corpus.documents import Documents, SourceSpec
 _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<u8")])
 _BUCKETS = 256
 _HELD = 1 << 16  # bytes held back per bucket
+
+
+def stored_duplicates(
+    folder: Path, key: str, spec: SourceSpec, progress: Callable[[int], None]
+) -> NDArray[np.uint8]:
+    """`find_duplicates`, kept in a folder for the case that the run is interrupted.
+
+    Args:
+        folder: Where unfinished work lies.
+        key: Stands for the source and its files.
+        spec: The source.
+        progress: Told the bytes of the inputs that were read.
+
+    Returns:
+        As `find_duplicates`.
+    """
+    path = folder / f"duplicates-{key}.npy"
+    if not path.is_file():
+        scratch = folder / "digests"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        marks = find_duplicates(spec, scratch, progress)
+        scratch.rmdir()
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as handle:
+            np.save(handle, marks)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    marks = np.load(path)
+    return marks
 
 
 def find_duplicates(

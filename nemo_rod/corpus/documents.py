@@ -55,7 +55,9 @@ class SourceSpec:
         subsample: Share of the documents to take, by a hash of their content: the same documents
             whatever else is in the corpus.
         dedup: Drop exact duplicates of an earlier document of this source (reads the source twice).
-        document_holdout: Hold out whole documents rather than blocks.
+        document_holdout: Hold out whole documents rather than blocks: fewer near-duplicates on
+            both sides (`nemo_rod.corpus.overlap` counts them), but the same block may come about
+            on both sides when documents hold the same passages.
         max_documents: Cap on the documents taken.
         max_bytes: Cap on their UTF-8 bytes; the last document is cut to fit.
         max_tokens: Cap on their tokens, EODs included; the last document is cut to fit.

@@ -6,14 +6,13 @@ An input yields one item per record: the record's text, or None when the filter 
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from nemo_rod.corpus.filters import Comparison, lookup
+from nemo_rod.corpus.unpack import Counter, read_chunks, split_lines
 
 
 class Input(Protocol):
@@ -102,7 +101,7 @@ class TextFile:
         """The file's text, once."""
         self._read = bool(position)
         if not self._read:
-            data = b"".join(_chunks(self.path, _Counter()))
+            data = b"".join(read_chunks(self.path, Counter()))
             self._read = True
             try:
                 yield data.decode("utf-8")
@@ -127,12 +126,12 @@ class JsonLines:
         self.path, self.name, self._extract = path, name, extract
         self.size: int | None = path.stat().st_size
         self._line = 0
-        self._counter = _Counter()
+        self._counter = Counter()
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Text of every line; blank lines count as filtered."""
         start = self._line = int(position or 0)
-        for number, line in enumerate(_lines(_chunks(self.path, self._counter))):
+        for number, line in enumerate(split_lines(read_chunks(self.path, self._counter))):
             if number < start:
                 continue
             self._line = number + 1
@@ -304,71 +303,3 @@ class TextList:
     def consumed(self) -> int:
         """Unknown."""
         return 0
-
-
-class _Counter:
-    """Bytes of a file that have been read."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-
-def _chunks(path: Path, counter: _Counter) -> Iterator[bytes]:
-    """Content of a file in pieces, unpacked according to its suffix."""
-    unpack = {".gz": _gunzip, ".zst": _unzstd}.get(path.suffix, _plain)
-    with path.open("rb") as handle:
-        try:
-            for chunk in unpack(handle):
-                counter.bytes = handle.tell()
-                yield chunk
-        except (EOFError, zlib.error, gzip.BadGzipFile, _Broken) as error:
-            raise ValueError(
-                f"{path}: broken or cut off {path.suffix} data ({error}): fetch the file again"
-            ) from error
-
-
-class _Broken(Exception):
-    """Compressed data that does not unpack."""
-
-
-def _plain(handle: BinaryIO) -> Iterator[bytes]:
-    while chunk := handle.read(1 << 20):
-        yield chunk
-
-
-def _gunzip(handle: BinaryIO) -> Iterator[bytes]:
-    with gzip.GzipFile(fileobj=handle) as stream:
-        while chunk := stream.read(1 << 20):
-            yield chunk
-
-
-def _unzstd(handle: BinaryIO) -> Iterator[bytes]:
-    # The library's own stream reader takes a file that ends inside a frame for a complete one.
-    import zstandard
-
-    decompressor = zstandard.ZstdDecompressor()
-    frame = None
-    while chunk := handle.read(1 << 17):
-        while chunk:
-            frame = frame or decompressor.decompressobj()
-            try:
-                yield frame.decompress(chunk)
-            except zstandard.ZstdError as error:
-                raise _Broken(str(error)) from error
-            chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame is not None:
-        raise EOFError("it ends inside a frame")
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines at line feeds only: other line breaks may stand inside a JSON string."""
-    held: list[bytes] = []
-    for chunk in chunks:
-        *whole, rest = chunk.split(b"\n")
-        for line in whole:
-            yield b"".join([*held, line]) if held else line
-            held = []
-        if rest:
-            held.append(rest)
-    if held:
-        yield b"".join(held)

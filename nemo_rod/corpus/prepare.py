@@ -30,6 +30,8 @@ from nemo_rod.corpus.tokenizer import Tokenizer
 
 _PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Some clusters' file systems have no locks: then it is up to the user to start one run at a time.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 def prepare(
@@ -200,6 +202,9 @@ def _alone(root: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"another run is preparing {root}: wait until it is done") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         try:
             yield
             shutil.rmtree(partial)

@@ -106,6 +106,10 @@ class BlockStore:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def __reduce__(self) -> tuple[type[BlockStore], tuple[Path, str]]:
+        # Another process opens the files itself: pickled memory maps would carry all tokens along.
+        return BlockStore, (self.root, self.split)
+
     def tokens(self, block_ids: ArrayLike) -> NDArray[np.int32]:
         """Tokens of blocks.
 

@@ -20,6 +20,7 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
+from nemo_rod.megatron.logits import sliced_logits
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
 
@@ -82,7 +83,7 @@ class BlockLosses:
     def _forward(self, block_ids: np.ndarray) -> list[torch.Tensor]:
         batches = [micro_batches(self.store, block_ids, self.micro_batch_size) for _ in self.model]
         schedule = get_forward_backward_func()
-        with evaluating(self.model, self.config):
+        with evaluating(self.model, self.config), sliced_logits(self.model):
             return schedule(
                 forward_step_func=_forward_step,
                 data_iterator=batches if len(batches) > 1 else batches[0],

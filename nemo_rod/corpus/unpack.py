@@ -1,0 +1,88 @@
+"""Bytes of a file, packed or not, as a stream; and a stream's lines."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+class Counter:
+    """Bytes of a file that have been read."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+def read_chunks(path: Path, counter: Counter) -> Iterator[bytes]:
+    """Content of a file in pieces, unpacked according to its suffix (.gz, .zst, or neither).
+
+    Args:
+        path: The file.
+        counter: Is told how much of the file, as it lies on the disk, has been read.
+
+    Yields:
+        The unpacked bytes.
+
+    Raises:
+        ValueError: When the packed data is broken or ends too early.
+    """
+    unpack = {".gz": _gunzip, ".zst": _unzstd}.get(path.suffix, _plain)
+    with path.open("rb") as handle:
+        try:
+            for chunk in unpack(handle):
+                counter.bytes = handle.tell()
+                yield chunk
+        except (EOFError, zlib.error, gzip.BadGzipFile, _Broken) as error:
+            raise ValueError(
+                f"{path}: broken or cut off {path.suffix} data ({error}): fetch the file again"
+            ) from error
+
+
+class _Broken(Exception):
+    """Compressed data that does not unpack."""
+
+
+def _plain(handle: BinaryIO) -> Iterator[bytes]:
+    while chunk := handle.read(1 << 20):
+        yield chunk
+
+
+def _gunzip(handle: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=handle) as stream:
+        while chunk := stream.read(1 << 20):
+            yield chunk
+
+
+def _unzstd(handle: BinaryIO) -> Iterator[bytes]:
+    # The library's own stream reader takes a file that ends inside a frame for a complete one.
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor()
+    frame = None
+    while chunk := handle.read(1 << 17):
+        while chunk:
+            frame = frame or decompressor.decompressobj()
+            try:
+                yield frame.decompress(chunk)
+            except zstandard.ZstdError as error:
+                raise _Broken(str(error)) from error
+            chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("it ends inside a frame")
+
+
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines at line feeds only: other line breaks may stand inside a JSON string."""
+    held: list[bytes] = []
+    for chunk in chunks:
+        *whole, rest = chunk.split(b"\n")
+        for line in whole:
+            yield b"".join([*held, line]) if held else line
+            held = []
+        if rest:
+            held.append(rest)
+    if held:
+        yield b"".join(held)

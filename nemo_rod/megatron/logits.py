@@ -1,0 +1,75 @@
+"""Token losses without ever holding the logits of a whole block.
+
+At a vocabulary of 248,320 the fp32 logits of one block of 4096 tokens take 4.1 GB, and the cross
+entropy copies them. Here the output layer and the loss run on a few tokens of every block at a
+time; under tensor parallelism the logits stay split over the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.utils import unwrap_model
+
+from nemo_rod.selection.reference_folder import NUM_CHUNKS
+
+
+@contextmanager
+def sliced_logits(model: list, num_slices: int = NUM_CHUNKS) -> Iterator[None]:
+    """Inside, the model's last stage computes its loss in slices of the sequence.
+
+    Only for forward passes without gradients: a backward pass would keep every slice anyway.
+
+    Args:
+        model: the model's chunks on this rank.
+        num_slices: slices that a block is cut into; one per partial sum by default.
+    """
+    heads = [module for module in map(unwrap_model, model) if _has_output_layer(module)]
+    for module in heads:
+        _slice_head(module, num_slices)
+    try:
+        yield
+    finally:
+        for module in heads:
+            del module.output_layer.forward, module.compute_language_model_loss
+
+
+def _has_output_layer(module: Any) -> bool:
+    return getattr(module, "post_process", False) and hasattr(module, "output_layer")
+
+
+def _slice_head(module: Any, num_slices: int) -> None:
+    """Shadows two methods of one module: the output layer hands on what it was given, and the loss
+    applies it slice by slice."""
+    layer = module.output_layer
+    logits_of, loss_of = layer.forward, module.compute_language_model_loss
+    given: dict[str, Any] = {}
+
+    def keep_hidden(hidden_SBH: torch.Tensor, weight: Any = None, **options: Any) -> tuple:
+        given.update(weight=weight, **options)
+        return hidden_SBH, None
+
+    def loss_by_slices(labels_BS: torch.Tensor, hidden_SBH: torch.Tensor) -> torch.Tensor:
+        split, layer.sequence_parallel = layer.sequence_parallel, False
+        try:
+            if split:  # what the layer would do first by itself, for the whole sequence
+                hidden_SBH = gather_from_sequence_parallel_region(
+                    hidden_SBH, group=layer.tp_group
+                )
+            parts = [
+                loss_of(labels_Bs, logits_of(hidden_sBH, **given)[0])
+                for labels_Bs, hidden_sBH in zip(
+                    labels_BS.chunk(num_slices, dim=1),
+                    hidden_SBH.chunk(num_slices, dim=0),
+                    strict=True,
+                )
+            ]
+        finally:
+            layer.sequence_parallel = split
+        return torch.cat(parts, dim=1)
+
+    layer.forward, module.compute_language_model_loss = keep_hidden, loss_by_slices
