@@ -97,6 +97,8 @@ class Launcher:
     kind: str = "local"  # torchrun on this machine
     dry_run: bool = False
     threads: int = 1  # OMP threads of each process
+    stall_seconds: float = 1800.0  # time without progress after which a job is ended; 0 for never
+    grace_seconds: int = 300  # time that a job has to save and stop when it is asked to
 
 
 @dataclass

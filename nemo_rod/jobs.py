@@ -16,6 +16,12 @@ from typing import Any
 from nemo_rod.config import Optimisation, Parallel
 
 
+class Stopped(Exception):
+    """A job was asked to stop; it saved, and goes on from there when it is started again."""
+
+    exit_status = 75  # EX_TEMPFAIL of <sysexits.h>
+
+
 @dataclass
 class ModelJob:
     """What every job that runs a model knows.
@@ -28,6 +34,7 @@ class ModelJob:
         precision: "fp32" or "bf16".
         scoring_micro_batch_size: blocks in a forward-only pass of one replica.
         seed: of the trainer's random state.
+        stall_seconds: time without progress after which the job is ended; 0 for never.
     """
 
     name: str
@@ -37,6 +44,7 @@ class ModelJob:
     precision: str
     scoring_micro_batch_size: int
     seed: int
+    stall_seconds: float
 
 
 @dataclass

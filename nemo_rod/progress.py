@@ -15,14 +15,21 @@ class Progress:
     Args:
         name: of the work.
         total: how much there is to do; 0 if nobody knows.
+        unit: what is counted, such as "blocks"; with it, a line says how many a second.
         prefix: put before every line.
         every_seconds: least time between two lines; the last one is always shown.
     """
 
     def __init__(
-        self, name: str, total: float, *, prefix: str = PREFIX, every_seconds: float = 2.0
+        self,
+        name: str,
+        total: float,
+        *,
+        unit: str = "",
+        prefix: str = PREFIX,
+        every_seconds: float = 2.0,
     ) -> None:
-        self.name, self.total, self.prefix = name, total, prefix
+        self.name, self.total, self.unit, self.prefix = name, total, unit, prefix
         self.every_seconds = every_seconds
         self.first, self.began, self.shown = 0.0, time.monotonic(), time.monotonic()
 
@@ -38,8 +45,15 @@ class Progress:
             return
         self.shown = now
         far = f"{done:,.0f}/{self.total:,.0f}" if self.total else f"{done:,.0f}"
-        left = ""
-        if self.total and done > self.first:
-            seconds = int((now - self.began) / (done - self.first) * (self.total - done))
-            left = f"{seconds // 60}:{seconds % 60:02d} left"
-        print(f"{self.prefix}{self.name}  {far}  {note}  {left}", file=sys.stderr, flush=True)
+        parts = [self.name, f"{far} {self.unit}".rstrip(), note, *self._pace(done, now)]
+        print(self.prefix + "  ".join(filter(None, parts)), file=sys.stderr, flush=True)
+
+    def _pace(self, done: float, now: float) -> list[str]:
+        if done <= self.first:
+            return []
+        rate = (done - self.first) / max(now - self.began, 1e-9)
+        pace = [f"{rate:,.0f} {self.unit}/s"] if self.unit else []
+        if self.total:
+            left = int((self.total - done) / rate)
+            pace.append(f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left")
+        return pace

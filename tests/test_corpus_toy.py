@@ -82,9 +82,6 @@ the page.
 
 A path/name; 100\\% and € and ™
 
-  int   x;
-.y = '\\n';
-
 SEE ALSO
 
 last

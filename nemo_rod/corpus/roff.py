@@ -1,8 +1,9 @@
-"""Manual pages as prose: roff mark-up off; words, paragraphs and examples kept.
+"""Manual pages as prose: roff mark-up off; words and paragraphs kept.
 
 No typesetter, but a reading of the `man` macros that real pages use. What cannot be rendered
 without one (tables, macro definitions, conditionals) is left out, and pages of the other dialect
-(`mdoc`) give nothing.
+(`mdoc`) give nothing. Examples and synopses are left out too: they are the same code on the pages
+of every language, and would make each language a source of all the others.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def strip_roff(source: str) -> str:
         source: The page in roff.
 
     Returns:
-        Headings, paragraphs parted by empty lines, and examples with their line breaks; "" when
-        the page only refers to another one, or is written in `mdoc`.
+        Headings and paragraphs, parted by empty lines; "" when the page only refers to another
+        one, or is written in `mdoc`.
     """
     if re.search(r"^\.(so|Dd|Sh)\b", source, flags=re.MULTILINE):
         return ""
@@ -122,15 +123,13 @@ class _Page:
         self._flush()
 
     def _add_text(self, line: str) -> None:
-        if self._skip_section:
+        if self._skip_section or self._literal:
             return
         glue, self._glue = self._glue, line.endswith("\\c")
-        text = _plain(line).rstrip()
-        if not self._literal:
-            text = re.sub(r"\s+", " ", text).strip()
-            if not text:
-                self._flush()
-                return
+        text = re.sub(r"\s+", " ", _plain(line)).strip()
+        if not text:
+            self._flush()
+            return
         if glue and self._lines:
             self._lines[-1] += text
         else:
@@ -143,8 +142,7 @@ class _Page:
     def _flush(self) -> None:
         self._glue = False
         if any(self._lines):
-            paragraph = "\n".join(self._lines) if self._literal else _filled(self._lines)
-            self._paragraphs.append(paragraph.strip("\n"))
+            self._paragraphs.append("\n".join(filter(None, self._lines)))
         self._lines = []
 
 
@@ -187,7 +185,3 @@ def _unescape(match: re.Match[str]) -> str:
     if string:
         return {"lq": "“", "rq": "”", "R": "®", "Tm": "™"}.get(string, "")
     return _CHAR.get(match["char"] or "", "")
-
-
-def _filled(lines: list[str]) -> str:
-    return "\n".join(line for line in lines if line)

@@ -1,8 +1,8 @@
 """The block store: all blocks of a corpus under dense ids, read through memory maps.
 
-    <root>/store.json                           which sources belong to it; written last
-    <root>/<role>/<source>/                     training blocks     (files:
-    `nemo_rod.corpus.shards`) <root>/<role>/<source>/holdout/             held-out blocks
+    <root>/store.json                    which sources belong to it; written last
+    <root>/<role>/<source>/              training blocks (files: `nemo_rod.corpus.shards`)
+    <root>/<role>/<source>/holdout/      held-out blocks
 
 Ids run over the adaptation sources, then over the replay sources, by name within a role:
 

@@ -10,12 +10,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from nemo_rod.config import Launcher
 from nemo_rod.jobs import end_with_parent
 from nemo_rod.progress import PREFIX
 
-ERROR = re.compile(r"nemo-rod error on rank (\d+): (.*)")
+# What a job says of its end, and what torchrun says of a process that could not say anything.
+ERROR = re.compile(r"nemo-rod error on (rank \d+|all ranks): (.*)")
+STOPPED = re.compile(r"nemo-rod stopped: (.*)")
+KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
 
 
 def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -> None:
@@ -28,11 +32,16 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
         log: gets everything the processes print.
 
     Raises:
-        ValueError: if the job refused its input; the sentence of the rank that did.
-        RuntimeError: if the job failed otherwise; names the log.
+        RuntimeError: if the job did not end well: which rank failed and why, or that it was asked
+            to stop.
     """
-    env = {**os.environ, "OMP_NUM_THREADS": str(launcher.threads), "PYTHONUNBUFFERED": "1"}
-    env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(launcher.threads),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(launcher.grace_seconds),
+    }
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a") as file:
         process = subprocess.Popen(
@@ -45,12 +54,9 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
             preexec_fn=end_with_parent,
         )
         with _ending(process):
-            refusal = _follow(process, file)
-    if process.returncode == 0:
-        return
-    if refusal:
-        raise ValueError(refusal)
-    raise RuntimeError(f"The job failed (exit status {process.returncode}): see {log}.")
+            ending = _follow(process, file)
+    if process.returncode != 0:
+        raise RuntimeError(f"{ending or f'exit status {process.returncode}'} (log: {log})")
 
 
 def torchrun(job_file: Path, world_size: int) -> list[str]:
@@ -61,29 +67,34 @@ def torchrun(job_file: Path, world_size: int) -> list[str]:
     ]
 
 
-def _follow(process: subprocess.Popen, log: object) -> str | None:
-    """Copies the output to the log, shows progress, returns the first refusal."""
-    refusal = None
+def _follow(process: subprocess.Popen[str], log: TextIO) -> str | None:
+    """Copies the output to the log, shows progress, and returns what the job said of its end."""
+    said: dict[str, str] = {}
     assert process.stdout is not None
-    on_terminal = sys.stderr.isatty()
     for line in process.stdout:
-        log.write(line)  # type: ignore[attr-defined]
-        log.flush()  # type: ignore[attr-defined]
+        log.write(line)
+        log.flush()
         if line.startswith(PREFIX):
-            text = line.removeprefix(PREFIX).rstrip()
-            # a terminal keeps one line up to date, a log gets one line after another
-            print(
-                f"\r\033[K  {text}" if on_terminal else f"  {text}",
-                end="" if on_terminal else "\n",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif (match := ERROR.search(line)) and refusal is None:
-            refusal = match[2].strip()
-    if on_terminal:
+            _show(line.removeprefix(PREFIX).rstrip())
+        elif match := ERROR.search(line):
+            said.setdefault("error", f"{match[1]}: {match[2].strip()}")
+        elif match := STOPPED.search(line):
+            said.setdefault("stopped", match[1].strip())
+        elif match := KILLED.search(line):
+            name = signal.Signals(int(match[1])).name
+            said.setdefault("killed", f"rank {match[2]}: was ended by {name}")
+    if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     process.wait()
-    return refusal
+    # A rank that was killed is the cause of what the others say.
+    return said.get("stopped") or said.get("killed") or said.get("error")
+
+
+def _show(text: str) -> None:
+    """A terminal keeps one line up to date; elsewhere one line follows another."""
+    on_terminal = sys.stderr.isatty()
+    start, end = ("\r\033[K  ", "") if on_terminal else ("  ", "\n")
+    print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
 
 
 @contextmanager

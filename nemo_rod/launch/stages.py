@@ -283,6 +283,7 @@ class Stages:
             "precision": self.config.model.precision,
             "scoring_micro_batch_size": self.config.scoring.micro_batch_size,
             "seed": self.config.seed,
+            "stall_seconds": self.config.launcher.stall_seconds,
         }
 
     def _run(self, job: Any, folder: Path) -> None:

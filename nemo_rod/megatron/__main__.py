@@ -10,42 +10,58 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import EvaluateJob, ScoreJob, TrainJob, end_with_parent, read_job
+from nemo_rod.jobs import Job, ScoreJob, Stopped, TrainJob, end_with_parent, read_job
+from nemo_rod.megatron.watch import Watch
 
 
-def main() -> None:
-    """Runs the job that the command line names."""
+def main() -> int:
+    """Runs the job that the command line names; returns the exit status of this rank."""
     end_with_parent()
     job = read_job(Path(sys.argv[1]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    watch = Watch.of_this_job(stall_seconds=job.stall_seconds)
+    watch.start()
+    try:
+        _run(job, watch)
+    except Stopped as stop:
+        print(f"nemo-rod stopped: {stop}", flush=True)
+        watch.close()
+        return Stopped.exit_status
+    except BaseException as error:  # whatever it is, every rank must end
+        traceback.print_exc()
+        what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        sentence = what + " ".join(str(error).split())
+        print(f"nemo-rod error on rank {watch.rank}: {sentence}", flush=True)
+        watch.fail(sentence)
+        return 1
+    watch.close()
+    dist.destroy_process_group()
+    return 0
+
+
+def _run(job: Job, watch: Watch) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if isinstance(job, TrainJob):
         from nemo_rod.megatron.trainer import train
 
-        train(job)
+        train(job, beat=watch.beat)
     elif isinstance(job, ScoreJob):
         from nemo_rod.megatron.scorer import score
 
-        score(job)
+        score(job, beat=watch.beat)
     else:
-        assert isinstance(job, EvaluateJob)
         from nemo_rod.megatron.scorer import evaluate
 
-        evaluate(job)
+        evaluate(job, beat=watch.beat)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:  # whatever it is, every rank must end
-        traceback.print_exc()
-        if isinstance(error, ValueError):
-            sentence = " ".join(str(error).split())
-            print(f"nemo-rod error on rank {os.environ.get('RANK', 0)}: {sentence}", flush=True)
-        # The other ranks may wait in a collective: leave at once, and torchrun ends them.
+    status = main()
+    if status:
+        # Other ranks may wait in a collective, and so may what the interpreter would clean up.
         sys.stdout.flush()
-        os._exit(1)
+        sys.stderr.flush()
+        os._exit(status)

@@ -43,8 +43,10 @@ def _has_output_layer(module: Any) -> bool:
 
 
 def _slice_head(module: Any, num_slices: int) -> None:
-    """Shadows two methods of one module: the output layer hands on what it was given, and the loss
-    applies it slice by slice."""
+    """Shadows two methods of one module.
+
+    The output layer hands on what it was given, and the loss applies it slice by slice.
+    """
     layer = module.output_layer
     logits_of, loss_of = layer.forward, module.compute_language_model_loss
     given: dict[str, Any] = {}

@@ -6,8 +6,7 @@ any prefix of S/8 steps is known without another pass).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
+from nemo_rod.megatron.forward_only import forward_only, refuse_unsafe
 from nemo_rod.megatron.logits import sliced_logits
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
@@ -30,24 +30,27 @@ class BlockLosses:
     Args:
         model: the model's chunks on this rank, wrapped for data parallelism or not.
         store: where the blocks are.
-        groups: Megatron's process groups (`pp`, `dp` and `cp` are used).
+        groups: Megatron's process groups (`pp` and `dp` are used).
         micro_batch_size: blocks in one forward pass of one replica. It need not be training's.
+        beat: called after every micro-batch.
 
     Raises:
-        ValueError: if the layout splits sequences (context parallel), which is not supported.
+        ValueError: if the model uses a feature under which scoring goes wrong.
     """
 
     def __init__(
-        self, model: list, store: BlockStore, groups: Any, *, micro_batch_size: int
+        self,
+        model: list,
+        store: BlockStore,
+        groups: Any,
+        *,
+        micro_batch_size: int,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        if groups.cp.size() > 1:
-            raise ValueError(
-                f"Context parallel size {groups.cp.size()} is not supported: blocks are scored "
-                "whole; set the context parallel size to 1."
-            )
         self.model, self.store, self.groups = model, store, groups
-        self.micro_batch_size = micro_batch_size
+        self.micro_batch_size, self.beat = micro_batch_size, beat
         self.config = get_model_config(model[0])
+        refuse_unsafe(self.config, getattr(model[0], "ddp_config", None))
 
     def chunk_sums(self, block_ids: np.ndarray) -> np.ndarray:
         """Partial sums of the token losses of blocks; a collective call of all ranks.
@@ -83,9 +86,9 @@ class BlockLosses:
     def _forward(self, block_ids: np.ndarray) -> list[torch.Tensor]:
         batches = [micro_batches(self.store, block_ids, self.micro_batch_size) for _ in self.model]
         schedule = get_forward_backward_func()
-        with evaluating(self.model, self.config), sliced_logits(self.model):
+        with forward_only(self.model, self.config), sliced_logits(self.model):
             return schedule(
-                forward_step_func=_forward_step,
+                forward_step_func=self._forward_step,
                 data_iterator=batches if len(batches) > 1 else batches[0],
                 model=self.model,
                 num_microbatches=len(block_ids) // self.micro_batch_size,
@@ -97,35 +100,16 @@ class BlockLosses:
                 pg_collection=self.groups,
             )
 
-
-@contextmanager
-def evaluating(model: list, config: Any) -> Iterator[None]:
-    """Evaluation mode without gradients or timers; puts everything back afterwards.
-
-    Megatron's schedules do not apply `no_grad` by themselves when they only go forward.
-    """
-    was_training = [chunk.training for chunk in model]
-    timers, config.timers = config.timers, None
-    for chunk in model:
-        chunk.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        config.timers = timers
-        for chunk, training in zip(model, was_training, strict=True):
-            chunk.train(training)
-
-
-def _forward_step(batches: Iterator[dict[str, torch.Tensor]], model: Any) -> tuple:
-    batch = next(batches)
-    output = model(
-        input_ids=batch["tokens"],
-        position_ids=batch["position_ids"],
-        attention_mask=None,
-        labels=batch["labels"],
-    )
-    return output, partial(_chunk_sums, batch["loss_mask"])
+    def _forward_step(self, batches: Iterator[dict[str, torch.Tensor]], model: Any) -> tuple:
+        batch = next(batches)
+        output = model(
+            input_ids=batch["tokens"],
+            position_ids=batch["position_ids"],
+            attention_mask=None,
+            labels=batch["labels"],
+        )
+        self.beat()
+        return output, partial(_chunk_sums, batch["loss_mask"])
 
 
 def _chunk_sums(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from nemo_rod.selection import (
 _BATCHES_PER_CALL = 8  # micro-batches between two gathers over the replicas
 
 
-def score(job: ScoreJob) -> None:
+def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
     """Writes a model's losses on all training blocks of one role (paper, "reference caching").
 
     Every replica gets all sums; one rank appends them to a log, so an interrupted job goes on where
@@ -39,7 +40,7 @@ def score(job: ScoreJob) -> None:
         return
     store = BlockStore(job.blocks)
     ids = role_ids(store, job.role)
-    losses = _scorer(job, job.model, store)
+    losses = _scorer(job, job.model, store, beat)
     manifest = ReferenceManifest(
         model=job.model_digest,
         tokenizer=store.tokenizer_fingerprint,
@@ -66,14 +67,14 @@ def score(job: ScoreJob) -> None:
         compact(out, manifest=manifest, hashes=store.hashes)
 
 
-def evaluate(job: EvaluateJob) -> None:
+def evaluate(job: EvaluateJob, beat: Callable[[], None] = lambda: None) -> None:
     """Writes every model's held-out loss per role and source, in nats per token."""
     store = BlockStore(job.blocks, split="holdout")
     ids = np.arange(len(store))
     source = store.source_index(ids)
     progress = Progress(job.name, len(job.models))
     for number, (name, model) in enumerate(job.models.items()):
-        losses = _scorer(job, model, store)
+        losses = _scorer(job, model, store, beat)
         loss = block_loss(losses.chunk_sums(ids), store.block_size).astype(np.float64)
         if is_recorder():
             result: dict[str, Any] = {"loss": {}, "blocks": {}}
@@ -94,7 +95,9 @@ def role_ids(store: BlockStore, role: str) -> np.ndarray:
     return np.arange(store.num_adaptation, len(store))
 
 
-def _scorer(job: ModelJob, model: str, store: BlockStore) -> BlockLosses:
+def _scorer(
+    job: ModelJob, model: str, store: BlockStore, beat: Callable[[], None]
+) -> BlockLosses:
     parallel = job.parallel
     _, provider = model_provider(
         model,
@@ -109,7 +112,9 @@ def _scorer(job: ModelJob, model: str, store: BlockStore) -> BlockLosses:
         provider.initialize_model_parallel(seed=job.seed)
     chunks = provider.provide_distributed_model(wrap_with_ddp=False)
     groups = ProcessGroupCollection.use_mpu_process_groups()
-    return BlockLosses(chunks, store, groups, micro_batch_size=job.scoring_micro_batch_size)
+    return BlockLosses(
+        chunks, store, groups, micro_batch_size=job.scoring_micro_batch_size, beat=beat
+    )
 
 
 def _agree(ids: np.ndarray) -> np.ndarray:

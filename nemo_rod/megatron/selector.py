@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 from megatron.bridge.training import train as loop
+from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
+from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.selection import (
     Policy,
@@ -68,6 +70,7 @@ class RoDSelector:
         batch_size: blocks trained on in one step (K).
         references: reference losses; needed if the policy needs scores.
         scoring_micro_batch_size: blocks in one forward-only pass of one replica.
+        beat: called whenever this rank got on a bit.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class RoDSelector:
         batch_size: int,
         references: References | None = None,
         scoring_micro_batch_size: int = 1,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         if policy.needs_scores and references is None:
             raise ValueError(
@@ -86,7 +90,7 @@ class RoDSelector:
             )
         self.store, self.pools, self.policy = store, pools, policy
         self.batch_size, self.references = batch_size, references
-        self.scoring_micro_batch_size = scoring_micro_batch_size
+        self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.choice: Choice | None = None
         self.step_seconds = 0.0
 
@@ -122,10 +126,11 @@ class RoDSelector:
                 groups=call["pg_collection"],
             )
             start = time.perf_counter()
-            try:
-                return train_step(**call)
-            finally:
-                self.step_seconds = time.perf_counter() - start
+            self.beat()
+            result = train_step(**call)
+            self.beat()
+            self.step_seconds = time.perf_counter() - start
+            return result
 
         return rod_train_step
 
@@ -148,12 +153,22 @@ class RoDSelector:
             model, micro_batch_size = options["model"], options["micro_batch_size"]
             if choice is None:  # a rerun of the same step trains on the same winners
                 losses = BlockLosses(
-                    model, self.store, groups, micro_batch_size=self.scoring_micro_batch_size
+                    model,
+                    self.store,
+                    groups,
+                    micro_batch_size=self.scoring_micro_batch_size,
+                    beat=self.beat,
                 )
                 choice = self.choice = self.choose(step, losses)
+                self.beat()
             mine = choice.block_ids[groups.dp.rank() :: groups.dp.size()]
             batches = [micro_batches(self.store, mine, micro_batch_size) for _ in model]
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
-            return schedule(**options)
+            if not self.policy.needs_scores:
+                return schedule(**options)
+            # every parameter was gathered for scoring; gathering again would read a buffer that
+            # the optimizer may share with gradients and that is zeroed by now
+            with replaced(get_model_config(model[0]), "param_sync_func", None):
+                return schedule(**options)
 
         return on_winners

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,9 @@ from megatron.bridge.training.pretrain import pretrain
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.jobs import TrainJob
+from nemo_rod.jobs import Stopped, TrainJob
 from nemo_rod.megatron import cpu
+from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.recorder import Recorder
 from nemo_rod.megatron.selector import RoDSelector
@@ -38,7 +39,11 @@ from nemo_rod.selection import CurriculumHeader, References, SourceRow
 from nemo_rod.selection.arms import Arm
 
 
-def train(job: TrainJob, callbacks: Sequence[Callback] = ()) -> None:
+def train(
+    job: TrainJob,
+    callbacks: Sequence[Callback] = (),
+    beat: Callable[[], None] = lambda: None,
+) -> None:
     """Trains one arm from its base, or goes on where an interrupted run stopped.
 
     Fills `job.out` with `checkpoints/`, `curriculum.rod`, `metrics.jsonl` and, at the end, `hf/`.
@@ -46,6 +51,11 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = ()) -> None:
     Args:
         job: what to train.
         callbacks: more of Megatron-Bridge's callbacks.
+        beat: called whenever this rank got on a bit.
+
+    Raises:
+        Stopped: if the run was asked to stop; it has saved.
+        ValueError: if what it should go on from was made with something else.
     """
     out = Path(job.out)
     store = BlockStore(job.blocks)
@@ -58,6 +68,7 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = ()) -> None:
         batch_size=job.optimisation.batch_size,
         references=references,
         scoring_micro_batch_size=job.scoring_micro_batch_size,
+        beat=beat,
     )
     parallel = job.parallel
     bridge, provider = model_provider(
@@ -71,13 +82,16 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = ()) -> None:
     header = curriculum_header(job, store, references, arm)
     recorder = Recorder(out, selector, header=header, steps=job.optimisation.steps, name=job.name)
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
+    config = bridge_config(job, provider, store)
+    refuse_unsafe(provider, config.ddp)
     cpu.install_trainer()
-    with selector.installed():
-        pretrain(
-            bridge_config(job, provider, store),
-            forward_step,
-            callbacks=[*callbacks, recorder, exporter],
-        )
+    try:
+        with selector.installed():
+            pretrain(config, forward_step, callbacks=[*callbacks, recorder, exporter])
+    except SystemExit:  # how the trainer ends when a signal asked it to
+        raise Stopped(
+            f"{job.name} was asked to stop and has saved: run it again to go on from there"
+        ) from None
 
 
 def curriculum_header(

@@ -26,7 +26,7 @@ from nemo_rod.selection.policies import (
     threshold,
 )
 from nemo_rod.selection.reference_folder import ReferenceManifest
-from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids
+from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references import References, block_loss, num_targets
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "logged_ids",
     "num_targets",
     "reducible_loss",
+    "remove_logs",
     "retention_for_share",
     "threshold",
 ]

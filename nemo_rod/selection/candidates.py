@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.curriculum_header import Store, refuse_other_store
 from nemo_rod.selection.permutation import derive_key, permute
 
 if TYPE_CHECKING:
@@ -234,8 +235,18 @@ class RecordedPools:
     With `TakeAll` this is the paper's curriculum transfer (Section "Cross-scale").
     """
 
-    def __init__(self, curriculum: Curriculum) -> None:
-        """Read pools from an open curriculum; it stays open."""
+    def __init__(self, curriculum: Curriculum, store: Store | None = None) -> None:
+        """Read pools from an open curriculum; it stays open.
+
+        Args:
+            curriculum: What a run recorded.
+            store: The block store that the pools will be read from.
+
+        Raises:
+            ValueError: The curriculum was recorded with another tokenizer, block size or store.
+        """
+        if store is not None:
+            refuse_other_store(curriculum.path, curriculum.header, store)
         self._curriculum = curriculum
 
     @property

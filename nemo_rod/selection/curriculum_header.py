@@ -7,10 +7,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+
+class Store(Protocol):
+    """What a curriculum asks of a block store."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the store."""
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Fingerprint of the tokenizer."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
 
 
 class SourceRow(NamedTuple):
@@ -83,3 +102,21 @@ def refuse_foreign(path: Path, found: CurriculumHeader, expected: CurriculumHead
             f"{path} was recorded with {', '.join(differences)}: go on with what it was recorded "
             "with, or remove it together with the checkpoints to begin again"
         )
+
+
+def refuse_other_store(path: Path, header: CurriculumHeader, store: Store) -> None:
+    """Raise a ValueError that names what a curriculum and a store do not have in common.
+
+    The tokenizer comes first: a store made with another one differs in everything else, too.
+    """
+    for what, found, expected in (
+        ("tokenizer", header.tokenizer, store.tokenizer_fingerprint),
+        ("block size", header.block_size, store.block_size),
+        ("block store", header.store, store.digest),
+    ):
+        if found != expected:
+            raise ValueError(
+                f"{path} was recorded with {what} {found!r}, but the block store has "
+                f"{expected!r}: use the store that the curriculum was recorded with, or record "
+                "one with this store"
+            )

@@ -8,35 +8,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.curriculum import PADDING_ID, Curriculum, StepRecord
-from nemo_rod.selection.curriculum_header import CurriculumHeader
+from nemo_rod.selection.curriculum_header import CurriculumHeader, Store, refuse_other_store
 from nemo_rod.selection.record_log import move_whole
 
 _EXPORT_ROWS = 1 << 18
-
-
-class Store(Protocol):
-    """What `verify` asks of a block store."""
-
-    @property
-    def digest(self) -> str:
-        """Digest of the store."""
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        """Fingerprint of the tokenizer."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-
-    def __len__(self) -> int:
-        """Return the number of blocks."""
 
 
 @dataclass(frozen=True)
@@ -108,16 +89,7 @@ def verify(curriculum: Curriculum, store: Store) -> None:
             another number of chosen blocks than the header names; padding that was chosen.
     """
     header = curriculum.header
-    for what, found, expected in (
-        ("block store", header.store, store.digest),
-        ("tokenizer", header.tokenizer, store.tokenizer_fingerprint),
-        ("block size", header.block_size, store.block_size),
-    ):
-        if found != expected:
-            raise ValueError(
-                f"{curriculum.path} is of {what} {found!r}, but the store has {expected!r}: open "
-                "the store that the curriculum was recorded with"
-            )
+    refuse_other_store(curriculum.path, header, store)
     for record in curriculum:
         ids = record.block_ids
         outside = ids[(ids != PADDING_ID) & ((ids < 0) | (ids >= len(store)))]

@@ -11,6 +11,7 @@ Shape suffixes: N = records, B = bytes of a record without its checksum.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zlib
@@ -24,6 +25,7 @@ import numpy.typing as npt
 _CRC_BYTES = 4
 _SHORT_ROW = 256  # bytes; up to here the tables of crc32_rows stay small
 _READ_BYTES = 1 << 24
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RecordLog:
@@ -125,9 +127,9 @@ class RecordLog:
                 data = data[os.write(self._fd, data) :]
             if sync:
                 os.fsync(self._fd)
-        except OSError:
+        except OSError as error:
             os.ftruncate(self._fd, self._end)
-            raise
+            raise told(error, self.path) from error
         self.count += len(payload_NB)
 
     def sync(self) -> None:
@@ -188,8 +190,12 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file that is there whole or not at all, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    move_whole(temporary, path)
+    try:
+        temporary.write_bytes(data)
+        move_whole(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise told(error, path) from error
 
 
 def move_whole(temporary: Path, path: Path) -> None:
@@ -197,6 +203,16 @@ def move_whole(temporary: Path, path: Path) -> None:
     _sync(temporary)
     os.replace(temporary, path)
     _sync(path.parent)
+
+
+def told(error: OSError, path: Path) -> OSError:
+    """Return an error of the operating system that names the file, and what to do if it can say.
+
+    What was written before is whole and safe whatever the error: a repeated run goes on from it.
+    """
+    advice = ": make room and run it again, it goes on where it stopped"
+    reason = f"{error.strerror}{advice if error.errno in _FULL else ''}"
+    return OSError(error.errno, reason, str(path))
 
 
 def _sync(path: Path) -> None:

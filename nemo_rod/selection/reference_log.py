@@ -26,7 +26,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.record_log import RecordLog, move_whole, write_whole
+from nemo_rod.selection.record_log import RecordLog, move_whole, told, write_whole
 from nemo_rod.selection.reference_folder import (
     NUM_CHUNKS,
     RECORD,
@@ -155,17 +155,61 @@ def compact(folder: str | Path, *, manifest: ReferenceManifest, hashes: Hashes) 
     folder = Path(folder)
     if (folder / "manifest.json").exists():
         raise ValueError(f"{folder} is complete already: use it, or remove it to score again")
-    size = manifest.stop - manifest.start
     work = folder / ".compact.tmp"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    arrays = {
-        "sums": np.lib.format.open_memmap(work / "sums.npy", "w+", np.float32, (size, NUM_CHUNKS)),
-        "hash": np.lib.format.open_memmap(work / "hash.npy", "w+", np.uint64, (size,)),
-        "check": np.lib.format.open_memmap(work / "check.npy", "w+", np.uint32, (size,)),
-    }
-    seen = np.zeros(size, dtype=bool)
     logs = _log_paths(folder)
+    try:
+        arrays = _new_arrays(work, manifest.stop - manifest.start)
+        _fill(arrays, logs, manifest, hashes, folder)
+        _finish(folder, work, arrays, manifest)
+    except (ValueError, OSError):  # room that was taken for nothing is given back
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    remove_logs(folder)
+
+
+def remove_logs(folder: str | Path) -> None:
+    """Remove what a complete folder does not need: the logs, and what killed writers left behind.
+
+    A run that was killed between completing the folder and this has left them there.
+    """
+    folder = Path(folder)
+    assert (folder / "manifest.json").exists(), f"{folder} still needs its logs"
+    shutil.rmtree(folder / ".compact.tmp", ignore_errors=True)
+    for path in [*_log_paths(folder), *folder.glob(".*.tmp")]:
+        path.unlink()
+
+
+def _new_arrays(work: Path, size: int) -> dict[str, np.memmap]:
+    """Make the dense arrays, with room on the disk for all of them."""
+    shapes: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
+        "sums": (np.float32, (size, NUM_CHUNKS)),
+        "hash": (np.uint64, (size,)),
+        "check": (np.uint32, (size,)),
+    }
+    arrays = {}
+    for name, (dtype, shape) in shapes.items():
+        path = work / f"{name}.npy"
+        try:
+            arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
+            # A map that finds the disk full when it is written to ends the process by a signal.
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            raise told(error, path) from error
+    return arrays
+
+
+def _fill(
+    arrays: dict[str, np.memmap],
+    logs: list[Path],
+    manifest: ReferenceManifest,
+    hashes: Hashes,
+    folder: Path,
+) -> None:
+    """Enter the records of all logs into the arrays, and refuse what must not be there."""
+    seen = np.zeros(manifest.stop - manifest.start, dtype=bool)
     for path in logs:
         log = _open(path, manifest, read_only=True)
         for records_N in _valid_records(log):
@@ -175,9 +219,6 @@ def compact(folder: str | Path, *, manifest: ReferenceManifest, hashes: Hashes) 
             _merge(records_N, arrays, seen, manifest.start, path)
         log.close()
     _check_coverage(seen, manifest.start, folder, len(logs))
-    _finish(folder, work, arrays, manifest)
-    for path in logs:
-        path.unlink()
 
 
 def _finish(
@@ -190,7 +231,6 @@ def _finish(
         move_whole(work / f"{name}.npy", folder / f"{name}.npy")
     content = {"schema": SCHEMA, **asdict(manifest), "digest": digest}
     write_whole(folder / "manifest.json", json.dumps(content, indent=2).encode() + b"\n")
-    os.rmdir(work)
 
 
 def _merge(

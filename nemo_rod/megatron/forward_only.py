@@ -1,0 +1,104 @@
+"""A scoring pass that leaves no trace: the update that follows is an ordinary one.
+
+Each guard below answers a hazard that was found in Megatron's sources. What cannot be guarded is
+refused before training starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+
+def refuse_unsafe(config: Any, ddp_config: Any = None) -> None:
+    """Refuses features under which a scoring pass inside a training step goes wrong.
+
+    Args:
+        config: the model's Megatron configuration.
+        ddp_config: the data-parallel wrapper's, where there is one.
+
+    Raises:
+        ValueError: naming the feature, why it is refused and what to set.
+    """
+    pipelined = (config.virtual_pipeline_model_parallel_size or 1) > 1
+    overlapped = config.overlap_p2p_comm and not config.batch_p2p_comm
+    delayed_fp8 = bool(config.fp8) and str(getattr(config, "fp8_recipe", "")) == "delayed"
+    graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
+    fsdp = bool(getattr(ddp_config, "use_megatron_fsdp", False))
+    for found, feature, why, instead in (
+        (pipelined and not overlapped, "virtual pipeline stages with these p2p settings",
+         "trains on wrong gradients", "overlap_p2p_comm=True and batch_p2p_comm=False"),
+        (graphs, f"cuda_graph_impl={getattr(config, 'cuda_graph_impl', None)!r}",
+         "replays graphs that were captured for training", "cuda_graph_impl='none'"),
+        (delayed_fp8, "delayed FP8 scaling", "lets scoring move the scales of training",
+         "fp8_recipe='tensorwise' or 'mxfp8'"),
+        (getattr(config, "moe_router_force_load_balancing", False),
+         "moe_router_force_load_balancing", "scores with random routing",
+         "moe_router_force_load_balancing=False"),
+        (getattr(config, "fine_grained_activation_offloading", False),
+         "fine_grained_activation_offloading", "uses up its warm-up on the scoring pass",
+         "fine_grained_activation_offloading=False"),
+        (fsdp, "Megatron FSDP", "is not supported yet", "use_megatron_fsdp=False"),
+        (config.context_parallel_size > 1, "context parallel", "splits the blocks it would score",
+         "context_parallel_size=1"),
+    ):  # fmt: skip
+        if found:
+            raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
+
+
+@contextmanager
+def forward_only(model: list, config: Any) -> Iterator[None]:
+    """Evaluation mode without gradients, counters, timers or random draws that last.
+
+    Args:
+        model: the model's chunks on this rank.
+        config: their shared Megatron configuration.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())  # the schedules do not apply it by themselves
+        stack.enter_context(_evaluation_mode(model))  # counters of routers and MTP watch this
+        stack.enter_context(_random_state())  # router jitter draws without looking at the mode
+        # the deferred weight gradient of the output layer would queue what scoring fed it
+        for name, value in (("timers", None), ("defer_embedding_wgrad_compute", False)):
+            stack.enter_context(replaced(config, name, value))
+        yield
+
+
+@contextmanager
+def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an attribute another value for the time of a block."""
+    before = getattr(target, name)
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        setattr(target, name, before)
+
+
+@contextmanager
+def _evaluation_mode(model: list) -> Iterator[None]:
+    was_training = [chunk.training for chunk in model]
+    for chunk in model:
+        chunk.eval()
+    try:
+        yield
+    finally:
+        for chunk, training in zip(model, was_training, strict=True):
+            chunk.train(training)
+
+
+@contextmanager
+def _random_state() -> Iterator[None]:
+    """Puts the default generators and Megatron's tensor-parallel ones back."""
+    tracker = get_cuda_rng_tracker()
+    cpu, cuda, parallel = torch.get_rng_state(), torch.cuda.get_rng_state(), tracker.get_states()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        torch.cuda.set_rng_state(cuda)
+        tracker.set_states(parallel)

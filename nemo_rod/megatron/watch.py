@@ -1,0 +1,134 @@
+"""No rank waits for ever: a rank that fails, dies or stalls ends the whole job, and is named.
+
+Every rank runs one small thread beside its work. It says once a second through the job's key-value
+store that its process is alive, and how often its main thread has come by; rank 0 reads what all
+say. Whoever finds a fault writes it down for all, and every rank leaves at once. Collectives need
+not time out for that: a thread can end a process whose main thread hangs in one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore
+
+FAULT_KEY = "fault"
+GONE_SECONDS = 15.0  # silence after which a process counts as dead
+EXIT_STATUS = 1
+
+
+class Watch:
+    """Watches over the ranks of a job.
+
+    Args:
+        store: a `torch.distributed.Store` that outlives any one rank, such as torchrun's.
+        rank: of this process.
+        world_size: number of processes.
+        stall_seconds: time without a beat of a main thread after which it counts as stalled; 0 for
+            never. It must be longer than the longest single step or checkpoint.
+        leave: ends this process; replaced in tests only.
+    """
+
+    @classmethod
+    def of_this_job(cls, *, stall_seconds: float) -> Watch:
+        """A watch over the ranks that torchrun started, on a connection of its own.
+
+        The main thread may hold the other one while it waits in a collective.
+        """
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefixed = PrefixStore(f"nemo_rod/{attempt}", store)
+        return cls(prefixed, rank, world_size, stall_seconds=stall_seconds)
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        *,
+        stall_seconds: float,
+        leave: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.stall_seconds, self.leave = stall_seconds, leave
+        self.beats = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nemo-rod-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._thread.start()
+
+    def beat(self) -> None:
+        """Says that the main thread came by; called several times a step.
+
+        Of ranks that wait for each other, the one with the fewest beats is the one to blame.
+        """
+        self.beats += 1
+
+    def fail(self, why: str) -> None:
+        """Tells all ranks that this one failed, and why."""
+        self._declare(f"rank {self.rank}: {why}")
+
+    def close(self) -> None:
+        """Ends the watch before the process does."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        heard: dict[int, tuple[str, float]] = {}  # rank -> what it last said, and since when
+        moved: dict[int, tuple[str, float]] = {}  # rank -> beats of its main thread, and since when
+        try:
+            while not self._stop.wait(1.0):
+                self.store.set(self._key(self.rank), f"{time.time_ns()} {self.beats}")
+                if self.rank == 0:
+                    self._listen(heard, moved)
+                if self.store.check([FAULT_KEY]):
+                    self._end(self.store.get(FAULT_KEY).decode())
+        except Exception as error:  # the store went away: so did whoever holds the job together
+            if not self._stop.is_set():
+                self._end(f"rank {self.rank} lost the job's store ({type(error).__name__})")
+
+    def _listen(self, heard: dict, moved: dict) -> None:
+        now = time.monotonic()
+        for rank in range(self.world_size):
+            if not self.store.check([self._key(rank)]):
+                continue  # not up yet; torchrun watches over the start
+            alive, beats = self.store.get(self._key(rank)).decode().split()
+            for last, value in ((heard, alive), (moved, beats)):
+                if last.get(rank, ("", 0.0))[0] != value:
+                    last[rank] = (value, now)
+            if now - heard[rank][1] > GONE_SECONDS:
+                self._declare(f"rank {rank}: its process is gone")
+        self._find_stalled(moved, now)
+
+    def _find_stalled(self, moved: dict, now: float) -> None:
+        """The ranks that stand still longest are the cause; the others wait for them."""
+        still = {rank: now - since for rank, (beats, since) in moved.items() if beats != "0"}
+        if not self.stall_seconds or not still or max(still.values()) <= self.stall_seconds:
+            return
+        fewest = min(int(moved[rank][0]) for rank in still)
+        behind = [rank for rank in still if int(moved[rank][0]) == fewest]
+        whom = "all ranks" if len(behind) == self.world_size else f"rank {behind[0]}"
+        self._declare(
+            f"{whom}: stalled for {max(still.values()):.0f} s, longer than "
+            f"launcher.stall_seconds={self.stall_seconds:g}"
+        )
+
+    def _declare(self, fault: str) -> None:
+        # the first fault is the cause; what others find later follows from it
+        self.store.compare_set(FAULT_KEY, "", fault)
+
+    def _end(self, fault: str) -> None:
+        rank, _, why = fault.partition(": ")
+        print(f"nemo-rod error on {rank}: {why or fault}", flush=True)
+        self.leave(EXIT_STATUS)
+
+    def _key(self, rank: int) -> str:
+        return f"alive/{rank}"
