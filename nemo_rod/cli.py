@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import Config, config_folder, to_config
 from nemo_rod.launch import run
+from nemo_rod.tools import curriculum, doctor, inspect
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
 
@@ -30,38 +31,57 @@ One stage at a time:
   nemo-rod evaluate recipe=NAME                   held-out losses of every arm
   nemo-rod report   recipe=NAME                   tables, figures and the page
 
+Without a recipe:
+  nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
+  nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
+  nemo-rod doctor                                 what is installed, and what works here
+
 Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* ...
 `nemo-rod run recipe=NAME --cfg job` shows all of them with their values.
 """
 
+# Commands that take a recipe, in Hydra's grammar; and those that take paths.
+_STAGES: dict[str, Callable[[Config], None]] = {
+    "run": run.run,
+    "prepare": run.prepare,
+    "pretrain": run.pretrain,
+    "score": run.score,
+    "train": run.train,
+    "merge": run.merge,
+    "evaluate": run.evaluate,
+    "report": run.report,
+}
+_TOOLS: dict[str, Callable[[Sequence[str]], None]] = {
+    "inspect": inspect.main,
+    "curriculum": curriculum.main,
+    "doctor": doctor.main,
+}
+
 
 def main() -> None:
     """Entry point of the console script."""
-    commands = _commands()
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
         print(_USAGE)
         return
     command = sys.argv[1]
-    if command not in commands:
-        _leave(f"There is no command '{command}': expected one of {', '.join(commands)}.")
+    if command in _TOOLS:
+        _tool(_TOOLS[command], sys.argv[2:])
+        return
+    if command not in _STAGES:
+        expected = ", ".join([*_STAGES, *_TOOLS])
+        _leave(f"There is no command '{command}': expected one of {expected}.")
     sys.argv = [f"nemo-rod {command}", *sys.argv[2:]]
     ConfigStore.instance().store(name="schema", node=Config)
     hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(
-        _checked(commands[command])
+        _checked(_STAGES[command])
     )()
 
 
-def _commands() -> dict[str, Callable[[Config], None]]:
-    return {
-        "run": run.run,
-        "prepare": run.prepare,
-        "pretrain": run.pretrain,
-        "score": run.score,
-        "train": run.train,
-        "merge": run.merge,
-        "evaluate": run.evaluate,
-        "report": run.report,
-    }
+def _tool(tool: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
+    try:
+        tool(arguments)
+    except (ValueError, OSError) as error:
+        _leave(str(error))
 
 
 def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:

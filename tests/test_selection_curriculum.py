@@ -281,10 +281,29 @@ def test_sources_of_block_ids():
     ]
 
 
+FOREIGN_STORES = (
+    (Store(digest="s2"), "with block store 'store-1', but the block store has 's2': use the store"),
+    (Store(tokenizer_fingerprint="t2"), "with tokenizer 'tokenizer-1', but the block store has"),
+    (Store(block_size=128), "with block size 64, but the block store has 128"),
+    # another tokenizer makes another store: the cause is named
+    (Store(digest="s2", tokenizer_fingerprint="t2"), "with tokenizer 'tokenizer-1'"),
+)
+
+
+@pytest.mark.parametrize(("store", "sentence"), FOREIGN_STORES)
+def test_a_recorded_curriculum_refuses_another_tokenizer_or_store(tmp_path, store, sentence):
+    record(tmp_path / "c.rod", 1)
+    with (
+        Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum,
+        pytest.raises(ValueError, match=f"c.rod was recorded {sentence}"),
+    ):
+        RecordedPools(curriculum, store)
+
+
 def test_training_on_a_recorded_curriculum(tmp_path):
     record(tmp_path / "c.rod", 4)
     with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
-        pools = RecordedPools(curriculum)
+        pools = RecordedPools(curriculum, Store())
         assert pools.size == K and len(pools) == 4
         for step in (3, 0):
             pool, _, _, chosen, _ = step_of(step)
@@ -383,12 +402,7 @@ def test_verify(tmp_path):
     with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
         verify(curriculum, Store())
         for store, sentence in (
-            (Store(digest="store-2"), "is of block store 'store-1', but the store has 'store-2'"),
-            (
-                Store(tokenizer_fingerprint="t"),
-                "is of tokenizer 'tokenizer-1', but the store has 't'",
-            ),
-            (Store(block_size=128), "is of block size 64, but the store has 128"),
+            *FOREIGN_STORES,
             (Store(count=50), r"step 0: block \d+ is not in the store of 50 blocks"),
         ):
             with pytest.raises(ValueError, match=sentence):

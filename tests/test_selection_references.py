@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_rod.selection.reference_folder import RECORD, ReferenceManifest
-from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids
+from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references import References, _HeadIndex, block_loss, num_targets
 
 S = 64
@@ -253,6 +253,19 @@ def test_compacting_begins_again_after_a_crash(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         *("check.npy", "hash.npy", "manifest.json", "sums.npy")
     ]
+
+
+def test_what_a_crash_after_compacting_leaves_is_removed(tmp_path):
+    with pytest.raises(AssertionError, match="still needs its logs"):
+        remove_logs(tmp_path)
+    complete(tmp_path, 0, 4)
+    whole = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    (tmp_path / ".compact.tmp").mkdir()
+    (tmp_path / "rank-00003.log").write_bytes(b"not needed")
+    (tmp_path / ".rank-00004.log.123.tmp").write_bytes(b"of a writer that was killed")
+    for _ in range(2):
+        remove_logs(tmp_path)
+        assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == whole
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,10 +52,18 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,  # Ctrl-C comes to us alone, and we ask the job to stop
             preexec_fn=end_with_parent,
         )
         with _ending(process):
-            ending = _follow(process, file)
+            said: dict[str, str] = {}
+            # not in this thread: a process that outlives the job may keep the pipe open
+            reader = threading.Thread(target=_follow, args=(process, file, said), daemon=True)
+            reader.start()
+            process.wait()
+            reader.join(timeout=10)
+    # A rank that was killed is the cause of what the others say.
+    ending = said.get("stopped") or said.get("killed") or said.get("error")
     if process.returncode != 0:
         raise RuntimeError(f"{ending or f'exit status {process.returncode}'} (log: {log})")
 
@@ -67,9 +76,8 @@ def torchrun(job_file: Path, world_size: int) -> list[str]:
     ]
 
 
-def _follow(process: subprocess.Popen[str], log: TextIO) -> str | None:
-    """Copies the output to the log, shows progress, and returns what the job said of its end."""
-    said: dict[str, str] = {}
+def _follow(process: subprocess.Popen[str], log: TextIO, said: dict[str, str]) -> None:
+    """Copies the output to the log, shows progress, and notes what the job says of its end."""
     assert process.stdout is not None
     for line in process.stdout:
         log.write(line)
@@ -85,9 +93,6 @@ def _follow(process: subprocess.Popen[str], log: TextIO) -> str | None:
             said.setdefault("killed", f"rank {match[2]}: was ended by {name}")
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    process.wait()
-    # A rank that was killed is the cause of what the others say.
-    return said.get("stopped") or said.get("killed") or said.get("error")
 
 
 def _show(text: str) -> None:
@@ -99,10 +104,10 @@ def _show(text: str) -> None:
 
 @contextmanager
 def _ending(process: subprocess.Popen) -> Iterator[None]:
-    """Passes signals on to the job, and leaves no process behind."""
+    """Asks the job to save and stop when we are told to end, and leaves no process behind."""
 
     def forward(number: int, _: object) -> None:
-        process.send_signal(number)
+        process.terminate()
 
     previous = {
         number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)

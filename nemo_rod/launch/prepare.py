@@ -27,8 +27,8 @@ def prepare_blocks(domain: Domain, folder: Path) -> dict[str, Any]:
     bars: dict[str, Progress] = {}
 
     def progress(done: int, total: int | None, what: str) -> None:
-        bar = bars.setdefault(what, Progress(what, total or 0, prefix="  "))
-        bar.step(done, "bytes")
+        bar = bars.setdefault(what, Progress(what, total or 0, unit="bytes", prefix="  "))
+        bar.step(done)
 
     prepare(
         folder,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -19,6 +21,8 @@ def main() -> int:
     end_with_parent()
     job = read_job(Path(sys.argv[1]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    for number in (signal.SIGINT, signal.SIGUSR1):  # all mean: save at the end of the step, and go
+        signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     watch = Watch.of_this_job(stall_seconds=job.stall_seconds)
     watch.start()
     try:
@@ -62,6 +66,8 @@ if __name__ == "__main__":
     status = main()
     if status:
         # Other ranks may wait in a collective, and so may what the interpreter would clean up.
+        for child in psutil.Process().children(recursive=True):  # helpers of the checkpoint writer
+            child.kill()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -59,9 +59,7 @@ def _slice_head(module: Any, num_slices: int) -> None:
         split, layer.sequence_parallel = layer.sequence_parallel, False
         try:
             if split:  # what the layer would do first by itself, for the whole sequence
-                hidden_SBH = gather_from_sequence_parallel_region(
-                    hidden_SBH, group=layer.tp_group
-                )
+                hidden_SBH = gather_from_sequence_parallel_region(hidden_SBH, group=layer.tp_group)
             parts = [
                 loss_of(labels_Bs, logits_of(hidden_sBH, **given)[0])
                 for labels_Bs, hidden_sBH in zip(

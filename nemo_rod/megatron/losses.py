@@ -75,6 +75,22 @@ class BlockLosses:
             sums = everyone
         return sums[: len(block_ids)].cpu().numpy()
 
+    def own_chunk_sums(self, block_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Partial sums of this replica's share of blocks; a collective call of all ranks.
+
+        Args:
+            block_ids: int64 `[C]`, the same on every rank.
+
+        Returns:
+            The share, int64 `[c]`, which may be empty, and its sums, float32 `[c, 8]` in nats; None
+            in place of the sums on ranks that have no losses, which are all but the last stage's.
+        """
+        mine = self._share(block_ids)
+        outputs = self._forward(mine)
+        count = max(0, len(block_ids) - self.groups.dp.rank() * len(mine))
+        sums = torch.cat(outputs)[:count].cpu().numpy() if outputs else None
+        return mine[:count], sums
+
     def _share(self, block_ids: np.ndarray) -> np.ndarray:
         """This replica's slice, filled up with repeats to whole micro-batches."""
         per_rank = -(-len(block_ids) // (self.groups.dp.size() * self.micro_batch_size))

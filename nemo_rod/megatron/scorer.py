@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,23 @@ from nemo_rod.selection import (
     block_loss,
     compact,
     logged_ids,
+    remove_logs,
 )
 
-_BATCHES_PER_CALL = 8  # micro-batches between two gathers over the replicas
+_BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
 
 
 def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
     """Writes a model's losses on all training blocks of one role (paper, "reference caching").
 
-    Every replica gets all sums; one rank appends them to a log, so an interrupted job goes on where
-    it stopped. The finished log is compacted into a dense, checked store.
+    Every replica appends the losses of its share to a log of its own, so that an interrupted job
+    goes on where it stopped, in this layout or another. Once all blocks are there one rank compacts
+    the logs into a dense, checked store.
     """
-    if (Path(job.out) / "manifest.json").exists():  # complete; only the hand-over was interrupted
+    out = Path(job.out)
+    if (out / "manifest.json").exists():  # complete; only the hand-over was interrupted
+        if is_recorder():
+            remove_logs(out)
         return
     store = BlockStore(job.blocks)
     ids = role_ids(store, job.role)
@@ -50,21 +55,54 @@ def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
         stop=int(ids[-1]) + 1,
         precision=job.precision,
     )
-    out = Path(job.out)
-    missing = _agree(np.setdiff1d(ids, logged_ids(out, manifest)) if is_recorder() else ids)
-    writer = ReferenceWriter(out, rank=0, manifest=manifest) if is_recorder() else None
-    progress = Progress(job.name, len(ids))
-    progress.start(len(ids) - len(missing))
-    step = _BATCHES_PER_CALL * job.scoring_micro_batch_size * job.parallel.data
-    for start in range(0, len(missing), step):
-        part = missing[start : start + step]
-        sums = losses.chunk_sums(part)
-        if writer:
-            writer.append(part, sums, store.hashes(part))
-            progress.step(len(ids) - len(missing) + start + len(part), "blocks")
-    if writer:
+    missing = _agree(~np.isin(ids, logged_ids(out, manifest)) if is_recorder() else None, len(ids))
+    groups = losses.groups
+    writes = groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == groups.tp.size() - 1
+    writer = ReferenceWriter(out, rank=groups.dp.rank(), manifest=manifest) if writes else None
+    progress = Progress(job.name, len(ids), unit="blocks")
+    done = len(ids) - int(missing.sum())
+    progress.start(done)
+    size = job.scoring_micro_batch_size
+    for part in _whole_micro_batches(missing, size, _BATCHES_PER_CALL * groups.dp.size()):
+        own, sums = losses.own_chunk_sums(ids[part])
+        if writer is not None:
+            rows = _first_missing(own - ids[0], missing)
+            writer.append(own[rows], sums[rows], store.hashes(own[rows]))  # type: ignore[index]
+        if is_recorder():
+            done += int(missing[np.unique(part)].sum())
+            progress.step(done)
+    if writer is not None:
         writer.close()
+    dist.barrier()
+    if is_recorder():
         compact(out, manifest=manifest, hashes=store.hashes)
+
+
+def _whole_micro_batches(missing: np.ndarray, size: int, count: int) -> Iterator[np.ndarray]:
+    """Positions to score, `count` micro-batches at a time: those with a block that is missing.
+
+    Position p always lies in micro-batch p // size. So a block is scored with the same others
+    whatever was interrupted and however many replicas share the work, and its loss comes out the
+    same to the bit. The last micro-batch is filled up with repeats of the last block.
+
+    Args:
+        missing: bool `[n]`.
+        size: blocks of a micro-batch.
+        count: micro-batches in a part.
+
+    Yields:
+        int64 `[size * count]`, or fewer at the end.
+    """
+    begun = np.flatnonzero(np.logical_or.reduceat(missing, np.arange(0, len(missing), size)))
+    for start in range(0, len(begun), count):
+        positions = begun[start : start + count, None] * size + np.arange(size)
+        yield np.minimum(positions.ravel(), len(missing) - 1)
+
+
+def _first_missing(positions: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    """Rows of positions int64 `[c]` that nobody has written yet, without the repeats."""
+    wanted, rows = np.unique(positions, return_index=True)
+    return rows[missing[wanted]]
 
 
 def evaluate(job: EvaluateJob, beat: Callable[[], None] = lambda: None) -> None:
@@ -72,7 +110,7 @@ def evaluate(job: EvaluateJob, beat: Callable[[], None] = lambda: None) -> None:
     store = BlockStore(job.blocks, split="holdout")
     ids = np.arange(len(store))
     source = store.source_index(ids)
-    progress = Progress(job.name, len(job.models))
+    progress = Progress(job.name, len(job.models), unit="models")
     for number, (name, model) in enumerate(job.models.items()):
         losses = _scorer(job, model, store, beat)
         loss = block_loss(losses.chunk_sums(ids), store.block_size).astype(np.float64)
@@ -83,7 +121,7 @@ def evaluate(job: EvaluateJob, beat: Callable[[], None] = lambda: None) -> None:
                 result["loss"].setdefault(entry.role, {})[entry.name] = float(mine.mean())
                 result["blocks"].setdefault(entry.role, {})[entry.name] = len(mine)
             (Path(job.out) / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
-            progress.step(number + 1, "models")
+            progress.step(number + 1)
         del losses
         gc.collect()
 
@@ -95,9 +133,7 @@ def role_ids(store: BlockStore, role: str) -> np.ndarray:
     return np.arange(store.num_adaptation, len(store))
 
 
-def _scorer(
-    job: ModelJob, model: str, store: BlockStore, beat: Callable[[], None]
-) -> BlockLosses:
+def _scorer(job: ModelJob, model: str, store: BlockStore, beat: Callable[[], None]) -> BlockLosses:
     parallel = job.parallel
     _, provider = model_provider(
         model,
@@ -117,8 +153,8 @@ def _scorer(
     )
 
 
-def _agree(ids: np.ndarray) -> np.ndarray:
-    """What the recording rank has still to do is what every rank does."""
-    message: list[Any] = [ids]
+def _agree(missing: np.ndarray | None, count: int) -> np.ndarray:
+    """What the recording rank finds missing, bool `[count]`, is what every rank goes by."""
+    message: list[Any] = [None if missing is None else np.packbits(missing)]
     dist.broadcast_object_list(message, src=dist.get_world_size() - 1)
-    return message[0]
+    return np.unpackbits(message[0], count=count).astype(bool)

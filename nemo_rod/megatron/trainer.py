@@ -82,12 +82,13 @@ def train(
     header = curriculum_header(job, store, references, arm)
     recorder = Recorder(out, selector, header=header, steps=job.optimisation.steps, name=job.name)
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
+    every = [*callbacks, _SignalHandler(), recorder, exporter]
     config = bridge_config(job, provider, store)
     refuse_unsafe(provider, config.ddp)
     cpu.install_trainer()
     try:
         with selector.installed():
-            pretrain(config, forward_step, callbacks=[*callbacks, recorder, exporter])
+            pretrain(config, forward_step, callbacks=every)
     except SystemExit:  # how the trainer ends when a signal asked it to
         raise Stopped(
             f"{job.name} was asked to stop and has saved: run it again to go on from there"
@@ -198,6 +199,20 @@ class _NoDataset(DatasetProvider):
 def _nothing() -> Iterator[dict[str, torch.Tensor]]:
     raise AssertionError("the selector replaces the trainer's own data")
     yield {}
+
+
+class _SignalHandler(Callback):
+    """Lets the trainer save and stop at the end of a step when it is told to end.
+
+    Megatron-Bridge 0.3.1 makes its signal handler and asks it after every step, but never installs
+    it.
+    """
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        context.state.signal_handler.__enter__()
+
+    def on_train_end(self, context: CallbackContext) -> None:
+        context.state.signal_handler.release()
 
 
 class _Exporter(Callback):

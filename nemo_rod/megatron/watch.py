@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
+import torch.distributed as dist
 
 FAULT_KEY = "fault"
 GONE_SECONDS = 15.0  # silence after which a process counts as dead
@@ -41,9 +41,9 @@ class Watch:
         """
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False)
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        prefixed = PrefixStore(f"nemo_rod/{attempt}", store)
+        prefixed = dist.PrefixStore(f"nemo_rod/{attempt}", store)  # type: ignore[attr-defined]
         return cls(prefixed, rank, world_size, stall_seconds=stall_seconds)
 
     def __init__(

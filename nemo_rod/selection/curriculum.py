@@ -29,7 +29,7 @@ from nemo_rod.selection.curriculum_header import CurriculumHeader, refuse_foreig
 from nemo_rod.selection.record_log import RecordLog
 
 PADDING_ID = -1
-_MAGIC = b"RODCUR01"
+LOG_MAGIC = b"RODCUR01"
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Curriculum:
         """
         path = Path(path)
         size = _record_dtype(header.num_candidates).itemsize + 4
-        RecordLog.create(path, _MAGIC, asdict(header), size)
-        return cls(RecordLog(path, _MAGIC), header)
+        RecordLog.create(path, LOG_MAGIC, asdict(header), size)
+        return cls(RecordLog(path, LOG_MAGIC), header)
 
     @classmethod
     def open(
@@ -116,7 +116,7 @@ class Curriculum:
             ValueError: No such file, a foreign header, a damaged record, or no record of the step
                 before `resume_at`.
         """
-        log = RecordLog(Path(path), _MAGIC, read_only=read_only)
+        log = RecordLog(Path(path), LOG_MAGIC, read_only=read_only)
         header = CurriculumHeader(**log.header)
         if expect is not None:
             refuse_foreign(log.path, header, expect)

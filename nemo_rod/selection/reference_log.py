@@ -39,7 +39,7 @@ from nemo_rod.selection.reference_folder import (
     record_checks,
 )
 
-_MAGIC = b"RODREF01"
+LOG_MAGIC = b"RODREF01"
 
 Hashes = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]
 
@@ -72,7 +72,7 @@ class ReferenceWriter:
         """
         path = Path(folder) / f"rank-{rank:05d}.log"
         if not path.exists():
-            RecordLog.create(path, _MAGIC, asdict(manifest), RECORD.itemsize + 4)
+            RecordLog.create(path, LOG_MAGIC, asdict(manifest), RECORD.itemsize + 4)
         self.manifest = manifest
         self._log = _open(path, manifest, read_only=False)
         valid_N = self._log.recover()
@@ -304,7 +304,7 @@ def _log_paths(folder: str | Path) -> list[Path]:
 
 def _open(path: Path, manifest: ReferenceManifest, *, read_only: bool) -> RecordLog:
     """Open a log, which must have been written with `manifest`."""
-    log = RecordLog(path, _MAGIC, read_only=read_only)
+    log = RecordLog(path, LOG_MAGIC, read_only=read_only)
     found = ReferenceManifest(**log.header)
     if found != manifest:
         raise ValueError(

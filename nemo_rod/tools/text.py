@@ -1,0 +1,87 @@
+"""What the tools share: their arguments, and text in columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+
+def parse(
+    arguments: Sequence[str], usage: str, *, keys: Sequence[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """Splits a command's arguments into paths and `key=value` pairs.
+
+    Args:
+        arguments: what follows the command.
+        usage: the command's grammar, for the error.
+        keys: that the command knows; anything else is a path, even with a "=" in it.
+
+    Raises:
+        ValueError: for an option, or a key that comes twice.
+        SystemExit: if help was asked for.
+    """
+    if {"-h", "--help"} & {*arguments}:
+        print(usage)
+        raise SystemExit(0)
+    paths: list[str] = []
+    values: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if argument.startswith("-") or key in values:
+            raise ValueError(f"'{argument}' is not understood: expected {usage}.")
+        if equals and key in keys:
+            values[key] = value
+        else:
+            paths.append(argument)
+    return paths, values
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows in columns under a header; ">" in front of a name sets its column to the right.
+
+    Args:
+        header: names of the columns; all of them empty for none.
+        rows: cells; None is left blank.
+    """
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    names = [name.removeprefix(">") for name in header]
+    lines = [names, *cells] if any(names) else cells
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(header))]
+    right = [name.startswith(">") for name in header]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> str:
+    """Names and values, one pair a line; pairs without a value are left out."""
+    return table(("", ""), [pair for pair in pairs if pair[1] not in (None, "")])
+
+
+def tenths(count: int) -> list[slice]:
+    """Cuts `count` rows into at most ten parts of about equal length, in order."""
+    parts = min(10, count)
+    ends = [count * i // parts for i in range(parts + 1)] if parts else []
+    return [slice(first, end) for first, end in pairwise(ends)]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no such file.
+
+    Raises:
+        ValueError: if the file is no JSON.
+    """
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it from a copy.") from None
+    return value if isinstance(value, dict) else {}
