@@ -70,6 +70,14 @@ class Checkpoint:
 
 
 @dataclass
+class Validation:
+    """Held-out losses per source while an arm trains; the final evaluation uses all blocks."""
+
+    every: int = 0  # steps between two looks; 0 for never
+    blocks: int = 64  # held-out blocks looked at per source, at most
+
+
+@dataclass
 class Model:
     """Where the base model comes from: a Hugging Face checkpoint, or trained here from nothing."""
 
@@ -120,6 +128,7 @@ class Config:
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)
 
 

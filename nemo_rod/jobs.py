@@ -58,6 +58,8 @@ class TrainJob(ModelJob):
         references: folders of reference losses; empty where the policy needs none.
         checkpoint_every: steps between checkpoints.
         checkpoint_keep: checkpoints kept.
+        validation_every: steps between two looks at held-out blocks; 0 for never.
+        validation_blocks: held-out blocks looked at per source, at most.
         config_digest: identifies the configuration in the curriculum's header.
     """
 
@@ -67,6 +69,8 @@ class TrainJob(ModelJob):
     references: list[str] = field(default_factory=list)
     checkpoint_every: int = 200
     checkpoint_keep: int = 2
+    validation_every: int = 0
+    validation_blocks: int = 64
     config_digest: str = ""
 
 

@@ -6,6 +6,7 @@ weights that the step started from.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 from tiny import BATCH, LAYOUTS, STEPS, Setting, metric
+
+from nemo_rod.corpus import BlockStore
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,19 @@ def test_replay_scores_are_exactly_zero_at_the_base(tiny: Setting, single: list[
     is_replay = tiny.store.is_replay(first.block_ids)
     assert is_replay.any()
     assert (first.score[is_replay] == 0).all()
+
+
+def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting, single: list[Any]) -> None:
+    store = BlockStore(tiny.blocks, split="holdout")
+    rows = [json.loads(line) for line in (tiny.root / "single" / "metrics.jsonl").open()]
+    looked = [row["step"] for row in rows if any(key.startswith("validation/") for key in row)]
+    assert looked == [9, 19]
+    for source in store.sources:
+        ids = source.start + np.arange(min(source.count, 8))
+        # the weights after step 9 are those that step 10 started from
+        expected = hugging_face_losses(tiny.root / "weights" / "10", store.tokens(ids)).mean()
+        found = rows[9][f"validation/{source.role}/{source.name}/loss"]
+        assert found == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.layouts

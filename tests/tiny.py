@@ -160,6 +160,7 @@ class Setting:
         lr: float,
         references: list[Path],
         checkpoint_every: int = 10_000,
+        stall_seconds: float = 0,
     ) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         optimisation = Optimisation(
@@ -173,12 +174,14 @@ class Setting:
             precision="fp32",
             scoring_micro_batch_size=4,
             seed=7,
-            stall_seconds=0,
+            stall_seconds=stall_seconds,
             model=str(model),
             arm=dataclasses.asdict(self.arm(arm)),
             optimisation=optimisation,
             references=[str(folder) for folder in references],
             checkpoint_every=checkpoint_every,
+            validation_every=10,
+            validation_blocks=8,
         )
         write_job(job, out / "job.json")
         return out / "job.json"

@@ -74,7 +74,7 @@ def make(stage: Stage) -> None:
     """Runs the stage and moves its folder into place."""
     inputs = _plain(stage.inputs())
     stage.partial.mkdir(parents=True, exist_ok=True)
-    _write(stage.partial / "inputs.json", {"inputs": inputs})
+    write_json(stage.partial / "inputs.json", {"inputs": inputs})
     try:
         outputs = stage.make(stage.partial)
     except ValueError:  # refused: leave nothing of a stage that never began
@@ -84,7 +84,7 @@ def make(stage: Stage) -> None:
     path = stage.partial / "manifest.json"
     own = json.loads(path.read_text()) if path.exists() else {}  # what the maker says of its files
     handed = {"stage": stage.name, "inputs": inputs, "outputs": outputs, "note": stage.note}
-    _write(path, {**own, **handed})
+    write_json(path, {**own, **handed})
     (stage.partial / "inputs.json").unlink()
     os.replace(stage.partial, stage.folder)
 
@@ -141,7 +141,8 @@ def _plain(inputs: Inputs) -> Inputs:
     return json.loads(json.dumps(inputs))
 
 
-def _write(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Writes a file whole or not at all."""
     part = path.with_name(path.name + ".tmp")
     part.write_text(json.dumps(value, indent=2) + "\n")
     os.replace(part, path)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nemo_rod.config import Config
 from nemo_rod.launch import handover
+from nemo_rod.launch.evaluate import evaluate_arms
 from nemo_rod.launch.handover import Stage
 from nemo_rod.launch.stages import Stages
 from nemo_rod.selection.arms import arm_kind
@@ -77,7 +78,7 @@ def evaluate(config: Config) -> None:
     """Held-out losses of every arm that has none yet."""
     names = ["base", *(name for name in _arms(config) if name != "base")]
     start = time.monotonic()
-    done = Stages(config).evaluate(names)
+    done = evaluate_arms(Stages(config), names)
     what = f"{len(done)} arms in {time.monotonic() - start:.0f} s" if done else "done before"
     _say(f"evaluate: {what}")
 

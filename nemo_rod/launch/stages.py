@@ -11,13 +11,14 @@ layout decides nothing and is only noted, so that a base and its references serv
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config, Optimisation
-from nemo_rod.launch.handover import Inputs, Stage, flatten, outputs
+from nemo_rod.jobs import Job, ScoreJob, TrainJob, write_job
+from nemo_rod.launch.digests import digest, weights_digest
+from nemo_rod.launch.handover import Inputs, Stage, flatten, outputs, write_json
 from nemo_rod.launch.local import run_job
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, merge_weight
 
@@ -96,7 +97,7 @@ class Stages:
             if model.hf is None:
                 assert optimisation is not None
                 made_of |= flatten("pretrain", dataclasses.asdict(optimisation))
-                made_of |= {"blocks": self._blocks()["digest"]}
+                made_of |= {"blocks": self.block_counts()["digest"]}
             return made_of
 
         def make(folder: Path) -> dict[str, Any]:
@@ -127,21 +128,19 @@ class Stages:
 
         def inputs() -> Inputs:
             return {
-                "blocks": self._blocks()["digest"],
-                "model": self._weights(arm),
+                "blocks": self.block_counts()["digest"],
+                "model": self.weights(arm),
                 "model.precision": self.config.model.precision,
             }
 
         def make(folder: Path) -> dict[str, Any]:
-            from nemo_rod.jobs import ScoreJob
-
             job = ScoreJob(
-                **self._model_job(f"references/{name}", folder),
+                **self.model_job(f"references/{name}", folder),
                 model=str(self.checkpoint(arm)),
                 role=role,
-                model_digest=self._weights(arm),
+                model_digest=self.weights(arm),
             )
-            self._run(job, folder)
+            self.run(job, folder)
             return {}
 
         return Stage(
@@ -161,14 +160,14 @@ class Stages:
 
         def inputs() -> Inputs:
             arm = self._arm(name, optimisation)
-            made_of = {"blocks": self._blocks()["digest"], "base": self._weights("base")}
+            made_of = {"blocks": self.block_counts()["digest"], "base": self.weights("base")}
             made_of |= flatten("arm", dataclasses.asdict(arm))
             made_of |= flatten("train", dataclasses.asdict(optimisation))
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
             if arm.policy().needs_scores:
                 for folder in references:
                     outputs(folder, made_by=self._command("score"))
-                made_of |= {"specialist": self._weights(SPECIALIST)}
+                made_of |= {"specialist": self.weights(SPECIALIST)}
             return made_of
 
         def make(folder: Path) -> dict[str, Any]:
@@ -188,8 +187,8 @@ class Stages:
 
         def inputs() -> Inputs:
             return {
-                "base": self._weights("base"),
-                "specialist": self._weights(SPECIALIST),
+                "base": self.weights("base"),
+                "specialist": self.weights(SPECIALIST),
                 "lambda": weight,
             }
 
@@ -209,44 +208,11 @@ class Stages:
                 "policy": None,
                 "wall_seconds": 0.0,
             }
-            (folder / "arm.json").write_text(json.dumps(description, indent=2) + "\n")
+            write_json(folder / "arm.json", description)
             return {"weights": weights_digest(folder / "hf")}
 
         title = f"merge base and specialist at {weight:g}"
         return Stage(name, "merge", self.arm_folder(name), inputs, make, title)
-
-    def evaluate(self, names: list[str]) -> list[str]:
-        """Writes `evaluation.json` for the arms that have none; returns their names.
-
-        Raises:
-            ValueError: if an arm is missing, or was evaluated with other weights or blocks.
-        """
-        from nemo_rod.jobs import EvaluateJob
-
-        inputs = {
-            name: {"model": self._weights(name), "blocks": self._blocks()["digest"]}
-            for name in names
-        }
-        missing = [name for name in names if not self._is_evaluated(name, inputs[name])]
-        if missing:
-            work = self.run_dir / "evaluation.partial"
-            work.mkdir(exist_ok=True)
-            job = EvaluateJob(
-                **self._model_job("evaluate", work),
-                models={name: str(self.checkpoint(name)) for name in missing},
-            )
-            self._run(job, work)
-            for name in missing:
-                result = json.loads((work / f"{name}.json").read_text())
-                result |= {"arm": name, "seed": self.config.seed, "inputs": inputs[name]}
-                folder = self.arm_folder(name)
-                folder.mkdir(parents=True, exist_ok=True)
-                (work / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
-                (work / f"{name}.json").replace(folder / "evaluation.json")
-            for file in work.iterdir():
-                file.unlink()
-            work.rmdir()
-        return missing
 
     # What they share -------------------------------------------------------------------------
 
@@ -259,22 +225,23 @@ class Stages:
         optimisation: Optimisation,
         references: list[Path],
     ) -> None:
-        from nemo_rod.jobs import TrainJob
-
         decides = {"arm": dataclasses.asdict(arm), "train": dataclasses.asdict(optimisation)}
         job = TrainJob(
-            **self._model_job(name, folder),
+            **self.model_job(name, folder),
             model=str(model),
             arm=dataclasses.asdict(arm),
             optimisation=optimisation,
             references=[str(reference) for reference in references],
             checkpoint_every=self.config.checkpoint.every,
             checkpoint_keep=self.config.checkpoint.keep,
+            validation_every=self.config.validation.every,
+            validation_blocks=self.config.validation.blocks,
             config_digest=digest(json.dumps(decides, sort_keys=True).encode()),
         )
-        self._run(job, folder)
+        self.run(job, folder)
 
-    def _model_job(self, name: str, out: Path) -> dict[str, Any]:
+    def model_job(self, name: str, out: Path) -> dict[str, Any]:
+        """What every job of this run is told."""
         return {
             "name": name,
             "blocks": str(self.blocks),
@@ -286,9 +253,8 @@ class Stages:
             "stall_seconds": self.config.launcher.stall_seconds,
         }
 
-    def _run(self, job: Any, folder: Path) -> None:
-        from nemo_rod.jobs import write_job
-
+    def run(self, job: Job, folder: Path) -> None:
+        """Runs a job whose file goes into `folder`."""
         file = folder / "job.json"
         write_job(job, file)
         log = self.run_dir / "logs" / f"{job.name.replace('/', '_')}.log"
@@ -305,7 +271,7 @@ class Stages:
         return dataclasses.replace(train, steps=round(train.steps / per_step))
 
     def _arm(self, name: str, optimisation: Optimisation) -> Arm:
-        selection, blocks = self.config.selection, self._blocks()
+        selection, blocks = self.config.selection, self.block_counts()
         return make_arm(
             name,
             num_adaptation=blocks["num_adaptation"],
@@ -337,24 +303,14 @@ class Stages:
             "compute": arm.compute(steps),
             "wall_seconds": sum(row["timing/train/total"] for row in rows),
         }
-        (folder / "arm.json").write_text(json.dumps(description, indent=2) + "\n")
+        write_json(folder / "arm.json", description)
 
-    def _is_evaluated(self, name: str, inputs: Inputs) -> bool:
-        path = self.arm_folder(name) / "evaluation.json"
-        if not path.exists() or {"evaluate", name} & set(self.config.rebuild):
-            return False
-        for key, value in json.loads(path.read_text())["inputs"].items():
-            if value != inputs[key]:
-                raise ValueError(
-                    f"{path} was made with {key}={value}, but now it is {inputs[key]}: add "
-                    "rebuild=[evaluate] to evaluate again, or choose another run_dir."
-                )
-        return True
-
-    def _blocks(self) -> dict[str, Any]:
+    def block_counts(self) -> dict[str, Any]:
+        """Digest of the block store and the number of training blocks of each role."""
         return outputs(self.blocks, made_by=self._command("prepare"))
 
-    def _weights(self, name: str) -> str:
+    def weights(self, name: str) -> str:
+        """Digest of an arm's weights; refuses, with the command to run, if there are none."""
         if name == "base":
             return outputs(self.base, made_by=self._command("pretrain"))["weights"]
         command = "merge" if arm_kind(name) == "merged" else "train"
@@ -366,27 +322,3 @@ class Stages:
 
     def _note(self) -> dict[str, Any]:
         return {"parallel": dataclasses.asdict(self.config.parallel), "seed": self.config.seed}
-
-
-def weights_digest(checkpoint: Path) -> str:
-    """Content digest of a Hugging Face checkpoint's weights, hex.
-
-    Raises:
-        ValueError: if the folder holds no safetensors.
-    """
-    files = sorted(checkpoint.glob("*.safetensors"))
-    if not files:
-        raise ValueError(
-            f"{checkpoint} holds no *.safetensors: expected a Hugging Face checkpoint."
-        )
-    state = hashlib.blake2b(digest_size=16)
-    for file in files:
-        with open(file, "rb") as stream:
-            while part := stream.read(1 << 24):
-                state.update(part)
-    return state.hexdigest()
-
-
-def digest(data: bytes) -> str:
-    """Short content digest, hex."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 from nemo_rod.megatron.selector import Choice, RoDSelector
+from nemo_rod.megatron.validation import Validation
 from nemo_rod.progress import Progress
 from nemo_rod.selection import Curriculum, CurriculumHeader
 
@@ -26,6 +28,7 @@ class Recorder(Callback):
     Args:
         folder: gets `metrics.jsonl` and `curriculum.rod`.
         selector: whose choices are recorded.
+        validation: whose held-out losses are recorded.
         header: the curriculum's header: sizes, digests, seed and sources.
         steps: steps of the whole run, for the progress line.
         name: of the run, for the progress line.
@@ -35,12 +38,14 @@ class Recorder(Callback):
         self,
         folder: Path,
         selector: RoDSelector,
+        validation: Validation,
         *,
         header: CurriculumHeader,
         steps: int,
         name: str,
     ) -> None:
-        self.folder, self.selector, self.header = folder, selector, header
+        self.folder, self.selector, self.validation = folder, selector, validation
+        self.header = header
         self.progress = Progress(name, steps)
         self.curriculum: Curriculum | None = None
         self.lr = math.nan
@@ -74,20 +79,21 @@ class Recorder(Callback):
             step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
         )
         row = {"step": step, **self._training(context), **self._selection(choice)}
+        row |= self.validation.metrics
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
-        loss, share = row["train/loss"], row["rod/replay_share"]
-        self.progress.step(step + 1, f"loss {loss:.3f}  replay {share:.0%}")
+        note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
+        self.progress.step(step + 1, note)
 
-    def _training(self, context: CallbackContext) -> dict[str, float]:
-        loss = (context.loss_dict or {}).get("lm loss", math.nan)
+    def _training(self, context: CallbackContext) -> dict[str, float | None]:
+        loss = (context.loss_dict or {}).get("lm loss")
         seconds = self.selector.step_seconds
         parts = self.selector.choice.seconds if self.selector.choice else {}
         timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
         return {
-            "train/loss": float(loss),
-            "train/grad_norm": float(context.grad_norm or math.nan),
-            "train/lr": float(self.lr),
+            "train/loss": _number(loss),
+            "train/grad_norm": _number(context.grad_norm),
+            "train/lr": self.lr,
             **{f"timing/train/{part}": value for part, value in timing.items()},
         }
 
@@ -107,6 +113,11 @@ class Recorder(Callback):
             **means,
             **{f"rod/share/{s.name}": float(c) for s, c in zip(store.sources, count, strict=True)},
         }
+
+
+def _number(value: Any) -> float | None:
+    """A float, or None (JSON has no NaN) for what is missing or not finite."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _keep_lines(path: Path, count: int) -> None:

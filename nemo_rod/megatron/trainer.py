@@ -35,6 +35,7 @@ from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.recorder import Recorder
 from nemo_rod.megatron.selector import RoDSelector
+from nemo_rod.megatron.validation import Validation
 from nemo_rod.selection import CurriculumHeader, References, SourceRow
 from nemo_rod.selection.arms import Arm
 
@@ -80,9 +81,16 @@ def train(
         block_size=store.block_size,
     )
     header = curriculum_header(job, store, references, arm)
-    recorder = Recorder(out, selector, header=header, steps=job.optimisation.steps, name=job.name)
+    validation = Validation(
+        BlockStore(job.blocks, split="holdout"),
+        every=job.validation_every,
+        num_blocks=job.validation_blocks,
+        micro_batch_size=job.scoring_micro_batch_size,
+    )
+    steps = job.optimisation.steps
+    recorder = Recorder(out, selector, validation, header=header, steps=steps, name=job.name)
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
-    every = [*callbacks, _SignalHandler(), recorder, exporter]
+    every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
     config = bridge_config(job, provider, store)
     refuse_unsafe(provider, config.ddp)
     cpu.install_trainer()

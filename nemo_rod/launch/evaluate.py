@@ -1,0 +1,61 @@
+"""Held-out losses of every arm, by one job that visits all models that have none yet."""
+
+from __future__ import annotations
+
+import json
+
+from nemo_rod.jobs import EvaluateJob
+from nemo_rod.launch.handover import Inputs, write_json
+from nemo_rod.launch.stages import Stages
+
+
+def evaluate_arms(stages: Stages, names: list[str]) -> list[str]:
+    """Writes `evaluation.json` for the arms that have none; returns their names.
+
+    Args:
+        stages: of the run.
+        names: arms, `base` included.
+
+    Raises:
+        ValueError: if an arm is missing, or was evaluated with other weights or blocks.
+    """
+    blocks = stages.block_counts()["digest"]
+    inputs = {name: {"model": stages.weights(name), "blocks": blocks} for name in names}
+    missing = [name for name in names if not _is_evaluated(stages, name, inputs[name])]
+    if not missing:
+        return []
+    work = stages.run_dir / "evaluation.partial"
+    work.mkdir(exist_ok=True)
+    models = {name: str(stages.checkpoint(name)) for name in missing}
+    stages.run(EvaluateJob(**stages.model_job("evaluate", work), models=models), work)
+    for name in missing:
+        result = json.loads((work / f"{name}.json").read_text())
+        result |= {"arm": name, "seed": _seed(stages, name), "inputs": inputs[name]}
+        folder = stages.arm_folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "evaluation.json", result)
+    for file in work.iterdir():
+        file.unlink()
+    work.rmdir()
+    return missing
+
+
+def _is_evaluated(stages: Stages, name: str, inputs: Inputs) -> bool:
+    path = stages.arm_folder(name) / "evaluation.json"
+    if not path.exists() or {"evaluate", name} & set(stages.config.rebuild):
+        return False
+    for key, value in json.loads(path.read_text())["inputs"].items():
+        if value != inputs[key]:
+            raise ValueError(
+                f"{path} was made with {key}={value}, but now it is {inputs[key]}: add "
+                "rebuild=[evaluate] to evaluate again, or choose another run_dir."
+            )
+    return True
+
+
+def _seed(stages: Stages, name: str) -> int:
+    """The seed that the model was trained with, which need not be this command's."""
+    if name == "base":
+        manifest = json.loads((stages.base / "manifest.json").read_text())
+        return manifest["note"]["seed"]
+    return json.loads((stages.arm_folder(name) / "arm.json").read_text())["seed"]
