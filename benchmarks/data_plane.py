@@ -1,27 +1,39 @@
-"""What the data side costs a training step: reference lookups, candidate pools, the curriculum.
+"""What the data side costs: encoding, opening a store, and the lookups and records of a step.
 
-Every time has a row of its own for how one would do it otherwise, measured in the same run on the
-same keys, just below it. Times are medians over many steps of 2048 candidates, with files in the
-page cache. The largest store takes 6 GB of disk in --folder, and 5 to 10 GB of page cache.
+Every time and ratio has a row of its own for how one would do it otherwise, or for what the machine
+gives at best, measured in the same run and shown just below it. Times are medians over many steps
+of 2048 candidates, with files in the page cache. The largest store takes 6 GB of disk in --folder,
+and 5 to 10 GB of page cache; --quick leaves it out, and encodes less text.
 
-    python benchmarks/data_plane.py --json rows.json [--only lookup_ms_3_5m ...] [--folder DIR]
+    python benchmarks/data_plane.py --json rows.json [--quick] [--only append_ms ...] [--folder DIR]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import multiprocessing
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import numpy as np
+from _encoding import encoding, workers
+from _rows import Row, Setting, median_ms, run, under
 
+from nemo_rod.corpus import BlockStore
+from nemo_rod.corpus.hashing import block_hash
+from nemo_rod.corpus.shards import (
+    BLOCKS_PER_SHARD,
+    HASH_BYTES,
+    HASH_HEADER_BYTES,
+    hash_header,
+    shard_path,
+    shard_sizes,
+)
 from nemo_rod.selection import (
     Candidates,
     Curriculum,
@@ -45,30 +57,43 @@ BLOCK_SIZE = 4096
 ROWS_AT_A_TIME = 1 << 20
 
 
-@dataclass(frozen=True)
-class Row:
-    """One result; a reference has no goal."""
-
-    what: str
-    value: float
-    unit: str
-    goal: float | None = None
-    holds: bool | None = None
+# --- opening a store
 
 
-def under(what: str, value: float, unit: str, goal: float) -> Row:
-    """A value that should not exceed its goal."""
-    return Row(what, value, unit, goal, value <= goal)
+def write_store(root: Path, counts: dict[tuple[str, str], int]) -> None:
+    """A store whose blocks are all zeros, and take no room on the disk; by (role, source)."""
+    for (role, name), size in counts.items():
+        folder = root / role / name
+        folder.mkdir(parents=True)
+        for index, shard in enumerate(shard_sizes(size, BLOCKS_PER_SHARD)):
+            for suffix, num_bytes in (("bin", 4 * BLOCK_SIZE * shard), ("idx", 42 + 20 * shard)):
+                with shard_path(folder, index, suffix).open("wb") as file:
+                    file.truncate(num_bytes)
+        with (folder / "hash.npy").open("wb") as file:
+            file.write(hash_header(size))
+            file.truncate(HASH_HEADER_BYTES + HASH_BYTES * size)
+            for block in (0, size - 1):  # those that opening looks at
+                file.seek(HASH_HEADER_BYTES + HASH_BYTES * block)
+                file.write(block_hash(name, np.zeros(BLOCK_SIZE, dtype=np.int32)))
+        manifest = {"schema": 1, "source": name, "role": role, "split": "train", "count": size}
+        manifest |= {"block_size": BLOCK_SIZE, "tokenizer": "benchmark", "vocab_size": 32_000}
+        manifest |= {"eod_id": 0, "blocks_per_shard": BLOCKS_PER_SHARD, "digest": "benchmark"}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    listing = {"sources": [{"role": role, "name": name} for role, name in counts]}
+    (root / "store.json").write_text(json.dumps(listing))
 
 
-def median_ms(action: Callable[[int], object], repeats: int, warm_up: int = 20) -> float:
-    """Median time of `action(0)`, `action(1)`, ..., in milliseconds."""
-    times = []
-    for number in range(warm_up + repeats):
-        begin = time.perf_counter()
-        action(number)
-        times.append(time.perf_counter() - begin)
-    return 1e3 * float(np.median(times[warm_up:]))
+def opening(setting: Setting) -> Iterator[Row]:
+    """A store of 3.5M blocks in nine sources."""
+    counts = {("replay", f"source_{i}"): 375_000 for i in range(8)}
+    write_store(setting.folder, {("adaptation", "new"): 500_000, **counts})
+    opened = median_ms(lambda _: BlockStore(setting.folder), 30, warm_up=3)
+    assert len(BlockStore(setting.folder)) == 3_500_000
+    yield under("open_ms", opened, "ms", 100)
+    # Otherwise: with the hashes of all blocks in memory.
+    files = sorted(setting.folder.rglob("hash.npy"))
+    read = median_ms(lambda _: [np.load(file) for file in files], 10, warm_up=1)
+    yield Row("open_ms.all_hashes_into_memory", read, "ms")
 
 
 # --- reference lookups
@@ -121,32 +146,53 @@ def write_references(folder: Path, size: int) -> None:
     (folder / "manifest.json").write_text(json.dumps(content))
 
 
-def lookups(what: str, size: int, goal: float, folder: Path) -> Iterator[Row]:
+def lookups(name: str, size: int, goal: float, setting: Setting) -> Iterator[Row]:
     """Reference losses of a step's candidates, with the hashes and checksums compared."""
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        write_references(Path(name), size)
-        store = HashStore(Path(name) / "store.npy")
-        references = References.open([name], store)
-        rng = np.random.default_rng(1)
-        keys = [rng.integers(0, size, NUM_CANDIDATES) for _ in range(420)]
-        yield under(what, median_ms(lambda n: references[keys[n]], 400), "ms", goal)
-        # Otherwise: join by hash on the sorted hashes, as for keys whose place is not known.
-        heads = np.load(Path(name) / "hash.npy")
-        sums = np.load(Path(name) / "sums.npy", mmap_mode="r")
-        order = np.argsort(heads)
-        heads = heads[order]
+    write_references(setting.folder, size)
+    # A process of its own, in which nothing but the lookups takes memory.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        milliseconds, megabytes = pool.apply(_look_up, (setting.folder, size))
+    yield under(f"lookup_ms_{name}", milliseconds, "ms", goal)
+    yield under(f"lookup_private_mb_{name}", megabytes, "MB", 20)
+    # Otherwise: join by hash on the sorted hashes, as for keys whose place is not known.
+    store, keys = HashStore(setting.folder / "store.npy"), _keys(size)
+    heads = np.load(setting.folder / "hash.npy")
+    sums = np.load(setting.folder / "sums.npy", mmap_mode="r")
+    order = np.argsort(heads)
+    heads = heads[order]
 
-        def join(number: int) -> object:
-            wanted = hash_heads(store.hashes(keys[number]))
-            return sums[order[np.searchsorted(heads, wanted)]].sum(axis=1, dtype=np.float64)
+    def join(number: int) -> object:
+        wanted = hash_heads(store.hashes(keys[number]))
+        return sums[order[np.searchsorted(heads, wanted)]].sum(axis=1, dtype=np.float64)
 
-        yield Row(f"{what}.searchsorted", median_ms(join, 100), "ms")
+    yield Row(f"lookup_ms_{name}.searchsorted", median_ms(join, 100), "ms")
+
+
+def _look_up(folder: Path, size: int) -> tuple[float, float]:
+    """Median milliseconds of a step's lookups, and megabytes that they take for themselves."""
+    keys, before = _keys(size), _private_bytes()
+    references = References.open([folder], HashStore(folder / "store.npy"))
+    milliseconds = median_ms(lambda number: references[keys[number]], 400)
+    return milliseconds, (_private_bytes() - before) / 1e6
+
+
+def _keys(size: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, size, NUM_CANDIDATES) for _ in range(420)]
+
+
+def _private_bytes() -> int:
+    """Memory that no file stands behind."""
+    (line,) = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line
+    ]
+    return 1024 * int(line.split()[1])
 
 
 # --- candidate pools
 
 
-def pools(what: str, size: int, goal: float, folder: Path) -> Iterator[Row]:
+def pools(what: str, size: int, goal: float, setting: Setting) -> Iterator[Row]:
     """The slowest way of drawing a step's candidates, at steps all over the run."""
     steps = np.random.default_rng(0).integers(0, 3 * size // NUM_CANDIDATES, 220).tolist()
     times = {}
@@ -176,7 +222,7 @@ def _draw(source: Candidates, steps: list[int], number: int) -> object:
 # --- the curriculum
 
 
-def appends(what: str, goal: float, folder: Path) -> Iterator[Row]:
+def appends(what: str, goal: float, setting: Setting) -> Iterator[Row]:
     """A step of the curriculum, on the disk."""
     source = Candidates(
         num_adaptation=10**6, num_replay=10**6, batch_size=NUM_CANDIDATES // 2, balance="exact"
@@ -199,58 +245,38 @@ def appends(what: str, goal: float, folder: Path) -> Iterator[Row]:
     loss_C = np.random.default_rng(0).random(NUM_CANDIDATES, dtype=np.float32)
     chosen = Joint().select(loss_C, pool.is_replay, header.num_chosen)
     tau = threshold(loss_C, chosen)
-    record_bytes = 0
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        path = Path(name) / "curriculum.rod"
-        with Curriculum.create(path, header) as curriculum:
-            pools_n = [type(pool)(n, pool.block_ids, pool.is_replay) for n in range(220)]
-            before = path.stat().st_size
+    path = setting.folder / "curriculum.rod"
+    with Curriculum.create(path, header) as curriculum:
+        pools_n = [type(pool)(n, pool.block_ids, pool.is_replay) for n in range(220)]
+        before = path.stat().st_size
 
-            def append(number: int) -> None:
-                curriculum.append(number, pools_n[number], loss_C, loss_C, chosen, tau)
+        def append(number: int) -> None:
+            curriculum.append(number, pools_n[number], loss_C, loss_C, chosen, tau)
 
-            value = median_ms(append, 200)
-            record_bytes = (path.stat().st_size - before) // len(curriculum)
-        yield under(what, value, "ms", goal)
-        # Otherwise: the same bytes, raw; what the disk asks for.
-        number = count()
-        with open(Path(name) / "raw", "ab", buffering=0) as file:
+        value = median_ms(append, 200)
+        record_bytes = (path.stat().st_size - before) // len(curriculum)
+    yield under(what, value, "ms", goal)
+    # Otherwise: the same bytes, raw; what the disk asks for.
+    number = count()
+    with open(setting.folder / "raw", "ab", buffering=0) as file:
 
-            def raw(_: int) -> None:
-                file.write(next(number).to_bytes(8, "little") + bytes(record_bytes - 8))
-                os.fsync(file.fileno())
+        def raw(_: int) -> None:
+            file.write(next(number).to_bytes(8, "little") + bytes(record_bytes - 8))
+            os.fsync(file.fileno())
 
-            yield Row(f"{what}.raw_write_and_fsync", median_ms(raw, 200), "ms")
+        yield Row(f"{what}.raw_write_and_fsync", median_ms(raw, 200), "ms")
 
 
-MEASUREMENTS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    "lookup_ms_3_5m": lambda folder: lookups("lookup_ms_3_5m", 3_500_000, 1.0, folder),
-    "lookup_ms_100m": lambda folder: lookups("lookup_ms_100m", 100_000_000, 3.0, folder),
-    "pool_ms_3_5m": lambda folder: pools("pool_ms_3_5m", 3_500_000, 2.0, folder),
-    "pool_ms_1e9": lambda folder: pools("pool_ms_1e9", 10**9, 2.0, folder),
-    "append_ms": lambda folder: appends("append_ms", 5.0, folder),
+MEASUREMENTS = {
+    "encode": encoding,
+    "two_workers": workers,
+    "open_ms": opening,
+    "lookup_ms_3_5m": partial(lookups, "3_5m", 3_500_000, 1.0),
+    "lookup_ms_100m": partial(lookups, "100m", 100_000_000, 3.0),
+    "pool_ms_3_5m": partial(pools, "pool_ms_3_5m", 3_500_000, 2.0),
+    "pool_ms_1e9": partial(pools, "pool_ms_1e9", 10**9, 2.0),
+    "append_ms": partial(appends, "append_ms", 5.0),
 }
 
-
-def main() -> None:
-    """Measure, print a table and write the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    arguments = parser.parse_args()
-    rows: list[Row] = []
-    print(f"{'what':<50} {'value':>12} {'unit':<5} {'goal':>8}  holds")
-    for name in arguments.only:
-        for row in MEASUREMENTS[name](arguments.folder):
-            goal = "" if row.goal is None else f"{row.goal:g}"
-            holds = {None: "", True: "yes", False: "NO"}[row.holds]
-            print(f"{row.what:<50} {row.value:>12.3f} {row.unit:<5} {goal:>8}  {holds}", flush=True)
-            rows.append(row)
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, MEASUREMENTS, not_quick=("lookup_ms_100m",))

@@ -190,6 +190,7 @@ def test_references_are_the_same_in_every_layout(tiny: Setting, layout: str) -> 
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_job_that_only_missed_its_hand_over_clears_up(tiny: Setting) -> None:
     out = tiny.root / "cleared"
     file = job(tiny, out, "single")

@@ -61,12 +61,15 @@ def batches(documents: Documents) -> Iterator[Batch]:
     yield batch
 
 
+_PARALLELISM = "TOKENIZERS_PARALLELISM"  # whether the library uses threads of its own
+
+
 class Encoder:
     """Tokenises batches; a context manager, since workers have to be stopped.
 
     Args:
         tokenizer: What tokenises; sent to each worker once.
-        workers: Processes; 1 stands for this one.
+        workers: Processes, each on one core; 1 stands for this one.
     """
 
     def __init__(self, tokenizer: Tokenizer, workers: int) -> None:
@@ -74,8 +77,10 @@ class Encoder:
             raise ValueError(f"workers must be at least 1, found {workers}")
         self._tokenizer, self._workers = tokenizer, workers
         self._pool: ProcessPoolExecutor | None = None
+        self._parallelism = os.environ.get(_PARALLELISM)
 
     def __enter__(self) -> Encoder:
+        os.environ[_PARALLELISM] = "false"  # one worker, one core
         if self._workers > 1:
             self._pool = ProcessPoolExecutor(
                 self._workers,
@@ -87,6 +92,10 @@ class Encoder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._parallelism is None:
+            del os.environ[_PARALLELISM]
+        else:
+            os.environ[_PARALLELISM] = self._parallelism
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -160,7 +169,7 @@ _worker_tokenizer: Tokenizer  # one per worker process, set by `_start_worker`
 def _start_worker(tokenizer: Tokenizer) -> None:
     global _worker_tokenizer
     _worker_tokenizer = tokenizer
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
+    os.environ[_PARALLELISM] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 

@@ -60,7 +60,7 @@ def prepare(
         block_size: S, tokens per block.
         holdout_fraction: Share that is held out of each source.
         holdout_seed: Which share.
-        workers: Processes that tokenise.
+        workers: Processes that tokenise, each on one core; 1 stands for this one.
         progress: Called with (bytes read, bytes in all or None, what) again and again.
         rebuild: Make sources again that are there but were made otherwise, and remove those that
             are not wanted any more.

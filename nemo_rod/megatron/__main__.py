@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def main() -> int:
         what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         sentence = what + " ".join(str(error).split())
         print(f"nemo-rod error on rank {watch.rank}: {sentence}", flush=True)
+        if what:  # perhaps only the echo of a rank that died: let torchrun find that one first
+            time.sleep(2)
         watch.fail(sentence)
         return 1
     watch.close()
