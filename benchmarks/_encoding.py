@@ -12,10 +12,12 @@ import os
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 import numpy as np
-from _rows import Row, Setting, over
+from _rows import Row, Setting, over, under
 
 from nemo_rod.corpus import Packer, SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.documents import Documents
@@ -143,33 +145,42 @@ def workers(setting: Setting) -> Iterator[Row]:
     folder, spec = corpus(setting, 12_000_000 if setting.quick else 60_000_000)
     rounds = 1 if setting.quick else 3
     times: dict[int, list[float]] = {1: [], 2: []}
+    peaks = []
     for number in range(rounds):
         for count in (1, 2):
-            begin = time.perf_counter()
-            prepare(
-                setting.folder / f"{count}-{number}",
-                [spec],
-                tokenizer=load_tokenizer(str(folder)),
-                block_size=BLOCK_SIZE,
-                workers=count,
-            )
-            times[count].append(time.perf_counter() - begin)
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+                root = setting.folder / f"{count}-{number}"
+                seconds, megabytes = pool.submit(_prepare, root, spec, folder, count).result()
+            times[count].append(seconds)
+            peaks.append(megabytes)
     yield over("two_workers", np.median(times[1]) / np.median(times[2]), "ratio", 1.7)
     # What this machine gives to two processes that have nothing to do with each other.
-    yield Row("two_workers.two_machines", _two_processes(folder, spec, rounds), "ratio")
+    yield Row("two_workers.two_tokenizers_alone", _two_processes(folder, spec, rounds), "ratio")
+    yield under("prepare_peak_mb", max(peaks), "MB", 1000)
+    yield Row("prepare_peak_mb.text", Path(spec.files[0]).stat().st_size / 1e6, "MB")
+
+
+def _prepare(root: Path, spec: SourceSpec, folder: Path, count: int) -> tuple[float, float]:
+    """Seconds of `prepare`, and megabytes of its processes together when each is largest."""
+    tokenizer = load_tokenizer(str(folder))
+    begin = time.perf_counter()
+    prepare(root, [spec], tokenizer=tokenizer, block_size=BLOCK_SIZE, workers=count)
+    seconds = time.perf_counter() - begin
+    own, worker = (getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
+    return seconds, (own + (count * worker if count > 1 else 0)) * 1024 / 1e6
 
 
 def _two_processes(folder: Path, spec: SourceSpec, rounds: int) -> float:
     context = multiprocessing.get_context("spawn")
     texts = [text for batch in batches(Documents(spec)) for text in batch.texts]
-    half = texts[: len(texts) // 4]
+    part = texts[: len(texts) // 4]
     times: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(rounds):
         for count in (1, 2):
             with context.Pool(count, initializer=_load, initargs=(str(folder),)) as pool:
-                pool.map(_encode, [half[:10]] * count, chunksize=1)
+                pool.map(_encode, [part[:10]] * count, chunksize=1)
                 begin = time.perf_counter()
-                pool.map(_encode, [half] * count, chunksize=1)
+                pool.map(_encode, [part] * count, chunksize=1)
                 times[count].append((time.perf_counter() - begin) / count)
     return float(np.median(times[1]) / np.median(times[2]))
 

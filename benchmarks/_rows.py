@@ -26,12 +26,12 @@ class Row:
 
 def under(what: str, value: float, unit: str, goal: float) -> Row:
     """A value that should not exceed its goal."""
-    return Row(what, value, unit, goal, value <= goal)
+    return Row(what, float(value), unit, goal, bool(value <= goal))
 
 
 def over(what: str, value: float, unit: str, goal: float) -> Row:
     """A value that should reach its goal."""
-    return Row(what, value, unit, goal, value >= goal)
+    return Row(what, float(value), unit, goal, bool(value >= goal))
 
 
 def median_ms(action: Callable[[int], object], repeats: int, warm_up: int = 20) -> float:

@@ -46,6 +46,10 @@ A path\c
   int   x;
 \&.y = '\en';
 .fi
+.EX
+$ ls \-l
+total 0
+.EE
 .TS
 l l.
 a	b
@@ -81,6 +85,9 @@ and
 the page.
 
 A path/name; 100\\% and € and ™
+
+  int   x;
+.y = '\\n';
 
 SEE ALSO
 

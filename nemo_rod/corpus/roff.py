@@ -1,9 +1,9 @@
-"""Manual pages as prose: roff mark-up off; words and paragraphs kept.
+"""Manual pages as prose: roff mark-up off; words, paragraphs and examples kept.
 
 No typesetter, but a reading of the `man` macros that real pages use. What cannot be rendered
 without one (tables, macro definitions, conditionals) is left out, and pages of the other dialect
-(`mdoc`) give nothing. Examples and synopses are left out too: they are the same code on the pages
-of every language, and would make each language a source of all the others.
+(`mdoc`) give nothing. Terminal sessions are left out too: they are the same on the pages of every
+language.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _WORD = re.compile(r'"((?:[^"]|"")*)"?|((?:\\ |\S)+)')
 _JOINED = {"BR", "RB", "BI", "IB", "IR", "RI"}  # two fonts in turn: no space between the words
 _SPACED = {"B", "I", "SM", "SB", "R", "CW"}
 _BREAKS = {"PP", "P", "LP", "IP", "TP", "TQ", "HP", "sp", "Sp", "RS", "RE", "br", "EX", "EE"}
+_PROMPT = re.compile(r"^\s*[$#%]\s", flags=re.MULTILINE)
 _SKIPPED = {"TS": "TE", "EQ": "EN", "PS": "PE", "de": ".", "am": ".", "ig": ".", "de1": "."}
 
 
@@ -58,8 +59,8 @@ def strip_roff(source: str) -> str:
         source: The page in roff.
 
     Returns:
-        Headings and paragraphs, parted by empty lines; "" when the page only refers to another
-        one, or is written in `mdoc`.
+        Headings, paragraphs parted by empty lines, and examples with their line breaks; "" when
+        the page only refers to another one, or is written in `mdoc`.
     """
     if re.search(r"^\.(so|Dd|Sh)\b", source, flags=re.MULTILINE):
         return ""
@@ -123,13 +124,15 @@ class _Page:
         self._flush()
 
     def _add_text(self, line: str) -> None:
-        if self._skip_section or self._literal:
+        if self._skip_section:
             return
         glue, self._glue = self._glue, line.endswith("\\c")
-        text = re.sub(r"\s+", " ", _plain(line)).strip()
-        if not text:
-            self._flush()
-            return
+        text = _plain(line).rstrip()
+        if not self._literal:
+            text = re.sub(r"\s+", " ", text).strip()
+            if not text:
+                self._flush()
+                return
         if glue and self._lines:
             self._lines[-1] += text
         else:
@@ -142,7 +145,9 @@ class _Page:
     def _flush(self) -> None:
         self._glue = False
         if any(self._lines):
-            self._paragraphs.append("\n".join(filter(None, self._lines)))
+            paragraph = "\n".join(self._lines) if self._literal else _filled(self._lines)
+            if not (self._literal and _PROMPT.search(paragraph)):
+                self._paragraphs.append(paragraph.strip("\n"))
         self._lines = []
 
 
@@ -185,3 +190,7 @@ def _unescape(match: re.Match[str]) -> str:
     if string:
         return {"lq": "“", "rq": "”", "R": "®", "Tm": "™"}.get(string, "")
     return _CHAR.get(match["char"] or "", "")
+
+
+def _filled(lines: list[str]) -> str:
+    return "\n".join(line for line in lines if line)
