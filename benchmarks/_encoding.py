@@ -10,11 +10,12 @@ import json
 import multiprocessing
 import os
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 import numpy as np
 from _rows import Row, Setting, over, under
@@ -163,11 +164,28 @@ def workers(setting: Setting) -> Iterator[Row]:
 def _prepare(root: Path, spec: SourceSpec, folder: Path, count: int) -> tuple[float, float]:
     """Seconds of `prepare`, and megabytes of its processes together when each is largest."""
     tokenizer = load_tokenizer(str(folder))
+    peaks: dict[str, int] = {}
+    done = threading.Event()
+    watch = threading.Thread(target=_watch_memory, args=(peaks, done))
+    watch.start()
     begin = time.perf_counter()
     prepare(root, [spec], tokenizer=tokenizer, block_size=BLOCK_SIZE, workers=count)
     seconds = time.perf_counter() - begin
-    own, worker = (getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
-    return seconds, (own + (count * worker if count > 1 else 0)) * 1024 / 1e6
+    done.set()
+    watch.join()
+    return seconds, sum(peaks.values()) / 1e6
+
+
+def _watch_memory(peaks: dict[str, int], done: threading.Event) -> None:
+    """Notes the largest resident memory so far of this process and its children, in bytes."""
+    while not done.wait(0.2):
+        children = Path("/proc/self/task").glob("*/children")
+        pids = [pid for file in children for pid in file.read_text().split()]
+        for pid in ["self", *pids]:
+            with suppress(OSError):  # it has just ended
+                for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                    if line.startswith("VmHWM"):
+                        peaks[pid] = 1024 * int(line.split()[1])
 
 
 def _two_processes(folder: Path, spec: SourceSpec, rounds: int) -> float:

@@ -88,7 +88,7 @@ def report(config: Config) -> None:
     from nemo_rod.report import build_report, format_checks
 
     folder = Path(config.run_dir)
-    runs = [run for run in (folder, *sorted(folder.glob("*seed=*"))) if (run / "arms").is_dir()]
+    runs = [run for run in (folder, *sorted(folder.glob("*seed_*"))) if (run / "arms").is_dir()]
     if not runs:
         raise ValueError(f"{folder} holds no arm: run `nemo-rod run recipe={config.recipe}` first.")
     report_dir = folder / "report"
