@@ -154,7 +154,8 @@ def workers(setting: Setting) -> Iterator[Row]:
                 seconds, megabytes = pool.submit(_prepare, root, spec, folder, count).result()
             times[count].append(seconds)
             peaks.append(megabytes)
-    yield over("two_workers", np.median(times[1]) / np.median(times[2]), "ratio", 1.7)
+    # the best of each: whatever else runs on the machine only ever takes time
+    yield over("two_workers", min(times[1]) / min(times[2]), "ratio", 1.7)
     # What this machine gives to two processes that have nothing to do with each other.
     yield Row("two_workers.two_tokenizers_alone", _two_processes(folder, spec, rounds), "ratio")
     yield under("prepare_peak_mb", max(peaks), "MB", 1000)
@@ -200,7 +201,7 @@ def _two_processes(folder: Path, spec: SourceSpec, rounds: int) -> float:
                 begin = time.perf_counter()
                 pool.map(_encode, [part] * count, chunksize=1)
                 times[count].append((time.perf_counter() - begin) / count)
-    return float(np.median(times[1]) / np.median(times[2]))
+    return min(times[1]) / min(times[2])
 
 
 def _load(folder: str) -> None:

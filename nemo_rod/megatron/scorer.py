@@ -45,6 +45,8 @@ def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
         return
     store = BlockStore(job.blocks)
     ids = role_ids(store, job.role)
+    if len(ids) == 0:
+        raise ValueError(f"{job.blocks} has no {job.role} block: add such a source and prepare it.")
     losses = _scorer(job, job.model, store, beat)
     manifest = ReferenceManifest(
         model=job.model_digest,

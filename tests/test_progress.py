@@ -1,0 +1,44 @@
+"""Progress lines: how far, how fast, how long yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemo_rod.progress import PREFIX, Progress
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds; tests move it."""
+    now = [100.0]
+    monkeypatch.setattr("nemo_rod.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_resumed_work_shows_its_own_pace(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress("references/base", 10_000, unit="blocks")
+    progress.start(4_000)
+    clock[0] += 1
+    progress.step(4_100)  # too soon for a line
+    clock[0] += 9
+    progress.step(5_000, "slow")
+    clock[0] += 50
+    progress.step(10_000)
+    assert capsys.readouterr().err.splitlines() == [
+        PREFIX + "references/base  5,000/10,000 blocks  slow  100 blocks/s  0:00:50 left",
+        PREFIX + "references/base  10,000/10,000 blocks  100 blocks/s  0:00:00 left",
+    ]
+
+
+def test_without_a_total_or_a_unit(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    for unit, total, line in (
+        ("bytes", 0, "web  600 bytes  100 bytes/s"),
+        ("", 1200, "web  600/1,200  0:00:06 left"),
+        ("", 0, "web  600"),
+    ):
+        progress = Progress("web", total, unit=unit, prefix="")
+        clock[0] += 6
+        progress.step(600)
+        assert capsys.readouterr().err == line + "\n"
