@@ -1,7 +1,7 @@
 """The losses of blocks under the current weights: a forward-only pass under TP, PP and DP.
 
-Shapes: C blocks, S tokens per block, 8 partial sums per block (paper, eq. 12; DESIGN: the loss of
-any prefix of S/8 steps is known without another pass).
+Shapes: C blocks, S tokens per block. A block's loss comes as 8 partial sums (paper, "Sequence-level
+loss and reference caching"), so that the loss of any prefix of S/8 steps needs no other pass.
 """
 
 from __future__ import annotations
