@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class Store(Protocol):
-    """What a curriculum asks of a block store."""
+    """What a curriculum and references ask of a block store."""
 
     @property
     def digest(self) -> str:

@@ -22,6 +22,7 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.curriculum_header import Store
 from nemo_rod.selection.reference_folder import (
     NUM_CHUNKS,
     RECORD,
@@ -34,23 +35,8 @@ from nemo_rod.selection.reference_folder import (
 )
 
 
-class HashedBlocks(Protocol):
+class HashedBlocks(Store, Protocol):
     """What references ask of a block store."""
-
-    @property
-    def digest(self) -> str:
-        """Digest of the store."""
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        """Fingerprint of the tokenizer."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-
-    def __len__(self) -> int:
-        """Return the number of blocks."""
 
     def hashes(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return the block hashes, uint8 [C, 16]."""
