@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+from nemo_rod.corpus.shards import write_json
 from nemo_rod.jobs import EvaluateJob
-from nemo_rod.launch.handover import Inputs, write_json
+from nemo_rod.launch.handover import Inputs
 from nemo_rod.launch.stages import Stages
 
 

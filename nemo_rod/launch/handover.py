@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.corpus.shards import write_json
+
 Inputs = dict[str, Any]
 
 
@@ -139,10 +141,3 @@ def _move_aside(folder: Path) -> None:
 
 def _plain(inputs: Inputs) -> Inputs:
     return json.loads(json.dumps(inputs))
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes a file whole or not at all."""
-    part = path.with_name(path.name + ".tmp")
-    part.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(part, path)

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config, Optimisation
+from nemo_rod.corpus.shards import write_json
 from nemo_rod.jobs import Job, ScoreJob, TrainJob, write_job
 from nemo_rod.launch.digests import digest, weights_digest
-from nemo_rod.launch.handover import Inputs, Stage, flatten, outputs, write_json
+from nemo_rod.launch.handover import Inputs, Stage, flatten, outputs
 from nemo_rod.launch.local import run_job
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, merge_weight
 
