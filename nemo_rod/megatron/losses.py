@@ -92,9 +92,12 @@ class BlockLosses:
         return mine[:count], sums
 
     def _share(self, block_ids: np.ndarray) -> np.ndarray:
-        """This replica's slice, filled up with repeats to whole micro-batches."""
-        per_rank = -(-len(block_ids) // (self.groups.dp.size() * self.micro_batch_size))
-        per_rank *= self.micro_batch_size
+        """This replica's slice, filled up with repeats to whole micro-batches.
+
+        The interleaved schedule wants one for every pipeline stage.
+        """
+        unit = self.micro_batch_size * (self.groups.pp.size() if len(self.model) > 1 else 1)
+        per_rank = unit * -(-len(block_ids) // (self.groups.dp.size() * unit))
         padded = np.resize(block_ids, per_rank * self.groups.dp.size())
         start = self.groups.dp.rank() * per_rank
         return padded[start : start + per_rank]

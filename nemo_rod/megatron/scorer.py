@@ -136,14 +136,8 @@ def role_ids(store: BlockStore, role: str) -> np.ndarray:
 
 
 def _scorer(job: ModelJob, model: str, store: BlockStore, beat: Callable[[], None]) -> BlockLosses:
-    parallel = job.parallel
     _, provider = model_provider(
-        model,
-        data=parallel.data,
-        tensor=parallel.tensor,
-        pipeline=parallel.pipeline,
-        precision=job.precision,
-        block_size=store.block_size,
+        model, job.parallel, precision=job.precision, block_size=store.block_size
     )
     provider.finalize()
     if not parallel_state.is_initialized():

@@ -161,7 +161,10 @@ class RoDSelector:
                 )
                 choice = self.choice = self.choose(step, losses)
                 self.beat()
-            mine = choice.block_ids[groups.dp.rank() :: groups.dp.size()]
+            # whole micro-batches are dealt out, so that none depends on the number of replicas:
+            # some losses, such as the routers' balance, are taken over a micro-batch
+            by_micro_batch = choice.block_ids.reshape(-1, micro_batch_size)
+            mine = by_micro_batch[groups.dp.rank() :: groups.dp.size()].ravel()
             batches = [micro_batches(self.store, mine, micro_batch_size) for _ in model]
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.policy.needs_scores:
