@@ -253,6 +253,7 @@ def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> N
 
 def _check_architecture(architecture: dict[str, Any], parallel: Parallel) -> None:
     """Refuses a layout that does not divide the model."""
+    architecture = {"num_experts": 1, **architecture}
     stages = parallel.pipeline * parallel.virtual_pipeline
     axis = "pipeline" if parallel.virtual_pipeline == 1 else "pipeline x virtual_pipeline"
     rules = {
