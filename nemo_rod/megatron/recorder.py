@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-from nemo_rod.megatron.metrics_file import append_line, keep_lines
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.selector import RoDSelector
 from nemo_rod.megatron.validation import Validation
 from nemo_rod.progress import Progress
-from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, selection_metrics
+from nemo_rod.selection import CurriculumHeader
+from nemo_rod.selection.journal import Journal, number
 
 
 class Recorder(Callback):
@@ -41,7 +40,7 @@ class Recorder(Callback):
         self.folder, self.selector, self.validation = folder, selector, validation
         self.header = header
         self.progress = Progress(name, steps)
-        self.curriculum: Curriculum | None = None
+        self.journal: Journal | None = None
         self.lr = math.nan
 
     def on_train_start(self, context: CallbackContext) -> None:
@@ -49,12 +48,7 @@ class Recorder(Callback):
         if not is_recorder():
             return
         step = context.state.train_state.step
-        path = self.folder / "curriculum.rod"
-        if path.exists():
-            self.curriculum = Curriculum.open(path, expect=self.header, resume_at=step)
-        else:
-            self.curriculum = Curriculum.create(path, self.header)
-        keep_lines(self.folder / "metrics.jsonl", step)
+        self.journal = Journal(self.folder, self.header, step=step)
         self.progress.start(step)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
@@ -65,16 +59,11 @@ class Recorder(Callback):
         """Records the step that just ended."""
         if not is_recorder():
             return
-        assert self.curriculum is not None and self.selector.choice is not None
-        choice = self.selector.choice
+        assert self.journal is not None and self.selector.choice is not None
         # the step counter moves after this callback, so it still names the step that ran
         step = context.state.train_state.step
-        self.curriculum.append(
-            step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
-        )
-        row = {"step": step, **self._training(context), **self._selection(choice)}
-        row |= self.validation.metrics
-        append_line(self.folder / "metrics.jsonl", row)
+        metrics = {**self._training(context), **self.validation.metrics}
+        row = self.journal.append(step, self.selector.choice, metrics)
         note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
         self.progress.step(step + 1, note)
 
@@ -84,18 +73,8 @@ class Recorder(Callback):
         parts = self.selector.choice.seconds if self.selector.choice else {}
         timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
         return {
-            "train/loss": _number(loss),
-            "train/grad_norm": _number(context.grad_norm),
+            "train/loss": number(loss),
+            "train/grad_norm": number(context.grad_norm),
             "train/lr": self.lr,
             **{f"timing/train/{part}": value for part, value in timing.items()},
         }
-
-    def _selection(self, choice: Choice) -> dict[str, float | None]:
-        store = self.selector.store
-        source = store.source_index(choice.block_ids)
-        return selection_metrics(choice, source, [s.name for s in store.sources])
-
-
-def _number(value: Any) -> float | None:
-    """A float, or None (JSON has no NaN) for what is missing or not finite."""
-    return float(value) if value is not None and math.isfinite(value) else None

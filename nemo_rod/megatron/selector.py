@@ -1,8 +1,7 @@
 """Replay on Demand around the trainer's `train_step` (paper, algorithm 1).
 
-    pool -> block losses -> scores -> top-k -> ordinary forward-backward on the winners
-
-Shapes: C candidates, K chosen blocks (global), S tokens per block.
+selection/selector.py: pool -> block losses -> scores -> top-k
+here: ordinary forward-backward on the winners
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
-from nemo_rod.selection import Choice, Policy, Pools, References, block_loss, choose
-from nemo_rod.selection.choice import LossPair
+from nemo_rod.selection import Choice, Policy, Pools, References, Selector
 
 
 class RoDSelector:
-    """Chooses what each training step trains on.
+    """Lets a trainer train on what a `Selector` chooses, at every step.
 
     Args:
         store: the blocks.
@@ -48,26 +46,17 @@ class RoDSelector:
         scoring_micro_batch_size: int = 1,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        if policy.needs_scores and references is None:
-            raise ValueError(
-                f"{type(policy).__name__} chooses by reducible loss: give the reference losses."
-            )
-        self.store, self.pools, self.policy = store, pools, policy
-        self.batch_size, self.references = batch_size, references
+        self.selector = Selector(
+            pools=pools,
+            policy=policy,
+            batch_size=batch_size,
+            block_size=store.block_size,
+            references=references,
+        )
+        self.store = store
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.choice: Choice | None = None
         self.step_seconds = 0.0
-
-    def choose(self, step: int, losses: BlockLosses) -> Choice:
-        """Draws, scores and selects: the paper's algorithm 1 up to the update. Collective."""
-        pool = self.pools.pool(step)
-
-        def loss_pair() -> LossPair:
-            assert self.references is not None
-            sums = losses.chunk_sums(pool.block_ids)
-            return block_loss(sums, self.store.block_size), self.references[pool.block_ids]
-
-        return choose(pool, self.policy, self.batch_size, loss_pair)
 
     def wrap(self, train_step: Callable) -> Callable:
         """Puts the selector around a trainer's `train_step`.
@@ -118,7 +107,7 @@ class RoDSelector:
                     micro_batch_size=self.scoring_micro_batch_size,
                     beat=self.beat,
                 )
-                choice = self.choice = self.choose(step, losses)
+                choice = self.choice = self.selector.choose(step, losses)
                 self.beat()
             # whole micro-batches are dealt out, so that none depends on the number of replicas:
             # some losses, such as the routers' balance, are taken over a micro-batch
@@ -126,7 +115,7 @@ class RoDSelector:
             mine = by_micro_batch[groups.dp.rank() :: groups.dp.size()].ravel()
             batches = [micro_batches(self.store, mine, micro_batch_size) for _ in model]
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
-            if not self.policy.needs_scores:
+            if not self.selector.policy.needs_scores:
                 return schedule(**options)
             # every parameter was gathered for scoring; gathering again would read a buffer that
             # the optimizer may share with gradients and that is zeroed by now

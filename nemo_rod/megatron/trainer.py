@@ -35,8 +35,8 @@ from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.recorder import Recorder
 from nemo_rod.megatron.selector import RoDSelector
 from nemo_rod.megatron.validation import Validation
-from nemo_rod.selection import CurriculumHeader, References, SourceRow
-from nemo_rod.selection.arms import Arm
+from nemo_rod.selection import References
+from nemo_rod.selection.arms import Arm, curriculum_header
 
 
 def train(
@@ -73,7 +73,7 @@ def train(
     bridge, provider = model_provider(
         job.model, job.parallel, precision=job.precision, block_size=store.block_size
     )
-    header = curriculum_header(job, store, references, arm)
+    header = curriculum_header(arm, store, references, config=job.config_digest)
     validation = Validation(
         BlockStore(job.blocks, split="holdout"),
         every=job.validation_every,
@@ -93,24 +93,6 @@ def train(
         raise Stopped(
             f"{job.name} was asked to stop and has saved: run it again to go on from there"
         ) from None
-
-
-def curriculum_header(
-    job: TrainJob, store: BlockStore, references: References | None, arm: Arm
-) -> CurriculumHeader:
-    """Sizes, digests and sources that a curriculum's record is only valid with."""
-    return CurriculumHeader(
-        num_candidates=arm.pools().size,
-        num_chosen=job.optimisation.batch_size,
-        block_size=store.block_size,
-        store=store.digest,
-        tokenizer=store.tokenizer_fingerprint,
-        references=references.digest if references else "",
-        config=job.config_digest,
-        seed=job.seed,
-        sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in store.sources),
-        scored=arm.policy().needs_scores,
-    )
 
 
 def bridge_config(job: TrainJob, provider: Any, store: BlockStore) -> ConfigContainer:

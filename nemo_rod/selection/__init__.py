@@ -6,6 +6,8 @@ The algorithm, one module per line (numpy and the standard library only):
     references[block_ids]                  references.py, reference_log.py
     policy.select(score, is_replay, k)     policies.py, choice.py
     curriculum.append(step, ...)           curriculum.py, curriculum_tools.py
+
+`selector.py` puts the first three together, `journal.py` writes the last down with the metrics.
 """
 
 from nemo_rod.selection.candidates import (
@@ -29,8 +31,10 @@ from nemo_rod.selection.policies import (
 from nemo_rod.selection.reference_folder import ReferenceManifest
 from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references import References, block_loss, num_targets
+from nemo_rod.selection.selector import BlockScorer, Selector
 
 __all__ = [
+    "BlockScorer",
     "Candidates",
     "Choice",
     "Curriculum",
@@ -44,6 +48,7 @@ __all__ = [
     "ReferenceManifest",
     "ReferenceWriter",
     "References",
+    "Selector",
     "SourceRow",
     "StepRecord",
     "TakeAll",
