@@ -57,6 +57,7 @@ class Selection:
     multiplier: float = 2.0  # candidates per trained block (m)
     balance: str = "expected"  # "expected" as in the paper, or "exact" halves in every pool
     kappa: float = 1.0  # weight of the replay scores against the adaptation scores
+    on_nonfinite: str = "refuse"  # a score that is no number ends the run, or "exclude" its block
 
 
 @dataclass
@@ -185,6 +186,12 @@ def check(config: Config) -> None:
         "selection.balance",
         config.selection.balance,
         "expected or exact",
+    )
+    _expect(
+        config.selection.on_nonfinite in ("refuse", "exclude"),
+        "selection.on_nonfinite",
+        config.selection.on_nonfinite,
+        "refuse or exclude",
     )
     _expect(
         config.selection.multiplier >= 1,

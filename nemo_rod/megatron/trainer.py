@@ -67,6 +67,7 @@ def train(
         policy=arm.policy(),
         batch_size=job.optimisation.batch_size,
         references=references,
+        on_nonfinite=job.on_nonfinite,  # type: ignore[arg-type]
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         beat=beat,
     )

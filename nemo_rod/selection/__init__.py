@@ -17,7 +17,7 @@ from nemo_rod.selection.candidates import (
     RecordedPools,
     retention_for_share,
 )
-from nemo_rod.selection.choice import Choice, choose, selection_metrics
+from nemo_rod.selection.choice import Choice, OnNonfinite, choose, selection_metrics
 from nemo_rod.selection.curriculum import Curriculum, StepRecord
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
 from nemo_rod.selection.policies import (
@@ -41,6 +41,7 @@ __all__ = [
     "CurriculumHeader",
     "FixedShare",
     "Joint",
+    "OnNonfinite",
     "Policy",
     "Pool",
     "Pools",

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from nemo_rod.selection.policies import Policy, reducible_loss, threshold
 
 # Gives the losses and the reference losses of the pool, float32 [C] each, nats per token.
 LossPair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+OnNonfinite = Literal["refuse", "exclude"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Choice:
         chosen: int64 `[K]`, positions in the pool, ascending.
         threshold: tau, the smallest chosen score; NaN without scores.
         seconds: of the parts "scoring" and "selection".
+        excluded: candidates that could not be chosen because their score was no number.
     """
 
     pool: Pool
@@ -43,6 +47,7 @@ class Choice:
     chosen: npt.NDArray[np.int64]
     threshold: float
     seconds: dict[str, float]
+    excluded: int = 0
 
     @property
     def block_ids(self) -> npt.NDArray[np.int64]:
@@ -50,7 +55,13 @@ class Choice:
         return self.pool.block_ids[self.chosen]
 
 
-def choose(pool: Pool, policy: Policy, batch_size: int, losses: Callable[[], LossPair]) -> Choice:
+def choose(
+    pool: Pool,
+    policy: Policy,
+    batch_size: int,
+    losses: Callable[[], LossPair],
+    on_nonfinite: OnNonfinite = "refuse",
+) -> Choice:
     """Scores a pool, if the policy needs it, and selects from it.
 
     Args:
@@ -59,9 +70,11 @@ def choose(pool: Pool, policy: Policy, batch_size: int, losses: Callable[[], Los
         batch_size: how many to choose (K).
         losses: gives the losses under the current weights and the reference losses, float32 `[C]`
             each, in nats per token; only called if the policy needs scores.
+        on_nonfinite: "refuse" a pool with a score that is no finite number, or "exclude" such
+            candidates as if they were padding, and count them.
 
     Raises:
-        ValueError: the policy cannot choose from these scores.
+        ValueError: a score that is no finite number and is not excluded, or too few others.
     """
     if not policy.needs_scores:
         chosen = policy.select(None, pool.is_replay, batch_size)
@@ -70,10 +83,35 @@ def choose(pool: Pool, policy: Policy, batch_size: int, losses: Callable[[], Los
     loss_C, reference_C = losses()
     scored = time.perf_counter()
     score_C = reducible_loss(loss_C, reference_C)
+    bad_C = ~np.isfinite(score_C)
+    if bad_C.any():
+        _check_nonfinite(bad_C, pool, batch_size, on_nonfinite)
+        score_C[bad_C] = -np.inf
     chosen = policy.select(score_C, pool.is_replay, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
     seconds = {"scoring": scored - start, "selection": time.perf_counter() - scored}
-    return Choice(pool, loss_C, score_C, chosen, tau, seconds)
+    return Choice(pool, loss_C, score_C, chosen, tau, seconds, int(bad_C.sum()))
+
+
+def _check_nonfinite(
+    bad_C: npt.NDArray[np.bool_], pool: Pool, batch_size: int, on_nonfinite: OnNonfinite
+) -> None:
+    count, first = int(bad_C.sum()), pool.block_ids[np.argmax(bad_C)]
+    found = (
+        f"step {pool.step}: {count} of {len(bad_C)} scores are not finite, the first that of block "
+        f"{first}"
+    )
+    if on_nonfinite == "refuse":
+        raise ValueError(
+            f"{found}: the model diverged or a loss overflowed; look at train/loss and resume from "
+            "an earlier checkpoint, or set selection.on_nonfinite=exclude to go on without such "
+            "blocks."
+        )
+    if len(bad_C) - count < batch_size:
+        raise ValueError(
+            f"{found}, and too few are left for a batch of {batch_size}: the model diverged; "
+            "resume from an earlier checkpoint with a lower train.lr."
+        )
 
 
 def selection_metrics(
@@ -99,6 +137,7 @@ def selection_metrics(
     return {
         "rod/replay_share": float(is_replay[choice.chosen].mean()),
         "rod/threshold": None if score is None else float(choice.threshold),
+        "rod/excluded": choice.excluded,
         **means,
         **{f"rod/share/{name}": float(c) for name, c in zip(names, count, strict=True)},
     }

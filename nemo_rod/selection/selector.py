@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.candidates import Pools
-from nemo_rod.selection.choice import Choice, LossPair, choose
+from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose
 from nemo_rod.selection.policies import Policy
 from nemo_rod.selection.references import References, block_loss
 
@@ -34,6 +34,7 @@ class Selector:
         batch_size: Blocks trained on in one step (K).
         block_size: Tokens per block (S).
         references: Reference losses; needed if the policy needs scores.
+        on_nonfinite: See `choose`.
 
     Raises:
         ValueError: A policy that needs scores, and no references.
@@ -47,6 +48,7 @@ class Selector:
         batch_size: int,
         block_size: int,
         references: References | None = None,
+        on_nonfinite: OnNonfinite = "refuse",
     ) -> None:
         if policy.needs_scores and references is None:
             raise ValueError(
@@ -54,6 +56,7 @@ class Selector:
             )
         self.pools, self.policy = pools, policy
         self.batch_size, self.block_size, self.references = batch_size, block_size, references
+        self.on_nonfinite = on_nonfinite
 
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update."""
@@ -64,4 +67,4 @@ class Selector:
             sums = scorer.chunk_sums(pool.block_ids)
             return block_loss(sums, self.block_size), self.references[pool.block_ids]
 
-        return choose(pool, self.policy, self.batch_size, losses)
+        return choose(pool, self.policy, self.batch_size, losses, self.on_nonfinite)
