@@ -28,6 +28,11 @@ class Journal:
         path = folder / "curriculum.rod"
         if path.exists():
             self._curriculum = Curriculum.open(path, expect=header, resume_at=step)
+        elif step > 0:
+            raise ValueError(
+                f"{path} is missing, but the run has come to step {step}: bring it back, or remove "
+                f"the checkpoints to begin again."
+            )
         else:
             self._curriculum = Curriculum.create(path, header)
         self._metrics = folder / "metrics.jsonl"
