@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +14,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import Config, config_folder, to_config
+from nemo_rod.jobs import STOP_SIGNALS, Stopped
 from nemo_rod.launch import run
-from nemo_rod.tools import curriculum, doctor, inspect
+from nemo_rod.launch.local import run_torchrun
+from nemo_rod.launch.nodes import Nodes
+from nemo_rod.tools import curriculum, doctor, inspect, status
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
 
@@ -32,6 +36,8 @@ One stage at a time:
   nemo-rod report   recipe=NAME                   tables, figures and the page
 
 Without a recipe:
+  nemo-rod status RUN_DIR                         what ran, where, how far it is, how it ended
+  nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
   nemo-rod doctor                                 what is installed, and what works here
@@ -52,6 +58,8 @@ _STAGES: dict[str, Callable[[Config], None]] = {
     "report": run.report,
 }
 _TOOLS: dict[str, Callable[[Sequence[str]], None]] = {
+    "status": status.main,
+    "cancel": status.cancel,
     "inspect": inspect.main,
     "curriculum": curriculum.main,
     "doctor": doctor.main,
@@ -88,18 +96,34 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     """Turns what Hydra composed into our configuration, and errors into one sentence."""
 
     def task(composed: DictConfig) -> None:
+        nodes = Nodes.of_this_job()
+        for number in STOP_SIGNALS:
+            signal.signal(number, _stop if nodes.rank == 0 else _leave_it_to_the_first_node)
         try:
             OmegaConf.resolve(composed)
             config = to_config(composed)
             config.run_dir = _run_dir(config)
-            with run.only_one(Path(config.run_dir)):
+            if nodes.rank:
+                nodes.follow(lambda order: run_torchrun(order, nodes, config.launcher))
+                return
+            with nodes.led():
                 command(config)
         except ValueError as error:
             _leave(str(error))
+        except Stopped as stop:
+            _leave(str(stop), status=Stopped.exit_status)
         except RuntimeError as error:  # a job that failed; its log says more
             _leave(str(error), status=1)
 
     return task
+
+
+def _stop(number: int, _: object) -> None:
+    raise Stopped("was asked to stop: run it again to go on from there")
+
+
+def _leave_it_to_the_first_node(number: int, _: object) -> None:
+    """The first node's command is told, too, and tells this one when all is over."""
 
 
 def _run_dir(config: Config) -> str:

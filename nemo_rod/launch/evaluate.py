@@ -10,8 +10,8 @@ from nemo_rod.launch.handover import Inputs
 from nemo_rod.launch.stages import Stages
 
 
-def evaluate_arms(stages: Stages, names: list[str]) -> list[str]:
-    """Writes `evaluation.json` for the arms that have none; returns their names.
+def evaluate_arms(stages: Stages, names: list[str]) -> None:
+    """Writes `evaluation.json` for the arms that have none.
 
     Args:
         stages: of the run.
@@ -20,11 +20,8 @@ def evaluate_arms(stages: Stages, names: list[str]) -> list[str]:
     Raises:
         ValueError: if an arm is missing, or was evaluated with other weights or blocks.
     """
-    blocks = stages.block_counts()["digest"]
-    inputs = {name: {"model": stages.weights(name), "blocks": blocks} for name in names}
-    missing = [name for name in names if not _is_evaluated(stages, name, inputs[name])]
-    if not missing:
-        return []
+    inputs = _inputs(stages, names)
+    missing = not_evaluated(stages, names)
     work = stages.run_dir / "evaluation.partial"
     work.mkdir(exist_ok=True)
     models = {name: str(stages.checkpoint(name)) for name in missing}
@@ -38,12 +35,26 @@ def evaluate_arms(stages: Stages, names: list[str]) -> list[str]:
     for file in work.iterdir():
         file.unlink()
     work.rmdir()
-    return missing
+
+
+def not_evaluated(stages: Stages, names: list[str]) -> list[str]:
+    """Those of the arms that have no `evaluation.json` yet.
+
+    Raises:
+        ValueError: if an arm is missing, or was evaluated with other weights or blocks.
+    """
+    inputs = _inputs(stages, names)
+    return [name for name in names if not _is_evaluated(stages, name, inputs[name])]
+
+
+def _inputs(stages: Stages, names: list[str]) -> dict[str, Inputs]:
+    blocks = stages.block_counts()["digest"]
+    return {name: {"model": stages.weights(name), "blocks": blocks} for name in names}
 
 
 def _is_evaluated(stages: Stages, name: str, inputs: Inputs) -> bool:
     path = stages.arm_folder(name) / "evaluation.json"
-    if not path.exists() or {"evaluate", name} & set(stages.config.rebuild):
+    if not path.exists():
         return False
     for key, value in json.loads(path.read_text())["inputs"].items():
         if value != inputs[key]:

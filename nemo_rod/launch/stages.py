@@ -86,6 +86,7 @@ class Stages:
             inputs,
             make,
             "text -> blocks",
+            runs_model=False,
             checks_itself=True,
         )
 
@@ -121,7 +122,17 @@ class Stages:
             return {"weights": weights_digest(folder / "hf")}
 
         title = "the base model" if model.hf else "train the base model from nothing"
-        return Stage("base", "pretrain", self.base, inputs, make, title, self._note())
+        return Stage(
+            "base",
+            "pretrain",
+            self.base,
+            inputs,
+            make,
+            title,
+            needs=("prepare",),
+            runs_model=model.hf is None,
+            note=self._note(),
+        )
 
     def reference(self, name: str) -> Stage:
         """Losses of the base on replay, or of the specialist on adaptation."""
@@ -146,12 +157,13 @@ class Stages:
 
         return Stage(
             f"references_{name}",
-            "score",
+            f"score arm={arm}",
             self.run_dir / "references" / name,
             inputs,
             make,
             f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}",
-            self._note(),
+            needs=("prepare", arm),
+            note=self._note(),
         )
 
     def train(self, name: str) -> Stage:
@@ -178,8 +190,16 @@ class Stages:
             self._describe(folder, name, arm, optimisation)
             return {"weights": weights_digest(folder / "hf")}
 
+        scored = name.startswith("rod")
         return Stage(
-            name, "train", self.arm_folder(name), inputs, make, f"train {name}", self._note()
+            name,
+            f"train arm={name}",
+            self.arm_folder(name),
+            inputs,
+            make,
+            f"train {name}",
+            needs=("base", *(("references_base", "references_specialist") if scored else ())),
+            note=self._note(),
         )
 
     def merge(self, name: str) -> Stage:
@@ -213,7 +233,16 @@ class Stages:
             return {"weights": weights_digest(folder / "hf")}
 
         title = f"merge base and specialist at {weight:g}"
-        return Stage(name, "merge", self.arm_folder(name), inputs, make, title)
+        return Stage(
+            name,
+            f"merge arm={name}",
+            self.arm_folder(name),
+            inputs,
+            make,
+            title,
+            needs=("base", SPECIALIST),
+            runs_model=False,
+        )
 
     # What they share -------------------------------------------------------------------------
 
