@@ -116,7 +116,8 @@ class Cluster:
     cpu_partition: str | None = None  # of stages without GPU; none: the same partition
     cpu_stage_cores: int = 16  # of a stage without GPU; as many as domain.workers if that is more
     cpu_stage_memory_gib: int = 64
-    sbatch: dict[str, Any] = field(default_factory=dict)  # more options: {constraint: b200, ...}
+    sbatch: dict[str, Any] = field(default_factory=dict)  # more options, of stages with GPUs
+    cpu_sbatch: dict[str, Any] = field(default_factory=dict)  # and of stages without
     image: str | None = None  # container: a .sqsh file or a registry's address
     mounts: list[str] = field(default_factory=list)  # into the container, besides run_dir and cwd
     python: str | None = None  # that has nemo_rod; none: the image's python, or the submitting one

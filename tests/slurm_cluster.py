@@ -71,7 +71,9 @@ class Cluster:
         # the two nodes' ports must follow each other
         first = ports[0]
         self.config.write_text(
-            CONFIG.format(root=root, host=host, user=user, ctld=ports[2], first=first, last=first + 1)
+            CONFIG.format(
+                root=root, host=host, user=user, ctld=ports[2], first=first, last=first + 1
+            )
         )
 
     def start(self) -> None:
@@ -86,7 +88,9 @@ class Cluster:
         self._spawn("slurmctld", "-D", "-c", "-f", str(self.config))
         for node in ("n1", "n2"):
             self._spawn("slurmd", "-D", "-N", node, "-f", str(self.config))
-        wait_for(lambda: self.ask("sinfo", "-h", "-o", "%D %t").startswith("2 idle"), 60, "no nodes")
+        wait_for(
+            lambda: self.ask("sinfo", "-h", "-o", "%D %t").startswith("2 idle"), 60, "no nodes"
+        )
 
     def stop(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):

@@ -57,7 +57,7 @@ def _render_ray(config: Config, link: Link) -> str:
         "set -euo pipefail",
         f"cd {shlex.quote(str(Path.cwd()))} # the container's working folder",
         f"mkdir -p {shlex.quote(str(logs))}",
-        *(f"export {key}={shlex.quote(value)}" for key, value in environment.items()),
+        *slurm.exports({**cluster.env, **environment}),
         "exec sbatch --parsable \\",
         *(f"  {option} \\" for option in slurm.shell_options(options)),
         f'  "$@" {shlex.quote(str(Path(config.launcher.nemo_rl) / "ray.sub"))}',

@@ -19,6 +19,7 @@ from nemo_rod.config import Config
 from nemo_rod.launch.chain import Link
 from nemo_rod.launch.render import frozen_config, launch_folder, link_command
 
+STAGE = Path(__file__).parent / "stage.sh"
 SBATCH = 'sbatch --parsable ${after:+"--dependency=afterok$after"} "$folder/$name.sbatch"'
 _SUBMIT = """\
 #!/bin/bash
@@ -68,7 +69,7 @@ def render(config: Config, links: list[Link]) -> dict[str, str]:
     return {
         "config.yaml": frozen_config(config),
         **{f"{link.name}.sbatch": render_job(config, link) for link in links},
-        "stage.sh": (Path(__file__).parent / "stage.sh").read_text(),
+        "stage.sh": render_stage(config),
         "node.sh": render_node(config),
         "submit.sh": render_submit(config, links, SBATCH),
     }
@@ -85,17 +86,32 @@ def render_job(config: Config, link: Link) -> str:
     lines = ["#!/bin/bash", *_directives(config, link), f"# {link.title}", ""]
     lines += [
         f"command=(bash {shlex.quote(str(folder / 'node.sh'))} {link_command(config, link)})",
-        f"srun_options=({' '.join(_srun_options(config))})",
-        f"max_requeues={config.launcher.requeues}",
         f"source {shlex.quote(str(folder / 'stage.sh'))}",
     ]
     return "\n".join(lines) + "\n"
 
 
+def render_stage(config: Config) -> str:
+    """The script that every job sources: what it needs to know, then what it does."""
+    lines = [
+        "# shellcheck shell=bash disable=SC2154",
+        "srun_options=(",
+        *(f"  {option}" for option in _srun_options(config)),
+        ")",
+        f"max_requeues={config.launcher.requeues}",
+    ]
+    return "\n".join(lines) + "\n\n" + STAGE.read_text()
+
+
 def render_node(config: Config) -> str:
     """The script that every node runs."""
-    lines = [f"export {key}={shlex.quote(value)}" for key, value in config.cluster.env.items()]
-    return _NODE + "\n".join([*lines, *config.cluster.setup, 'exec "$@"']) + "\n"
+    lines = [*exports(config.cluster.env), *config.cluster.setup, 'exec "$@"']
+    return _NODE + "\n".join(lines) + "\n"
+
+
+def exports(environment: dict[str, str]) -> list[str]:
+    """Shell lines that set variables."""
+    return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
 
 
 def render_submit(config: Config, links: list[Link], submit_one: str) -> str:
@@ -137,15 +153,21 @@ def job_options(config: Config, link: Link) -> dict[str, str | None]:
         "requeue": None,
         "kill-on-invalid-dep": "yes",
     }
-    return options | {key: None if v is None else str(v) for key, v in cluster.sbatch.items()}
+    more = cluster.sbatch if link.runs_model else cluster.cpu_sbatch
+    return options | {key: None if v is None else str(v) for key, v in more.items()}
 
 
 def shell_options(options: dict[str, str | None]) -> list[str]:
     """Options as words of a shell command."""
     return [
-        f"--{key}" if value is None else f"--{key}={shlex.quote(value)}"
+        f"--{key}" if value is None else f"--{key}={_quoted(value)}"
         for key, value in options.items()
     ]
+
+
+def _quoted(value: str) -> str:
+    """A word for the shell; a comma is quoted, too, or shellcheck takes it for a slip."""
+    return f"'{value}'" if shlex.quote(value) == value and "," in value else shlex.quote(value)
 
 
 def container_mounts(config: Config) -> list[str]:

@@ -1,6 +1,5 @@
 # shellcheck shell=bash disable=SC2154
-# Runs one stage on all nodes of this Slurm job. Every job script of this folder sources it, after
-# it has set `command`, `srun_options` and `max_requeues`.
+# Runs one stage, `command`, on all nodes of this Slurm job. Every job script sources this file.
 #
 # A stage that is told to stop saves, and ends with status 75. Then the job must go back into the
 # queue, and nobody else sees to that: a batch script that returns while its job is being preempted,
@@ -15,6 +14,7 @@ told_to_stop() {
 
 # The time limit is near (--signal=B:USR1@...): srun hands the signal on to every process of the
 # step. A TERM would end srun instead.
+# shellcheck disable=SC2329 # the trap calls it
 near_the_limit() {
   echo "stage.sh: the time limit is near, asking the stage to save and stop"
   limit=near

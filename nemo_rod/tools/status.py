@@ -23,6 +23,7 @@ from nemo_rod.tools.text import parse, table
 USAGE = "nemo-rod status RUN_DIR"
 CANCEL_USAGE = "nemo-rod cancel RUN_DIR"
 _RECENT = 20  # steps that the time left is estimated from
+_FINE = ("done", "running", "waiting", "requeued", "to do")
 _HEADER = ("stage", "state", "job", "where", "progress", "left", "last")
 
 
@@ -33,7 +34,7 @@ class Standing:
     Attributes:
         state: "done", "running", "waiting", "requeued", "stopped", "failed", "cancelled" or
             "to do"; or what Slurm calls the end of a job that could not say anything itself.
-        why: a sentence, where there is something to say.
+        why: what it waits for, or a sentence on how it ended.
     """
 
     state: str
@@ -41,27 +42,27 @@ class Standing:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints a table of the run's stages, and a sentence for each that needs one."""
+    """Prints a table of the run's stages, and a sentence for each that did not end well."""
     run_dir = _run_dir(arguments, USAGE)
     launcher, config = read_launch(run_dir)
-    links = whole_chain(config)
     numbers = queue.read_jobs(run_dir / "launch" / launcher)
     jobs = queue.look(numbers.values())
     standings: dict[str, Standing] = {}
     rows = []
-    for link in links:
+    for link in whole_chain(config):
         record, number = Record(run_dir, link.name), numbers.get(link.name)
         events, job = record.events(), jobs.get(number or "")
         standing = stand(link, events, job, number is not None, record.is_held(), standings)
         standings[link.name] = standing
         where = (job.nodes if job else "") or place(events)
-        numbers_and_left = _how_far(run_dir, link, standing, events, job)
-        rows.append((link.name, standing.state, number, where, *numbers_and_left))
+        far, left, last = _how_far(run_dir, link, standing, events)
+        last = last or (standing.why if standing.state in _FINE else "")
+        rows.append((link.name, standing.state, number, where, far, left, last))
     print(f"{config.recipe} in {run_dir}, launcher={launcher}")
     print(table(_HEADER, rows))
-    sentences = [f"{name}: {s.state}: {s.why}" for name, s in standings.items() if s.why]
-    if sentences:
-        print("\n" + "\n".join(sentences))
+    for name, standing in standings.items():
+        if standing.why and standing.state not in _FINE:
+            print(f"{name}: {standing.state}: {standing.why}")
 
 
 def cancel(arguments: Sequence[str]) -> None:
@@ -113,9 +114,6 @@ def stand(
     return Standing("to do")
 
 
-_FINE = ("done", "running", "waiting", "requeued", "to do")
-
-
 def _in_queue(
     link: Link, job: QueuedJob, last: Mapping[str, Any], others: Mapping[str, Standing]
 ) -> Standing:
@@ -140,7 +138,6 @@ def _how_far(
     link: Link,
     standing: Standing,
     events: Sequence[Mapping[str, Any]],
-    job: QueuedJob | None,
 ) -> tuple[str, str, str]:
     """Progress, time left, and the last that was measured."""
     if standing.state == "done":
