@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +13,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import Config, config_folder, to_config
-from nemo_rod.jobs import STOP_SIGNALS, Stopped
+from nemo_rod.jobs import Stopped
 from nemo_rod.launch import run
-from nemo_rod.launch.local import run_torchrun
-from nemo_rod.launch.nodes import Nodes
 from nemo_rod.tools import curriculum, doctor, inspect, status
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
@@ -96,18 +93,11 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     """Turns what Hydra composed into our configuration, and errors into one sentence."""
 
     def task(composed: DictConfig) -> None:
-        nodes = Nodes.of_this_job()
-        for number in STOP_SIGNALS:
-            signal.signal(number, _stop if nodes.rank == 0 else _leave_it_to_the_first_node)
         try:
             OmegaConf.resolve(composed)
             config = to_config(composed)
             config.run_dir = _run_dir(config)
-            if nodes.rank:
-                nodes.follow(lambda order: run_torchrun(order, nodes, config.launcher))
-                return
-            with nodes.led():
-                command(config)
+            run.on_all_nodes(command, config)
         except ValueError as error:
             _leave(str(error))
         except Stopped as stop:
@@ -116,14 +106,6 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             _leave(str(error), status=1)
 
     return task
-
-
-def _stop(number: int, _: object) -> None:
-    raise Stopped("was asked to stop: run it again to go on from there")
-
-
-def _leave_it_to_the_first_node(number: int, _: object) -> None:
-    """The first node's command is told, too, and tells this one when all is over."""
 
 
 def _run_dir(config: Config) -> str:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
@@ -147,8 +147,10 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError("no free ports")
 
 
-def wait_for(condition, seconds: float, what: str) -> None:
+def wait_for(
+    condition: Callable[[], bool], seconds: float, what: str, *, every: float = 0.5
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.5)
+        time.sleep(every)

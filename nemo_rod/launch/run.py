@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from nemo_rod.config import Config
+from nemo_rod.jobs import STOP_SIGNALS, Stopped
 from nemo_rod.launch import ray, slurm
 from nemo_rod.launch.chain import Link, evaluate_link, report_link, stage_link, whole_chain
+from nemo_rod.launch.local import run_torchrun
+from nemo_rod.launch.nodes import Nodes
 from nemo_rod.launch.record import Record
 from nemo_rod.launch.render import render_local, write_files
 from nemo_rod.launch.stages import SPECIALIST, Stages
 from nemo_rod.launch.submit import submit
 from nemo_rod.selection.arms import arm_kind
+
+
+def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
+    """Runs a command here; on the other nodes of a job, follows what the first node's does.
+
+    Raises:
+        Stopped: if a signal asked for it.
+    """
+    nodes = Nodes.of_this_job()
+    for number in STOP_SIGNALS:
+        signal.signal(number, _stop if nodes.rank == 0 else _leave_it_to_the_first_node)
+    if nodes.rank:
+        nodes.follow(lambda order: run_torchrun(order, nodes, config.launcher))
+        return
+    with nodes.led():
+        command(config)
+
+
+def _stop(number: int, _: object) -> None:
+    raise Stopped("was asked to stop: run it again to go on from there")
+
+
+def _leave_it_to_the_first_node(number: int, _: object) -> None:
+    """The first node's command is asked, too, and says when all is over."""
 
 
 def run(config: Config) -> None:
