@@ -60,7 +60,7 @@ def whole_chain(config: Config) -> list[Link]:
 
 def stage_link(stages: Stages, stage: Stage) -> Link:
     """The link of a stage."""
-    evaluation = stages.arm_folder(stage.name) / "evaluation.json"  # void with the base's weights
+    evaluation = stages.results.arm(stage.name) / "evaluation.json"  # void with the base's weights
     return Link(
         name=stage.name,
         command=stage.command,
@@ -80,7 +80,7 @@ def evaluate_link(config: Config) -> Link:
     stages = Stages(config)
     wanted = [config.arm] if config.arm else config.arms
     names = ["base", *(name for name in wanted if name != "base")]
-    files = [stages.arm_folder(name) / "evaluation.json" for name in names]
+    files = [stages.results.arm(name) / "evaluation.json" for name in names]
 
     return Link(
         name="evaluate",
@@ -88,7 +88,7 @@ def evaluate_link(config: Config) -> Link:
         title="evaluate every arm" if not config.arm else f"evaluate {config.arm}",
         needs=tuple(names),
         runs_model=True,
-        folder=stages.run_dir / "arms",
+        folder=stages.results.path / "arms",
         is_there=lambda: all(file.exists() for file in files),
         is_done=lambda: not not_evaluated(stages, names),
         run=lambda: evaluate_arms(stages, names),

@@ -22,14 +22,14 @@ def evaluate_arms(stages: Stages, names: list[str]) -> None:
     """
     inputs = _inputs(stages, names)
     missing = not_evaluated(stages, names)
-    work = stages.run_dir / "evaluation.partial"
+    work = stages.results.path / "evaluation.partial"
     work.mkdir(exist_ok=True)
-    models = {name: str(stages.checkpoint(name)) for name in missing}
-    stages.run(EvaluateJob(**stages.model_job("evaluate", work), models=models), work)
+    models = {name: str(stages.results.checkpoint(name)) for name in missing}
+    stages.jobs.run(EvaluateJob(**stages.jobs.common("evaluate", work), models=models), work)
     for name in missing:
         result = json.loads((work / f"{name}.json").read_text())
         result |= {"arm": name, "seed": _seed(stages, name), "inputs": inputs[name]}
-        folder = stages.arm_folder(name)
+        folder = stages.results.arm(name)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "evaluation.json", result)
     for file in work.iterdir():
@@ -48,12 +48,12 @@ def not_evaluated(stages: Stages, names: list[str]) -> list[str]:
 
 
 def _inputs(stages: Stages, names: list[str]) -> dict[str, Inputs]:
-    blocks = stages.block_counts()["digest"]
-    return {name: {"model": stages.weights(name), "blocks": blocks} for name in names}
+    blocks = stages.results.block_counts()["digest"]
+    return {name: {"model": stages.results.weights(name), "blocks": blocks} for name in names}
 
 
 def _is_evaluated(stages: Stages, name: str, inputs: Inputs) -> bool:
-    path = stages.arm_folder(name) / "evaluation.json"
+    path = stages.results.arm(name) / "evaluation.json"
     if not path.exists():
         return False
     for key, value in json.loads(path.read_text())["inputs"].items():
@@ -68,6 +68,6 @@ def _is_evaluated(stages: Stages, name: str, inputs: Inputs) -> bool:
 def _seed(stages: Stages, name: str) -> int:
     """The seed that the model was trained with, which need not be this command's."""
     if name == "base":
-        manifest = json.loads((stages.base / "manifest.json").read_text())
+        manifest = json.loads((stages.results.base / "manifest.json").read_text())
         return manifest["note"]["seed"]
-    return json.loads((stages.arm_folder(name) / "arm.json").read_text())["seed"]
+    return json.loads((stages.results.arm(name) / "arm.json").read_text())["seed"]

@@ -25,7 +25,7 @@ from typing import Any
 Ending = dict[str, str]
 
 _GATHER = timedelta(minutes=30)  # containers may take their time to start
-_LEAVE_SECONDS = 30.0
+_LEAVE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,13 @@ class Nodes:
             yield
             return
         store = self._store(is_master=True)
+        patience = _LEAVE  # after a failure: Slurm ends the others when this command ends
         try:
             yield
+            patience = _GATHER  # some may not have started yet
         finally:
             store.set(f"order/{store.add('orders', 1)}", "")
-            deadline = time.monotonic() + _LEAVE_SECONDS
+            deadline = time.monotonic() + patience.total_seconds()
             while not self._have_left(store) and time.monotonic() < deadline:
                 time.sleep(0.2)
 
