@@ -96,7 +96,7 @@ def test_follower_whose_leader_is_gone_says_so(nodes: list[Nodes]) -> None:
 
 HELPER = """
 import multiprocessing, os, signal, time
-from nemo_rod.megatron.__main__ import keep_signals_from_helpers
+from nemo_rod.jobs import keep_signals_from_helpers
 heard = []
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: heard.append(1))

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -15,7 +14,16 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import STOP_SIGNALS, Job, ScoreJob, Stopped, TrainJob, end_with_parent, read_job
+from nemo_rod.jobs import (
+    STOP_SIGNALS,
+    Job,
+    ScoreJob,
+    Stopped,
+    TrainJob,
+    end_with_parent,
+    keep_signals_from_helpers,
+    read_job,
+)
 from nemo_rod.megatron.watch import Watch
 
 
@@ -48,22 +56,6 @@ def main() -> int:
     watch.close()
     dist.destroy_process_group()
     return 0
-
-
-def keep_signals_from_helpers() -> None:
-    """Lets this process alone hear that it is to stop, and not those that it starts.
-
-    Slurm tells every process of a job at once, so also those that write a checkpoint for this one:
-    the checkpoint would break. They inherit what this thread blocks. Another thread does not block
-    it, and Python runs the handlers in the main thread all the same.
-    """
-
-    def listen() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        threading.Event().wait()
-
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    threading.Thread(target=listen, name="nemo-rod-signals", daemon=True).start()
 
 
 def _run(job: Job, watch: Watch) -> None:
