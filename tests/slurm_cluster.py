@@ -109,6 +109,11 @@ class Cluster:
         )
         return done.stdout.strip()
 
+    def job(self, number: str) -> dict[str, str]:
+        """What the controller knows of a job."""
+        text = self.ask("scontrol", "show", "job", "--oneliner", number)
+        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
     def _spawn(self, program: str, *arguments: str) -> None:
         path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
         assert path is not None

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
+from test_cli import composed
 
 from nemo_rod.launch.record import Record
+from nemo_rod.launch.slurm import render_stage
 
 pytestmark = pytest.mark.slurm
 
@@ -26,9 +28,9 @@ RECIPE = [
     "recipe=toy_synthetic",
     "arms=[no_replay,rod,merge_0.6]",
     "domain.sources.dialect.max_bytes=200000",
-    *(f"domain.sources.chain_{i}.max_bytes=60000" for i in range(9)),
-    "pretrain.steps=60",
-    "train.steps=300",
+    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(9)),
+    "pretrain.steps=40",
+    "train.steps=200",
     "checkpoint.every=20",
 ]
 # One "GPU" a node, so that the recipe's two processes are one on each of two nodes.
@@ -65,14 +67,6 @@ def nemo_rod(*arguments: str, cluster: Cluster | None = None) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipe on this machine, never interrupted."""
-    run_dir = tmp_path_factory.mktemp("here")
-    print(nemo_rod("run", *RECIPE, f"run_dir={run_dir}"))
-    return run_dir
-
-
 @dataclass
 class Chain:
     """A run on Slurm: its folder, the numbers of its jobs, and what `status` said meanwhile."""
@@ -93,8 +87,7 @@ class Chain:
         return [event["event"] for event in self.events(stage)]
 
     def job(self, stage: str) -> dict[str, str]:
-        text = self.cluster.ask("scontrol", "show", "job", "--oneliner", self.numbers[stage])
-        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+        return self.cluster.job(self.numbers[stage])
 
     def status(self) -> str:
         return nemo_rod("status", str(self.run_dir), cluster=self.cluster)
@@ -115,8 +108,8 @@ class Chain:
 
 
 @pytest.fixture(scope="module")
-def chain(cluster: Cluster, here: Path, tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    """The same recipe as a chain of jobs, interrupted in three ways."""
+def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """The recipe as a chain of jobs, interrupted in three ways."""
     chain = Chain(cluster, tmp_path_factory.mktemp("chain"), {})
     run = ["run", *RECIPE, *ON_SLURM, f"run_dir={chain.run_dir}"]
     print(nemo_rod(*run, cluster=cluster))
@@ -141,7 +134,7 @@ def chain(cluster: Cluster, here: Path, tmp_path_factory: pytest.TempPathFactory
     wait_for(lambda: "stopped" in chain.kinds("rod"), 120, "rod was not told to stop")
 
     # a node fails
-    chain.reach("rod", 2, 150)
+    chain.reach("rod", 2, 100)
     cluster.ask("scontrol", "update", "nodename=n2", "state=down", "reason=test")
     wait_for(lambda: chain.job("rod")["Restarts"] == "2", 120, "rod did not go back")
     cluster.ask("scontrol", "update", "nodename=n2", "state=resume")
@@ -181,19 +174,64 @@ def test_interrupted_jobs_went_back_into_the_queue(chain: Chain) -> None:
     assert chain.job("rod")["Restarts"] == "2"
 
 
-def test_result_is_that_of_the_uninterrupted_run_on_one_machine(chain: Chain, here: Path) -> None:
+# What a stage may do, in shell: how the job script that all stages share takes it.
+ENDINGS = {
+    # what the stage does at its 1st, 2nd ... start; state of the job, its exit status, requeues
+    "done": (["exit 0"], "COMPLETED", "0:0", 0),
+    "failed": (["exit 3"], "FAILED", "3:0", 0),
+    "told to stop": (["exit 75", "exit 0"], "COMPLETED", "0:0", 1),
+    "told to stop before it could answer": (["kill -TERM $$", "exit 0"], "COMPLETED", "0:0", 1),
+    "stopped too often": (["exit 75", "exit 75", "exit 75", "exit 0"], "FAILED", "75:0", 2),
+    "near its time limit": (
+        ["trap 'exit 75' USR1; while true; do sleep 1; done", "exit 0"],
+        "COMPLETED",
+        "0:0",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str) -> None:
+    starts, state, status, requeues = ENDINGS[ending]
+    config = composed("recipe=toy_synthetic", *ON_SLURM, "launcher.requeues=2")
+    (tmp_path / "stage.sh").write_text(render_stage(config))
+    cases = "".join(f"  {number}) {start} ;;\n" for number, start in enumerate(starts))
+    (tmp_path / "start.sh").write_text(f"case ${{SLURM_RESTART_COUNT:-0}} in\n{cases}esac\n")
+    (tmp_path / "job.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --time=00:02:00 --signal=B:USR1@60 --requeue --open-mode=append\n"
+        "#SBATCH --cpus-per-task=1\n"
+        f"#SBATCH --output={tmp_path}/out\n"
+        f"command=(bash {tmp_path}/start.sh)\nsource {tmp_path}/stage.sh\n"
+    )
+    number = cluster.ask("sbatch", "--parsable", str(tmp_path / "job.sbatch"))
+    wait_for(lambda: not cluster.ask("squeue", "-h", "-j", number), 400, "the job did not end")
+    job = cluster.job(number)
+    print((tmp_path / "out").read_text())
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == (state, status, str(requeues))
+
+
+def copy(run_dir: Path, *folders: str, to: Path) -> None:
+    for folder in folders:
+        subprocess.run(["cp", "-r", str(run_dir / folder), str(to / folder)], check=True)
+
+
+def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) -> None:
+    """Trained again on this machine in one go, they come out the same, to the bit."""
+    copy(chain.run_dir, "blocks", "base", "references", to=tmp_path)
     for arm in ARMS:
-        ours, theirs = (run / "arms" / arm for run in (chain.run_dir, here))
+        print(nemo_rod("train", *RECIPE, f"arm={arm}", f"run_dir={tmp_path}"))
+        ours, theirs = (run / "arms" / arm for run in (chain.run_dir, tmp_path))
         assert (ours / "curriculum.rod").read_bytes() == (theirs / "curriculum.rod").read_bytes()
         one, other = (load_file(folder / "hf" / "model.safetensors") for folder in (ours, theirs))
         assert one.keys() == other.keys()
         assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_chain_ends_with_evaluation_and_report(chain: Chain) -> None:
     for arm in ("base", *ARMS, "merge_0.6"):
-        one, other = (
-            json.loads((run / "arms" / arm / "evaluation.json").read_text())
-            for run in (chain.run_dir, here)
-        )
-        assert one == other
+        result = json.loads((chain.run_dir / "arms" / arm / "evaluation.json").read_text())
+        assert result["loss"]["adaptation"]["dialect"] > 0
     assert (chain.run_dir / "report" / "index.html").exists()
 
 
@@ -209,7 +247,7 @@ def test_status_told_all_along_how_it_stood(chain: Chain) -> None:
     assert "for references_specialist" in row(preempted, "rod")
     running = row(chain.said["running"], "rod")
     assert running.split()[1] == "running"
-    assert "n[1-2]" in running and "/300" in running and "loss" in running
+    assert "n[1-2]" in running and "/200" in running and "loss" in running
     assert {line.split()[1] for line in chain.said["end"].splitlines()[2:]} == {"done"}
 
 
@@ -219,11 +257,10 @@ def test_second_launch_is_refused_while_one_is_at_work(chain: Chain) -> None:
 
 
 @pytest.fixture
-def begun(here: Path, cluster: Cluster, tmp_path: Path) -> Chain:
+def begun(chain: Chain, tmp_path: Path) -> Chain:
     """A run whose base is there, and nothing after it."""
-    for folder in ("blocks", "base"):
-        subprocess.run(["cp", "-r", str(here / folder), str(tmp_path / folder)], check=True)
-    return Chain(cluster, tmp_path, {})
+    copy(chain.run_dir, "blocks", "base", to=tmp_path)
+    return Chain(chain.cluster, tmp_path, {})
 
 
 def test_failed_stage_stops_its_dependents_and_no_other(begun: Chain) -> None:
@@ -246,6 +283,22 @@ def test_failed_stage_stops_its_dependents_and_no_other(begun: Chain) -> None:
     assert f"no_replay: failed: {failure['why']}" in status
     assert "rank" in failure["why"] and "log:" in failure["why"]
     assert "references_specialist: cancelled: no_replay did not end well" in status
+
+
+def test_refused_chain_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
+    options = [*RECIPE, *ON_SLURM, f"run_dir={tmp_path}"]
+    options += ["cluster.cpu_partition=work", "cluster.partition=nowhere"]  # prepare is taken
+    done = subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", "run", *options],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "Slurm refused the chain: " in done.stderr
+    assert "invalid partition specified: nowhere" in done.stderr
+    assert not (tmp_path / "launch" / "slurm" / "jobs.tsv").exists()
+    wait_for(lambda: not cluster.ask("squeue", "-h"), 60, "a job was left behind")
 
 
 def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
