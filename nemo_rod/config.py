@@ -105,14 +105,42 @@ class Domain:
 
 
 @dataclass
+class Cluster:
+    """The machines that the slurm and ray launchers ask for, and how they ask."""
+
+    gpu: str | None = None  # name of the GPU, such as B200; none: CPU processes
+    gpus_per_node: int = 0  # also the processes that a job starts on a node
+    gpu_memory_gib: float = 0.0  # of one GPU, as CUDA reports it
+    cpu_cores: int = 1  # of a node
+    node_memory_gib: float = 0.0  # of a node
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    time: str = "4:00:00"  # limit of one job, HH:MM:SS or D-HH:MM:SS; in YAML in quotes
+    gpu_option: str = "gpus-per-node"  # sbatch option that asks for GPUs, or "gres"
+    exclusive: bool = True  # nodes to itself for a stage that uses all GPUs of its nodes
+    cpu_partition: str | None = None  # of stages without GPU; none: the same partition
+    cpu_stage_cores: int = 16  # of a stage without GPU; as many as domain.workers if that is more
+    cpu_stage_memory_gib: int = 64
+    sbatch: dict[str, Any] = field(default_factory=dict)  # more options, of stages with GPUs
+    cpu_sbatch: dict[str, Any] = field(default_factory=dict)  # and of stages without
+    image: str | None = None  # container: a .sqsh file or a registry's address
+    mounts: list[str] = field(default_factory=list)  # into the container, besides run_dir and cwd
+    python: str | None = None  # that has nemo_rod; none: the image's python, or the submitting one
+    setup: list[str] = field(default_factory=list)  # shell lines on every node before the command
+    env: dict[str, str] = field(default_factory=dict)  # of every process: network, caches
+
+
+@dataclass
 class Launcher:
     """Where the stages run."""
 
-    kind: str = "local"  # torchrun on this machine
-    dry_run: bool = False
+    kind: str = "local"  # torchrun on this machine, or "slurm" or "ray"
     threads: int = 1  # OMP threads of each process
     stall_seconds: float = 1800.0  # time without progress after which a job is ended; 0 for never
     grace_seconds: int = 300  # time that a job has to save and stop when it is asked to
+    requeues: int = 100  # times that a Slurm job may go back into the queue; then it fails
+    nemo_rl: str | None = None  # NeMo-RL's checkout, whose ray.sub launcher=ray submits
 
 
 @dataclass
@@ -136,6 +164,7 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)
+    cluster: Cluster = field(default_factory=Cluster)
 
 
 def config_folder() -> Path:
@@ -169,6 +198,12 @@ def check(config: Config) -> None:
     """
     parallel = config.parallel
     _check_parallel(parallel)
+    _expect(
+        config.launcher.kind in ("local", "slurm", "ray"),
+        "launcher.kind",
+        config.launcher.kind,
+        "local, slurm or ray",
+    )
     _expect(
         config.domain.block_size % 8 == 0,
         "domain.block_size",
