@@ -20,11 +20,16 @@ class Parallel:
     data: int = 1  # replicas of the model, each with its share of a batch
     tensor: int = 1  # processes that share every matrix
     pipeline: int = 1  # processes that share the layers
+    context: int = 1  # processes that share every block's positions
+    virtual_pipeline: int = 1  # runs of layers on every pipeline process (interleaved schedule)
+    expert: int = 1  # processes that share a layer's experts; among those of data, tensor, context
+    sequence: bool = False  # tensor-parallel processes split what lies between matrices, too
+    distributed_optimizer: bool | None = None  # replicas share its state; null: where CUDA is
 
     @property
     def world_size(self) -> int:
         """Processes in all."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.tensor * self.pipeline * self.context
 
 
 @dataclass
@@ -83,6 +88,7 @@ class Model:
 
     hf: str | None = None  # name or folder of a Hugging Face checkpoint
     architecture: dict[str, Any] | None = None  # Hugging Face config of a model to train as base
+    shape: dict[str, Any] | None = None  # Hugging Face config of `hf`, for `plan` without a network
     precision: str = "bf16"  # "bf16" or "fp32"
 
 
@@ -137,6 +143,23 @@ class Launcher:
 
 
 @dataclass
+class Plan:
+    """What `nemo-rod plan` takes for granted. All of it is estimate, so all of it is a key.
+
+    What is null is taken from the processor's profile in nemo_rod/plan/speed.py, with its source.
+    """
+
+    adaptation_tokens: float | None = None  # of the corpus; null: counted, or the sources' caps
+    replay_tokens: float | None = None
+    peak_tflops: float | None = None  # of one GPU in the model's precision, without sparsity
+    utilisation: float | None = None  # share of the peak that training reaches
+    backward: float | None = None  # time of a backward pass, in forward passes
+    expert_imbalance: float = 1.5  # tokens of the busiest expert-parallel GPU, over the mean
+    memory_reserve: float = 0.1  # share of GPU memory for CUDA, NCCL and fragmentation
+    tokenise_rate: float = 450_000.0  # tokens a core reads and packs in a second
+
+
+@dataclass
 class Config:
     """One recipe with everything a run needs."""
 
@@ -158,6 +181,7 @@ class Config:
     validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)
     cluster: Cluster = field(default_factory=Cluster)
+    plan: Plan = field(default_factory=Plan)
 
 
 def config_folder() -> Path:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nemo_rod.corpus.filters import Comparison, lookup
 from nemo_rod.corpus.unpack import Counter, read_chunks, split_lines
+
+T = TypeVar("T")
+ALL_SPLITS = "all"
 
 
 class Input(Protocol):
@@ -222,8 +225,9 @@ class HuggingFaceDataset:
     Args:
         path: Name on the hub, or a folder.
         subset: Its configuration.
-        split: Its split.
+        split: Its split; ``all`` for every split of the configuration, by name.
         revision: Commit, branch or tag; a commit makes the corpus reproducible.
+        max_files: Read only as many of its files, evenly spread; None for all.
         extract: Takes the text out.
     """
 
@@ -234,12 +238,14 @@ class HuggingFaceDataset:
         subset: str | None,
         split: str,
         revision: str | None,
+        max_files: int | None,
         extract: Extract,
     ) -> None:
         label = Path(path).name if Path(path).is_dir() else path
         self.name = f"{label}[{subset or 'default'},{split}]@{revision or 'main'}"
         self.size: int | None = None
-        self._arguments = {"path": path, "name": subset, "split": split, "revision": revision}
+        self._arguments = {"path": path, "name": subset, "revision": revision}
+        self._split, self._max_files = split, max_files
         self._extract = extract
         self._dataset: Any = None
         self._start: Any = None
@@ -255,10 +261,14 @@ class HuggingFaceDataset:
             yield self._extract(record, f"{self._arguments['path']}, {place}")
 
     def _open(self) -> Any:
-        from datasets import load_dataset
+        from datasets import load_dataset_builder
 
         try:
-            return load_dataset(**self._arguments, streaming=True)
+            builder = load_dataset_builder(**self._arguments)
+            split = self._split
+            if split == ALL_SPLITS or self._max_files is not None:
+                split = _choose_files(builder, split, self._max_files)
+            return builder.as_streaming_dataset(split)
         except Exception as error:  # the library raises whatever its many loaders raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(
@@ -273,6 +283,30 @@ class HuggingFaceDataset:
     def consumed(self) -> int:
         """Unknown."""
         return 0
+
+
+def _choose_files(builder: Any, split: str, max_files: int | None) -> str:
+    """Makes the files that are wanted the only ones of a dataset, and returns their split."""
+    from datasets.data_files import DataFilesDict, DataFilesList
+
+    found = builder.config.data_files
+    names = sorted(found) if split == ALL_SPLITS else [split]
+    pairs = [
+        pair
+        for name in names
+        for pair in zip(found[name], found[name].origin_metadata, strict=True)
+    ]
+    chosen = spread(pairs, max_files)
+    files = DataFilesList([file for file, _ in chosen], [origin for _, origin in chosen])
+    builder.config.data_files = DataFilesDict({split: files})
+    return split
+
+
+def spread(items: Sequence[T], count: int | None) -> list[T]:
+    """At most `count` of the items, evenly spread over all, the first among them."""
+    if count is None or count >= len(items):
+        return list(items)
+    return [items[index * len(items) // count] for index in range(count)]
 
 
 class TextList:

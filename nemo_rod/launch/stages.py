@@ -116,7 +116,7 @@ class Stages:
                     seed=self.config.seed,
                 )
                 check_tokenizer(folder / "init", self.blocks)
-                arm = self._arm("base", optimisation)
+                arm = self.arm("base", optimisation)
                 self._run_training("base", folder, folder / "init", arm, optimisation, [])
             return {"weights": weights_digest(folder / "hf")}
 
@@ -156,11 +156,11 @@ class Stages:
 
     def train(self, name: str) -> Stage:
         """One arm."""
-        optimisation = self._schedule(name)
+        optimisation = self.schedule(name)
         references = [self.run_dir / "references" / r for r in ("specialist", "base")]
 
         def inputs() -> Inputs:
-            arm = self._arm(name, optimisation)
+            arm = self.arm(name, optimisation)
             made_of = {"blocks": self.block_counts()["digest"], "base": self.weights("base")}
             made_of |= flatten("arm", dataclasses.asdict(arm))
             made_of |= flatten("train", dataclasses.asdict(optimisation))
@@ -172,7 +172,7 @@ class Stages:
             return made_of
 
         def make(folder: Path) -> dict[str, Any]:
-            arm = self._arm(name, optimisation)
+            arm = self.arm(name, optimisation)
             used = references if arm.policy().needs_scores else []
             self._run_training(name, folder, self.checkpoint("base"), arm, optimisation, used)
             self._describe(folder, name, arm, optimisation)
@@ -262,7 +262,7 @@ class Stages:
         world_size = self.config.parallel.world_size
         run_job(file, world_size=world_size, launcher=self.config.launcher, log=log)
 
-    def _schedule(self, name: str) -> Optimisation:
+    def schedule(self, name: str) -> Optimisation:
         """The arm's own number of steps; all else is the same for all arms."""
         train = self.config.train
         if name != "rod_compute_matched":
@@ -271,8 +271,11 @@ class Stages:
         per_step = 1 + self.config.selection.multiplier / 3
         return dataclasses.replace(train, steps=round(train.steps / per_step))
 
-    def _arm(self, name: str, optimisation: Optimisation) -> Arm:
-        selection, blocks = self.config.selection, self.block_counts()
+    def arm(
+        self, name: str, optimisation: Optimisation, blocks: dict[str, Any] | None = None
+    ) -> Arm:
+        """Pools and policy of an arm, over the store's blocks or over as many as are planned."""
+        selection, blocks = self.config.selection, blocks or self.block_counts()
         return make_arm(
             name,
             num_adaptation=blocks["num_adaptation"],
