@@ -156,7 +156,8 @@ class Plan:
     backward: float | None = None  # time of a backward pass, in forward passes
     expert_imbalance: float = 1.5  # tokens of the busiest expert-parallel GPU, over the mean
     memory_reserve: float = 0.1  # share of GPU memory for CUDA, NCCL and fragmentation
-    tokenise_rate: float = 450_000.0  # tokens a core reads and packs in a second
+    tokenise_rate: float = 450_000.0  # tokens that a core makes of text in a second
+    read_rate: float = 100e6  # bytes of text that arrive in a second
 
 
 @dataclass
@@ -167,6 +168,9 @@ class Config:
     run_dir: str = MISSING  # where all results go
     arms: list[str] = field(default_factory=list)  # the training runs to compare
     arm: str | None = None  # the one arm of a single-stage command
+    arm_steps: dict[str, int] = field(
+        default_factory=dict
+    )  # of arms with another budget than train
     seed: int = 42  # of every draw of the stages that are run
     dry_run: bool = False  # show what would run, and stop
     rebuild: list[str] = field(default_factory=list)  # stages to do again although they are there

@@ -291,11 +291,9 @@ def _choose_files(builder: Any, split: str, max_files: int | None) -> str:
 
     found = builder.config.data_files
     names = sorted(found) if split == ALL_SPLITS else [split]
-    pairs = [
-        pair
-        for name in names
-        for pair in zip(found[name], found[name].origin_metadata, strict=True)
-    ]
+    pairs: list[tuple[Any, Any]] = []
+    for name in names:
+        pairs += zip(found[name], found[name].origin_metadata, strict=True)
     chosen = spread(pairs, max_files)
     files = DataFilesList([file for file, _ in chosen], [origin for _, origin in chosen])
     builder.config.data_files = DataFilesDict({split: files})

@@ -23,7 +23,8 @@ from nemo_rod.plan.table import format_plan
 from nemo_rod.selection.arms import arm_kind
 
 BYTES_PER_TOKEN = 4.0  # of text, for caps in bytes under a tokenizer with a large vocabulary
-REFERENCE_BYTES = 44  # a block's sums, its hash and their checksum
+REFERENCE_BYTES = 44  # of a block: sums, hash, checksum
+BLOCK_BYTES = 36  # of a block beside its tokens: hash and index
 CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # of a parameter: weights, fp32 weights, two moments
 
 
@@ -93,11 +94,11 @@ def make_plan(config: Config) -> PlanResult:
         memory=_memory(config, shape),
         stages=[cost(work, setup) for work in works],
         savings=_savings(works, setup, shape),
-        warnings=_warnings(works, setup),
+        notes=_notes(config, works, setup, blocks),
     )
 
 
-_ASSUMED = ("expert_imbalance", "memory_reserve", "tokenise_rate")
+_ASSUMED = ("expert_imbalance", "memory_reserve", "tokenise_rate", "read_rate")
 
 
 def refuse_what_does_not_fit(result: PlanResult) -> None:
@@ -181,9 +182,8 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
 
 def _cap(spec: SourceSpec, config: Config) -> float:
     """Tokens that a source can have at most."""
-    per_token = 1.0 if config.domain.tokenizer == "byte" else BYTES_PER_TOKEN
     caps = [float(spec.max_tokens)] if spec.max_tokens else []
-    caps += [spec.max_bytes / per_token] if spec.max_bytes else []
+    caps += [spec.max_bytes / _bytes_per_token(config)] if spec.max_bytes else []
     if not caps:
         raise ValueError(
             f"The plan does not know how large source {spec.name} is: set plan.{spec.role}_tokens "
@@ -206,11 +206,13 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
     weights = shape.parameters * {"bf16": 2, "fp32": 4}[config.model.precision]
     if stage.command == "prepare":
         count = sum(blocks[f"{split}_{role}"] for split in ("num", "held") for role in ROLES)
-        rate = config.plan.tokenise_rate * config.domain.workers
-        return Work(name=name, cpu_seconds=count * size / rate, disk=count * (4 * size + 16 + 20))
+        seconds = _preparing(config, blocks)
+        return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
     if stage.command == "score":
         role = "replay" if name == "references_base" else "adaptation"
-        return Work(name=name, read=blocks[f"num_{role}"], disk=blocks[f"num_{role}"] * 44)
+        return Work(
+            name=name, read=blocks[f"num_{role}"], disk=blocks[f"num_{role}"] * REFERENCE_BYTES
+        )
     if stage.command == "merge" or (stage.command == "pretrain" and config.model.hf):
         return Work(name=name, disk=weights)
     base = stage.command == "pretrain"
@@ -228,6 +230,22 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
         pool_size=pool,
         disk=weights + kept + curriculum,
     )
+
+
+def _preparing(config: Config, blocks: dict[str, Any]) -> float:
+    """Seconds of the slower of reading text and making tokens of it."""
+    tokens = read = 0.0
+    for role in ROLES:
+        count = (blocks[f"num_{role}"] + blocks[f"held_{role}"]) * config.domain.block_size
+        taken = [spec.subsample for spec in source_specs(config.domain) if spec.role == role]
+        tokens += count
+        read += count * _bytes_per_token(config) * len(taken) / sum(taken)
+    plan = config.plan
+    return max(tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate)
+
+
+def _bytes_per_token(config: Config) -> float:
+    return 1.0 if config.domain.tokenizer == "byte" else BYTES_PER_TOKEN
 
 
 def _layout(config: Config) -> dict[str, Any]:
@@ -281,36 +299,46 @@ def _memory(config: Config, shape: Shape) -> Memory:
 
 
 def _savings(works: Sequence[Work], setup: Setup, shape: Shape) -> list[Saving]:
-    found = [prefix_saving(works, setup, shape, share) for share in (0.5, 0.25)]
     selecting = [work for work in works if work.pool_size]
-    if selecting:
-        named = {work.name: cost(work, setup).gpu_hours for work in works}
-        scoring = (
-            sum(work.steps * setup.scoring_seconds(work.pool_size) for work in selecting) / 3600
-        )
-        references = sum(named.get(f"references_{name}", 0.0) for name in ("base", "specialist"))
-        hours = scoring * setup.speed.processes + references
-        found.append(
-            Saving(what="replay a smaller model's curriculum: no scoring, no references",
-                   gpu_hours=hours)
-        )  # fmt: skip
-        found.append(
-            Saving(what="take a smaller model's specialist as reference: no specialist, "
-                   "and its losses are cheaper",
-                   gpu_hours=named.get(SPECIALIST, 0.0) + named.get("references_specialist", 0.0))
-        )  # fmt: skip
-    return [saving for saving in found if saving and saving.gpu_hours > 0]
+    if not selecting:
+        return []
+    hours = {work.name: cost(work, setup).gpu_hours for work in works}
+    references = hours["references_base"] + hours["references_specialist"]
+    scoring = sum(work.steps * setup.scoring_seconds(work.pool_size) for work in selecting) / 3600
+    return [
+        *(prefix_saving(selecting, setup, shape, share) for share in (0.5, 0.25)),
+        Saving(
+            what="replay the curriculum that a smaller model recorded: nothing is scored here",
+            gpu_hours=scoring * setup.speed.processes + references,
+        ),
+        Saving(
+            what="take a smaller model's specialist as reference, less what that costs; "
+            f"here it is also the arm {SPECIALIST}",
+            gpu_hours=hours[SPECIALIST] + hours["references_specialist"],
+        ),
+    ]
 
 
-def _warnings(works: Sequence[Work], setup: Setup) -> list[str]:
-    found = []
+def _notes(
+    config: Config, works: Sequence[Work], setup: Setup, blocks: dict[str, Any]
+) -> list[str]:
+    notes = []
     for pool in sorted({work.pool_size for work in works if work.pool_size}):
         padded, _ = setup.padded(pool)
         if padded > pool:
-            fitting = pool // setup.parallel.data
-            found.append(
+            notes.append(
                 f"scoring.micro_batch_size={setup.scoring_micro_batch_size} on "
                 f"{setup.parallel.data} replicas fills each pool of {pool} blocks up to "
-                f"{padded:.0f}; a divisor of {fitting} does not."
+                f"{padded:.0f}; a divisor of {pool // setup.parallel.data} does not."
             )
-    return found
+    if not any(work.pool_size for work in works):
+        optimisation = config.train
+        pool = round(config.selection.multiplier * optimisation.batch_size)
+        corpus = blocks["num_adaptation"] + blocks["num_replay"]
+        seconds = optimisation.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)
+        notes.append(
+            f"no arm selects here; an arm that did would cost "
+            f"{seconds / 3600 * setup.speed.processes:,.1f} process-hours more, for scoring and "
+            "reference losses."
+        )
+    return notes

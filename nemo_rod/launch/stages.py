@@ -265,6 +265,8 @@ class Stages:
     def schedule(self, name: str) -> Optimisation:
         """The arm's own number of steps; all else is the same for all arms."""
         train = self.config.train
+        if name in self.config.arm_steps:
+            return dataclasses.replace(train, steps=self.config.arm_steps[name])
         if name != "rod_compute_matched":
             return train
         # as many plain steps' worth of compute as a fixed-replay arm, scoring included

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from typing import Any
 
@@ -94,10 +94,10 @@ class Setup:
         passes = ceil(num_blocks / per_pass)
         return float(passes * per_pass), passes
 
-    def scoring_seconds(self, num_blocks: float, speed: Speed | None = None) -> float:
+    def scoring_seconds(self, num_blocks: float) -> float:
         """Seconds of a forward-only pass over blocks."""
         blocks, passes = self.padded(num_blocks)
-        return (speed or self.speed).forward(blocks * self.block_size, passes)
+        return self.speed.forward(blocks * self.block_size, passes)
 
 
 def cost(work: Work, setup: Setup) -> StageCost:
@@ -140,18 +140,19 @@ class Saving:
     gpu_hours: float
 
 
-def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, share: float) -> Saving | None:
-    """Scoring only the first `share` of every block; None where nothing is scored."""
-    selecting = [work for work in works if work.pool_size]
-    if not selecting:
-        return None
-    prefix = int(setup.block_size * share)
-    flops = forward_flops(shape, setup.block_size, prefix=prefix) * prefix / setup.block_size
-    shorter = Speed(**{**asdict(setup.speed), "forward_flops": flops})
+def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, share: float) -> Saving:
+    """What scoring only the first `share` of every block saves in the training steps of `works`."""
+    size = setup.block_size
+    prefix = int(size * share)
+    shorter = replace(
+        setup,
+        block_size=prefix,
+        speed=replace(setup.speed, forward_flops=forward_flops(shape, size, prefix=prefix)),
+    )
     seconds = sum(
-        work.steps
-        * (setup.scoring_seconds(work.pool_size) - setup.scoring_seconds(work.pool_size, shorter))
-        for work in selecting
+        work.steps * (s.scoring_seconds(work.pool_size)) * sign
+        for work in works
+        for s, sign in ((setup, 1), (shorter, -1))
     )
     return Saving(
         what=f"score the first {prefix:,} tokens of a block alone",
@@ -172,7 +173,7 @@ class PlanResult:
         memory: of the fullest GPU.
         stages: in the order in which they run.
         savings: ways to spend less.
-        warnings: what is allowed but wasteful.
+        notes: what is wasteful, and what is spared.
     """
 
     recipe: str
@@ -183,7 +184,7 @@ class PlanResult:
     memory: Memory
     stages: list[StageCost]
     savings: list[Saving] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def gpu_hours(self) -> float:

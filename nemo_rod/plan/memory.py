@@ -1,12 +1,14 @@
 """Memory of one GPU in a layout, and layouts that a model or a cluster does not take.
 
-weights       what the GPU holds of the model
-gradients     fp32, which is what replicas add up
-optimizer     fp32 weights where training is in bf16, and Adam's two moments; split over replicas
-activations   what backward needs, of as many micro-batches as are under way; nothing recomputed
-logits        of one micro-batch in training, with their loss and gradient
-scoring       what a forward-only pass adds: one layer, and the logits of an eighth of each block
-reserve       CUDA, NCCL, fragmentation
+Counted are, in this order:
+
+- weights: what the GPU holds of the model
+- gradients: fp32, which is what replicas add up
+- optimizer: fp32 weights where training is in bf16, and Adam's moments; split over replicas
+- activations: what backward needs, of all micro-batches under way; nothing is recomputed
+- logits: of one micro-batch in training, with their loss and gradient
+- scoring: what a forward-only pass needs beyond that: one layer, logits of an eighth of each block
+- reserve: CUDA, NCCL, fragmentation
 """
 
 from __future__ import annotations

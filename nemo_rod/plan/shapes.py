@@ -28,7 +28,7 @@ class Block:
         attending: the same, per position that the token attends to.
         saved_hidden: values that backward needs of a token, of the residual stream's width.
         saved_split: the same, of what tensor parallelism splits.
-        saved_routed: the same, of what goes through routed experts, over all of the token's experts.
+        saved_routed: the same, of what goes through all routed experts of the token.
         tensor_divides: what the tensor-parallel size has to divide, by name.
     """
 

@@ -34,38 +34,24 @@ class Processor:
 
 
 _BRIDGE = (
-    "utilisation as in Megatron-Bridge's performance summary: dense 0.35 (Llama 3 8B in FP8, release "
-    "25.11: 744 of 1,979 TFLOP/s on H100, 1,576 of 4,500 on B200), with experts 0.16 (GPT-OSS 120B in "
-    "BF16, release 26.04.01: 158 of 989 on H100, 369 of 2,250 on B200)"
+    "utilisation as in Megatron-Bridge's performance summary: dense 0.35 (Llama 3 8B, FP8, release "
+    "25.11: 744 of 1,979 TFLOP/s on H100, 1,576 of 4,500 on B200), with experts 0.16 (GPT-OSS "
+    "120B, BF16, release 26.04.01: 158 of 989 on H100, 369 of 2,250 on B200)"
 )
+
+
+def _gpu(name: str, peak_tflops: float, precision: str, sheet: str) -> Processor:
+    source = f"peak as in {sheet}; {_BRIDGE}"
+    return Processor(name, peak_tflops, precision, 0.35, 0.16, 2.0, source)
+
+
 PROCESSORS = {
-    "H100": Processor(
-        "H100",
-        989.0,
-        "bf16",
-        0.35,
-        0.16,
-        2.0,
-        f"peak as in NVIDIA's H100 SXM data sheet; {_BRIDGE}",
-    ),
-    "H200": Processor(
-        "H200",
-        989.0,
-        "bf16",
-        0.35,
-        0.16,
-        2.0,
-        f"peak as in NVIDIA's H200 SXM data sheet; {_BRIDGE}",
-    ),
-    "B200": Processor(
-        "B200",
-        2250.0,
-        "bf16",
-        0.35,
-        0.16,
-        2.0,
-        f"peak as in NVIDIA's DGX B200 data sheet; {_BRIDGE}",
-    ),
+    gpu.name: gpu
+    for gpu in (
+        _gpu("H100", 989.0, "bf16", "NVIDIA's H100 SXM data sheet"),
+        _gpu("H200", 989.0, "bf16", "NVIDIA's H200 SXM data sheet"),
+        _gpu("B200", 2250.0, "bf16", "NVIDIA's DGX B200 data sheet"),
+    )
 }
 CPU = Processor(
     "CPU",
@@ -138,7 +124,7 @@ def processor(config: Config, *, has_experts: bool) -> tuple[Processor, float, f
             "plan.peak_tflops to what its data sheet says, without sparsity."
         )
     else:
-        found = Processor(name, plan.peak_tflops, config.model.precision, 0.35, 0.16, 2.0, _BRIDGE)
+        found = _gpu(name, plan.peak_tflops, config.model.precision, "plan.peak_tflops")
     if config.model.precision != found.precision and plan.peak_tflops is None:
         raise ValueError(
             f"The profile of {found.name} is for {found.precision}, and model.precision="

@@ -34,8 +34,8 @@ def format_plan(plan: PlanResult) -> str:
     ]
     if plan.savings:
         lines += ["", "  To spend less:"]
-        lines += [f"    {s.gpu_hours:>9,.1f} {unit}-hours  {s.what}" for s in plan.savings]
-    lines += [f"  Note: {warning}" for warning in plan.warnings]
+        lines += [f"    {hours(s.gpu_hours):>9} {unit}-hours  {s.what}" for s in plan.savings]
+    lines += [f"  Note: {note}" for note in plan.notes]
     return "\n".join(lines)
 
 
@@ -50,13 +50,13 @@ def _stages(plan: PlanResult, unit: str) -> list[str]:
                 count(stage.flops),
                 f"{stage.scoring_share:.0%}" if stage.scoring_seconds else "",
                 wall(stage.hours),
-                f"{stage.gpu_hours:,.1f}" if stage.gpu_hours else "",
+                hours(stage.gpu_hours) if stage.gpu_hours else "",
                 size(stage.disk),
             ]
         )
     rows.append(
         ["all", *[""] * 2, count(sum(s.flops for s in plan.stages)), "",
-         wall(sum(s.hours for s in plan.stages)), f"{plan.gpu_hours:,.1f}",
+         wall(sum(s.hours for s in plan.stages)), hours(plan.gpu_hours),
          size(sum(s.disk for s in plan.stages))]
     )  # fmt: skip
     return _aligned(rows)
@@ -64,11 +64,12 @@ def _stages(plan: PlanResult, unit: str) -> list[str]:
 
 def _memory(plan: PlanResult, unit: str) -> list[str]:
     memory = plan.memory
+    unit_bytes, name = (GIB, "GiB") if memory.total >= GIB else (2.0**20, "MiB")
     limit = "" if memory.limit is None else f" of {memory.limit / GIB:.0f} GiB"
     fits = "" if memory.limit is None else (", fits" if memory.fits else ", DOES NOT FIT")
-    shown = [f"{name} {part / GIB:.1f}" for name, part in memory.parts.items() if part]
+    shown = [f"{part} {size / unit_bytes:.1f}" for part, size in memory.parts.items() if size]
     return [
-        f"  Memory of the fullest {unit}: {memory.total / GIB:.1f}{limit}{fits}",
+        f"  Memory of the fullest {unit}: {memory.total / unit_bytes:.1f} {name}{limit}{fits}",
         f"    {', '.join(shown)}",
     ]
 
@@ -98,12 +99,18 @@ def size(value: float) -> str:
     return f"{count(value)}B" if value else ""
 
 
-def wall(hours: float) -> str:
-    """A duration: 3 d 4 h, 2.5 h, 12 min, 40 s."""
-    if hours >= 48:
-        return f"{int(hours // 24)} d {round(hours % 24)} h"
-    if hours >= 1:
-        return f"{hours:.1f} h"
-    if hours >= 1 / 60:
-        return f"{hours * 60:.0f} min"
-    return f"{hours * 3600:.0f} s"
+def hours(value: float) -> str:
+    """Hours of processes: 2,469.8, or 0.012."""
+    return f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def wall(value: float) -> str:
+    """Hours as a duration: 3 d 4 h, 2.5 h, 12 min, 40 s."""
+    if value >= 48:
+        days, rest = divmod(round(value), 24)
+        return f"{days} d {rest} h"
+    if value >= 1:
+        return f"{value:.1f} h"
+    if value >= 1 / 60:
+        return f"{value * 60:.0f} min"
+    return f"{value * 3600:.0f} s"
