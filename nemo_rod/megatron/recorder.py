@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-from nemo_rod.megatron.selector import Choice, RoDSelector
+from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.selector import RoDSelector
 from nemo_rod.megatron.validation import Validation
 from nemo_rod.progress import Progress
-from nemo_rod.selection import Curriculum, CurriculumHeader
-
-
-def is_recorder() -> bool:
-    """Whether this rank writes: the last one, which is on the last pipeline stage."""
-    return dist.get_rank() == dist.get_world_size() - 1
+from nemo_rod.selection import CurriculumHeader
+from nemo_rod.selection.journal import Journal, number
 
 
 class Recorder(Callback):
@@ -47,7 +40,7 @@ class Recorder(Callback):
         self.folder, self.selector, self.validation = folder, selector, validation
         self.header = header
         self.progress = Progress(name, steps)
-        self.curriculum: Curriculum | None = None
+        self.journal: Journal | None = None
         self.lr = math.nan
 
     def on_train_start(self, context: CallbackContext) -> None:
@@ -55,12 +48,7 @@ class Recorder(Callback):
         if not is_recorder():
             return
         step = context.state.train_state.step
-        path = self.folder / "curriculum.rod"
-        if path.exists():
-            self.curriculum = Curriculum.open(path, expect=self.header, resume_at=step)
-        else:
-            self.curriculum = Curriculum.create(path, self.header)
-        _keep_lines(self.folder / "metrics.jsonl", step)
+        self.journal = Journal(self.folder, self.header, step=step)
         self.progress.start(step)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
@@ -71,17 +59,11 @@ class Recorder(Callback):
         """Records the step that just ended."""
         if not is_recorder():
             return
-        assert self.curriculum is not None and self.selector.choice is not None
-        choice = self.selector.choice
+        assert self.journal is not None and self.selector.choice is not None
         # the step counter moves after this callback, so it still names the step that ran
         step = context.state.train_state.step
-        self.curriculum.append(
-            step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
-        )
-        row = {"step": step, **self._training(context), **self._selection(choice)}
-        row |= self.validation.metrics
-        with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
+        metrics = {**self._training(context), **self.validation.metrics}
+        row = self.journal.append(step, self.selector.choice, metrics)
         note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
         self.progress.step(step + 1, note)
 
@@ -91,39 +73,8 @@ class Recorder(Callback):
         parts = self.selector.choice.seconds if self.selector.choice else {}
         timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
         return {
-            "train/loss": _number(loss),
-            "train/grad_norm": _number(context.grad_norm),
+            "train/loss": number(loss),
+            "train/grad_norm": number(context.grad_norm),
             "train/lr": self.lr,
             **{f"timing/train/{part}": value for part, value in timing.items()},
         }
-
-    def _selection(self, choice: Choice) -> dict[str, float | None]:
-        store = self.selector.store
-        source = store.source_index(choice.block_ids)
-        count = np.bincount(source, minlength=len(store.sources)) / len(source)
-        is_replay, score = choice.pool.is_replay, choice.score
-        means: dict[str, float | None] = {"rod/rho_adaptation": None, "rod/rho_replay": None}
-        if score is not None:
-            for role, mask in (("adaptation", ~is_replay), ("replay", is_replay)):
-                if mask.any():
-                    means[f"rod/rho_{role}"] = float(score[mask].mean())
-        return {
-            "rod/replay_share": float(is_replay[choice.chosen].mean()),
-            "rod/threshold": None if score is None else float(choice.threshold),
-            **means,
-            **{f"rod/share/{s.name}": float(c) for s, c in zip(store.sources, count, strict=True)},
-        }
-
-
-def _number(value: Any) -> float | None:
-    """A float, or None (JSON has no NaN) for what is missing or not finite."""
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _keep_lines(path: Path, count: int) -> None:
-    """Drops the metrics of steps that will be done again."""
-    if not path.exists():
-        return
-    lines = path.read_text().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")][:count]
-    path.write_text("".join(whole))

@@ -1,21 +1,17 @@
 """Replay on Demand around the trainer's `train_step` (paper, algorithm 1).
 
-    pool -> block losses -> scores -> top-k -> ordinary forward-backward on the winners
-
-Shapes: C candidates, K chosen blocks (global), S tokens per block.
+selection/selector.py: pool -> block losses -> scores -> top-k
+here: ordinary forward-backward on the winners
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from megatron.bridge.training import train as loop
 from megatron.core.utils import get_model_config
 
@@ -23,45 +19,11 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
-from nemo_rod.selection import (
-    Policy,
-    Pool,
-    Pools,
-    References,
-    block_loss,
-    reducible_loss,
-    threshold,
-)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was chosen at a step, and why.
-
-    Attributes:
-        pool: the candidates.
-        loss: float32 `[C]`, nats; None where the policy needs no scores.
-        score: float32 `[C]`; None where the policy needs no scores.
-        chosen: int64 `[K]`, positions in the pool, ascending.
-        threshold: tau, the smallest chosen score; NaN without scores.
-        seconds: of the parts "scoring" and "selection".
-    """
-
-    pool: Pool
-    loss: np.ndarray | None
-    score: np.ndarray | None
-    chosen: np.ndarray
-    threshold: float
-    seconds: dict[str, float]
-
-    @property
-    def block_ids(self) -> np.ndarray:
-        """The chosen blocks, int64 `[K]`."""
-        return self.pool.block_ids[self.chosen]
+from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, References, Selector
 
 
 class RoDSelector:
-    """Chooses what each training step trains on.
+    """Lets a trainer train on what a `Selector` chooses, at every step.
 
     Args:
         store: the blocks.
@@ -69,6 +31,7 @@ class RoDSelector:
         policy: turns scores into the chosen blocks.
         batch_size: blocks trained on in one step (K).
         references: reference losses; needed if the policy needs scores.
+        on_nonfinite: what to do with a score that is no number: "refuse" or "exclude".
         scoring_micro_batch_size: blocks in one forward-only pass of one replica.
         beat: called whenever this rank got on a bit.
     """
@@ -81,34 +44,22 @@ class RoDSelector:
         policy: Policy,
         batch_size: int,
         references: References | None = None,
+        on_nonfinite: OnNonfinite = "refuse",
         scoring_micro_batch_size: int = 1,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        if policy.needs_scores and references is None:
-            raise ValueError(
-                f"{type(policy).__name__} chooses by reducible loss: give the reference losses."
-            )
-        self.store, self.pools, self.policy = store, pools, policy
-        self.batch_size, self.references = batch_size, references
+        self.selector = Selector(
+            pools=pools,
+            policy=policy,
+            batch_size=batch_size,
+            block_size=store.block_size,
+            references=references,
+            on_nonfinite=on_nonfinite,
+        )
+        self.store = store
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.choice: Choice | None = None
         self.step_seconds = 0.0
-
-    def choose(self, step: int, losses: BlockLosses) -> Choice:
-        """Draws, scores and selects: the paper's algorithm 1 up to the update. Collective."""
-        pool = self.pools.pool(step)
-        if not self.policy.needs_scores:
-            chosen = self.policy.select(None, pool.is_replay, self.batch_size)
-            return Choice(pool, None, None, chosen, math.nan, {"scoring": 0.0, "selection": 0.0})
-        assert self.references is not None
-        start = time.perf_counter()
-        loss_C = block_loss(losses.chunk_sums(pool.block_ids), self.store.block_size)
-        scored = time.perf_counter()
-        score_C = reducible_loss(loss_C, self.references[pool.block_ids])
-        chosen = self.policy.select(score_C, pool.is_replay, self.batch_size)
-        tau = threshold(self.policy.weigh(score_C, pool.is_replay), chosen)
-        seconds = {"scoring": scored - start, "selection": time.perf_counter() - scored}
-        return Choice(pool, loss_C, score_C, chosen, tau, seconds)
 
     def wrap(self, train_step: Callable) -> Callable:
         """Puts the selector around a trainer's `train_step`.
@@ -159,12 +110,15 @@ class RoDSelector:
                     micro_batch_size=self.scoring_micro_batch_size,
                     beat=self.beat,
                 )
-                choice = self.choice = self.choose(step, losses)
+                choice = self.choice = self.selector.choose(step, losses)
                 self.beat()
-            mine = choice.block_ids[groups.dp.rank() :: groups.dp.size()]
+            # whole micro-batches are dealt out, so that none depends on the number of replicas:
+            # some losses, such as the routers' balance, are taken over a micro-batch
+            by_micro_batch = choice.block_ids.reshape(-1, micro_batch_size)
+            mine = by_micro_batch[groups.dp.rank() :: groups.dp.size()].ravel()
             batches = [micro_batches(self.store, mine, micro_batch_size) for _ in model]
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
-            if not self.policy.needs_scores:
+            if not self.selector.policy.needs_scores:
                 return schedule(**options)
             # every parameter was gathered for scoring; gathering again would read a buffer that
             # the optimizer may share with gradients and that is zeroed by now

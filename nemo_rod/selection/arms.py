@@ -13,12 +13,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
+from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow, Store
 from nemo_rod.selection.policies import Joint, Policy, TakeAll
+from nemo_rod.selection.references import References
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,39 @@ class Arm:
         """
         scored = self.pools().size / self.batch_size if self.policy().needs_scores else 0.0
         return steps * (1 + scored / 3)
+
+
+class StoreWithSources(Store, Protocol):
+    """What a curriculum's header says of a block store."""
+
+    @property
+    def sources(self) -> Sequence[Any]:
+        """The sources, each with `name`, `role`, `start` and `count`."""
+
+
+def curriculum_header(
+    arm: Arm, store: StoreWithSources, references: References | None, *, config: str
+) -> CurriculumHeader:
+    """Returns what an arm's curriculum is only valid with.
+
+    Args:
+        arm: the run.
+        store: where its blocks are.
+        references: what it scores with, if it scores.
+        config: digest of whatever else decides the choices.
+    """
+    return CurriculumHeader(
+        num_candidates=arm.pools().size,
+        num_chosen=arm.batch_size,
+        block_size=store.block_size,
+        store=store.digest,
+        tokenizer=store.tokenizer_fingerprint,
+        references=references.digest if references else "",
+        config=config,
+        seed=arm.seed,
+        sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in store.sources),
+        scored=arm.policy().needs_scores,
+    )
 
 
 class ReplayStream:

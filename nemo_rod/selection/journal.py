@@ -1,0 +1,72 @@
+"""What a training run writes down after every step: its curriculum and its metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.selection.choice import Choice, selection_metrics
+from nemo_rod.selection.curriculum import Curriculum
+from nemo_rod.selection.curriculum_header import CurriculumHeader
+
+
+class Journal:
+    """`curriculum.rod` and `metrics.jsonl` of a run, opened at the step that is next.
+
+    Args:
+        folder: Where both files are; it must exist.
+        header: The curriculum's header.
+        step: Step that the run goes on with; what was written of it and later is dropped.
+
+    Raises:
+        ValueError: A curriculum that was recorded with something else, or that ends earlier.
+    """
+
+    def __init__(self, folder: Path, header: CurriculumHeader, *, step: int) -> None:
+        path = folder / "curriculum.rod"
+        if path.exists():
+            self._curriculum = Curriculum.open(path, expect=header, resume_at=step)
+        else:
+            self._curriculum = Curriculum.create(path, header)
+        self._metrics = folder / "metrics.jsonl"
+        keep_lines(self._metrics, step)
+
+    def append(self, step: int, choice: Choice, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Writes one step down; returns its line of metrics, those of the choice included.
+
+        Args:
+            step: The step that just ended.
+            choice: What it trained on.
+            metrics: Whatever else is known of it; JSON values.
+        """
+        self._curriculum.append(
+            step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
+        )
+        header = self._curriculum.header
+        source = header.source_index(choice.block_ids)
+        names = [row.name for row in header.sources]
+        row = {"step": step, **metrics, **selection_metrics(choice, source, names)}
+        append_line(self._metrics, row)
+        return row
+
+
+def number(value: Any) -> float | None:
+    """A float, or None (JSON has no NaN) for what is missing or not finite."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def append_line(path: Path, row: dict[str, Any]) -> None:
+    """Adds the metrics of a step to a file of one JSON object per line."""
+    with open(path, "a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def keep_lines(path: Path, count: int) -> None:
+    """Drops the metrics of steps that will be done again."""
+    if not path.exists():
+        return
+    lines = path.read_text().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")][:count]
+    path.write_text("".join(whole))
