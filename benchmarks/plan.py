@@ -1,8 +1,8 @@
 """How well `nemo-rod plan` foretells what scoring adds to a step, on the toy and this machine.
 
 Several short runs of one recipe: candidates per block, processes and micro-batches differ. Of each,
-the plan's scoring time over update time is compared with the medians of `timing/train/*`. Other work
-on the machine falls on both sides alike, but not evenly: runs are repeated, and their median counts.
+the plan's scoring time over update time is compared with the medians of `timing/train/*`. Other
+work on the machine slows both sides, but not evenly: runs are repeated, and their median counts.
 """
 
 from __future__ import annotations
