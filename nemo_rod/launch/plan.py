@@ -6,26 +6,19 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from nemo_rod.config import Config
-from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.corpus.shards import write_json
-from nemo_rod.launch.handover import Stage
-from nemo_rod.launch.prepare import source_specs
 from nemo_rod.launch.stages import SPECIALIST, Stages
-from nemo_rod.plan.costs import PlanResult, Saving, Setup, Work, cost, prefix_saving
+from nemo_rod.launch.work import corpus_blocks, stage_works
+from nemo_rod.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.plan.flops import forward_flops
 from nemo_rod.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
 from nemo_rod.plan.shapes import Shape, read_shape
 from nemo_rod.plan.speed import Speed, processor
 from nemo_rod.plan.table import format_plan
-from nemo_rod.selection.arms import arm_kind
-
-BYTES_PER_TOKEN = 4.0  # of text, for caps in bytes under a tokenizer with a large vocabulary
-REFERENCE_BYTES = 44  # of a block: sums, hash, checksum
-BLOCK_BYTES = 36  # of a block beside its tokens: hash and index
-CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # of a parameter: weights, fp32 weights, two moments
 
 
 def plan(config: Config) -> None:
@@ -67,7 +60,8 @@ def make_plan(config: Config) -> PlanResult:
         scoring_micro_batch_size=config.scoring.micro_batch_size,
     )
     blocks = corpus_blocks(config)
-    works = _works(config, shape, blocks)
+    works = stage_works(config, shape, blocks)
+    costs = [cost(work, setup) for work in works]
     return PlanResult(
         recipe=config.recipe,
         model={
@@ -92,9 +86,9 @@ def make_plan(config: Config) -> PlanResult:
             **{key: getattr(config.plan, key) for key in _ASSUMED},
         },
         memory=_memory(config, shape),
-        stages=[cost(work, setup) for work in works],
+        stages=costs,
         savings=_savings(works, setup, shape),
-        notes=_notes(config, works, setup, blocks),
+        notes=[*_notes(config, works, setup, blocks), *_measured(config, costs, reached)],
     )
 
 
@@ -148,104 +142,6 @@ def model_shape(config: Config) -> Shape:
         f"The plan does not know the shape of {model.hf}: set model.shape to the content of its "
         "config.json, or model.hf to a folder that holds it."
     )
-
-
-def corpus_blocks(config: Config) -> dict[str, Any]:
-    """Training and held-out blocks of each role: counted, stated by the recipe, or at most.
-
-    Raises:
-        ValueError: if a role's size is not known.
-    """
-    stages = Stages(config)
-    if (stages.blocks / "manifest.json").is_file():
-        from nemo_rod.corpus.store import BlockStore
-
-        train, held = BlockStore(stages.blocks), BlockStore(stages.blocks, split="holdout")
-        return {
-            "num_adaptation": train.num_adaptation,
-            "num_replay": train.num_replay,
-            "held_adaptation": held.num_adaptation,
-            "held_replay": held.num_replay,
-            "source": "counted",
-        }
-    domain, found, stated = config.domain, {}, []
-    for role in ROLES:
-        tokens = getattr(config.plan, f"{role}_tokens")
-        stated.append(tokens is not None)
-        if tokens is None:
-            tokens = sum(_cap(s, config) for s in source_specs(domain) if s.role == role)
-        blocks = int(tokens // domain.block_size)
-        found[f"held_{role}"] = round(blocks * domain.holdout_fraction)
-        found[f"num_{role}"] = blocks - found[f"held_{role}"]
-    return {**found, "source": "stated by plan" if all(stated) else "at most, by the caps"}
-
-
-def _cap(spec: SourceSpec, config: Config) -> float:
-    """Tokens that a source can have at most."""
-    caps = [float(spec.max_tokens)] if spec.max_tokens else []
-    caps += [spec.max_bytes / _bytes_per_token(config)] if spec.max_bytes else []
-    if not caps:
-        raise ValueError(
-            f"The plan does not know how large source {spec.name} is: set plan.{spec.role}_tokens "
-            "to the tokens of that role, or max_tokens of the source."
-        )
-    return min(caps)
-
-
-def _works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Work]:
-    stages = Stages(config)
-    works = [_work(stage, stages, shape, blocks) for stage in stages.all()]
-    models = 1 + sum(arm_kind(name) != "base" for name in config.arms)
-    held = blocks["held_adaptation"] + blocks["held_replay"]
-    return [*works, Work(name="evaluate", read=held * models)]
-
-
-def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) -> Work:
-    config, name = stages.config, stage.name
-    size = config.domain.block_size
-    weights = shape.parameters * {"bf16": 2, "fp32": 4}[config.model.precision]
-    if stage.command == "prepare":
-        count = sum(blocks[f"{split}_{role}"] for split in ("num", "held") for role in ROLES)
-        seconds = _preparing(config, blocks)
-        return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
-    if stage.command == "score":
-        role = "replay" if name == "references_base" else "adaptation"
-        return Work(
-            name=name, read=blocks[f"num_{role}"], disk=blocks[f"num_{role}"] * REFERENCE_BYTES
-        )
-    if stage.command == "merge" or (stage.command == "pretrain" and config.model.hf):
-        return Work(name=name, disk=weights)
-    base = stage.command == "pretrain"
-    optimisation = config.pretrain if base else stages.schedule(name)
-    assert optimisation is not None
-    arm = stages.arm(name, optimisation, blocks)
-    pool = arm.pools().size if arm.policy().needs_scores else 0
-    candidates = pool or optimisation.batch_size
-    kept = config.checkpoint.keep * shape.parameters * CHECKPOINT_BYTES[config.model.precision]
-    curriculum = optimisation.steps * (20 + 16 * candidates + candidates // 8)
-    return Work(
-        name=name,
-        steps=optimisation.steps,
-        batch_size=optimisation.batch_size,
-        pool_size=pool,
-        disk=weights + kept + curriculum,
-    )
-
-
-def _preparing(config: Config, blocks: dict[str, Any]) -> float:
-    """Seconds of the slower of reading text and making tokens of it."""
-    tokens = read = 0.0
-    for role in ROLES:
-        count = (blocks[f"num_{role}"] + blocks[f"held_{role}"]) * config.domain.block_size
-        taken = [spec.subsample for spec in source_specs(config.domain) if spec.role == role]
-        tokens += count
-        read += count * _bytes_per_token(config) * len(taken) / sum(taken)
-    plan = config.plan
-    return max(tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate)
-
-
-def _bytes_per_token(config: Config) -> float:
-    return 1.0 if config.domain.tokenizer == "byte" else BYTES_PER_TOKEN
 
 
 def _layout(config: Config) -> dict[str, Any]:
@@ -340,5 +236,22 @@ def _notes(
             f"no arm selects here; an arm that did would cost "
             f"{seconds / 3600 * setup.speed.processes:,.1f} process-hours more, for scoring and "
             "reference losses."
+        )
+    return notes
+
+
+def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) -> list[str]:
+    """What finished steps took, beside what was planned."""
+    notes = []
+    for planned in costs:
+        metrics = Stages(config).arm_folder(planned.name) / "metrics.jsonl"
+        if not planned.update_seconds or not metrics.is_file():
+            continue
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        update = median(row["timing/train/update"] for row in rows)
+        notes.append(
+            f"{planned.name} took {update:.3g} s a step, scoring aside; planned are "
+            f"{planned.update_seconds:.3g}. plan.utilisation="
+            f"{utilisation * planned.update_seconds / update:.2g} would plan that."
         )
     return notes
