@@ -13,9 +13,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import Config, config_folder, to_config
+from nemo_rod.jobs import Stopped
 from nemo_rod.launch import run
 from nemo_rod.launch.plan import plan
-from nemo_rod.tools import curriculum, doctor, inspect
+from nemo_rod.tools import curriculum, doctor, inspect, status
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
 
@@ -34,6 +35,8 @@ One stage at a time:
   nemo-rod report   recipe=NAME                   tables, figures and the page
 
 Without a recipe:
+  nemo-rod status RUN_DIR                         what ran, where, how far it is, how it ended
+  nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
   nemo-rod doctor                                 what is installed, and what works here
@@ -55,6 +58,8 @@ _STAGES: dict[str, Callable[[Config], None]] = {
     "report": run.report,
 }
 _TOOLS: dict[str, Callable[[Sequence[str]], None]] = {
+    "status": status.main,
+    "cancel": status.cancel,
     "inspect": inspect.main,
     "curriculum": curriculum.main,
     "doctor": doctor.main,
@@ -95,10 +100,11 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             OmegaConf.resolve(composed)
             config = to_config(composed)
             config.run_dir = _run_dir(config)
-            with run.only_one(Path(config.run_dir)):
-                command(config)
+            run.on_all_nodes(command, config)
         except ValueError as error:
             _leave(str(error))
+        except Stopped as stop:
+            _leave(str(stop), status=Stopped.exit_status)
         except RuntimeError as error:  # a job that failed; its log says more
             _leave(str(error), status=1)
 

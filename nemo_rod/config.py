@@ -119,11 +119,12 @@ class Cluster:
     qos: str | None = None
     time: str = "4:00:00"  # limit of one job, HH:MM:SS or D-HH:MM:SS; in YAML in quotes
     gpu_option: str = "gpus-per-node"  # sbatch option that asks for GPUs, or "gres"
-    exclusive: bool = True  # whole nodes for stages with GPUs
+    exclusive: bool = True  # nodes to itself for a stage that uses all GPUs of its nodes
     cpu_partition: str | None = None  # of stages without GPU; none: the same partition
-    cpu_stage_cores: int = 16  # what a stage without GPU asks for; domain.workers adds to it
+    cpu_stage_cores: int = 16  # of a stage without GPU; as many as domain.workers if that is more
     cpu_stage_memory_gib: int = 64
-    sbatch: dict[str, Any] = field(default_factory=dict)  # more options: {constraint: b200, ...}
+    sbatch: dict[str, Any] = field(default_factory=dict)  # more options, of stages with GPUs
+    cpu_sbatch: dict[str, Any] = field(default_factory=dict)  # and of stages without
     image: str | None = None  # container: a .sqsh file or a registry's address
     mounts: list[str] = field(default_factory=list)  # into the container, besides run_dir and cwd
     python: str | None = None  # that has nemo_rod; none: the image's python, or the submitting one
@@ -135,7 +136,7 @@ class Cluster:
 class Launcher:
     """Where the stages run."""
 
-    kind: str = "local"  # "local", "slurm" or "ray"
+    kind: str = "local"  # torchrun on this machine, or "slurm" or "ray"
     threads: int = 1  # OMP threads of each process
     stall_seconds: float = 1800.0  # time without progress after which a job is ended; 0 for never
     grace_seconds: int = 300  # time that a job has to save and stop when it is asked to
@@ -220,6 +221,12 @@ def check(config: Config) -> None:
     """
     parallel = config.parallel
     _check_parallel(parallel)
+    _expect(
+        config.launcher.kind in ("local", "slurm", "ray"),
+        "launcher.kind",
+        config.launcher.kind,
+        "local, slurm or ray",
+    )
     _expect(
         config.domain.block_size % 8 == 0,
         "domain.block_size",

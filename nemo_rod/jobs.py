@@ -15,8 +15,12 @@ from typing import Any
 
 from nemo_rod.config import Optimisation, Parallel
 
+# What means: save at the end of the step, and go. Slurm announces a preemption with the first, and
+# job scripts announce the time limit with the last.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-class Stopped(Exception):
+
+class Stopped(BaseException):
     """A job was asked to stop; it saved, and goes on from there when it is started again."""
 
     exit_status = 75  # EX_TEMPFAIL of <sysexits.h>

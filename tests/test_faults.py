@@ -26,12 +26,25 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from nemo_rod.config import Launcher
+from nemo_rod.jobs import Stopped
 from nemo_rod.launch.local import run_job
 try:
     run_job(Path(sys.argv[1]), world_size=2, launcher=Launcher(), log=Path(sys.argv[2]))
-except RuntimeError as error:
+except (RuntimeError, Stopped) as error:
     sys.exit(str(error))
 """
+
+
+def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
+    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 100
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
+        assert process.poll() is None, "the job ended by itself"
+        assert time.monotonic() < deadline, "the job did not come to the step"
+        time.sleep(0.02)
+
+
+def is_rank(process: psutil.Process) -> bool:
+    return "nemo_rod.megatron" in process.cmdline() and "-u" in process.cmdline()
 
 
 class Run:
@@ -47,16 +60,9 @@ class Run:
         )
 
     def reach(self, step: int) -> None:
-        metrics, deadline = self.out / "metrics.jsonl", time.monotonic() + 100
-        while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
-            assert self.process.poll() is None, "the job ended by itself"
-            assert time.monotonic() < deadline, "the job did not come to the step"
-            time.sleep(0.02)
+        wait_for_step(self.out, step, self.process)
 
     def ranks(self) -> list[psutil.Process]:
-        def is_rank(process: psutil.Process) -> bool:
-            return "nemo_rod.megatron" in process.cmdline() and "-u" in process.cmdline()
-
         found = psutil.Process(self.process.pid).children(recursive=True)
         return sorted(filter(is_rank, found), key=lambda rank: rank.environ()["RANK"])
 
@@ -87,7 +93,7 @@ def nothing_left(ranks: list[psutil.Process]) -> bool:
     return not alive
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_asked_to_stop_saves_and_says_so(run: Callable[[], Run], number: signal.Signals) -> None:
     job = run()
     job.reach(3)

@@ -244,7 +244,7 @@ def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) ->
     """What finished steps took, beside what was planned."""
     notes = []
     for planned in costs:
-        metrics = Stages(config).arm_folder(planned.name) / "metrics.jsonl"
+        metrics = Stages(config).results.arm(planned.name) / "metrics.jsonl"
         if not planned.update_seconds or not metrics.is_file():
             continue
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]

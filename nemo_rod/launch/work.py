@@ -26,10 +26,13 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
         ValueError: if a role's size is not known.
     """
     stages = Stages(config)
-    if (stages.blocks / "manifest.json").is_file():
+    if (stages.results.blocks / "manifest.json").is_file():
         from nemo_rod.corpus.store import BlockStore
 
-        train, held = BlockStore(stages.blocks), BlockStore(stages.blocks, split="holdout")
+        train, held = (
+            BlockStore(stages.results.blocks),
+            BlockStore(stages.results.blocks, split="holdout"),
+        )
         return {
             "num_adaptation": train.num_adaptation,
             "num_replay": train.num_replay,
@@ -77,24 +80,24 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
 
 
 def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) -> Work:
-    config, name = stages.config, stage.name
+    config, name, command = stages.config, stage.name, stage.command.split()[0]
     size = config.domain.block_size
     weights = shape.parameters * {"bf16": 2, "fp32": 4}[config.model.precision]
-    if stage.command == "prepare":
+    if command == "prepare":
         count = sum(blocks[f"{split}_{role}"] for split in ("num", "held") for role in ROLES)
         seconds = _preparing(config, blocks)
         return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
-    if stage.command == "score":
+    if command == "score":
         role = "replay" if name == "references_base" else "adaptation"
         return Work(
             name=name, read=blocks[f"num_{role}"], disk=blocks[f"num_{role}"] * REFERENCE_BYTES
         )
-    if stage.command == "merge" or (stage.command == "pretrain" and config.model.hf):
+    if command == "merge" or (command == "pretrain" and config.model.hf):
         return Work(name=name, disk=weights)
-    base = stage.command == "pretrain"
-    optimisation = config.pretrain if base else stages.schedule(name)
+    base = command == "pretrain"
+    optimisation = config.pretrain if base else stages.jobs.schedule(name)
     assert optimisation is not None
-    arm = stages.arm(name, optimisation, blocks)
+    arm = stages.jobs.arm(name, optimisation, blocks)
     pool = arm.pools().size if arm.policy().needs_scores else 0
     candidates = pool or optimisation.batch_size
     kept = config.checkpoint.keep * shape.parameters * CHECKPOINT_BYTES[config.model.precision]

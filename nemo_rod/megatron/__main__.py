@@ -13,7 +13,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import Job, ScoreJob, Stopped, TrainJob, end_with_parent, read_job
+from nemo_rod.jobs import STOP_SIGNALS, Job, ScoreJob, Stopped, TrainJob, end_with_parent, read_job
 from nemo_rod.megatron.watch import Watch
 
 
@@ -22,8 +22,9 @@ def main() -> int:
     end_with_parent()
     job = read_job(Path(sys.argv[1]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    for number in (signal.SIGINT, signal.SIGUSR1):  # all mean: save at the end of the step, and go
-        signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    for number in STOP_SIGNALS:  # the trainer listens to one of them
+        if number != signal.SIGTERM:
+            signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     watch = Watch.of_this_job(stall_seconds=job.stall_seconds)
     watch.start()
     try:
