@@ -109,7 +109,8 @@ def test_the_papers_corpora_have_its_sources(recipe: str, tmp_path: Path) -> Non
     assert roles.count("replay") == 14
     assert roles.count("adaptation") == (9 if german else 13)
     assert {spec.subsample for spec in specs if spec.role == "replay"} == {0.2}
-    assert {s.subsample for s in specs if s.role == "adaptation"} == {0.25 if german else 1.0}
+    largest = max(spec.subsample for spec in specs if spec.role == "adaptation")
+    assert largest == (0.25 if german else 1.0)
     tokens = config.plan.adaptation_tokens + config.plan.replay_tokens
     assert tokens == pytest.approx(14.2e9 if german else 9.6e9)
     assert config.plan.replay_tokens / tokens == pytest.approx(0.65 if german else 0.5, abs=0.01)
@@ -211,3 +212,14 @@ def test_the_documents_table_is_what_the_plans_say(tmp_path: Path) -> None:
     text = DOCUMENT.read_text()
     missing = [row for row in expected if row not in text]
     assert not missing, "docs/recipes.md should have these rows:\n" + "\n".join(missing)
+
+
+def test_finished_steps_are_held_against_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "arms" / "no_replay").mkdir(parents=True)
+    rows = [json.dumps({"timing/train/update": seconds}) for seconds in (9.0, 4.0, 5.0)]
+    (tmp_path / "arms" / "no_replay" / "metrics.jsonl").write_text("\n".join(rows))
+    plan = plan_of("legal_qwen3_5_9b", run_dir=tmp_path)
+    planned = stages(plan)["no_replay"].update_seconds
+    (note,) = plan.notes
+    assert note.startswith("no_replay took 5 s a step, scoring aside; planned are ")
+    assert f"plan.utilisation={0.35 * planned / 5:.2g} would plan that" in note

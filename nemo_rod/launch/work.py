@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from nemo_rod.config import Config
@@ -118,7 +119,8 @@ def _preparing(config: Config, blocks: dict[str, Any]) -> float:
         count = (blocks[f"num_{role}"] + blocks[f"held_{role}"]) * config.domain.block_size
         taken = [spec.subsample for spec in source_specs(config.domain) if spec.role == role]
         tokens += count
-        read += count * _bytes_per_token(config) * len(taken) / sum(taken)
+        # as if the sources gave equal parts
+        read += count * _bytes_per_token(config) * fmean(1 / share for share in taken)
     plan = config.plan
     return max(tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate)
 
