@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -91,6 +92,36 @@ def test_follower_whose_leader_is_gone_says_so(nodes: list[Nodes]) -> None:
 
     with pytest.raises(RuntimeError, match="node 1 lost the first node's command"):
         nodes[1].follow(run)
+
+
+HELPER = """
+import multiprocessing, os, signal, time
+from nemo_rod.megatron.__main__ import keep_signals_from_helpers
+heard = []
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    keep_signals_from_helpers()
+    for kind in ("fork", "spawn"):
+        context = multiprocessing.get_context(kind)
+        ours, theirs = context.Pipe()
+        helper = context.Process(target=theirs.send, args=("written",))
+        helper.start()
+        os.kill(helper.pid, signal.SIGTERM)
+        assert ours.recv() == "written"
+        helper.join()
+        assert helper.exitcode == 0
+    os.kill(os.getpid(), signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while not heard and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert heard
+"""
+
+
+def test_helpers_of_a_rank_do_not_hear_that_it_is_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(HELPER)
+    done = subprocess.run([sys.executable, str(tmp_path / "rank.py")], stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 PROGRAM = """

@@ -59,7 +59,7 @@ def test_every_recipe_has_a_finite_plan_that_fits(recipe: str, tmp_path: Path) -
     found = list(numbers(json.loads(json.dumps(plan.as_dict()))))
     assert len(found) > 50
     assert all(math.isfinite(number) and number >= 0 for number in found)
-    refuse_what_does_not_fit(plan)
+    refuse_what_does_not_fit(plan.memory)
     text = format_plan(plan)
     assert all(stage.name in text for stage in plan.stages)
     assert max(map(len, text.splitlines())) <= 160
@@ -70,7 +70,7 @@ def test_every_layout_fits_its_model_on_its_cluster(layout: str, tmp_path: Path)
     model, cluster = layout.split("/")
     recipe = next(recipe for recipe in RECIPES if recipe.endswith(f"_{model}"))
     plan = plan_of(recipe, f"cluster={cluster}", f"parallel={layout}", run_dir=tmp_path)
-    refuse_what_does_not_fit(plan)
+    refuse_what_does_not_fit(plan.memory)
     assert plan.layout["processes"] % 8 == 0
     assert not any("fills each pool" in note for note in plan.notes)
 
@@ -171,6 +171,7 @@ def test_what_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None:
         (["model.shape=null"], "does not know the shape of Qwen/Qwen3.5-9B-Base: set model.shape"),
         (["plan.adaptation_tokens=null"], "set plan.adaptation_tokens to the tokens of that role"),
         (["cluster.gpu=MI300"], "cluster.gpu='MI300' has no profile: expected one of H100"),
+        (["plan.utilisation=0"], "plan.utilisation=0.0 is not valid: expected > 0, or null"),
         (["model.precision=fp32"], "The profile of B200 is for bf16, and model.precision=fp32"),
         (["parallel.tensor=3", "parallel.data=8"], "does not divide linear_num_key_heads=16"),
     ],
@@ -217,9 +218,20 @@ def test_the_documents_table_is_what_the_plans_say(tmp_path: Path) -> None:
 def test_finished_steps_are_held_against_the_plan(tmp_path: Path) -> None:
     (tmp_path / "arms" / "no_replay").mkdir(parents=True)
     rows = [json.dumps({"timing/train/update": seconds}) for seconds in (9.0, 4.0, 5.0)]
-    (tmp_path / "arms" / "no_replay" / "metrics.jsonl").write_text("\n".join(rows))
+    torn = '{"timing/train/upd'
+    (tmp_path / "arms" / "no_replay" / "metrics.jsonl").write_text("\n".join([*rows, torn]))
     plan = plan_of("legal_qwen3_5_9b", run_dir=tmp_path)
     planned = stages(plan)["no_replay"].update_seconds
     (note,) = plan.notes
     assert note.startswith("no_replay took 5 s a step, scoring aside; planned are ")
     assert f"plan.utilisation={0.35 * planned / 5:.2g} would plan that" in note
+
+
+def test_nothing_is_submitted_that_does_not_fit(tmp_path: Path) -> None:
+    arguments = ["train", "recipe=legal_nemotron_nano_12b_v2", "arm=no_replay", "launcher=slurm"]
+    unfit = ["cluster=h100_8", "cluster.account=a", "cluster.partition=p", f"run_dir={tmp_path}"]
+    command = [sys.executable, "-m", "nemo_rod.cli", *arguments, *unfit, "dry_run=true"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "nemo-rod: The layout does not fit" in done.stderr
+    assert not (tmp_path / "launch").exists()

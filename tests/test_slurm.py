@@ -26,6 +26,7 @@ RECIPE = [
     "recipe=toy_synthetic",
     "arms=[no_replay,rod,merge_0.6]",
     "domain.sources.dialect.max_bytes=200000",
+    *(f"domain.sources.chain_{i}.max_bytes=60000" for i in range(9)),
     "pretrain.steps=60",
     "train.steps=300",
     "checkpoint.every=20",

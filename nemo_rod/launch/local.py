@@ -92,7 +92,7 @@ def run_torchrun(
             start_new_session=True,  # Ctrl-C comes to us alone, and we ask the job to stop
             preexec_fn=_before_torchrun,
         )
-        with _ending(process):
+        with _ending(process) as asked:
             first_rank = nodes.rank * (order.world_size // nodes.count)
             # not in this thread: a process that outlives the job may keep the pipe open
             reader = threading.Thread(
@@ -103,7 +103,11 @@ def run_torchrun(
             reader.join(timeout=10)
     if process.returncode == 0:
         return {}
-    return said or {"ended": f"node {nodes.rank}: exit status {process.returncode}"}
+    said = said or {"ended": f"node {nodes.rank}: exit status {process.returncode}"}
+    if asked and "stopped" not in said:  # it was only starting, or its kind of job never saves
+        how = said.get("killed") or said.get("error") or said["ended"]
+        said["stopped"] = f"it was asked to stop, and ended ({how}): run it again to go on"
+    return said
 
 
 def torchrun(order: Order, nodes: Nodes) -> list[str]:
@@ -175,15 +179,21 @@ def _show(text: str) -> None:
 
 
 @contextmanager
-def _ending(process: subprocess.Popen) -> Iterator[None]:
-    """Asks the job to save and stop when we are told to end, and leaves no process behind."""
+def _ending(process: subprocess.Popen) -> Iterator[list[int]]:
+    """Asks the job to save and stop when we are told to end, and leaves no process behind.
+
+    Yields:
+        The signals that told us.
+    """
+    asked: list[int] = []
 
     def forward(number: int, _: object) -> None:
+        asked.append(number)
         process.terminate()
 
     previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

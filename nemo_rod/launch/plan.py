@@ -30,7 +30,23 @@ def plan(config: Config) -> None:
     result = make_plan(config)
     write_json(Path(config.run_dir) / "plan.json", result.as_dict())
     print(format_plan(result))
-    refuse_what_does_not_fit(result)
+    refuse_what_does_not_fit(result.memory)
+
+
+def check_before_submitting(config: Config) -> None:
+    """Refuses a layout that cannot run on its cluster, as far as the model's shape is known.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    if config.cluster.gpu is None:
+        return
+    try:
+        shape = model_shape(config)
+    except ValueError:
+        return
+    _check_layout(config, shape)
+    refuse_what_does_not_fit(_memory(config, shape))
 
 
 def make_plan(config: Config) -> PlanResult:
@@ -41,7 +57,7 @@ def make_plan(config: Config) -> PlanResult:
     """
     shape = model_shape(config)
     parallel, size = config.parallel, config.domain.block_size
-    check_layout(shape, parallel, block_size=size, gpus_per_node=config.cluster.gpus_per_node)
+    _check_layout(config, shape)
     profile, peak, reached, backward = processor(config, has_experts=shape.has_experts)
     per_token = forward_flops(shape, size)
     speed = Speed(
@@ -65,7 +81,7 @@ def make_plan(config: Config) -> PlanResult:
     return PlanResult(
         recipe=config.recipe,
         model={
-            "name": config.model.hf or config.model.architecture["model_type"],  # type: ignore[index]
+            "name": config.model.hf or (config.model.architecture or {})["model_type"],
             "parameters": shape.parameters,
             "active_parameters": shape.active_parameters,
             "forward_flops": per_token,
@@ -95,13 +111,12 @@ def make_plan(config: Config) -> PlanResult:
 _ASSUMED = ("expert_imbalance", "memory_reserve", "tokenise_rate", "read_rate")
 
 
-def refuse_what_does_not_fit(result: PlanResult) -> None:
+def refuse_what_does_not_fit(memory: Memory) -> None:
     """Refuses a layout that needs more memory than its GPUs have.
 
     Raises:
         ValueError: what it needs, part by part, and what to change.
     """
-    memory = result.memory
     if memory.fits:
         return
     assert memory.limit is not None
@@ -141,6 +156,15 @@ def model_shape(config: Config) -> Shape:
     raise ValueError(
         f"The plan does not know the shape of {model.hf}: set model.shape to the content of its "
         "config.json, or model.hf to a folder that holds it."
+    )
+
+
+def _check_layout(config: Config, shape: Shape) -> None:
+    check_layout(
+        shape,
+        config.parallel,
+        block_size=config.domain.block_size,
+        gpus_per_node=config.cluster.gpus_per_node,
     )
 
 
@@ -247,7 +271,11 @@ def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) ->
         metrics = Stages(config).results.arm(planned.name) / "metrics.jsonl"
         if not planned.update_seconds or not metrics.is_file():
             continue
-        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        text = metrics.read_text()
+        whole = text[: text.rfind("\n") + 1]  # a step may be written just now
+        rows = [json.loads(line) for line in whole.splitlines()]
+        if not rows:
+            continue
         update = median(row["timing/train/update"] for row in rows)
         notes.append(
             f"{planned.name} took {update:.3g} s a step, scoring aside; planned are "

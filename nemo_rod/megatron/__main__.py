@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -25,6 +27,7 @@ def main() -> int:
     for number in STOP_SIGNALS:  # the trainer listens to one of them
         if number != signal.SIGTERM:
             signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    keep_signals_from_helpers()
     watch = Watch.of_this_job(stall_seconds=job.stall_seconds)
     watch.start()
     try:
@@ -45,6 +48,22 @@ def main() -> int:
     watch.close()
     dist.destroy_process_group()
     return 0
+
+
+def keep_signals_from_helpers() -> None:
+    """Lets this process alone hear that it is to stop, and not those that it starts.
+
+    Slurm tells every process of a job at once, so also those that write a checkpoint for this one:
+    the checkpoint would break. They inherit what this thread blocks. Another thread does not block
+    it, and Python runs the handlers in the main thread all the same.
+    """
+
+    def listen() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        threading.Event().wait()
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    threading.Thread(target=listen, name="nemo-rod-signals", daemon=True).start()
 
 
 def _run(job: Job, watch: Watch) -> None:
@@ -68,6 +87,8 @@ def _run(job: Job, watch: Watch) -> None:
 
 if __name__ == "__main__":
     status = main()
+    for helper in multiprocessing.active_children():
+        helper.kill()  # it would not hear that it is to end
     if status:
         # Other ranks may wait in a collective, and so may what the interpreter would clean up.
         for child in psutil.Process().children(recursive=True):  # helpers of the checkpoint writer

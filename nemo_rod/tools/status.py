@@ -148,7 +148,7 @@ def _how_far(
     if (partial / "metrics.jsonl").exists():
         return training_progress(partial)
     logs = sorted((run_dir / "logs").glob(f"{link.name}*.log"), key=lambda log: log.stat().st_mtime)
-    return _last_progress(logs[-1]) if logs and standing.state == "running" else ("", "", "")
+    return last_progress(logs[-1]) if logs and standing.state == "running" else ("", "", "")
 
 
 def training_progress(folder: Path) -> tuple[str, str, str]:
@@ -165,10 +165,15 @@ def training_progress(folder: Path) -> tuple[str, str, str]:
     return f"{done}/{steps}", _clock(seconds), last
 
 
-def _last_progress(log: Path) -> tuple[str, str, str]:
+def last_progress(log: Path) -> tuple[str, str, str]:
     """The last line of progress that a job printed."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if PREFIX in line]
-    return (lines[-1].split(PREFIX, 1)[1], "", "") if lines else ("", "", "")
+    lines = log.read_text(errors="replace").splitlines()
+    shown = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
+    if not shown:
+        return "", "", ""
+    _, far, *more = shown[-1].split("  ")
+    left = [part.removesuffix(" left") for part in more if part.endswith(" left")]
+    return far, "".join(left), "  ".join(part for part in more if not part.endswith(" left"))
 
 
 def _took(events: Sequence[Mapping[str, Any]]) -> str:
