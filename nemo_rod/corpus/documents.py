@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.corpus.formats import (
     Extract,
-    HuggingFaceDataset,
     Input,
     JsonLines,
     ParquetTable,
     TextFile,
     spread,
 )
+from nemo_rod.corpus.hub import HuggingFaceDataset
 
 ROLES = ("adaptation", "replay")
 KINDS = ("text", "jsonl", "parquet", "huggingface", "debian", "synthetic")
