@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "nemo_rod.cli", "plan", "recipe=legal_nemotron_nano_12b_v2"),
-            *("cluster=h100_8", "train.micro_batch_size=2", f"run_dir={tmp_path}"),
+            *("cluster=h100_8", "train.micro_batch_size=2", f"run_dir={tmp_path / 'runs' / 'new'}"),
         ],
         capture_output=True,
         text=True,
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None:
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith("nemo-rod: The layout does not fit: a GPU of stage 0 would need ")
     assert "and has 79 GiB. Most are activations: lower train.micro_batch_size" in sentence
-    assert (tmp_path / "plan.json").is_file()
+    assert (tmp_path / "runs" / "new" / "plan.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ def plan(config: Config) -> None:
         ValueError: if the layout cannot run or does not fit, after the plan was shown.
     """
     result = make_plan(config)
-    write_json(Path(config.run_dir) / "plan.json", result.as_dict())
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_json(run_dir / "plan.json", result.as_dict())
     print(format_plan(result))
     refuse_what_does_not_fit(result.memory)
 
