@@ -7,13 +7,14 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from composing import RECIPES, composed
 
-from nemo_rod.config import config_folder
+from nemo_rod.config import Config, config_folder
 from nemo_rod.launch.plan import make_plan, refuse_what_does_not_fit
 from nemo_rod.launch.prepare import source_specs
 from nemo_rod.plan.costs import PlanResult, StageCost
@@ -39,6 +40,13 @@ def plan_of(recipe: str, *overrides: str, run_dir: Path) -> PlanResult:
     return make_plan(composed(f"recipe={recipe}", f"run_dir={run_dir}", *overrides))
 
 
+@cache
+def as_it_is(recipe: str) -> tuple[Config, PlanResult]:
+    """A recipe without any override, and its plan."""
+    config = composed(f"recipe={recipe}", "run_dir=runs/that/are/not/there")
+    return config, make_plan(config)
+
+
 def stages(plan: PlanResult) -> dict[str, StageCost]:
     return {stage.name: stage for stage in plan.stages}
 
@@ -54,8 +62,8 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_has_a_finite_plan_that_fits(recipe: str, tmp_path: Path) -> None:
-    plan = plan_of(recipe, run_dir=tmp_path)
+def test_every_recipe_has_a_finite_plan_that_fits(recipe: str) -> None:
+    _, plan = as_it_is(recipe)
     found = list(numbers(json.loads(json.dumps(plan.as_dict()))))
     assert len(found) > 50
     assert all(math.isfinite(number) and number >= 0 for number in found)
@@ -83,9 +91,9 @@ def test_every_cluster_has_every_model() -> None:
 
 
 @pytest.mark.parametrize("recipe", PAPER)
-def test_the_papers_settings_have_its_budgets(recipe: str, tmp_path: Path) -> None:
-    config = composed(f"recipe={recipe}", f"run_dir={tmp_path}")
-    found = stages(make_plan(config))
+def test_the_papers_settings_have_its_budgets(recipe: str) -> None:
+    config, plan = as_it_is(recipe)
+    found = stages(plan)
     budget, longer = PAPER[recipe]
     for arm in config.arms:
         if arm.startswith(("fixed", "rod", "no_replay")):
@@ -101,8 +109,8 @@ def test_the_papers_settings_have_its_budgets(recipe: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("recipe", [*PAPER, *sorted(TRANSFERS)])
-def test_the_papers_corpora_have_its_sources(recipe: str, tmp_path: Path) -> None:
-    config = composed(f"recipe={recipe}", f"run_dir={tmp_path}")
+def test_the_papers_corpora_have_its_sources(recipe: str) -> None:
+    config, _ = as_it_is(recipe)
     specs = source_specs(config.domain)
     roles = [spec.role for spec in specs]
     german = recipe.startswith("german")
@@ -119,8 +127,8 @@ def test_the_papers_corpora_have_its_sources(recipe: str, tmp_path: Path) -> Non
     assert config.plan.replay_tokens <= 1.02 * replay
 
 
-def test_a_plan_by_hand(tmp_path: Path) -> None:
-    plan = plan_of("legal_qwen3_5_9b", run_dir=tmp_path)
+def test_a_plan_by_hand() -> None:
+    _, plan = as_it_is("legal_qwen3_5_9b")
     per_token = plan.model["forward_flops"]
     rate = 16 * 2250e12 * 0.35
     rod = stages(plan)["rod"]
@@ -192,9 +200,9 @@ def test_a_local_checkpoint_gives_its_own_shape(tmp_path: Path) -> None:
     assert plan.model["parameters"] == 2 * 512 * 64 + 64 + 2 * (4 * 64**2 + 3 * 64 * 128 + 2 * 64)
 
 
-def documented_row(recipe: str, run_dir: Path) -> str:
-    config = composed(f"recipe={recipe}", f"run_dir={run_dir}")
-    plan, train = make_plan(config), config.train
+def documented_row(recipe: str) -> str:
+    config, plan = as_it_is(recipe)
+    train = config.train
     corpus = plan.corpus["adaptation_tokens"] + plan.corpus["replay_tokens"]
     budget = train.steps * train.batch_size * config.domain.block_size
     cells = [
@@ -208,8 +216,8 @@ def documented_row(recipe: str, run_dir: Path) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def test_the_documents_table_is_what_the_plans_say(tmp_path: Path) -> None:
-    expected = [documented_row(recipe, tmp_path) for recipe in RECIPES]
+def test_the_documents_table_is_what_the_plans_say() -> None:
+    expected = [documented_row(recipe) for recipe in RECIPES]
     text = DOCUMENT.read_text()
     missing = [row for row in expected if row not in text]
     assert not missing, "docs/recipes.md should have these rows:\n" + "\n".join(missing)
