@@ -15,12 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 from nemo_rod.config import Config, config_folder, to_config
 from nemo_rod.jobs import Stopped
 from nemo_rod.launch import run
+from nemo_rod.launch.plan import plan
 from nemo_rod.tools import curriculum, doctor, inspect, status
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
 
   nemo-rod run recipe=toy             every stage of a recipe, skipping what is done
   nemo-rod run recipe=toy dry_run=true            what would run
+  nemo-rod plan recipe=toy                        what it would cost: tokens, time, memory, disk
   nemo-rod run -m recipe=toy seed=1,2             a sweep: one run folder each
 
 One stage at a time:
@@ -46,6 +48,7 @@ Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* 
 # Commands that take a recipe, in Hydra's grammar; and those that take paths.
 _STAGES: dict[str, Callable[[Config], None]] = {
     "run": run.run,
+    "plan": plan,
     "prepare": run.prepare,
     "pretrain": run.pretrain,
     "score": run.score,

@@ -89,6 +89,7 @@ class Model:
 
     hf: str | None = None  # name or folder of a Hugging Face checkpoint
     architecture: dict[str, Any] | None = None  # Hugging Face config of a model to train as base
+    shape: dict[str, Any] | None = None  # Hugging Face config of `hf`, for `plan` without a network
     precision: str = "bf16"  # "bf16" or "fp32"
 
 
@@ -144,6 +145,24 @@ class Launcher:
 
 
 @dataclass
+class Plan:
+    """What `nemo-rod plan` takes for granted. All of it is estimate, so all of it is a key.
+
+    What is null is taken from the processor's profile in nemo_rod/plan/speed.py, with its source.
+    """
+
+    adaptation_tokens: float | None = None  # of the corpus; null: counted, or the sources' caps
+    replay_tokens: float | None = None
+    peak_tflops: float | None = None  # of one GPU in the model's precision, without sparsity
+    utilisation: float | None = None  # share of the peak that training reaches
+    backward: float | None = None  # time of a backward pass, in forward passes
+    expert_imbalance: float = 1.5  # tokens of the busiest expert-parallel GPU, over the mean
+    memory_reserve: float = 0.1  # share of GPU memory for CUDA, NCCL and fragmentation
+    tokenise_rate: float = 450_000.0  # tokens that a core makes of text in a second
+    read_rate: float = 100e6  # bytes of text that arrive in a second
+
+
+@dataclass
 class Config:
     """One recipe with everything a run needs."""
 
@@ -151,6 +170,9 @@ class Config:
     run_dir: str = MISSING  # where all results go
     arms: list[str] = field(default_factory=list)  # the training runs to compare
     arm: str | None = None  # the one arm of a single-stage command
+    arm_steps: dict[str, int] = field(
+        default_factory=dict
+    )  # of arms with another budget than train
     seed: int = 42  # of every draw of the stages that are run
     dry_run: bool = False  # show what would run, and stop
     rebuild: list[str] = field(default_factory=list)  # stages to do again although they are there
@@ -165,6 +187,7 @@ class Config:
     validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)
     cluster: Cluster = field(default_factory=Cluster)
+    plan: Plan = field(default_factory=Plan)
 
 
 def config_folder() -> Path:

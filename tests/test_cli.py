@@ -8,27 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import flag_override
+from composing import RECIPES, composed
 
-from nemo_rod.config import Config, config_folder, to_config
+from nemo_rod.config import config_folder
 from nemo_rod.launch.prepare import source_specs
 from nemo_rod.selection.arms import arm_kind
 
-RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
-
-
-def composed(*overrides: str) -> Config:
-    ConfigStore.instance().store(name="schema", node=Config)
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose("config", overrides=list(overrides), return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        with flag_override(config, "struct", False):
-            del config["hydra"]
-        return to_config(config)
 
 
 def nemo_rod(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -28,9 +28,10 @@ ARROWS = {
     "report": {"selection"},
     "tools": {"corpus", "selection", "launch", "progress"},
     "config": set(),
+    "plan": {"config"},
     "launch": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
-        *("config", "jobs", "progress"),
+        *("config", "jobs", "plan", "progress"),
     },
     "cli": {"launch", "config", "jobs", "corpus", "selection", "report", "evaluation", "tools"},
 }

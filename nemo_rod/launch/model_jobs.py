@@ -55,15 +55,19 @@ class ModelJobs:
     def schedule(self, name: str) -> Optimisation:
         """The arm's own number of steps; all else is the same for all arms."""
         train = self.config.train
+        if name in self.config.arm_steps:
+            return dataclasses.replace(train, steps=self.config.arm_steps[name])
         if name != "rod_compute_matched":
             return train
         # as many plain steps' worth of compute as a fixed-replay arm, scoring included
         per_step = 1 + self.config.selection.multiplier / 3
         return dataclasses.replace(train, steps=round(train.steps / per_step))
 
-    def arm(self, name: str, optimisation: Optimisation) -> Arm:
-        """An arm's pools and policy."""
-        selection, blocks = self.config.selection, self.results.block_counts()
+    def arm(
+        self, name: str, optimisation: Optimisation, blocks: dict[str, Any] | None = None
+    ) -> Arm:
+        """An arm's pools and policy, over the store's blocks or over as many as are planned."""
+        selection, blocks = self.config.selection, blocks or self.results.block_counts()
         return make_arm(
             name,
             num_adaptation=blocks["num_adaptation"],

@@ -14,6 +14,7 @@ from nemo_rod.launch import ray, slurm
 from nemo_rod.launch.chain import Link, evaluate_link, report_link, stage_link, whole_chain
 from nemo_rod.launch.local import run_torchrun
 from nemo_rod.launch.nodes import Nodes
+from nemo_rod.launch.plan import check_before_submitting
 from nemo_rod.launch.record import Record
 from nemo_rod.launch.render import render_local, write_files
 from nemo_rod.launch.stages import SPECIALIST, Stages
@@ -120,6 +121,7 @@ def _carry_out(config: Config, links: list[Link]) -> None:
     if config.launcher.kind == "local":
         _here(config, links)
     else:
+        check_before_submitting(config)
         submit(config, links, {"slurm": slurm.render, "ray": ray.render}[config.launcher.kind])
 
 

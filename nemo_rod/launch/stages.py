@@ -85,7 +85,9 @@ class Stages:
         model, optimisation = self.config.model, self.config.pretrain
 
         def inputs() -> Inputs:
-            made_of = flatten("model", dataclasses.asdict(model))
+            compared = dataclasses.asdict(model)
+            compared.pop("shape")  # only the plan reads it
+            made_of = flatten("model", compared)
             if model.hf is None:
                 assert optimisation is not None
                 made_of |= flatten("pretrain", dataclasses.asdict(optimisation))
