@@ -22,7 +22,7 @@ ARROWS = {
     "progress": set(),
     "jobs": {"config"},
     "megatron": {"corpus", "selection", "jobs", "progress"},
-    "nemo_rl": {"corpus", "selection", "megatron"},
+    "nemo_rl": {"corpus", "selection", "megatron", "config", "jobs", "progress"},
     "evaluation": {"corpus", "selection", "megatron"},
     "swap_in": {"corpus", "selection", "megatron"},
     "report": {"selection"},
