@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import Config, config_folder, to_config
 from nemo_rod.launch import run
+from nemo_rod.nemo_rl import run as nemo_rl
 from nemo_rod.tools import curriculum, doctor, inspect
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
@@ -30,6 +32,10 @@ One stage at a time:
   nemo-rod merge    recipe=NAME arm=merge_0.4     weights between base and specialist
   nemo-rod evaluate recipe=NAME                   held-out losses of every arm
   nemo-rod report   recipe=NAME                   tables, figures and the page
+
+On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
+  nemo-rod train --config RECIPE.yaml [key=value ...]
+  nemo-rod score --config RECIPE.yaml rod.role=replay [key=value ...]
 
 Without a recipe:
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
@@ -67,6 +73,9 @@ def main() -> None:
     if command in _TOOLS:
         _tool(_TOOLS[command], sys.argv[2:])
         return
+    if command in ("train", "score") and "--config" in sys.argv:
+        _tool(partial(nemo_rl.main, command), sys.argv[2:])
+        return
     if command not in _STAGES:
         expected = ", ".join([*_STAGES, *_TOOLS])
         _leave(f"There is no command '{command}': expected one of {expected}.")
@@ -82,6 +91,8 @@ def _tool(tool: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> No
         tool(arguments)
     except (ValueError, OSError) as error:
         _leave(str(error))
+    except RuntimeError as error:
+        _leave(str(error), status=1)
 
 
 def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:

@@ -102,7 +102,7 @@ class Domain:
 class Launcher:
     """Where the stages run."""
 
-    kind: str = "local"  # torchrun on this machine
+    kind: str = "local"  # "local": torchrun on this machine; "nemo_rl": workers of NeMo-RL on Ray
     dry_run: bool = False
     threads: int = 1  # OMP threads of each process
     stall_seconds: float = 1800.0  # time without progress after which a job is ended; 0 for never
@@ -130,6 +130,7 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)
+    nemo_rl: dict[str, Any] = field(default_factory=dict)  # its own keys, for launcher=nemo_rl
 
 
 def config_folder() -> Path:
@@ -196,6 +197,12 @@ def check(config: Config) -> None:
         ">= 1",
     )
     _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
+    _expect(
+        config.launcher.kind in ("local", "nemo_rl"),
+        "launcher.kind",
+        config.launcher.kind,
+        "local or nemo_rl",
+    )
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)

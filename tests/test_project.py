@@ -32,7 +32,9 @@ ARROWS = {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
         *("config", "jobs", "progress"),
     },
-    "cli": {"launch", "config", "corpus", "selection", "report", "evaluation", "tools"},
+    "cli": {
+        *("launch", "nemo_rl", "config", "corpus", "selection", "report", "evaluation", "tools"),
+    },
 }
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

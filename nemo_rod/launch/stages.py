@@ -21,6 +21,7 @@ from nemo_rod.jobs import Job, ScoreJob, TrainJob, write_job
 from nemo_rod.launch.digests import digest, weights_digest
 from nemo_rod.launch.handover import Inputs, Stage, flatten, outputs
 from nemo_rod.launch.local import run_job
+from nemo_rod.launch.nemo_rl import run_on_nemo_rl
 from nemo_rod.selection.arms import Arm, arm_kind, make_arm, merge_weight
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
@@ -258,6 +259,9 @@ class Stages:
         """Runs a job whose file goes into `folder`."""
         file = folder / "job.json"
         write_job(job, file)
+        if self.config.launcher.kind == "nemo_rl":
+            run_on_nemo_rl(job, self.config)
+            return
         log = self.run_dir / "logs" / f"{job.name.replace('/', '_')}.log"
         world_size = self.config.parallel.world_size
         run_job(file, world_size=world_size, launcher=self.config.launcher, log=log)

@@ -1,7 +1,7 @@
 """RoD as one of NeMo-RL's algorithms: `setup`, `rod_train`, `validate`.
 
-The driver holds no token and no model. It counts steps, writes the curriculum and the metrics, logs,
-validates and saves.
+The driver holds no token and no model. It counts steps, writes the curriculum and the metrics,
+logs, validates and saves.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.jobs import Stopped
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.learners import Learner, make_learner
+from nemo_rod.nemo_rl.remote import call_all
 from nemo_rod.selection import CurriculumHeader, References
 from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
 from nemo_rod.selection.journal import Journal
@@ -226,6 +227,13 @@ def save(run: Run, metrics: dict[str, Any]) -> None:
         checkpointing_cfg=saving,
     )
     compat.finish_checkpoint(run.checkpointer, run.policy, path)
+
+
+def export(run: Run) -> None:
+    """Writes the trained weights as a Hugging Face checkpoint to `<out>/hf`."""
+    folder = str(Path(run.config["rod"]["out"]) / "hf")
+    stall_seconds = run.config["rod"]["stall_seconds"]
+    call_all(run.policy, "rod_export", stall_seconds=stall_seconds, folder=folder)
 
 
 def log(logger: Any, row: dict[str, Any], *, step: int) -> None:

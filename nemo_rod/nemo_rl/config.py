@@ -32,7 +32,9 @@ class RoD:
     decay_fraction: float = Optimisation.decay_fraction  # share of the steps, at the end
     seed: int = 42  # of the candidate stream
     choose_in: str = "workers"  # "workers", or "driver" for workers that cannot be extended
+    hf: bool = False  # write a Hugging Face checkpoint to <out>/hf at the end
     role: str | None = None  # whose blocks `nemo-rod score` scores: adaptation or replay
+    model_digest: str | None = None  # of the scored weights; kept in the references' manifest
     worker: str | None = MISSING  # full name of the Ray worker class; null for NeMo-RL's own
     stall_seconds: float = 1800.0  # time without an answer after which a run is ended; 0 for never
     selection: Selection = field(default_factory=Selection)
@@ -117,30 +119,33 @@ def check(config: dict[str, Any]) -> None:
         ValueError: one sentence.
     """
     policy, rod = config["policy"], config["rod"]
-    megatron = policy["megatron_cfg"]
-    _expect(rod["choose_in"] in ("workers", "driver"), "rod.choose_in", rod["choose_in"],
-            "workers or driver")  # fmt: skip
-    _expect(rod["steps"] >= 1, "rod.steps", rod["steps"], ">= 1")
-    _expect(rod["selection"]["balance"] in ("expected", "exact"), "rod.selection.balance",
-            rod["selection"]["balance"], "expected or exact")  # fmt: skip
-    if rod["choose_in"] == "workers":
-        _expect(megatron["enabled"], "policy.megatron_cfg.enabled", megatron["enabled"],
-                "true, or rod.choose_in=driver with rod.worker=null")  # fmt: skip
-        _expect(rod["worker"] is not None, "rod.worker", None,
-                "a worker class with RoD's methods, or rod.choose_in=driver")  # fmt: skip
-    for key, why in (
-        ("sequence_packing", "it reorders blocks, and they are full already"),
-        ("dynamic_batching", "it reorders blocks, and they have one length"),
-    ):
-        _expect(not policy[key]["enabled"], f"policy.{key}.enabled", True, f"false: {why}")
-    _expect("generation" not in policy, "policy.generation", "a section",
-            "null: its temperature would scale the losses")  # fmt: skip
+    megatron, in_workers = policy["megatron_cfg"], rod["choose_in"] == "workers"
     parallel = megatron if megatron["enabled"] else policy["dtensor_cfg"]
-    _expect(parallel["context_parallel_size"] == 1, "context_parallel_size",
-            parallel["context_parallel_size"], "1: it splits the blocks to be scored")  # fmt: skip
-    fused = compat.fused_loss_key(megatron)
-    _expect(fused is None, f"policy.megatron_cfg.{fused}", True,
-            "false: it changes what the model's forward pass returns")  # fmt: skip
+    context, fused = parallel["context_parallel_size"], compat.fused_loss_key(megatron)
+    balance = rod["selection"]["balance"]
+    for fine, key, found, expected in (
+        (rod["choose_in"] in ("workers", "driver"), "rod.choose_in", rod["choose_in"],
+         "workers or driver"),
+        (rod["steps"] >= 1, "rod.steps", rod["steps"], ">= 1"),
+        (balance in ("expected", "exact"), "rod.selection.balance", balance, "expected or exact"),
+        (megatron["enabled"] or not in_workers, "policy.megatron_cfg.enabled", False,
+         "true, or rod.choose_in=driver with rod.worker=null"),
+        (rod["worker"] or not in_workers, "rod.worker", None,
+         "a worker class with RoD's methods, or rod.choose_in=driver"),
+        (in_workers or not rod["hf"], "rod.hf", True,
+         "false where stock workers train; NeMo-RL's examples/converters convert"),
+        (not policy["sequence_packing"]["enabled"], "policy.sequence_packing.enabled", True,
+         "false: it reorders blocks, and they are full already"),
+        (not policy["dynamic_batching"]["enabled"], "policy.dynamic_batching.enabled", True,
+         "false: it reorders blocks, and they have one length"),
+        ("generation" not in policy, "policy.generation", "a section",
+         "null: its temperature would scale the losses"),
+        (context == 1, "context_parallel_size", context, "1: it splits the blocks to be scored"),
+        (fused is None, f"policy.megatron_cfg.{fused}", True,
+         "false: it changes what the model's forward pass returns"),
+    ):  # fmt: skip
+        if not fine:
+            raise ValueError(f"{key} is {found!r}: expected {expected}.")
     _check_sizes(config)
 
 
@@ -169,8 +174,3 @@ def model_parallel_size(policy: dict[str, Any]) -> int:
     if megatron["enabled"]:
         return megatron["tensor_model_parallel_size"] * megatron["pipeline_model_parallel_size"]
     return policy["dtensor_cfg"]["tensor_parallel_size"]
-
-
-def _expect(holds: bool, key: str, found: Any, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"{key} is {found!r}: expected {expected}.")

@@ -1,7 +1,7 @@
 """Two ways to take a step, behind one interface; they choose the same blocks.
 
-    InWorkers   the workers choose by themselves       needs the worker extension; no token crosses Ray
-    InDriver    stock workers score, the driver chooses   any backend; tokens and log-probabilities cross
+    InWorkers   the workers choose by themselves          needs the extension; no token crosses Ray
+    InDriver    stock workers score, the driver chooses   any backend; tokens cross Ray
 
 Shapes: C candidates, K chosen blocks (global), S tokens per block, D replicas.
 """

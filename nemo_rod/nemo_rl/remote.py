@@ -48,8 +48,8 @@ def call_all(policy: Any, method: str, *, stall_seconds: float, **arguments: Any
             limit = time.monotonic() + GRACE_SECONDS
             deadline = limit if len(failures) == 1 or deadline is None else min(deadline, limit)
     if failures:
-        rank, error = _cause(failures)
-        raise WorkerFailed(f"rank {rank}: {_sentence(error)}") from error
+        rank, why = _cause(failures)
+        raise WorkerFailed(f"rank {rank}: {_sentence(why)}") from why
     return ray.get(futures)
 
 

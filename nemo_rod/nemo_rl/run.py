@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nemo_rod.jobs import Stopped
 from nemo_rod.nemo_rl import config as settings
 
 
@@ -21,10 +22,17 @@ def main(command: str, arguments: Sequence[str]) -> None:
 
 
 def run(command: str, config: dict[str, Any]) -> None:
-    """Trains or scores what a resolved configuration says."""
+    """Trains or scores what a resolved configuration says.
+
+    Raises:
+        RuntimeError: a worker that failed, and why; or that the run was asked to stop.
+    """
     start_ray()
     actions: dict[str, Callable[[dict[str, Any]], None]] = {"train": train, "score": score}
-    actions[command](config)
+    try:
+        actions[command](config)
+    except Stopped as stop:
+        raise RuntimeError(str(stop)) from None
 
 
 def train(config: dict[str, Any]) -> None:
@@ -35,6 +43,8 @@ def train(config: dict[str, Any]) -> None:
     failed = True
     try:
         algorithm.rod_train(run)
+        if config["rod"]["hf"]:
+            algorithm.export(run)
         failed = False
     finally:
         run.close(force=failed)

@@ -25,14 +25,13 @@ from nemo_rod.selection import (
 _BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
 
 
-def score(config: dict[str, Any], *, model_digest: str | None = None) -> None:
+def score(config: dict[str, Any]) -> None:
     """Writes the losses of `policy.model_name` on the training blocks of `rod.role` to `rod.out`.
 
     An interrupted run goes on where it stopped. Ray must be up.
 
     Args:
         config: as `nemo_rod.nemo_rl.config.load` returns it.
-        model_digest: of the model's weights; its name where there is none.
 
     Raises:
         ValueError: if the role is missing or has no blocks.
@@ -46,7 +45,7 @@ def score(config: dict[str, Any], *, model_digest: str | None = None) -> None:
     store = open_store(config)
     ids = _role_ids(store, rod["role"])
     manifest = ReferenceManifest(
-        model=model_digest or policy_cfg["model_name"],
+        model=rod["model_digest"] or policy_cfg["model_name"],
         tokenizer=store.tokenizer_fingerprint,
         store=store.digest,
         block_size=store.block_size,
@@ -95,9 +94,7 @@ def _scorer(policy: Any, store: BlockStore, config: dict[str, Any]) -> BlockScor
     rod = config["rod"]
     if rod["choose_in"] == "driver":
         return Logprobs(policy, store)
-    task = Task(
-        blocks=rod["blocks"], scoring_micro_batch_size=rod["scoring"]["micro_batch_size"]
-    )
+    task = Task(blocks=rod["blocks"], scoring_micro_batch_size=rod["scoring"]["micro_batch_size"])
     return _InWorkers(policy, task, rod["stall_seconds"])
 
 
@@ -106,9 +103,7 @@ def _role_ids(store: BlockStore, role: str | None) -> np.ndarray:
     if role not in ("adaptation", "replay"):
         raise ValueError(f"rod.role is {role!r}: expected adaptation or replay.")
     first, last = (
-        (0, store.num_adaptation)
-        if role == "adaptation"
-        else (store.num_adaptation, len(store))
+        (0, store.num_adaptation) if role == "adaptation" else (store.num_adaptation, len(store))
     )
     if first == last:
         raise ValueError(f"The block store has no {role} block: add such a source and prepare it.")

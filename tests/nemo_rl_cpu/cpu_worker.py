@@ -1,8 +1,8 @@
 """A policy worker on gloo: RoD's mixin over a real Megatron-core model, driven by the real Policy.
 
-It takes the place of NeMo-RL's MegatronPolicyWorkerImpl, which needs CUDA and a Megatron of its own.
-`train` and `get_logprobs` keep that class's contract and use Megatron's own schedule and optimizer
-and NeMo-RL's own loss.
+It takes the place of NeMo-RL's MegatronPolicyWorkerImpl, which needs CUDA and a Megatron of its
+own. `train` and `get_logprobs` keep that class's contract, with Megatron's own schedule and
+optimizer and NeMo-RL's own loss.
 """
 
 from __future__ import annotations
@@ -209,6 +209,8 @@ class CpuWorkerImpl(RoDWorkerMixin):
         self.scheduler.load_state_dict(state["scheduler"])
 
     def prepare_for_training(self, *_, **__): ...
+
+    def finalize_async_save(self): ...
 
     def is_alive(self):
         return True
