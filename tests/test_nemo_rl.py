@@ -5,6 +5,7 @@ Megatron-core model that inherits our extension.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -156,6 +157,24 @@ def chosen_ids(folder: Path) -> list[list[int]]:
     return [record.block_ids[record.chosen].tolist() for record in records(folder)]
 
 
+def test_stock_worker_has_what_the_extension_uses() -> None:
+    """Read, not run: the stock worker needs CUDA."""
+    workers = Path(CHECKOUT) / "nemo_rl" / "models" / "policy" / "workers"
+    tree = ast.parse((workers / "megatron_policy_worker.py").read_text())
+    (worker,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name == "MegatronPolicyWorkerImpl"
+    )
+    methods = {node.name: node for node in worker.body if isinstance(node, ast.FunctionDef)}
+    assert {"data", "loss_fn", "gbs", "mbs"} <= {arg.arg for arg in methods["train"].args.args}
+    init = ast.unparse(methods["__init__"])
+    assert all(f"self.{name}" in init for name in ("model", "cfg", "megatron_bridge"))
+    train = ast.unparse(methods["train"])
+    assert all(f"'{key}'" in train for key in ("global_loss", "grad_norm", "all_mb_metrics", "lr"))
+    assert not any(name.startswith("rod_") for name in methods)
+
+
 def test_same_blocks_as_megatron_bridge(tiny: Setting, in_workers: Path) -> None:
     bridge = tiny.rod("single")
     assert len(bridge) == STEPS
@@ -286,6 +305,23 @@ def test_reference_losses_equal_megatron_bridges(runs: Runs, tiny: Setting, choo
     ids = range(store.num_adaptation, len(store))
     difference = abs(found[list(ids)] - expected[list(ids)])
     assert difference.max() < 1e-6
+
+
+def test_a_step_of_2048_candidates_moves_under_100_kb(runs: Runs, tmp_path: Path) -> None:
+    program = [sys.executable, "-W", "ignore", HERE / "nemo_rl_cpu" / "traffic.py"]
+    sizes = ["policy.train_global_batch_size=1024", "policy.train_micro_batch_size=64"]
+    output = subprocess.run(
+        [*program, runs.recipe(tmp_path), *sizes, "rod.scoring.micro_batch_size=64"],
+        env=runs.environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    ).stdout
+    moved = json.loads(next(line for line in output.splitlines() if line.startswith('{"cand')))
+    assert moved["candidates"] == 2048
+    print(f"one step of 2048 candidates: {moved}")
+    assert moved["received"] > 8192  # the scores at least: the meter saw them
+    assert moved["sent"] + moved["received"] < 100_000
 
 
 def test_hydra_recipe_trains_on_nemo_rl(runs: Runs, tmp_path: Path) -> None:
