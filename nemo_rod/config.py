@@ -20,11 +20,16 @@ class Parallel:
     data: int = 1  # replicas of the model, each with its share of a batch
     tensor: int = 1  # processes that share every matrix
     pipeline: int = 1  # processes that share the layers
+    context: int = 1  # processes that share every block's positions
+    virtual_pipeline: int = 1  # runs of layers on every pipeline process (interleaved schedule)
+    expert: int = 1  # processes that share a layer's experts; among those of data, tensor, context
+    sequence: bool = False  # tensor-parallel processes split what lies between matrices, too
+    distributed_optimizer: bool | None = None  # replicas share its state; null: where CUDA is
 
     @property
     def world_size(self) -> int:
         """Processes in all."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.tensor * self.pipeline * self.context
 
 
 @dataclass
@@ -52,6 +57,7 @@ class Selection:
     multiplier: float = 2.0  # candidates per trained block (m)
     balance: str = "expected"  # "expected" as in the paper, or "exact" halves in every pool
     kappa: float = 1.0  # weight of the replay scores against the adaptation scores
+    on_nonfinite: str = "refuse"  # a score that is no number ends the run, or "exclude" its block
 
 
 @dataclass
@@ -163,8 +169,7 @@ def check(config: Config) -> None:
         ValueError: one sentence.
     """
     parallel = config.parallel
-    for key in ("data", "tensor", "pipeline"):
-        _expect(getattr(parallel, key) >= 1, f"parallel.{key}", getattr(parallel, key), ">= 1")
+    _check_parallel(parallel)
     _expect(
         config.domain.block_size % 8 == 0,
         "domain.block_size",
@@ -182,6 +187,12 @@ def check(config: Config) -> None:
         "selection.balance",
         config.selection.balance,
         "expected or exact",
+    )
+    _expect(
+        config.selection.on_nonfinite in ("refuse", "exclude"),
+        "selection.on_nonfinite",
+        config.selection.on_nonfinite,
+        "refuse or exclude",
     )
     _expect(
         config.selection.multiplier >= 1,
@@ -217,6 +228,23 @@ def check(config: Config) -> None:
         _check_architecture(config.model.architecture, parallel)
 
 
+def _check_parallel(parallel: Parallel) -> None:
+    for key in ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert"):
+        _expect(getattr(parallel, key) >= 1, f"parallel.{key}", getattr(parallel, key), ">= 1")
+    sharing = parallel.data * parallel.tensor * parallel.context
+    for wrong, keys, why in (
+        (parallel.virtual_pipeline > 1 and parallel.pipeline == 1,
+         f"virtual_pipeline={parallel.virtual_pipeline}", "needs parallel.pipeline > 1"),
+        (parallel.sequence and parallel.tensor == 1, "sequence=true", "needs parallel.tensor > 1"),
+        (sharing % parallel.expert, f"expert={parallel.expert}",
+         f"must divide data x tensor x context = {sharing}"),
+        (parallel.expert > 1 and parallel.tensor > 1 and not parallel.sequence,
+         f"expert={parallel.expert}", "with parallel.tensor > 1 needs parallel.sequence=true"),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(f"parallel.{keys} {why}: choose another parallel layout.")
+
+
 def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> None:
     _expect(value.steps >= 1, f"{name}.steps", value.steps, ">= 1")
     _expect(value.lr > 0, f"{name}.lr", value.lr, "> 0")
@@ -228,16 +256,27 @@ def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> N
             f"{name}.micro_batch_size={value.micro_batch_size} on parallel.data={parallel.data} "
             f"replicas needs a multiple of {share}; change one of the three."
         )
+    rounds = value.batch_size // share
+    if parallel.virtual_pipeline > 1 and rounds % parallel.pipeline:
+        raise ValueError(
+            f"parallel.virtual_pipeline={parallel.virtual_pipeline} needs a number of micro-"
+            f"batches per replica that parallel.pipeline={parallel.pipeline} divides, but "
+            f"{name}.batch_size={value.batch_size} makes {rounds}: change one of them."
+        )
 
 
 def _check_architecture(architecture: dict[str, Any], parallel: Parallel) -> None:
     """Refuses a layout that does not divide the model."""
+    architecture = {"num_experts": 1, **architecture}
+    stages = parallel.pipeline * parallel.virtual_pipeline
+    axis = "pipeline" if parallel.virtual_pipeline == 1 else "pipeline x virtual_pipeline"
     rules = {
-        "num_hidden_layers": ("pipeline", parallel.pipeline),
+        "num_hidden_layers": (axis, stages),
         "num_attention_heads": ("tensor", parallel.tensor),
         "num_key_value_heads": ("tensor", parallel.tensor),
         "intermediate_size": ("tensor", parallel.tensor),
         "vocab_size": ("tensor", parallel.tensor),
+        "num_experts": ("expert", parallel.expert),
     }
     for key, (axis, size) in rules.items():
         if key in architecture and architecture[key] % size:

@@ -56,6 +56,7 @@ class TrainJob(ModelJob):
         arm: name of the pools and the policy, with what they need (`selection.arms.Arm`).
         optimisation: the schedule.
         references: folders of reference losses; empty where the policy needs none.
+        on_nonfinite: "refuse" or "exclude" candidates whose score is no finite number.
         checkpoint_every: steps between checkpoints.
         checkpoint_keep: checkpoints kept.
         validation_every: steps between two looks at held-out blocks; 0 for never.
@@ -67,6 +68,7 @@ class TrainJob(ModelJob):
     arm: dict[str, Any]
     optimisation: Optimisation
     references: list[str] = field(default_factory=list)
+    on_nonfinite: str = "refuse"
     checkpoint_every: int = 200
     checkpoint_keep: int = 2
     validation_every: int = 0

@@ -13,14 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import BATCH, LAYOUTS, STEPS, Setting, metric
+from tiny import (
+    BATCH,
+    LAYOUTS,
+    MOE_ARCHITECTURE,
+    MOE_LAYOUTS,
+    STEPS,
+    Setting,
+    Torchrun,
+    metric,
+)
 
 from nemo_rod.corpus import BlockStore
+from nemo_rod.selection import Curriculum
 
 
 @pytest.fixture(scope="module")
 def single(tiny: Setting) -> list[Any]:
-    return tiny.rod("single", tiny.root / "weights")
+    return tiny.rod("single", LAYOUTS["single"], tiny.root / "weights")
 
 
 def hugging_face_losses(checkpoint: Path, tokens: np.ndarray) -> np.ndarray:
@@ -37,13 +47,11 @@ def hugging_face_losses(checkpoint: Path, tokens: np.ndarray) -> np.ndarray:
     return loss.view(len(ids), -1).mean(dim=1).numpy()
 
 
-def test_choice_equals_plain_arithmetic_on_exported_weights(
-    tiny: Setting, single: list[Any]
-) -> None:
+def assert_choice_is_plain_arithmetic(tiny: Setting, records: list[Any]) -> None:
     store, pools = tiny.store, tiny.arm("rod").pools()
-    assert [record.step for record in single] == list(range(STEPS))
+    assert [record.step for record in records] == list(range(STEPS))
     smallest_gap, replay = np.inf, 0
-    for record in single:
+    for record in records:
         pool = pools.pool(record.step)
         assert (record.block_ids == pool.block_ids).all()
         tokens = store.tokens(pool.block_ids)
@@ -62,6 +70,25 @@ def test_choice_equals_plain_arithmetic_on_exported_weights(
     # no choice hung on a tie, and the test saw both roles win
     assert smallest_gap > 1e-5
     assert 0 < replay < STEPS * BATCH
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Two runs chose the same blocks by the same scores, and trained alike on them."""
+    records = [
+        list(Curriculum.open(run / "curriculum.rod", read_only=True)) for run in (one, other)
+    ]
+    for a, b in zip(*records, strict=True):
+        assert (a.block_ids == b.block_ids).all()
+        assert (a.chosen == b.chosen).all()
+        np.testing.assert_allclose(a.score, b.score, rtol=0, atol=1e-5)
+    for name in ("train/loss", "train/grad_norm"):
+        np.testing.assert_allclose(metric(one, name), metric(other, name), rtol=1e-4)
+
+
+def test_choice_equals_plain_arithmetic_on_exported_weights(
+    tiny: Setting, single: list[Any]
+) -> None:
+    assert_choice_is_plain_arithmetic(tiny, single)
 
 
 def test_replay_scores_are_exactly_zero_at_the_base(tiny: Setting, single: list[Any]) -> None:
@@ -86,21 +113,29 @@ def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting, single: list[A
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "single"])
-def test_same_choice_in_every_layout(tiny: Setting, single: list[Any], layout: str) -> None:
-    records = tiny.rod(layout)
-    for one, other in zip(single, records, strict=True):
-        assert (one.block_ids == other.block_ids).all()
-        assert (one.chosen == other.chosen).all()
-        np.testing.assert_allclose(one.score, other.score, rtol=0, atol=1e-5)
+def test_same_choice_and_training_in_every_layout(
+    tiny: Setting, single: list[Any], layout: str
+) -> None:
+    tiny.rod(layout, LAYOUTS[layout])
+    assert_same_run(tiny.root / "single", tiny.root / layout)
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Setting:
+    """The tiny setting with four experts in every layer."""
+    setting = Setting(tmp_path_factory.mktemp("moe"), torchrun, MOE_ARCHITECTURE)
+    setting.rod("single", MOE_LAYOUTS["single"], setting.root / "weights")
+    return setting
 
 
 @pytest.mark.layouts
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "single"])
-def test_same_loss_and_gradient_norm_in_every_layout(
-    tiny: Setting, single: list[Any], layout: str
-) -> None:
-    if not (tiny.root / layout / "metrics.jsonl").exists():
-        tiny.rod(layout)
-    for name in ("train/loss", "train/grad_norm"):
-        one, other = (metric(tiny.root / folder, name) for folder in ("single", layout))
-        np.testing.assert_allclose(one, other, rtol=1e-4)
+def test_mixture_of_experts_chooses_by_plain_arithmetic(moe: Setting) -> None:
+    path = moe.root / "single" / "curriculum.rod"
+    assert_choice_is_plain_arithmetic(moe, list(Curriculum.open(path, read_only=True)))
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("layout", [name for name in MOE_LAYOUTS if name != "single"])
+def test_mixture_of_experts_in_every_layout(moe: Setting, layout: str) -> None:
+    moe.rod(layout, MOE_LAYOUTS[layout])
+    assert_same_run(moe.root / "single", moe.root / layout)

@@ -25,6 +25,7 @@ import pytest
 import yaml
 from tiny import BATCH, STEPS, Setting
 
+from nemo_rod.config import Parallel
 from nemo_rod.selection import Curriculum, References
 
 pytestmark = pytest.mark.nemo_rl
@@ -46,6 +47,7 @@ def environment() -> Iterator[dict[str, str]]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
         "TORCH_CUDA_ARCH_LIST": "9.0",  # NeMo-RL asks for it, whatever it is
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -176,7 +178,7 @@ def test_stock_worker_has_what_the_extension_uses() -> None:
 
 
 def test_same_blocks_as_megatron_bridge(tiny: Setting, in_workers: Path) -> None:
-    bridge = tiny.rod("single")
+    bridge = tiny.rod("single", Parallel())
     assert len(bridge) == STEPS
     assert chosen_ids(in_workers) == chosen_ids(tiny.root / "single")
     for one, other in zip(bridge, records(in_workers), strict=True):
@@ -185,7 +187,7 @@ def test_same_blocks_as_megatron_bridge(tiny: Setting, in_workers: Path) -> None
 
 def test_same_metrics_as_megatron_bridge(tiny: Setting, in_workers: Path) -> None:
     if not (tiny.root / "single").exists():
-        tiny.rod("single")
+        tiny.rod("single", Parallel())
     for ours, theirs in zip(rows(in_workers), rows(tiny.root / "single"), strict=True):
         assert ours.keys() == theirs.keys()
         assert ours == pytest.approx(theirs, rel=1e-4)
@@ -340,7 +342,7 @@ def test_hydra_recipe_trains_on_nemo_rl(runs: Runs, tmp_path: Path) -> None:
                           "max_bytes": 20_000},
             },
         },
-        "parallel": {"data": 2},
+        "parallel": {"data": 2, "distributed_optimizer": False},
         "train": {"steps": 6, "batch_size": 8, "micro_batch_size": 2, "lr": 1e-3},
         "scoring": {"micro_batch_size": 4},
         "launcher": {"kind": "nemo_rl"},
@@ -348,10 +350,7 @@ def test_hydra_recipe_trains_on_nemo_rl(runs: Runs, tmp_path: Path) -> None:
             "rod": {"worker": "cpu_worker.CpuWorker"},
             "policy": {
                 "megatron_cfg": {
-                    "optimizer": {
-                        "use_distributed_optimizer": False,
-                        "use_precision_aware_optimizer": False,
-                    }
+                    "optimizer": {"use_precision_aware_optimizer": False}
                 }
             },
         },

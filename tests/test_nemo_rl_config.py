@@ -25,7 +25,7 @@ RECIPES = sorted((Path(__file__).parent.parent / "recipes" / "nemo_rl").glob("*.
 
 GOOD: dict[str, Any] = {
     "rod": {"choose_in": "workers", "steps": 3, "worker": "a.B", "hf": False,
-            "selection": {"balance": "expected"}},
+            "selection": {"balance": "expected", "on_nonfinite": "refuse"}},
     "policy": {
         "train_global_batch_size": 16,
         "train_micro_batch_size": 2,
@@ -64,6 +64,7 @@ def test_good_configuration_passes() -> None:
         ("rod.steps", 0, "rod.steps is 0: expected >= 1."),
         ("rod.worker", None, "rod.worker is None: expected a worker class"),
         ("rod.selection.balance", "half", "rod.selection.balance is 'half'"),
+        ("rod.selection.on_nonfinite", "skip", "expected refuse or exclude"),
         ("policy.generation", {"temperature": 0.7}, "policy.generation is 'a section'"),
         ("policy.dynamic_batching.enabled", True, "policy.dynamic_batching.enabled is True"),
         ("policy.sequence_packing.enabled", True, "policy.sequence_packing.enabled is True"),

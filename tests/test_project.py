@@ -21,7 +21,7 @@ ARROWS = {
     "selection": set(),
     "progress": set(),
     "jobs": {"config"},
-    "megatron": {"corpus", "selection", "jobs", "progress"},
+    "megatron": {"corpus", "selection", "config", "jobs", "progress"},
     "nemo_rl": {"corpus", "selection", "megatron", "config", "jobs", "progress"},
     "evaluation": {"corpus", "selection", "megatron"},
     "swap_in": {"corpus", "selection", "megatron"},

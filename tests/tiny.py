@@ -1,6 +1,6 @@
 """A tiny setting made by the real stages, shared by the tests that train.
 
-A Qwen3 of two layers learns a dialect of one Markov source while three sources are replay. The
+A Qwen3 of four layers learns a dialect of one Markov source while three sources are replay. The
 store, the base, the specialist and both references are made once.
 """
 
@@ -21,24 +21,41 @@ from nemo_rod.selection.arms import Arm, make_arm
 
 STEPS, BATCH = 20, 8
 LAYOUTS = {
-    "single": Parallel(1, 1, 1),
-    "dp2": Parallel(2, 1, 1),
-    "tp2": Parallel(1, 2, 1),
-    "pp2": Parallel(1, 1, 2),
-    "tp2_pp2": Parallel(1, 2, 2),
+    "single": Parallel(),
+    "dp2": Parallel(data=2),
+    "tp2": Parallel(tensor=2),
+    "tp2_sp": Parallel(tensor=2, sequence=True),
+    "pp2": Parallel(pipeline=2),
+    "pp2_vpp2": Parallel(pipeline=2, virtual_pipeline=2),
+    "tp2_pp2": Parallel(tensor=2, pipeline=2),
+    "dp2_distopt": Parallel(data=2, distributed_optimizer=True),
+    "tp2_dp2_distopt": Parallel(data=2, tensor=2, distributed_optimizer=True),
 }
 ARCHITECTURE = {
     "model_type": "qwen3",
     "vocab_size": 256,
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 64,
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
+}
+MOE_LAYOUTS = {
+    "single": Parallel(),
+    "dp2_ep2": Parallel(data=2, expert=2),
+    "tp2_ep2": Parallel(tensor=2, expert=2, sequence=True),
+}
+MOE_ARCHITECTURE = {
+    **ARCHITECTURE,
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
 }
 WORKER = Path(__file__).parent / "layouts_worker.py"
 Torchrun = Callable[..., list[str]]
@@ -70,7 +87,9 @@ def sources() -> list[SourceSpec]:
 class Setting:
     """A store, a base, a specialist (the base after some steps) and both references."""
 
-    def __init__(self, root: Path, torchrun: Torchrun) -> None:
+    def __init__(
+        self, root: Path, torchrun: Torchrun, architecture: dict[str, Any] = ARCHITECTURE
+    ) -> None:
         self.root, self.torchrun = root, torchrun
         self.blocks = root / "blocks"
         prepare(
@@ -82,7 +101,7 @@ class Setting:
             holdout_seed=42,
         )
         self.store = BlockStore(self.blocks)
-        initialise_base(ARCHITECTURE, root / "init", tokenizer="byte", seed=0)
+        initialise_base(architecture, root / "init", tokenizer="byte", seed=0)
         base = self.train("base", root / "init", steps=30, lr=1e-2)
         specialist = self.train("no_replay", base / "hf", steps=30, lr=3e-3)
         self.base, self.specialist = base / "hf", specialist / "hf"
@@ -109,9 +128,9 @@ class Setting:
         self.torchrun(1, "nemo_rod.megatron", job)
         return out
 
-    def rod(self, layout: str, *extra: object) -> list[Any]:
+    def rod(self, layout: str, parallel: Parallel, *extra: object) -> list[Any]:
         """Trains RoD in a layout; returns its records."""
-        out, parallel = self.root / layout, LAYOUTS[layout]
+        out = self.root / layout
         job = self.rod_job(out, parallel)
         self.torchrun(parallel.world_size, WORKER, job, *extra, timeout=300)
         return list(Curriculum.open(out / "curriculum.rod", read_only=True))

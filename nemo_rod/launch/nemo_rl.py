@@ -36,6 +36,11 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
 def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
     """A job as the sections of a NeMo-RL recipe, without what NeMo-RL or `rod.yaml` sets."""
     parallel = job.parallel
+    if parallel.context > 1 or parallel.virtual_pipeline > 1:
+        raise ValueError(
+            f"parallel.context={parallel.context} and virtual_pipeline="
+            f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
+        )
     rod: dict[str, Any] = {
         "blocks": job.blocks,
         "out": job.out,
@@ -46,8 +51,12 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
     megatron: dict[str, Any] = {
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
+        "expert_model_parallel_size": parallel.expert,
+        "sequence_parallel": parallel.sequence,
         "optimizer": {"bf16": job.precision == "bf16"},
     }
+    if parallel.distributed_optimizer is not None:
+        megatron["optimizer"]["use_distributed_optimizer"] = parallel.distributed_optimizer
     policy: dict[str, Any] = {
         "model_name": job.model,
         "max_total_sequence_length": config.domain.block_size,

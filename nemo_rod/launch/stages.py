@@ -234,6 +234,7 @@ class Stages:
             arm=dataclasses.asdict(arm),
             optimisation=optimisation,
             references=[str(reference) for reference in references],
+            on_nonfinite=self.config.selection.on_nonfinite,
             checkpoint_every=self.config.checkpoint.every,
             checkpoint_keep=self.config.checkpoint.keep,
             validation_every=self.config.validation.every,

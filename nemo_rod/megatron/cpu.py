@@ -5,8 +5,8 @@ without CUDA, so nothing that works without this module behaves differently with
 say so. `torch.cuda.is_available()` stays False. Verified with megatron-core 0.16.1 and
 Megatron-Bridge 0.3.1.
 
-Call `install()` before the first `import megatron.core`, and `install_trainer()` before
-`pretrain()`. Both do nothing where CUDA is available.
+Call `install()` before the first `import megatron.core`, and `install_trainer()` before converting
+a checkpoint or calling `pretrain()`. Both do nothing where CUDA is available.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -39,8 +40,9 @@ def install() -> None:
     _patch_core()
 
 
+@functools.cache
 def install_trainer() -> None:
-    """Let Megatron-Bridge's `pretrain()` initialise itself without CUDA."""
+    """Let Megatron-Bridge convert checkpoints and initialise its `pretrain()` without CUDA."""
     if torch.cuda.is_available():
         return
     from megatron.bridge.training import initialize, setup
@@ -49,15 +51,31 @@ def install_trainer() -> None:
         initialize.initialize_megatron, allow_no_cuda=True
     )
     initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
+    _name_experts_globally()
     # the wheel ships the compiled helper but no Makefile: running `make` would exit the process
     if importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
         initialize.compile_helpers = lambda: None
 
 
+def _name_experts_globally() -> None:
+    """Bridge numbers the experts of an expert-parallel rank only in TransformerEngine's layout.
+
+    Without TransformerEngine experts are modules of their own. Left alone, every rank would load
+    the weights of the first rank's experts, silently, and none could be exported.
+    """
+    from megatron.bridge.models.conversion import model_bridge
+
+    to_global = model_bridge._megatron_local_name_to_global
+    own_module = re.compile(r"experts\.local_experts\.(\d+)\.(linear_fc\d\.\w+)")
+
+    def name(models: Any, config: Any, param_name: str, vp_stage: int | None = None) -> str:
+        return to_global(models, config, own_module.sub(r"experts.\2\1", param_name), vp_stage)
+
+    model_bridge._megatron_local_name_to_global = name
+
+
 def _while_counting_one_device(function: Callable) -> Callable:
     """Bridge seeds the model-parallel random state only if it counts a device."""
-    if getattr(function, "_nemo_rod", False):
-        return function
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -67,7 +85,6 @@ def _while_counting_one_device(function: Callable) -> Callable:
         finally:
             torch.cuda.device_count = real
 
-    cast(Any, wrapper)._nemo_rod = True
     return wrapper
 
 
@@ -177,6 +194,48 @@ def _patch_core() -> None:
         return to_host(tensor, as_numpy=as_numpy, record_stream=False)
 
     moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = move
+    _mark_norms()
+    _separate_adam_steps()
+
+
+def _mark_norms() -> None:
+    """Megatron's torch norms refuse sequence parallelism, for nobody marks their parameters.
+
+    The mark makes the trainer add up their gradients over the tensor-parallel processes.
+    """
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    make: Callable = WrappedTorchNorm.__new__
+
+    def make_marked(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        split, config.sequence_parallel = config.sequence_parallel, False
+        try:
+            norm = make(cls, config, *args, **kwargs)
+        finally:
+            config.sequence_parallel = split
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = split
+        return norm
+
+    cast(Any, WrappedTorchNorm).__new__ = staticmethod(make_marked)
+
+
+def _separate_adam_steps() -> None:
+    """Without Apex a loaded distributed optimizer gives all parameters one `step` tensor.
+
+    Torch's Adam would then advance it once per parameter, and the bias correction be wrong.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    load = DistributedOptimizer.load_state_dict
+
+    def load_state_dict(self: Any, state_dict: dict) -> None:
+        load(self, state_dict)
+        for state in self.optimizer.state.values():
+            if torch.is_tensor(state.get("step")):
+                state["step"] = state["step"].clone()
+
+    DistributedOptimizer.load_state_dict = load_state_dict
 
 
 def _densify_gloo_scatter() -> None:

@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from megatron.bridge import AutoBridge
 
+from nemo_rod.config import Parallel
+from nemo_rod.megatron import cpu
+
 
 def model_provider(
-    hf: str, *, data: int, tensor: int, pipeline: int, precision: str, block_size: int
+    hf: str, parallel: Parallel, *, precision: str, block_size: int
 ) -> tuple[AutoBridge, Any]:
     """Loads a Hugging Face checkpoint's description for a parallel layout.
 
     Args:
         hf: name or folder of the Hugging Face checkpoint.
-        data: replicas; only checked against the world size.
-        tensor: tensor-parallel size.
-        pipeline: pipeline-parallel size.
+        parallel: the layout.
         precision: "fp32" or "bf16".
         block_size: tokens of a block (S).
 
@@ -29,14 +30,14 @@ def model_provider(
     Raises:
         ValueError: if the layout does not divide the model or the processes.
     """
+    cpu.install_trainer()
     bridge = AutoBridge.from_hf_pretrained(hf)
     provider = bridge.to_megatron_provider(load_weights=True)
-    _check_layout(provider, hf, data=data, tensor=tensor, pipeline=pipeline)
+    _check_layout(provider, hf, parallel)
     # Bridge skips the initialisation of weights that it is about to load, and with it the marks
     # of tensor-parallel parameters: the clipped gradient norm would silently lose shards.
     provider.perform_initialization = True
-    provider.tensor_model_parallel_size = tensor
-    provider.pipeline_model_parallel_size = pipeline
+    _set_layout(provider, parallel)
     provider.seq_length = block_size
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     provider.params_dtype = provider.pipeline_dtype = dtype
@@ -51,23 +52,41 @@ def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
     bridge.save_hf_pretrained(model, folder, show_progress=False)
 
 
-def _check_layout(provider: Any, hf: str, *, data: int, tensor: int, pipeline: int) -> None:
+def _set_layout(provider: Any, parallel: Parallel) -> None:
+    provider.tensor_model_parallel_size = parallel.tensor
+    provider.pipeline_model_parallel_size = parallel.pipeline
+    provider.context_parallel_size = parallel.context
+    provider.sequence_parallel = parallel.sequence
+    if parallel.virtual_pipeline > 1:
+        provider.virtual_pipeline_model_parallel_size = parallel.virtual_pipeline
+        # with the defaults the interleaved schedule trains on wrong gradients, silently
+        provider.overlap_p2p_comm, provider.batch_p2p_comm = True, False
+    if parallel.expert > 1:
+        provider.expert_model_parallel_size = parallel.expert
+        provider.expert_tensor_parallel_size = 1  # experts are small: whole ones, not slices
+
+
+def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
     heads, groups = provider.num_attention_heads, provider.num_query_groups or 0
+    stages = parallel.pipeline * parallel.virtual_pipeline
     for what, count, axis, size in (
-        ("layers", provider.num_layers, "pipeline", pipeline),
-        ("attention heads", heads, "tensor", tensor),
-        ("key-value heads", groups or heads, "tensor", tensor),
+        ("layers", provider.num_layers, "pipeline x virtual_pipeline", stages),
+        ("attention heads", heads, "tensor", parallel.tensor),
+        ("key-value heads", groups or heads, "tensor", parallel.tensor),
+        ("vocabulary entries", provider.vocab_size, "tensor", parallel.tensor),
+        ("experts", provider.num_moe_experts or 1, "expert", parallel.expert),
     ):
         if count % size:
             raise ValueError(
                 f"parallel.{axis}={size} does not divide the {count} {what} of {hf}: "
-                f"choose a {axis} size that does."
+                f"choose another parallel layout."
             )
     world = torch.distributed.get_world_size()
-    if world != data * tensor * pipeline:
+    if world != parallel.world_size:
         raise ValueError(
-            f"parallel.data={data} x tensor={tensor} x pipeline={pipeline} needs "
-            f"{data * tensor * pipeline} processes, but {world} are running."
+            f"parallel.data={parallel.data} x tensor={parallel.tensor} x pipeline="
+            f"{parallel.pipeline} x context={parallel.context} needs {parallel.world_size} "
+            f"processes, but {world} are running."
         )
 
 
@@ -84,5 +103,9 @@ def _use_plain_torch(provider: Any) -> None:
         "bias_dropout_fusion",
         "bias_activation_fusion",
         "cross_entropy_loss_fusion",
+        "moe_grouped_gemm",
+        "moe_permute_fusion",
     ):
         setattr(provider, fusion, False)
+    # gloo may still be sending an output when the interleaved schedule frees its memory
+    provider.deallocate_pipeline_outputs = False

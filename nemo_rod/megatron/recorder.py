@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
+from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.selector import RoDSelector
 from nemo_rod.megatron.validation import Validation
 from nemo_rod.progress import Progress
 from nemo_rod.selection import CurriculumHeader
 from nemo_rod.selection.journal import Journal, number
-
-
-def is_recorder() -> bool:
-    """Whether this rank writes: the last one, which is on the last pipeline stage."""
-    return dist.get_rank() == dist.get_world_size() - 1
 
 
 class Recorder(Callback):

@@ -19,7 +19,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
-from nemo_rod.selection import Choice, Policy, Pools, References, Selector
+from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, References, Selector
 
 
 class RoDSelector:
@@ -31,6 +31,7 @@ class RoDSelector:
         policy: turns scores into the chosen blocks.
         batch_size: blocks trained on in one step (K).
         references: reference losses; needed if the policy needs scores.
+        on_nonfinite: what to do with a score that is no number: "refuse" or "exclude".
         scoring_micro_batch_size: blocks in one forward-only pass of one replica.
         beat: called whenever this rank got on a bit.
     """
@@ -43,6 +44,7 @@ class RoDSelector:
         policy: Policy,
         batch_size: int,
         references: References | None = None,
+        on_nonfinite: OnNonfinite = "refuse",
         scoring_micro_batch_size: int = 1,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
@@ -52,6 +54,7 @@ class RoDSelector:
             batch_size=batch_size,
             block_size=store.block_size,
             references=references,
+            on_nonfinite=on_nonfinite,
         )
         self.store = store
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
@@ -109,7 +112,10 @@ class RoDSelector:
                 )
                 choice = self.choice = self.selector.choose(step, losses)
                 self.beat()
-            mine = choice.block_ids[groups.dp.rank() :: groups.dp.size()]
+            # whole micro-batches are dealt out, so that none depends on the number of replicas:
+            # some losses, such as the routers' balance, are taken over a micro-batch
+            by_micro_batch = choice.block_ids.reshape(-1, micro_batch_size)
+            mine = by_micro_batch[groups.dp.rank() :: groups.dp.size()].ravel()
             batches = [micro_batches(self.store, mine, micro_batch_size) for _ in model]
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.selector.policy.needs_scores:

@@ -30,7 +30,6 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import Stopped, TrainJob
-from nemo_rod.megatron import cpu
 from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.recorder import Recorder
@@ -68,17 +67,12 @@ def train(
         policy=arm.policy(),
         batch_size=job.optimisation.batch_size,
         references=references,
+        on_nonfinite=job.on_nonfinite,  # type: ignore[arg-type]
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         beat=beat,
     )
-    parallel = job.parallel
     bridge, provider = model_provider(
-        job.model,
-        data=parallel.data,
-        tensor=parallel.tensor,
-        pipeline=parallel.pipeline,
-        precision=job.precision,
-        block_size=store.block_size,
+        job.model, job.parallel, precision=job.precision, block_size=store.block_size
     )
     header = curriculum_header(arm, store, references, config=job.config_digest)
     validation = Validation(
@@ -93,7 +87,6 @@ def train(
     every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
     config = bridge_config(job, provider, store)
     refuse_unsafe(provider, config.ddp)
-    cpu.install_trainer()
     try:
         with selector.installed():
             pretrain(config, forward_step, callbacks=every)
@@ -107,6 +100,8 @@ def bridge_config(job: TrainJob, provider: Any, store: BlockStore) -> ConfigCont
     """Our configuration in Megatron-Bridge's terms."""
     o = job.optimisation
     on_gpu = torch.cuda.is_available()
+    sharded = job.parallel.distributed_optimizer
+    sharded = on_gpu if sharded is None else sharded
     dtype = provider.params_dtype
     checkpoints = str(Path(job.out) / "checkpoints")
     return ConfigContainer(
@@ -131,7 +126,7 @@ def bridge_config(job: TrainJob, provider: Any, store: BlockStore) -> ConfigCont
             bf16=job.precision == "bf16",
             fp16=False,
             params_dtype=dtype,
-            use_distributed_optimizer=on_gpu,
+            use_distributed_optimizer=sharded,
         ),
         scheduler=SchedulerConfig(
             lr_decay_style="WSD",
@@ -147,9 +142,9 @@ def bridge_config(job: TrainJob, provider: Any, store: BlockStore) -> ConfigCont
         ddp=DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             check_for_nan_in_grad=True,
-            overlap_grad_reduce=on_gpu,
-            overlap_param_gather=on_gpu,
-            use_distributed_optimizer=on_gpu,
+            overlap_grad_reduce=on_gpu or sharded,
+            overlap_param_gather=sharded,
+            use_distributed_optimizer=sharded,
         ),
         dataset=_NoDataset(
             seq_length=store.block_size,

@@ -122,12 +122,14 @@ def check(config: dict[str, Any]) -> None:
     megatron, in_workers = policy["megatron_cfg"], rod["choose_in"] == "workers"
     parallel = megatron if megatron["enabled"] else policy["dtensor_cfg"]
     context, fused = parallel["context_parallel_size"], compat.fused_loss_key(megatron)
-    balance = rod["selection"]["balance"]
+    balance, nonfinite = rod["selection"]["balance"], rod["selection"]["on_nonfinite"]
     for fine, key, found, expected in (
         (rod["choose_in"] in ("workers", "driver"), "rod.choose_in", rod["choose_in"],
          "workers or driver"),
         (rod["steps"] >= 1, "rod.steps", rod["steps"], ">= 1"),
         (balance in ("expected", "exact"), "rod.selection.balance", balance, "expected or exact"),
+        (nonfinite in ("refuse", "exclude"), "rod.selection.on_nonfinite", nonfinite,
+         "refuse or exclude"),
         (megatron["enabled"] or not in_workers, "policy.megatron_cfg.enabled", False,
          "true, or rod.choose_in=driver with rod.worker=null"),
         (rod["worker"] or not in_workers, "rod.worker", None,

@@ -3,7 +3,7 @@
     InWorkers   the workers choose by themselves          needs the extension; no token crosses Ray
     InDriver    stock workers score, the driver chooses   any backend; tokens cross Ray
 
-Shapes: C candidates, K chosen blocks (global), S tokens per block, D replicas.
+Shapes: C candidates, K chosen blocks (global), S tokens per block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.batches import train_batch
 from nemo_rod.nemo_rl.remote import call_all
-from nemo_rod.nemo_rl.worker import Task, update_metrics
+from nemo_rod.nemo_rl.worker import Task, deal, update_metrics
 from nemo_rod.selection import Choice, References, Selector
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses
@@ -87,6 +87,7 @@ class InDriver:
             batch_size=arm.batch_size,
             block_size=self.store.block_size,
             references=References.open(task.references, self.store) if task.references else None,
+            on_nonfinite=task.on_nonfinite,
         )
         self.loss = compat.loss_function()
 
@@ -94,11 +95,14 @@ class InDriver:
         """Sends the candidates' tokens, gets their log-probabilities, sends the winners' tokens."""
         choice = self.selector.choose(step, Logprobs(self.policy, self.store))
         start = time.perf_counter()
-        # replica d takes winners d, d + D, ... as it does when the workers choose
-        replicas = num_replicas(self.policy)
-        order = np.arange(len(choice.block_ids)).reshape(-1, replicas).T.ravel()
+        # the policy cuts a batch into one run of rows per replica
+        shares = deal(
+            choice.block_ids,
+            micro_batch_size=self.micro_batch_size,
+            replicas=num_replicas(self.policy),
+        )
         trained = self.policy.train(
-            train_batch(self.store.tokens(choice.block_ids[order])),
+            train_batch(self.store.tokens(np.concatenate(shares))),
             self.loss,
             gbs=self.selector.batch_size,
             mbs=self.micro_batch_size,
@@ -146,6 +150,7 @@ def make_learner(policy: Any, arm: Arm, config: dict[str, Any]) -> Learner:
         references=tuple(rod["references"]) if arm.policy().needs_scores else (),
         scoring_micro_batch_size=rod["scoring"]["micro_batch_size"],
         validation_blocks=rod["validation"]["blocks"],
+        on_nonfinite=rod["selection"]["on_nonfinite"],
     )
     if rod["choose_in"] == "workers":
         return InWorkers(policy, task, stall_seconds=rod["stall_seconds"])

@@ -71,7 +71,10 @@ def _sentence(error: Exception) -> str:
     from ray.exceptions import RayActorError
 
     if isinstance(error, RayActorError):
-        return f"its process died ({' '.join(str(error).split())[:300]})"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if "creation task" in lines[0]:  # a traceback, and what was raised at its end
+            return f"could not start: {lines[-1]}"
+        return f"its process died ({' '.join(lines)[:300]})"
     cause = getattr(error, "cause", None) or error
     what = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
     return what + " ".join(str(cause).split())

@@ -17,7 +17,7 @@ import numpy as np
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.batches import train_batch
-from nemo_rod.selection import References, Selector
+from nemo_rod.selection import OnNonfinite, References, Selector
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses
 
@@ -32,6 +32,7 @@ class Task:
         arm: name of the pools and the policy, with what they need (`Arm`); None to score only.
         references: folders of reference losses.
         validation_blocks: held-out blocks looked at per source, at most.
+        on_nonfinite: "refuse" or "exclude" candidates whose score is no finite number.
     """
 
     blocks: str
@@ -39,6 +40,22 @@ class Task:
     arm: dict[str, Any] | None = None
     references: tuple[str, ...] = ()
     validation_blocks: int = 0
+    on_nonfinite: OnNonfinite = "refuse"
+
+
+def deal(block_ids: np.ndarray, *, micro_batch_size: int, replicas: int) -> list[np.ndarray]:
+    """Deals the winners out to replicas by whole micro-batches, as the other hosts do.
+
+    Args:
+        block_ids: int64 `[K]`, K a multiple of `micro_batch_size * replicas`.
+        micro_batch_size: blocks in one forward-backward pass of one replica.
+        replicas: data-parallel size.
+
+    Returns:
+        int64 `[K / replicas]` for every replica.
+    """
+    by_micro_batch = block_ids.reshape(-1, micro_batch_size)
+    return [by_micro_batch[replica::replicas].ravel() for replica in range(replicas)]
 
 
 class RoDWorkerMixin:
@@ -73,6 +90,7 @@ class RoDWorkerMixin:
                 batch_size=arm.batch_size,
                 block_size=self._rod_store.block_size,
                 references=references,
+                on_nonfinite=task.on_nonfinite,
             )
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
@@ -80,20 +98,19 @@ class RoDWorkerMixin:
 
         Returns:
             On the last rank `loss` and `score` float32 `[C]` or None, `chosen` int64 `[K]`,
-            `threshold`, `seconds` of the parts, and `metrics` of the update; None on the others.
+            `threshold`, `excluded`, `seconds` of the parts, and `metrics` of the update; None on
+            the others.
         """
         import torch.distributed as dist
 
         store, selector = self._rod_store, self._rod_selector
         choice = selector.choose(step, self._rod_losses(store))
         group = self._rod_groups().dp
-        tokens = store.tokens(choice.block_ids[group.rank() :: group.size()])
+        size = self.cfg["train_micro_batch_size"]
+        mine = deal(choice.block_ids, micro_batch_size=size, replicas=group.size())[group.rank()]
         start = time.perf_counter()
         trained = self.train(
-            train_batch(tokens),
-            self._rod_loss,
-            gbs=selector.batch_size,
-            mbs=self.cfg["train_micro_batch_size"],
+            train_batch(store.tokens(mine)), self._rod_loss, gbs=selector.batch_size, mbs=size
         )
         seconds = {**choice.seconds, "update": time.perf_counter() - start}
         if dist.get_rank() != dist.get_world_size() - 1:
@@ -103,6 +120,7 @@ class RoDWorkerMixin:
             "score": choice.score,
             "chosen": choice.chosen,
             "threshold": choice.threshold,
+            "excluded": choice.excluded,
             "seconds": seconds,
             "metrics": update_metrics(trained["global_loss"], trained),
         }

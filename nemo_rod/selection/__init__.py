@@ -4,7 +4,7 @@ The algorithm, one module per line (numpy and the standard library only):
 
     candidates.pool(step)                  candidates.py, permutation.py
     references[block_ids]                  references.py, reference_log.py
-    policy.select(score, is_replay, k)     policies.py
+    policy.select(score, is_replay, k)     policies.py, choice.py
     curriculum.append(step, ...)           curriculum.py, curriculum_tools.py
 
 `selector.py` puts the first three together, `journal.py` writes the last down with the metrics.
@@ -17,6 +17,7 @@ from nemo_rod.selection.candidates import (
     RecordedPools,
     retention_for_share,
 )
+from nemo_rod.selection.choice import Choice, OnNonfinite, choose, selection_metrics
 from nemo_rod.selection.curriculum import Curriculum, StepRecord
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
 from nemo_rod.selection.policies import (
@@ -30,7 +31,7 @@ from nemo_rod.selection.policies import (
 from nemo_rod.selection.reference_folder import ReferenceManifest
 from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references import References, block_loss, num_targets
-from nemo_rod.selection.selector import BlockScorer, Choice, Selector
+from nemo_rod.selection.selector import BlockScorer, Selector
 
 __all__ = [
     "BlockScorer",
@@ -40,6 +41,7 @@ __all__ = [
     "CurriculumHeader",
     "FixedShare",
     "Joint",
+    "OnNonfinite",
     "Policy",
     "Pool",
     "Pools",
@@ -52,11 +54,13 @@ __all__ = [
     "StepRecord",
     "TakeAll",
     "block_loss",
+    "choose",
     "compact",
     "logged_ids",
     "num_targets",
     "reducible_loss",
     "remove_logs",
     "retention_for_share",
+    "selection_metrics",
     "threshold",
 ]

@@ -7,11 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from nemo_rod.selection.choice import Choice, selection_metrics
 from nemo_rod.selection.curriculum import Curriculum
 from nemo_rod.selection.curriculum_header import CurriculumHeader
-from nemo_rod.selection.selector import Choice
 
 
 class Journal:
@@ -33,7 +31,7 @@ class Journal:
         else:
             self._curriculum = Curriculum.create(path, header)
         self._metrics = folder / "metrics.jsonl"
-        _keep_lines(self._metrics, step)
+        keep_lines(self._metrics, step)
 
     def append(self, step: int, choice: Choice, metrics: dict[str, Any]) -> dict[str, Any]:
         """Writes one step down; returns its line of metrics, those of the choice included.
@@ -46,29 +44,12 @@ class Journal:
         self._curriculum.append(
             step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
         )
-        row = {"step": step, **metrics, **choice_metrics(choice, self._curriculum.header)}
-        with open(self._metrics, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        header = self._curriculum.header
+        source = header.source_index(choice.block_ids)
+        names = [row.name for row in header.sources]
+        row = {"step": step, **metrics, **selection_metrics(choice, source, names)}
+        append_line(self._metrics, row)
         return row
-
-
-def choice_metrics(choice: Choice, header: CurriculumHeader) -> dict[str, float | None]:
-    """Returns the `rod/` metrics of a step: shares, mean scores, threshold."""
-    names = [row.name for row in header.sources]
-    source = header.source_index(choice.block_ids)
-    share = np.bincount(source, minlength=len(names)) / len(source)
-    is_replay, score = choice.pool.is_replay, choice.score
-    means: dict[str, float | None] = {"rod/rho_adaptation": None, "rod/rho_replay": None}
-    if score is not None:
-        for role, mask in (("adaptation", ~is_replay), ("replay", is_replay)):
-            if mask.any():
-                means[f"rod/rho_{role}"] = float(score[mask].mean())
-    return {
-        "rod/replay_share": float(is_replay[choice.chosen].mean()),
-        "rod/threshold": None if score is None else float(choice.threshold),
-        **means,
-        **{f"rod/share/{name}": float(part) for name, part in zip(names, share, strict=True)},
-    }
 
 
 def number(value: Any) -> float | None:
@@ -76,7 +57,13 @@ def number(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _keep_lines(path: Path, count: int) -> None:
+def append_line(path: Path, row: dict[str, Any]) -> None:
+    """Adds the metrics of a step to a file of one JSON object per line."""
+    with open(path, "a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def keep_lines(path: Path, count: int) -> None:
     """Drops the metrics of steps that will be done again."""
     if not path.exists():
         return

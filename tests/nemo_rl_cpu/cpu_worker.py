@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+from nemo_rod.config import Parallel
 from nemo_rod.nemo_rl.worker import RoDWorkerMixin
 
 
@@ -51,9 +52,11 @@ class CpuWorkerImpl(RoDWorkerMixin):
         self.dp_size = worker_sharding_annotations.get_axis_size("data_parallel")
         self.megatron_bridge, provider = model_provider(
             config["model_name"],
-            data=self.dp_size,
-            tensor=megatron["tensor_model_parallel_size"],
-            pipeline=megatron["pipeline_model_parallel_size"],
+            Parallel(
+                data=self.dp_size,
+                tensor=megatron["tensor_model_parallel_size"],
+                pipeline=megatron["pipeline_model_parallel_size"],
+            ),
             precision={"float32": "fp32", "bfloat16": "bf16"}[config["precision"]],
             block_size=config["max_total_sequence_length"],
         )

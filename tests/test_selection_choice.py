@@ -1,0 +1,64 @@
+"""One step's choice: what it remembers, and scores that are no numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from nemo_rod.selection import Choice, Joint, OnNonfinite, Pool, TakeAll, choose, selection_metrics
+
+IS_REPLAY = np.array([False, True, False, True, False, True])
+POOL = Pool(step=3, block_ids=np.array([10, 20, 11, 21, 12, 22]), is_replay=IS_REPLAY)
+REFERENCE = np.full(6, 1.0, dtype=np.float32)
+
+
+def chosen_from(*losses: float, on_nonfinite: OnNonfinite = "refuse", k: int = 3) -> Choice:
+    loss = np.array(losses, dtype=np.float32)
+    return choose(POOL, Joint(), k, lambda: (loss, REFERENCE), on_nonfinite)
+
+
+def test_highest_scores_and_their_threshold() -> None:
+    choice = chosen_from(1.5, 1.25, 1.0, 3.0, 2.0, 0.5)
+    assert choice.block_ids.tolist() == [10, 21, 12]
+    assert choice.threshold == 0.5
+    assert choice.excluded == 0
+    metrics = selection_metrics(choice, np.array([0, 1, 0]), ["new", "old"])
+    assert metrics["rod/replay_share"] == pytest.approx(1 / 3)
+    assert metrics["rod/rho_adaptation"] == pytest.approx((0.5 + 0.0 + 1.0) / 3)
+    assert metrics["rod/rho_replay"] == pytest.approx((0.25 + 2.0 - 0.5) / 3)
+    assert metrics["rod/share/new"] == pytest.approx(2 / 3)
+    assert metrics["rod/excluded"] == 0
+
+
+def test_nothing_is_scored_for_a_policy_that_takes_all() -> None:
+    def never() -> tuple[np.ndarray, np.ndarray]:
+        raise AssertionError("scored")
+
+    choice = choose(POOL, TakeAll(), 6, never)
+    assert choice.chosen.tolist() == [0, 1, 2, 3, 4, 5]
+    assert choice.score is None and math.isnan(choice.threshold)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_no_number_is_refused_and_named(bad: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"^step 3: 2 of 6 scores are not finite, the first that of block 20: "
+    ):
+        chosen_from(1.5, bad, 1.0, bad, 2.0, 0.5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_no_number_is_excluded_and_counted(bad: float) -> None:
+    choice = chosen_from(1.5, bad, 1.0, bad, 2.0, 0.5, on_nonfinite="exclude")
+    assert choice.block_ids.tolist() == [10, 11, 12]
+    assert choice.excluded == 2
+    assert selection_metrics(choice, np.zeros(3, dtype=np.int64), ["new"])["rod/excluded"] == 2
+    metrics = selection_metrics(choice, np.zeros(3, dtype=np.int64), ["new"])
+    assert metrics["rod/rho_replay"] == pytest.approx(-0.5)
+
+
+def test_too_few_scores_that_are_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"4 of 6 scores .* too few are left for a batch of 3"):
+        chosen_from(1.5, *[math.nan] * 4, 0.5, on_nonfinite="exclude")
