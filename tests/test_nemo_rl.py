@@ -193,6 +193,37 @@ def test_same_metrics_as_megatron_bridge(tiny: Setting, in_workers: Path) -> Non
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.parametrize("choose_in", ["workers", "driver"])
+def test_stock_worker_chooses_the_same_blocks(
+    tiny: Setting, environment: dict[str, str], in_workers: Path, choose_in: str
+) -> None:
+    """NeMo-RL's own worker class and its own `train`, with the Megatron that the checkout pins."""
+    pinned = os.pathsep.join([*map(str, pinned_megatron()), environment["PYTHONPATH"]])
+    with_stock = {**environment, "PYTHONPATH": pinned}
+    probe = [sys.executable, "-c", "import nemo_rl, stock_worker"]
+    found = subprocess.run(probe, env=with_stock, capture_output=True, text=True)
+    if found.returncode != 0:
+        pytest.skip(f"needs newer packages than these: {found.stderr.splitlines()[-1]}")
+    out = Runs(tiny, with_stock).train(
+        f"nemo_rl_stock_{choose_in}",
+        "rod.worker=stock_worker.StockWorker",
+        f"rod.choose_in={choose_in}",
+        "policy.logprob_batch_size=4",
+    )
+    assert chosen_ids(out) == chosen_ids(in_workers)
+
+
+def pinned_megatron() -> list[Path]:
+    """Where a recursive clone has Megatron-Bridge and Megatron-LM."""
+    third = Path(CHECKOUT) / "3rdparty"
+    bridge = third / "Megatron-Bridge-workspace" / "Megatron-Bridge"
+    own = third / "Megatron-LM-workspace" / "Megatron-LM"
+    core = own if (own / "megatron").is_dir() else bridge / "3rdparty" / "Megatron-LM"
+    if not (core / "megatron").is_dir() or not (bridge / "src").is_dir():
+        pytest.skip("the checkout has no submodules: git submodule update --init --recursive")
+    return [bridge / "src", core]
+
+
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
 def test_same_blocks_in_other_layouts(runs: Runs, in_workers: Path, layout: str) -> None:
     out = runs.train(f"nemo_rl_{layout}", f"policy.megatron_cfg.{layout}_model_parallel_size=2")

@@ -162,8 +162,9 @@ def test_scoring_job_in_nemo_rls_terms() -> None:
 
 def test_metrics_of_an_update() -> None:
     trained = {"grad_norm": [2.0], "all_mb_metrics": {"lr": [0.5, 0.5], "loss": [1.0, 2.0]}}
-    assert update_metrics([3.0], trained) == {
+    assert update_metrics([3.0], trained, 0.25) == {
         "train/loss": 3.0,
         "train/grad_norm": 2.0,
         "train/lr": 0.5,
+        "timing/train/update": 0.25,
     }

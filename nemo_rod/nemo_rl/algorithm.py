@@ -191,6 +191,7 @@ def rod_train(run: Run) -> None:
         while run.step < rod["steps"]:
             with timer.time("total"):
                 choice, metrics = run.learner.step(run.step)
+            metrics |= {f"timing/train/{part}": time for part, time in choice.seconds.items()}
             metrics["timing/train/total"] = timer.reduce("total", "sum")
             timer.reset()
             done = run.step + 1
@@ -222,7 +223,9 @@ def save(run: Run, metrics: dict[str, Any]) -> None:
     path = run.checkpointer.init_tmp_checkpoint(run.step, info, compat.run_config(run.config))
     run.policy.save_checkpoint(
         weights_path=os.path.join(path, "policy", "weights"),
-        optimizer_path=os.path.join(path, "policy", "optimizer"),
+        optimizer_path=os.path.join(path, "policy", "optimizer")
+        if run.checkpointer.save_optimizer
+        else None,
         tokenizer_path=os.path.join(path, "policy", "tokenizer"),
         checkpointing_cfg=saving,
     )

@@ -53,9 +53,8 @@ class InWorkers:
         """Sends the step's number; only ids, losses and scores of one rank come back."""
         assert self.pools is not None
         report = self._call("rod_step", step=step)[-1]
-        metrics, seconds = report.pop("metrics"), report["seconds"]
-        choice = Choice(pool=self.pools.pool(step), **report)
-        return choice, metrics | {f"timing/train/{part}": value for part, value in seconds.items()}
+        metrics = report.pop("metrics")
+        return Choice(pool=self.pools.pool(step), **report), metrics
 
     def validate(self) -> dict[str, float]:
         """Asks the workers."""
@@ -107,9 +106,7 @@ class InDriver:
             gbs=self.selector.batch_size,
             mbs=self.micro_batch_size,
         )
-        seconds = {**choice.seconds, "update": time.perf_counter() - start}
-        metrics = update_metrics(trained["loss"], trained)
-        return choice, metrics | {f"timing/train/{part}": value for part, value in seconds.items()}
+        return choice, update_metrics(trained["loss"], trained, time.perf_counter() - start)
 
     def validate(self) -> dict[str, float]:
         """Scores held-out blocks like candidates."""

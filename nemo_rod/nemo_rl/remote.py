@@ -49,7 +49,7 @@ def call_all(policy: Any, method: str, *, stall_seconds: float, **arguments: Any
             deadline = limit if len(failures) == 1 or deadline is None else min(deadline, limit)
     if failures:
         rank, why = _cause(failures)
-        raise WorkerFailed(f"rank {rank}: {_sentence(why)}") from why
+        raise WorkerFailed(f"rank {rank}: {sentence(why)}") from why
     return ray.get(futures)
 
 
@@ -67,7 +67,8 @@ def _cause(failures: dict[int, Exception]) -> tuple[int, Exception]:
     return min(failures.items(), key=order)
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
+    """What a failed call says, without Ray's and Python's traceback."""
     from ray.exceptions import RayActorError
 
     if isinstance(error, RayActorError):

@@ -7,6 +7,7 @@ from typing import Any
 
 from nemo_rod.jobs import Stopped
 from nemo_rod.nemo_rl import config as settings
+from nemo_rod.nemo_rl.remote import WorkerFailed, sentence
 
 
 def main(command: str, arguments: Sequence[str]) -> None:
@@ -28,11 +29,15 @@ def run(command: str, config: dict[str, Any]) -> None:
         RuntimeError: a worker that failed, and why; or that the run was asked to stop.
     """
     start_ray()
+    from ray.exceptions import RayError
+
     actions: dict[str, Callable[[dict[str, Any]], None]] = {"train": train, "score": score}
     try:
         actions[command](config)
     except Stopped as stop:
         raise RuntimeError(str(stop)) from None
+    except RayError as error:  # of one of NeMo-RL's own calls
+        raise WorkerFailed(sentence(error)) from error
 
 
 def train(config: dict[str, Any]) -> None:

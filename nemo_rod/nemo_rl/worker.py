@@ -112,7 +112,7 @@ class RoDWorkerMixin:
         trained = self.train(
             train_batch(store.tokens(mine)), self._rod_loss, gbs=selector.batch_size, mbs=size
         )
-        seconds = {**choice.seconds, "update": time.perf_counter() - start}
+        seconds = time.perf_counter() - start
         if dist.get_rank() != dist.get_world_size() - 1:
             return None
         return {
@@ -121,8 +121,8 @@ class RoDWorkerMixin:
             "chosen": choice.chosen,
             "threshold": choice.threshold,
             "excluded": choice.excluded,
-            "seconds": seconds,
-            "metrics": update_metrics(trained["global_loss"], trained),
+            "seconds": choice.seconds,
+            "metrics": update_metrics(trained["global_loss"], trained, seconds),
         }
 
     def rod_validate(self) -> dict[str, float]:
@@ -170,16 +170,18 @@ class RoDWorkerMixin:
         return ProcessGroupCollection.use_mpu_process_groups()
 
 
-def update_metrics(loss: Any, trained: dict[str, Any]) -> dict[str, float]:
-    """`train/` metrics of what a worker's or a policy's `train` returned.
+def update_metrics(loss: Any, trained: dict[str, Any], seconds: float) -> dict[str, float]:
+    """What is logged of an update, from what a worker's or a policy's `train` returned.
 
     Args:
         loss: of the global batch, one value or one per global batch.
         trained: has `grad_norm` and, per micro-batch, `all_mb_metrics`.
+        seconds: that the update took.
     """
     lr = trained["all_mb_metrics"].get("lr", [np.nan])
     return {
         "train/loss": float(np.mean(np.asarray(loss))),
         "train/grad_norm": float(np.mean(np.asarray(trained["grad_norm"]))),
         "train/lr": float(np.mean(lr)),
+        "timing/train/update": seconds,
     }

@@ -1,8 +1,7 @@
 """A policy worker on gloo: RoD's mixin over a real Megatron-core model, driven by the real Policy.
 
 It takes the place of NeMo-RL's MegatronPolicyWorkerImpl, which needs CUDA and a Megatron of its
-own. `train` and `get_logprobs` keep that class's contract, with Megatron's own schedule and
-optimizer and NeMo-RL's own loss.
+own (`stock_worker.py` has that class wherever it can be imported).
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ from nemo_rod.config import Parallel
 from nemo_rod.nemo_rl.worker import RoDWorkerMixin
 
 
-class CpuWorkerImpl(RoDWorkerMixin):
+class OnCpu:
+    """Builds and saves the model without CUDA; everything else is somebody else's."""
+
     def __init__(
         self,
         config,
@@ -47,7 +48,7 @@ class CpuWorkerImpl(RoDWorkerMixin):
         from nemo_rod.megatron.models import model_provider
 
         torch.set_num_threads(1)
-        self.cfg, megatron = config, config["megatron_cfg"]
+        self.cfg, self.tokenizer, megatron = config, tokenizer, config["megatron_cfg"]
         dist.init_process_group("gloo")
         self.dp_size = worker_sharding_annotations.get_axis_size("data_parallel")
         self.megatron_bridge, provider = model_provider(
@@ -87,6 +88,40 @@ class CpuWorkerImpl(RoDWorkerMixin):
             )
         if weights_path is not None:
             self._load(Path(weights_path))
+
+    def save_checkpoint(
+        self, weights_path, optimizer_path=None, tokenizer_path=None, checkpointing_cfg=None
+    ):
+        folder = Path(weights_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        Path(optimizer_path).mkdir(parents=True, exist_ok=True)
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+        torch.save(state, folder / f"{dist.get_rank()}.pt")
+        dist.barrier()
+
+    def _load(self, folder):
+        state = torch.load(folder / f"{dist.get_rank()}.pt", weights_only=False)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+    def prepare_for_training(self, *_, **__): ...
+
+    def finalize_async_save(self): ...
+
+    def is_alive(self):
+        return True
+
+    def shutdown(self):
+        return True
+
+
+class CpuWorkerImpl(OnCpu, RoDWorkerMixin):
+    """Keeps the contract of NeMo-RL's Megatron worker, over Megatron's schedule and optimizer."""
 
     def train(self, data, loss_fn, eval_mode=False, gbs=None, mbs=None, check_dim_skip_keys=None):
         from nemo_rl.algorithms.loss.utils import prepare_loss_input
@@ -190,36 +225,6 @@ class CpuWorkerImpl(RoDWorkerMixin):
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
-
-    def save_checkpoint(
-        self, weights_path, optimizer_path=None, tokenizer_path=None, checkpointing_cfg=None
-    ):
-        folder = Path(weights_path)
-        folder.mkdir(parents=True, exist_ok=True)
-        Path(optimizer_path).mkdir(parents=True, exist_ok=True)
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-        }
-        torch.save(state, folder / f"{dist.get_rank()}.pt")
-        dist.barrier()
-
-    def _load(self, folder):
-        state = torch.load(folder / f"{dist.get_rank()}.pt", weights_only=False)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-
-    def prepare_for_training(self, *_, **__): ...
-
-    def finalize_async_save(self): ...
-
-    def is_alive(self):
-        return True
-
-    def shutdown(self):
-        return True
 
 
 def _positions(input_ids):

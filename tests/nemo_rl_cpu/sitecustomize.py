@@ -23,6 +23,7 @@ def _prepare():
 
     if sys.version_info < (3, 12):  # pydantic refuses the TypedDict of an older typing
         typing.TypedDict = typing_extensions.TypedDict
+        typing.override = typing_extensions.override
 
     from transformers.models.auto import tokenization_auto
 
