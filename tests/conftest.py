@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tiny import Setting
+from tiny import MOE_ARCHITECTURE, Setting
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,6 +27,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def tiny(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Setting:
     """A store, a base, a specialist and both references, made by the real stages."""
     return Setting(tmp_path_factory.mktemp("tiny"), torchrun)
+
+
+@pytest.fixture(scope="session")
+def moe(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Setting:
+    """The tiny setting with four experts in every layer."""
+    return Setting(tmp_path_factory.mktemp("moe"), torchrun, MOE_ARCHITECTURE)
 
 
 @pytest.fixture(scope="session")

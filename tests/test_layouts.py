@@ -16,11 +16,9 @@ import torch
 from tiny import (
     BATCH,
     LAYOUTS,
-    MOE_ARCHITECTURE,
     MOE_LAYOUTS,
     STEPS,
     Setting,
-    Torchrun,
     metric,
 )
 
@@ -121,21 +119,21 @@ def test_same_choice_and_training_in_every_layout(
 
 
 @pytest.fixture(scope="module")
-def moe(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Setting:
-    """The tiny setting with four experts in every layer."""
-    setting = Setting(tmp_path_factory.mktemp("moe"), torchrun, MOE_ARCHITECTURE)
-    setting.rod("single", MOE_LAYOUTS["single"], setting.root / "weights")
-    return setting
+def single_moe(moe: Setting) -> list[Any]:
+    return moe.rod("single", MOE_LAYOUTS["single"], moe.root / "weights")
 
 
 @pytest.mark.layouts
-def test_mixture_of_experts_chooses_by_plain_arithmetic(moe: Setting) -> None:
-    path = moe.root / "single" / "curriculum.rod"
-    assert_choice_is_plain_arithmetic(moe, list(Curriculum.open(path, read_only=True)))
+def test_mixture_of_experts_chooses_by_plain_arithmetic(
+    moe: Setting, single_moe: list[Any]
+) -> None:
+    assert_choice_is_plain_arithmetic(moe, single_moe)
 
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("layout", [name for name in MOE_LAYOUTS if name != "single"])
-def test_mixture_of_experts_in_every_layout(moe: Setting, layout: str) -> None:
+def test_mixture_of_experts_in_every_layout(
+    moe: Setting, single_moe: list[Any], layout: str
+) -> None:
     moe.rod(layout, MOE_LAYOUTS[layout])
     assert_same_run(moe.root / "single", moe.root / layout)

@@ -135,14 +135,14 @@ class Setting:
         self.torchrun(parallel.world_size, WORKER, job, *extra, timeout=300)
         return list(Curriculum.open(out / "curriculum.rod", read_only=True))
 
-    def rod_job(self, out: Path, parallel: Parallel, **options: Any) -> Path:
+    def rod_job(self, out: Path, parallel: Parallel, *, steps: int = STEPS, **options: Any) -> Path:
         """Writes the job of a RoD run."""
         return self._job(
             "rod",
             out,
             parallel,
             model=self.base,
-            steps=STEPS,
+            steps=steps,
             lr=3e-3,
             references=self.references,
             **options,

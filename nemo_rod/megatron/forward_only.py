@@ -61,9 +61,14 @@ def forward_only(model: list, config: Any) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())  # the schedules do not apply it by themselves
         stack.enter_context(_evaluation_mode(model))  # counters of routers and MTP watch this
-        stack.enter_context(_random_state())  # router jitter draws without looking at the mode
-        # the deferred weight gradient of the output layer would queue what scoring fed it
-        for name, value in (("timers", None), ("defer_embedding_wgrad_compute", False)):
+        stack.enter_context(_random_state())
+        for name, value in (
+            ("timers", None),
+            # the deferred weight gradient of the output layer would queue what scoring fed it
+            ("defer_embedding_wgrad_compute", False),
+            # drawn without looking at the mode: a block would get another score at every look
+            ("moe_input_jitter_eps", None),
+        ):
             stack.enter_context(replaced(config, name, value))
         yield
 
