@@ -8,8 +8,9 @@ from omegaconf import OmegaConf
 
 from nemo_rod.config import Config
 from nemo_rod.jobs import Job, ScoreJob, TrainJob
+from nemo_rod.nemo_rl.config import SHORT_PRECISION
 
-_PRECISION = {"fp32": "float32", "bf16": "bfloat16"}
+LONG_PRECISION = {short: long for long, short in SHORT_PRECISION.items()}
 
 
 def run_on_nemo_rl(job: Job, config: Config) -> None:
@@ -60,7 +61,7 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
     policy: dict[str, Any] = {
         "model_name": job.model,
         "max_total_sequence_length": config.domain.block_size,
-        "precision": _PRECISION[job.precision],
+        "precision": LONG_PRECISION[job.precision],
         "megatron_cfg": megatron,
     }
     values: dict[str, Any] = {

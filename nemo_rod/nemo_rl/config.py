@@ -42,6 +42,7 @@ class RoD:
     validation: Validation = field(default_factory=Validation)
 
 
+SHORT_PRECISION = {"float32": "fp32", "bfloat16": "bf16"}  # NeMo-RL's names -> ours
 SECTIONS = ("policy", "rod", "logger", "cluster", "checkpointing")
 
 

@@ -9,18 +9,19 @@ import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl.algorithm import make_policy, open_store
+from nemo_rod.nemo_rl.config import SHORT_PRECISION
 from nemo_rod.nemo_rl.learners import Logprobs, num_replicas
 from nemo_rod.nemo_rl.remote import call_all
 from nemo_rod.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
 from nemo_rod.selection import (
     BlockScorer,
-    ReferenceManifest,
     ReferenceWriter,
     compact,
     logged_ids,
     remove_logs,
 )
+from nemo_rod.selection.reference_folder import role_manifest
 
 _BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
 
@@ -43,16 +44,13 @@ def score(config: dict[str, Any]) -> None:
         remove_logs(out)
         return
     store = open_store(config)
-    ids = _role_ids(store, rod["role"])
-    manifest = ReferenceManifest(
+    manifest = role_manifest(
+        store,
+        str(rod["role"]),
         model=rod["model_digest"] or policy_cfg["model_name"],
-        tokenizer=store.tokenizer_fingerprint,
-        store=store.digest,
-        block_size=store.block_size,
-        start=int(ids[0]),
-        stop=int(ids[-1]) + 1,
-        precision=policy_cfg["precision"],
+        precision=SHORT_PRECISION.get(policy_cfg["precision"], policy_cfg["precision"]),
     )
+    ids = np.arange(manifest.start, manifest.stop)
     out.mkdir(parents=True, exist_ok=True)
     policy_cfg["megatron_cfg"]["train_iters"] = 1  # asked for, although nothing is trained
     policy, cluster = make_policy(config, train=False)
@@ -96,15 +94,3 @@ def _scorer(policy: Any, store: BlockStore, config: dict[str, Any]) -> BlockScor
         return Logprobs(policy, store)
     task = Task(blocks=rod["blocks"], scoring_micro_batch_size=rod["scoring"]["micro_batch_size"])
     return _InWorkers(policy, task, rod["stall_seconds"])
-
-
-def _role_ids(store: BlockStore, role: str | None) -> np.ndarray:
-    """Ids of all blocks of a role, int64 `[n]`; they are contiguous."""
-    if role not in ("adaptation", "replay"):
-        raise ValueError(f"rod.role is {role!r}: expected adaptation or replay.")
-    first, last = (
-        (0, store.num_adaptation) if role == "adaptation" else (store.num_adaptation, len(store))
-    )
-    if first == last:
-        raise ValueError(f"The block store has no {role} block: add such a source and prepare it.")
-    return np.arange(first, last)
