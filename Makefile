@@ -4,9 +4,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest
+RL_BIN := .venv-nemo-rl/bin
+RL_READY := .venv-nemo-rl/.ready
+RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: help venv demo test test-slow test-layouts test-slurm test-gpu lint bench
+.PHONY: help venv demo test test-slow test-layouts test-slurm test-nemo-rl test-gpu lint bench
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -37,6 +40,20 @@ test-layouts: $(READY) ## train and score in many parallel layouts on gloo
 
 test-slurm: $(READY) ## run a recipe on a real Slurm of two nodes, started on loopback for the test
 	$(PYTEST) -m slurm --timeout 3600 -s $(ARGS)
+
+# An environment of its own: Ray and what NeMo-RL imports are nobody else's business.
+$(RL_READY): $(wildcard requirements/*.txt) pyproject.toml
+	@test -x $(RL_BIN)/python || $(PYTHON) -m venv .venv-nemo-rl
+	@echo "Installing torch, NVIDIA's trainer, Ray and what NeMo-RL imports into .venv-nemo-rl"
+	@$(RL_PIP) -r requirements/torch.txt -r requirements/cpu.txt -r requirements/nemo-rl.txt
+	@$(RL_PIP) --no-deps -r requirements/cpu-nodeps.txt
+	@$(RL_PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-nemo-rl: ## run RoD on NeMo-RL without a GPU; NEMO_RL=<a checkout, v0.6.0 or later>
+	@test -d "$(NEMO_RL)/nemo_rl" || { echo "NEMO_RL='$(NEMO_RL)' is no checkout of NeMo-RL: make test-nemo-rl NEMO_RL=<folder>"; exit 2; }
+	@$(MAKE) --no-print-directory $(RL_READY)
+	NEMO_RL=$(abspath $(NEMO_RL)) $(RL_BIN)/python -m pytest -m nemo_rl -o timeout=1500 $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
 test-gpu: ## run the GPU tests with the torch and Megatron of PYTHON (in a NeMo image, say)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -16,6 +17,7 @@ from nemo_rod.config import Config, config_folder, to_config
 from nemo_rod.jobs import Stopped
 from nemo_rod.launch import run
 from nemo_rod.launch.plan import plan
+from nemo_rod.nemo_rl import run as nemo_rl
 from nemo_rod.tools import curriculum, doctor, inspect, status
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
@@ -33,6 +35,10 @@ One stage at a time:
   nemo-rod merge    recipe=NAME arm=merge_0.4     weights between base and specialist
   nemo-rod evaluate recipe=NAME                   held-out losses of every arm
   nemo-rod report   recipe=NAME                   tables, figures and the page
+
+On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
+  nemo-rod train --config RECIPE.yaml [key=value ...]
+  nemo-rod score --config RECIPE.yaml rod.role=replay [key=value ...]
 
 Without a recipe:
   nemo-rod status RUN_DIR                         what ran, where, how far it is, how it ended
@@ -75,6 +81,9 @@ def main() -> None:
     if command in _TOOLS:
         _tool(_TOOLS[command], sys.argv[2:])
         return
+    if command in ("train", "score") and "--config" in sys.argv:
+        _tool(partial(nemo_rl.main, command), sys.argv[2:])
+        return
     if command not in _STAGES:
         expected = ", ".join([*_STAGES, *_TOOLS])
         _leave(f"There is no command '{command}': expected one of {expected}.")
@@ -90,6 +99,8 @@ def _tool(tool: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> No
         tool(arguments)
     except (ValueError, OSError) as error:
         _leave(str(error))
+    except RuntimeError as error:
+        _leave(str(error), status=1)
 
 
 def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:

@@ -136,7 +136,7 @@ class Cluster:
 class Launcher:
     """Where the stages run."""
 
-    kind: str = "local"  # torchrun on this machine, or "slurm" or "ray"
+    kind: str = "local"  # torchrun here, or "slurm", "ray", or "nemo_rl": its workers on Ray
     threads: int = 1  # OMP threads of each process
     stall_seconds: float = 1800.0  # time without progress after which a job is ended; 0 for never
     grace_seconds: int = 300  # time that a job has to save and stop when it is asked to
@@ -188,6 +188,7 @@ class Config:
     launcher: Launcher = field(default_factory=Launcher)
     cluster: Cluster = field(default_factory=Cluster)
     plan: Plan = field(default_factory=Plan)
+    nemo_rl: dict[str, Any] = field(default_factory=dict)  # its own keys, for launcher=nemo_rl
 
 
 def config_folder() -> Path:
@@ -222,10 +223,10 @@ def check(config: Config) -> None:
     parallel = config.parallel
     _check_parallel(parallel)
     _expect(
-        config.launcher.kind in ("local", "slurm", "ray"),
+        config.launcher.kind in ("local", "slurm", "ray", "nemo_rl"),
         "launcher.kind",
         config.launcher.kind,
-        "local, slurm or ray",
+        "local, slurm, ray or nemo_rl",
     )
     _expect(
         config.domain.block_size % 8 == 0,

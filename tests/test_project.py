@@ -22,7 +22,7 @@ ARROWS = {
     "progress": set(),
     "jobs": {"config"},
     "megatron": {"corpus", "selection", "config", "jobs", "progress"},
-    "nemo_rl": {"corpus", "selection", "megatron"},
+    "nemo_rl": {"corpus", "selection", "megatron", "config", "jobs", "progress"},
     "evaluation": {"corpus", "selection", "megatron"},
     "swap_in": {"corpus", "selection", "megatron"},
     "report": {"selection"},
@@ -33,7 +33,10 @@ ARROWS = {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
         *("config", "jobs", "plan", "progress"),
     },
-    "cli": {"launch", "config", "jobs", "corpus", "selection", "report", "evaluation", "tools"},
+    "cli": {
+        *("launch", "nemo_rl", "config", "jobs", "corpus", "selection", "report", "evaluation"),
+        "tools",
+    },
 }
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

@@ -13,6 +13,7 @@ from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.launch.digests import digest
 from nemo_rod.launch.folder import RunFolder
 from nemo_rod.launch.local import run_job
+from nemo_rod.launch.nemo_rl import run_on_nemo_rl
 from nemo_rod.selection.arms import Arm, make_arm
 
 
@@ -44,6 +45,9 @@ class ModelJobs:
         """Runs a job whose file goes into `folder`."""
         file = folder / "job.json"
         write_job(job, file)
+        if self.config.launcher.kind == "nemo_rl":
+            run_on_nemo_rl(job, self.config)
+            return
         world_size = self.config.parallel.world_size
         run_job(
             file,

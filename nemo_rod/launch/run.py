@@ -118,11 +118,12 @@ def _carry_out(config: Config, links: list[Link]) -> None:
     for name in config.rebuild:
         if name not in known:
             raise ValueError(f"rebuild=[{name}] names no stage: expected some of {known}.")
-    if config.launcher.kind == "local":
-        _here(config, links)
-    else:
+    renderers = {"slurm": slurm.render, "ray": ray.render}
+    if config.launcher.kind in renderers:
         check_before_submitting(config)
-        submit(config, links, {"slurm": slurm.render, "ray": ray.render}[config.launcher.kind])
+        submit(config, links, renderers[config.launcher.kind])
+    else:
+        _here(config, links)
 
 
 def _here(config: Config, links: list[Link]) -> None:

@@ -19,7 +19,8 @@ from nemo_rod.megatron.models import model_provider
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.reference_pass import is_complete, write_references
 from nemo_rod.progress import Progress
-from nemo_rod.selection import ReferenceManifest, block_loss
+from nemo_rod.selection import block_loss
+from nemo_rod.selection.reference_folder import role_manifest
 
 
 def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
@@ -28,19 +29,8 @@ def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
     if is_complete(out):  # only the hand-over was interrupted
         return
     store = BlockStore(job.blocks)
-    ids = role_ids(store, job.role)
-    if len(ids) == 0:
-        raise ValueError(f"{job.blocks} has no {job.role} block: add such a source and prepare it.")
+    manifest = role_manifest(store, job.role, model=job.model_digest, precision=job.precision)
     losses = _scorer(job, job.model, store, beat)
-    manifest = ReferenceManifest(
-        model=job.model_digest,
-        tokenizer=store.tokenizer_fingerprint,
-        store=store.digest,
-        block_size=store.block_size,
-        start=int(ids[0]),
-        stop=int(ids[-1]) + 1,
-        precision=job.precision,
-    )
     write_references(losses, store, out, manifest=manifest, name=job.name)
 
 
@@ -63,13 +53,6 @@ def evaluate(job: EvaluateJob, beat: Callable[[], None] = lambda: None) -> None:
             progress.step(number + 1)
         del losses
         gc.collect()
-
-
-def role_ids(store: BlockStore, role: str) -> np.ndarray:
-    """Ids of all blocks of a role, int64 `[n]`; they are contiguous."""
-    if role == "adaptation":
-        return np.arange(store.num_adaptation)
-    return np.arange(store.num_adaptation, len(store))
 
 
 def _scorer(job: ModelJob, model: str, store: BlockStore, beat: Callable[[], None]) -> BlockLosses:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.utils.pg_utils import get_pg_collection
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.losses import BlockLosses
-from nemo_rod.selection import block_loss
+from nemo_rod.selection.held_out import source_losses
 
 
 class Validation(Callback):
@@ -29,11 +28,7 @@ class Validation(Callback):
         self, store: BlockStore, *, every: int, num_blocks: int, micro_batch_size: int
     ) -> None:
         self.store, self.every, self.micro_batch_size = store, every, micro_batch_size
-        self.ids = {
-            f"validation/{source.role}/{source.name}/loss": source.start
-            + np.arange(min(source.count, num_blocks))
-            for source in store.sources
-        }
+        self.num_blocks = num_blocks
         self.metrics: dict[str, float] = {}
 
     def on_train_step_end(self, context: CallbackContext) -> None:
@@ -46,8 +41,4 @@ class Validation(Callback):
         losses = BlockLosses(
             context.model, self.store, groups, micro_batch_size=self.micro_batch_size
         )
-        sums = losses.chunk_sums(np.concatenate(list(self.ids.values())))
-        loss = block_loss(sums, self.store.block_size).astype(np.float64)
-        starts = np.cumsum([0, *(len(ids) for ids in self.ids.values())])
-        for name, start, stop in zip(self.ids, starts, starts[1:], strict=False):
-            self.metrics[name] = float(loss[start:stop].mean())
+        self.metrics = source_losses(losses, self.store, num_blocks=self.num_blocks)

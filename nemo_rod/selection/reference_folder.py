@@ -16,11 +16,12 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.curriculum_header import Store
 from nemo_rod.selection.record_log import crc32_rows
 
 NUM_CHUNKS = 8
@@ -70,6 +71,49 @@ class ReferenceManifest:
             for field in fields(self)
             if getattr(self, field.name) != getattr(other, field.name)
         )
+
+
+class StoreOfRoles(Store, Protocol):
+    """What a reference pass asks of a block store."""
+
+    @property
+    def num_adaptation(self) -> int:
+        """Adaptation blocks; they come first."""
+
+
+def role_manifest(
+    store: StoreOfRoles, role: str, *, model: str, precision: str
+) -> ReferenceManifest:
+    """Return the manifest of references for all blocks of a role.
+
+    Args:
+        store: The block store.
+        role: "adaptation" or "replay".
+        model: Digest of the reference model's weights.
+        precision: Arithmetic of the forward pass, such as "bf16".
+
+    Raises:
+        ValueError: The store has no block of the role.
+    """
+    ranges = {
+        "adaptation": (0, store.num_adaptation),
+        "replay": (store.num_adaptation, len(store)),
+    }
+    start, stop = ranges.get(role, (0, 0))
+    if start == stop:
+        raise ValueError(
+            f"the block store has no block of role {role!r}: choose adaptation or replay, and "
+            "prepare such a source"
+        )
+    return ReferenceManifest(
+        model=model,
+        tokenizer=store.tokenizer_fingerprint,
+        store=store.digest,
+        block_size=store.block_size,
+        start=start,
+        stop=stop,
+        precision=precision,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,105 @@
+"""Runs a job on NeMo-RL's workers: our configuration in NeMo-RL's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from nemo_rod.config import Config
+from nemo_rod.jobs import Job, ScoreJob, TrainJob
+from nemo_rod.nemo_rl.config import SHORT_PRECISION
+
+LONG_PRECISION = {short: long for long, short in SHORT_PRECISION.items()}
+
+
+def run_on_nemo_rl(job: Job, config: Config) -> None:
+    """Runs a training or scoring job on the Ray cluster and waits.
+
+    Args:
+        job: what to do.
+        config: the recipe; `nemo_rl` goes on top of everything.
+
+    Raises:
+        ValueError: if the job is none for NeMo-RL, or the configuration does not fit it.
+        RuntimeError: a worker that failed, and why; or that the run was asked to stop.
+    """
+    from nemo_rod.nemo_rl import config as settings
+    from nemo_rod.nemo_rl import run
+
+    if not isinstance(job, TrainJob | ScoreJob):
+        raise ValueError(f"{job.name} does not run on NeMo-RL: use launcher=local for it.")
+    values = OmegaConf.merge(nemo_rl_values(job, config), config.nemo_rl)
+    command = "train" if isinstance(job, TrainJob) else "score"
+    run.run(command, settings.compose(OmegaConf.to_container(values)))  # type: ignore[arg-type]
+
+
+def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
+    """A job as the sections of a NeMo-RL recipe, without what NeMo-RL or `rod.yaml` sets."""
+    parallel = job.parallel
+    if parallel.context > 1 or parallel.virtual_pipeline > 1:
+        raise ValueError(
+            f"parallel.context={parallel.context} and virtual_pipeline="
+            f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
+        )
+    rod: dict[str, Any] = {
+        "blocks": job.blocks,
+        "out": job.out,
+        "seed": job.seed,
+        "stall_seconds": job.stall_seconds,
+        "scoring": {"micro_batch_size": job.scoring_micro_batch_size},
+    }
+    megatron: dict[str, Any] = {
+        "tensor_model_parallel_size": parallel.tensor,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "expert_model_parallel_size": parallel.expert,
+        "sequence_parallel": parallel.sequence,
+        "optimizer": {"bf16": job.precision == "bf16"},
+    }
+    if parallel.distributed_optimizer is not None:
+        megatron["optimizer"]["use_distributed_optimizer"] = parallel.distributed_optimizer
+    policy: dict[str, Any] = {
+        "model_name": job.model,
+        "max_total_sequence_length": config.domain.block_size,
+        "precision": LONG_PRECISION[job.precision],
+        "megatron_cfg": megatron,
+    }
+    values: dict[str, Any] = {
+        "rod": rod,
+        "policy": policy,
+        "cluster": {"gpus_per_node": parallel.world_size, "num_nodes": 1},
+    }
+    if isinstance(job, ScoreJob):
+        rod |= {"role": job.role, "model_digest": job.model_digest, "steps": 1}
+        size = job.scoring_micro_batch_size
+        policy |= {"train_global_batch_size": size * parallel.data, "train_micro_batch_size": size}
+        return values
+    o = job.optimisation
+    rod |= {
+        "arm": job.arm["name"],
+        "references": job.references,
+        "steps": o.steps,
+        "warmup_fraction": o.warmup_fraction,
+        "decay_fraction": o.decay_fraction,
+        "selection": OmegaConf.structured(config.selection),
+        "validation": {"every": job.validation_every, "blocks": job.validation_blocks},
+        "hf": True,
+    }
+    policy |= {
+        "train_global_batch_size": o.batch_size,
+        "train_micro_batch_size": o.micro_batch_size,
+        "max_grad_norm": o.clip_grad,
+    }
+    megatron["optimizer"] |= {
+        "lr": o.lr,
+        "min_lr": o.lr * o.min_lr_ratio,
+        "weight_decay": o.weight_decay,
+        "adam_beta1": o.adam_beta1,
+        "adam_beta2": o.adam_beta2,
+        "adam_eps": o.adam_eps,
+    }
+    values["checkpointing"] = {
+        "save_period": job.checkpoint_every,
+        "keep_top_k": job.checkpoint_keep,
+    }
+    return values

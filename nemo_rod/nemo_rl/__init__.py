@@ -1,0 +1,9 @@
+"""Replay on Demand on NeMo-RL: Ray drives Megatron policy workers that choose what they train on.
+
+    driver (algorithm.py)  -- a step number -->  every policy worker (worker.py):
+                                                 pool -> losses -> scores -> top-k -> train()
+    curriculum, metrics    <-- ids, losses and scores of one rank --
+
+The workers read blocks from the store by id: no token crosses Ray. `learners.py` has this way and
+one that needs stock workers only; `compat.py` is all that knows NeMo-RL's versions apart.
+"""

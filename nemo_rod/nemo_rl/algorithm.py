@@ -1,0 +1,286 @@
+"""RoD as one of NeMo-RL's algorithms: `setup`, `rod_train`, `validate`.
+
+The driver holds no token and no model. It counts steps, writes the curriculum and the metrics,
+logs, validates and saves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.corpus.tokenizer import load_tokenizer
+from nemo_rod.jobs import Stopped
+from nemo_rod.nemo_rl import compat
+from nemo_rod.nemo_rl.learners import Learner, make_learner
+from nemo_rod.nemo_rl.remote import call_all
+from nemo_rod.selection import CurriculumHeader, References
+from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
+from nemo_rod.selection.journal import Journal
+
+
+@dataclass
+class Run:
+    """What `setup` makes and `rod_train` works with.
+
+    Attributes:
+        config: all sections, plain values.
+        policy: NeMo-RL's.
+        cluster: NeMo-RL's virtual cluster.
+        learner: chooses and trains.
+        header: of the curriculum.
+        logger: NeMo-RL's.
+        checkpointer: NeMo-RL's.
+        step: the step that is next.
+    """
+
+    config: dict[str, Any]
+    policy: Any
+    cluster: Any
+    learner: Learner
+    header: CurriculumHeader
+    logger: Any
+    checkpointer: Any
+    step: int
+
+    def close(self, *, force: bool = False) -> None:
+        """Ends the workers and frees the cluster.
+
+        Args:
+            force: do not ask the workers first; after a failure they may hang.
+        """
+        group = self.policy.worker_group
+        group.shutdown(cleanup_method=None if force else "shutdown", force=force)
+        self.cluster.shutdown()
+
+
+def setup(config: dict[str, Any]) -> Run:
+    """Builds everything, in the latest checkpoint's state if there is one. Ray must be up.
+
+    Args:
+        config: as `nemo_rod.nemo_rl.config.load` returns it.
+
+    Raises:
+        ValueError: if store, references, model and configuration do not belong together.
+        WorkerFailed: if a worker refuses; the message says why.
+    """
+    from nemo_rl.utils.checkpoint import CheckpointManager
+    from nemo_rl.utils.logger import Logger
+
+    rod, policy_cfg = config["rod"], config["policy"]
+    store = open_store(config)
+    arm = build_arm(config, store)
+    references = None
+    if arm.policy().needs_scores:
+        references = References.open(rod["references"], store)
+    header = curriculum_header(arm, store, references, config=_digest(config))
+
+    checkpointer = CheckpointManager(config["checkpointing"])
+    latest = checkpointer.get_latest_checkpoint_path()
+    info = checkpointer.load_training_info(latest) or {"step": 0}
+    policy_cfg["megatron_cfg"]["train_iters"] = rod["steps"]
+    policy, cluster = make_policy(config, resume_paths=checkpointer.get_resume_paths(latest))
+    try:
+        learner = make_learner(policy, arm, config)
+        logger = Logger(config["logger"])
+        logger.log_hyperparams(config)
+        run = Run(config, policy, cluster, learner, header, logger, checkpointer, info["step"])
+    except BaseException:
+        policy.worker_group.shutdown(force=True)
+        raise
+    return run
+
+
+def open_store(config: dict[str, Any]) -> BlockStore:
+    """The block store, if it is made for the configured model.
+
+    Raises:
+        ValueError: another block size or tokenizer.
+    """
+    policy, store = config["policy"], BlockStore(config["rod"]["blocks"])
+    if policy["max_total_sequence_length"] != store.block_size:
+        raise ValueError(
+            f"policy.max_total_sequence_length is {policy['max_total_sequence_length']}, but the "
+            f"blocks in {config['rod']['blocks']} have {store.block_size} tokens: set it to that."
+        )
+    store.check_tokenizer(load_tokenizer(policy["tokenizer"]["name"]))
+    return store
+
+
+def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
+    """The pools and the policy of the configured arm."""
+    rod = config["rod"]
+    return make_arm(
+        rod["arm"],
+        num_adaptation=store.num_adaptation,
+        num_replay=store.num_replay,
+        batch_size=config["policy"]["train_global_batch_size"],
+        multiplier=rod["selection"]["multiplier"],
+        balance=rod["selection"]["balance"],
+        kappa=rod["selection"]["kappa"],
+        seed=rod["seed"],
+    )
+
+
+def make_policy(
+    config: dict[str, Any],
+    *,
+    resume_paths: tuple[Path | None, Path | None] = (None, None),
+    train: bool = True,
+) -> tuple[Any, Any]:
+    """Starts the policy workers.
+
+    Args:
+        config: all sections.
+        resume_paths: weights and optimizer to load, if any.
+        train: whether an optimizer is needed.
+
+    Returns:
+        NeMo-RL's policy and cluster.
+    """
+    import ray
+    from nemo_rl.algorithms.utils import get_tokenizer, set_seed
+    from nemo_rl.models.policy.lm_policy import Policy
+
+    rod, policy_cfg = config["rod"], config["policy"]
+    set_seed(rod["seed"])
+    use_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    cluster = compat.make_cluster(config["cluster"], use_gpus=use_gpus)
+    if rod["worker"]:
+        compat.register_worker(rod["worker"])
+    policy = Policy(
+        cluster=cluster,
+        config=policy_cfg,
+        tokenizer=get_tokenizer(policy_cfg["tokenizer"]),
+        weights_path=resume_paths[0],
+        optimizer_path=resume_paths[1],
+        init_optimizer=train,
+        init_reference_model=False,
+        worker_extension_cls_fqn=rod["worker"],
+    )
+    return policy, cluster
+
+
+def rod_train(run: Run) -> None:
+    """Trains from the step that is next to the last one.
+
+    Raises:
+        WorkerFailed: as soon as a worker fails, with the cause. The last checkpoint stays.
+        Stopped: if the run was asked to stop or its time is over; it has saved.
+    """
+    from nemo_rl.utils.timer import TimeoutChecker, Timer
+
+    rod, saving = run.config["rod"], run.config["checkpointing"]
+    out = Path(rod["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    journal = Journal(out, run.header, step=run.step)
+    timer, every = Timer(), rod["validation"]["every"]
+    timeout = TimeoutChecker(timeout=saving["checkpoint_must_save_by"], fit_last_save_time=True)
+    timeout.start_iterations()
+    run.policy.prepare_for_training()
+    with _asked_to_stop() as asked:
+        while run.step < rod["steps"]:
+            with timer.time("total"):
+                choice, metrics = run.learner.step(run.step)
+            metrics |= {f"timing/train/{part}": time for part, time in choice.seconds.items()}
+            metrics["timing/train/total"] = timer.reduce("total", "sum")
+            timer.reset()
+            done = run.step + 1
+            looked = validate(run) if every and done % every == 0 else {}
+            row = journal.append(run.step, choice, metrics | looked)
+            log(run.logger, row, step=done)
+            run.step = done
+            timeout.mark_iteration()
+            stop = asked.is_set() or timeout.check_save()
+            due = stop or done == rod["steps"] or done % saving["save_period"] == 0
+            if saving["enabled"] and due:
+                save(run, row)
+            if stop and done < rod["steps"]:
+                raise Stopped(f"{rod['arm']} stopped after step {done}: run it again to go on")
+
+
+def validate(run: Run) -> dict[str, float]:
+    """The loss on held-out blocks of every source, nats per token."""
+    return run.learner.validate()
+
+
+def save(run: Run, metrics: dict[str, Any]) -> None:
+    """Writes a checkpoint of the state after `run.step` steps."""
+    saving = run.config["checkpointing"]
+    info: dict[str, Any] = {"step": run.step}
+    kept = _kept_metric(saving["metric_name"] or "", metrics)
+    if kept is not None:  # NeMo-RL keeps the best checkpoints by it
+        info[saving["metric_name"]] = kept
+    path = run.checkpointer.init_tmp_checkpoint(run.step, info, compat.run_config(run.config))
+    run.policy.save_checkpoint(
+        weights_path=os.path.join(path, "policy", "weights"),
+        optimizer_path=os.path.join(path, "policy", "optimizer")
+        if run.checkpointer.save_optimizer
+        else None,
+        tokenizer_path=os.path.join(path, "policy", "tokenizer"),
+        checkpointing_cfg=saving,
+    )
+    compat.finish_checkpoint(run.checkpointer, run.policy, path)
+
+
+def export(run: Run) -> None:
+    """Writes the trained weights as a Hugging Face checkpoint to `<out>/hf`."""
+    folder = str(Path(run.config["rod"]["out"]) / "hf")
+    stall_seconds = run.config["rod"]["stall_seconds"]
+    call_all(run.policy, "rod_export", stall_seconds=stall_seconds, folder=folder)
+
+
+def log(logger: Any, row: dict[str, Any], *, step: int) -> None:
+    """Hands a line of metrics to NeMo-RL's logger, under the same names."""
+    logger.log_metrics(
+        {name: value for name, value in row.items() if name != "step" and value is not None}, step
+    )
+
+
+def _kept_metric(name: str, metrics: dict[str, Any]) -> float | None:
+    """`train:loss` or `val:<role>/<source>/loss`, in NeMo-RL's way of naming them."""
+    kind, _, rest = name.partition(":")
+    return metrics.get({"train": "train/", "val": "validation/"}.get(kind, "") + rest)
+
+
+def _digest(config: dict[str, Any]) -> str:
+    """Of what decides the choices beside store, references and seed; not of the layout."""
+    policy, rod = config["policy"], config["rod"]
+    megatron = policy["megatron_cfg"]
+    schedule = (
+        {key: megatron[key] for key in ("optimizer", "scheduler")}
+        if megatron["enabled"]
+        else {key: policy.get(key) for key in ("optimizer", "scheduler")}
+    )
+    decides = {
+        **{key: policy[key] for key in ("model_name", "precision", "train_global_batch_size")},
+        **{key: rod[key] for key in ("arm", "steps", "selection")},
+        **schedule,
+    }
+    text = json.dumps(decides, sort_keys=True, default=str).encode()
+    return blake2b(text, digest_size=16).hexdigest()
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[threading.Event]:
+    """Notes a signal that asks to end, so that the step can end and be saved first."""
+    asked = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in numbers}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

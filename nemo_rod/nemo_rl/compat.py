@@ -1,0 +1,146 @@
+"""All that differs between NeMo-RL v0.6.0, v0.7.0 and main (August 2026), and nothing else.
+
+Features are asked for rather than version numbers: main still calls itself 0.6.0.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SUPPORTED = "v0.6.0, v0.7.0 and main of August 2026"
+MEGATRON_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
+
+
+def check_supported() -> None:
+    """Refuses a NeMo-RL without what this package builds on.
+
+    Raises:
+        ValueError: if it is missing or too old.
+    """
+    try:
+        from nemo_rl import __version__
+        from nemo_rl.models.policy.lm_policy import Policy
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"NeMo-RL cannot be imported ({error}): run this in NeMo-RL's image or environment, "
+            f"or put a checkout on PYTHONPATH; supported are {SUPPORTED}."
+        ) from None
+    if "worker_extension_cls_fqn" not in inspect.signature(Policy.__init__).parameters:
+        raise ValueError(f"NeMo-RL {__version__} has no worker extensions: use one of {SUPPORTED}.")
+
+
+def example_config() -> Path:
+    """NeMo-RL's own configuration of supervised training, with a value for every key it reads.
+
+    Raises:
+        ValueError: if the installation came without it.
+    """
+    import nemo_rl
+
+    path = Path(nemo_rl.__file__).parent.parent / "examples" / "configs" / "sft.yaml"
+    if not path.exists():
+        raise ValueError(
+            f"{path} is missing: NeMo-RL's examples hold the defaults of its own keys, so use a "
+            "whole checkout, as its image does."
+        )
+    return path
+
+
+def run_config(values: dict[str, Any]) -> Any:
+    """The configuration in the form that the checkpoint manager writes down.
+
+    v0.6.0 takes a dict; later versions take a pydantic model and validate their sections with it.
+    """
+    from nemo_rl.utils.checkpoint import CheckpointingConfig, CheckpointManager
+
+    parameter = inspect.signature(CheckpointManager.init_tmp_checkpoint).parameters["run_config"]
+    if "BaseModel" not in str(parameter.annotation):
+        return values
+    from nemo_rl.distributed.virtual_cluster import ClusterConfig
+    from nemo_rl.models.policy import PolicyConfig
+    from nemo_rl.utils.logger import LoggerConfig
+    from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+    class Section(BaseModel):
+        model_config = ConfigDict(extra="allow")
+
+    fields: dict[str, Any] = {
+        "policy": (PolicyConfig, ...),
+        "logger": (LoggerConfig, ...),
+        "cluster": (ClusterConfig, ...),
+        "checkpointing": (CheckpointingConfig, ...),
+        "rod": (dict[str, Any], ...),
+    }
+    try:
+        return create_model("MasterConfig", __base__=Section, **fields)(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ValueError(
+            f"{key} is not what NeMo-RL expects: {first['msg']} (found {first['input']!r})."
+        ) from None
+
+
+def loss_function() -> Any:
+    """The plain language-modelling loss, normalised by all valid tokens of the global batch."""
+    from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
+
+    return NLLLossFn()
+
+
+def fused_loss_key(megatron_cfg: Mapping[str, Any]) -> str | None:
+    """The key that turns on the fused output layer and loss, if it is on; its name changed."""
+    for key in ("use_linear_ce_fusion_loss", "use_fused_linear_logprobs"):
+        if megatron_cfg.get(key):
+            return key
+    return None
+
+
+def make_cluster(cluster_cfg: Mapping[str, Any], *, use_gpus: bool) -> Any:
+    """One bundle per GPU (or per process where there is none), on as many nodes as configured."""
+    from nemo_rl.distributed import virtual_cluster
+
+    options: dict[str, Any] = {}
+    known = inspect.signature(virtual_cluster.RayVirtualCluster.__init__).parameters
+    if "port_range_low" in known:
+        options["port_range_low"] = cluster_cfg.get("master_port_range_low")
+        options["port_range_high"] = cluster_cfg.get("master_port_range_high")
+    segment_size = cluster_cfg.get("segment_size")
+    if segment_size is not None and "segment_size" in known:
+        constraints, _, _ = virtual_cluster.prepare_segment_topology(
+            segment_size, cluster_cfg["num_nodes"]
+        )
+        options |= {"segment_size": segment_size, "node_resource_constraints": constraints}
+    return virtual_cluster.RayVirtualCluster(
+        name="rod_cluster",
+        bundle_ct_per_node_list=[cluster_cfg["gpus_per_node"]] * cluster_cfg["num_nodes"],
+        use_gpus=use_gpus,
+        num_gpus_per_node=cluster_cfg["gpus_per_node"],
+        max_colocated_worker_groups=1,
+        **options,
+    )
+
+
+def register_worker(name: str) -> None:
+    """Says which Python runs a worker class that NeMo-RL does not know.
+
+    Left to itself NeMo-RL would build a new environment without this package. Its image has one of
+    its Megatron workers ready under NEMO_RL_VENV_DIR; elsewhere the driver's own Python runs them.
+    """
+    from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
+    from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
+
+    prebuilt = Path(os.environ.get("NEMO_RL_VENV_DIR", "")) / MEGATRON_WORKER / "bin" / "python"
+    found = "NEMO_RL_VENV_DIR" in os.environ and prebuilt.exists()
+    ACTOR_ENVIRONMENT_REGISTRY[name] = str(prebuilt) if found else PY_EXECUTABLES.SYSTEM
+
+
+def finish_checkpoint(checkpointer: Any, policy: Any, path: Any) -> None:
+    """Moves a checkpoint that was written to its final name, once all writers are done."""
+    if hasattr(policy, "finalize_async_save"):
+        policy.finalize_async_save()
+    checkpointer.finalize_checkpoint(path)

@@ -1,0 +1,179 @@
+"""The configuration of a NeMo-RL run: NeMo-RL's sections, and ours, called `rod`.
+
+    NeMo-RL's examples/configs/sft.yaml  <-  our rod.yaml  <-  a recipe  <-  key=value
+
+So a recipe holds only what differs, and NeMo-RL's own keys keep the defaults of the version in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nemo_rod.config import Optimisation, Scoring, Selection, Validation, config_folder
+from nemo_rod.nemo_rl import compat
+
+
+@dataclass
+class RoD:
+    """The `rod` section."""
+
+    blocks: str = MISSING  # folder of the block store, seen by every node
+    out: str = MISSING  # gets curriculum.rod and metrics.jsonl, or reference losses
+    arm: str = "rod"  # what is trained: rod, no_replay, fixed_<percent> ...
+    references: list[str] = field(default_factory=list)  # folders of reference losses
+    steps: int = MISSING  # updates
+    warmup_fraction: float = Optimisation.warmup_fraction  # share of the steps, at the beginning
+    decay_fraction: float = Optimisation.decay_fraction  # share of the steps, at the end
+    seed: int = 42  # of the candidate stream
+    choose_in: str = "workers"  # "workers", or "driver" for workers that cannot be extended
+    hf: bool = False  # write a Hugging Face checkpoint to <out>/hf at the end
+    role: str | None = None  # whose blocks `nemo-rod score` scores: adaptation or replay
+    model_digest: str | None = None  # of the scored weights; kept in the references' manifest
+    worker: str | None = MISSING  # full name of the Ray worker class; null for NeMo-RL's own
+    stall_seconds: float = 1800.0  # time without an answer after which a run is ended; 0 for never
+    selection: Selection = field(default_factory=Selection)
+    scoring: Scoring = field(default_factory=Scoring)
+    validation: Validation = field(default_factory=Validation)
+
+
+SHORT_PRECISION = {"float32": "fp32", "bfloat16": "bf16"}  # NeMo-RL's names -> ours
+SECTIONS = ("policy", "rod", "logger", "cluster", "checkpointing")
+
+
+def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a recipe the way NeMo-RL reads its own.
+
+    Args:
+        recipe: a YAML file; `defaults:` names files it inherits from, by path.
+        overrides: `key=value` in Hydra's grammar.
+
+    Returns:
+        The resolved and checked sections, plain values.
+
+    Raises:
+        ValueError: naming the key, what was found, what was expected and what to do.
+    """
+    compat.check_supported()
+    from nemo_rl.utils.config import OverridesError, load_config, parse_hydra_overrides
+
+    if not Path(recipe).is_file():
+        raise ValueError(f"There is no recipe {recipe}: give the path of a YAML file.")
+    try:
+        config = parse_hydra_overrides(_on_defaults(load_config(recipe)), list(overrides))
+    except (OverridesError, OmegaConfBaseException) as error:
+        raise ValueError(f"{recipe}: {error}") from None
+    return resolve(config)
+
+
+def compose(values: dict[str, Any]) -> dict[str, Any]:
+    """Puts values that Hydra composed on top of the defaults; otherwise like `load`."""
+    compat.check_supported()
+    return resolve(_on_defaults(OmegaConf.create(values)))
+
+
+def _on_defaults(config: DictConfig) -> DictConfig:
+    """NeMo-RL's defaults, ours, and a recipe on top."""
+    from nemo_rl.utils.config import load_config, merge_with_override
+
+    merged = load_config(compat.example_config())
+    merged.rod = OmegaConf.structured(RoD)
+    for layer in (load_config(config_folder() / "nemo_rl" / "rod.yaml"), config):
+        try:
+            merged = merge_with_override(merged, layer)
+        except OmegaConfBaseException as error:
+            raise ValueError(" ".join(str(error).split())) from None
+    return merged
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Turns a merged tree into plain values, and checks them."""
+    from nemo_rl.utils.config import register_omegaconf_resolvers
+
+    register_omegaconf_resolvers()
+    OmegaConf.register_new_resolver("rod_part", lambda a, b: round(a * b), replace=True)
+    try:
+        resolved: dict[str, Any] = {
+            name: OmegaConf.to_container(config[name], resolve=True, throw_on_missing=True)
+            for name in SECTIONS
+        }
+    except OmegaConfBaseException as error:
+        raise ValueError(
+            f"{' '.join(str(error).split())}: set it in the recipe or on the command line."
+        ) from None
+    if resolved["policy"].get("generation") is None:
+        resolved["policy"].pop("generation", None)  # NeMo-RL takes a section or nothing
+    check(resolved)
+    compat.run_config(resolved)  # NeMo-RL's own validation
+    return resolved
+
+
+def check(config: dict[str, Any]) -> None:
+    """Refuses what cannot run or would train something else, before anything starts.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    policy, rod = config["policy"], config["rod"]
+    megatron, in_workers = policy["megatron_cfg"], rod["choose_in"] == "workers"
+    parallel = megatron if megatron["enabled"] else policy["dtensor_cfg"]
+    context, fused = parallel["context_parallel_size"], compat.fused_loss_key(megatron)
+    balance, nonfinite = rod["selection"]["balance"], rod["selection"]["on_nonfinite"]
+    for fine, key, found, expected in (
+        (rod["choose_in"] in ("workers", "driver"), "rod.choose_in", rod["choose_in"],
+         "workers or driver"),
+        (rod["steps"] >= 1, "rod.steps", rod["steps"], ">= 1"),
+        (balance in ("expected", "exact"), "rod.selection.balance", balance, "expected or exact"),
+        (nonfinite in ("refuse", "exclude"), "rod.selection.on_nonfinite", nonfinite,
+         "refuse or exclude"),
+        (megatron["enabled"] or not in_workers, "policy.megatron_cfg.enabled", False,
+         "true, or rod.choose_in=driver with rod.worker=null"),
+        (rod["worker"] or not in_workers, "rod.worker", None,
+         "a worker class with RoD's methods, or rod.choose_in=driver"),
+        (in_workers or not rod["hf"], "rod.hf", True,
+         "false where stock workers train; NeMo-RL's examples/converters convert"),
+        (not policy["sequence_packing"]["enabled"], "policy.sequence_packing.enabled", True,
+         "false: it reorders blocks, and they are full already"),
+        (not policy["dynamic_batching"]["enabled"], "policy.dynamic_batching.enabled", True,
+         "false: it reorders blocks, and they have one length"),
+        ("generation" not in policy, "policy.generation", "a section",
+         "null: its temperature would scale the losses"),
+        (context == 1, "context_parallel_size", context, "1: it splits the blocks to be scored"),
+        (fused is None, f"policy.megatron_cfg.{fused}", True,
+         "false: it changes what the model's forward pass returns"),
+    ):  # fmt: skip
+        if not fine:
+            raise ValueError(f"{key} is {found!r}: expected {expected}.")
+    _check_sizes(config)
+
+
+def _check_sizes(config: dict[str, Any]) -> None:
+    policy, cluster = config["policy"], config["cluster"]
+    world = cluster["gpus_per_node"] * cluster["num_nodes"]
+    size = model_parallel_size(policy)
+    if world % size:
+        raise ValueError(
+            f"cluster.num_nodes={cluster['num_nodes']} x gpus_per_node={cluster['gpus_per_node']} "
+            f"is not a multiple of the {size} processes of one model: change the cluster or the "
+            "tensor and pipeline sizes."
+        )
+    share = policy["train_micro_batch_size"] * (world // size)
+    if policy["train_global_batch_size"] % share:
+        raise ValueError(
+            f"policy.train_global_batch_size={policy['train_global_batch_size']} does not divide "
+            f"into micro-batches: policy.train_micro_batch_size={policy['train_micro_batch_size']} "
+            f"on {world // size} replicas needs a multiple of {share}; change one of the three."
+        )
+
+
+def model_parallel_size(policy: dict[str, Any]) -> int:
+    """Processes that share one model."""
+    megatron = policy["megatron_cfg"]
+    if megatron["enabled"]:
+        return megatron["tensor_model_parallel_size"] * megatron["pipeline_model_parallel_size"]
+    return policy["dtensor_cfg"]["tensor_parallel_size"]

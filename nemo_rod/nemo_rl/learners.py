@@ -1,0 +1,154 @@
+"""Two ways to take a step, behind one interface; they choose the same blocks.
+
+    InWorkers   the workers choose by themselves          needs the extension; no token crosses Ray
+    InDriver    stock workers score, the driver chooses   any backend; tokens cross Ray
+
+Shapes: C candidates, K chosen blocks (global), S tokens per block.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.nemo_rl import compat
+from nemo_rod.nemo_rl.batches import train_batch
+from nemo_rod.nemo_rl.remote import call_all
+from nemo_rod.nemo_rl.worker import Task, deal, update_metrics
+from nemo_rod.selection import Choice, References, Selector
+from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.held_out import source_losses
+from nemo_rod.selection.reference_folder import NUM_CHUNKS
+
+
+class Learner(Protocol):
+    """A model that chooses what it trains on."""
+
+    def step(self, step: int) -> tuple[Choice, dict[str, float]]:
+        """Chooses and trains; returns the choice and the metrics of the update."""
+
+    def validate(self) -> dict[str, float]:
+        """Returns held-out losses, `validation/<role>/<source>/loss`."""
+
+
+class InWorkers:
+    """The policy's workers hold the selector (`worker.py`).
+
+    Args:
+        policy: NeMo-RL's, with a worker class that inherits `RoDWorkerMixin`.
+        task: what the workers are told.
+        stall_seconds: longest wait for an answer; 0 for no limit.
+    """
+
+    def __init__(self, policy: Any, task: Task, *, stall_seconds: float) -> None:
+        self.policy, self.stall_seconds = policy, stall_seconds
+        self.pools = Arm(**task.arm).pools() if task.arm else None
+        self._call("rod_setup", task=task)
+
+    def step(self, step: int) -> tuple[Choice, dict[str, float]]:
+        """Sends the step's number; only ids, losses and scores of one rank come back."""
+        assert self.pools is not None
+        report = self._call("rod_step", step=step)[-1]
+        metrics = report.pop("metrics")
+        return Choice(pool=self.pools.pool(step), **report), metrics
+
+    def validate(self) -> dict[str, float]:
+        """Asks the workers."""
+        return self._call("rod_validate")[-1]
+
+    def _call(self, method: str, **arguments: Any) -> list[Any]:
+        return call_all(self.policy, method, stall_seconds=self.stall_seconds, **arguments)
+
+
+class InDriver:
+    """Stock workers: the driver reads the blocks, asks for log-probabilities, and chooses.
+
+    Args:
+        policy: NeMo-RL's.
+        task: as for `InWorkers`.
+        micro_batch_size: blocks in one forward-backward pass of one replica.
+    """
+
+    def __init__(self, policy: Any, task: Task, *, micro_batch_size: int) -> None:
+        assert task.arm is not None
+        self.policy, self.micro_batch_size = policy, micro_batch_size
+        self.store = BlockStore(task.blocks)
+        self.held_out = BlockStore(task.blocks, split="holdout")
+        self.num_validation_blocks = task.validation_blocks
+        arm = Arm(**task.arm)
+        self.selector = Selector(
+            pools=arm.pools(),
+            policy=arm.policy(),
+            batch_size=arm.batch_size,
+            block_size=self.store.block_size,
+            references=References.open(task.references, self.store) if task.references else None,
+            on_nonfinite=task.on_nonfinite,
+        )
+        self.loss = compat.loss_function()
+
+    def step(self, step: int) -> tuple[Choice, dict[str, float]]:
+        """Sends the candidates' tokens, gets their log-probabilities, sends the winners' tokens."""
+        choice = self.selector.choose(step, Logprobs(self.policy, self.store))
+        start = time.perf_counter()
+        # the policy cuts a batch into one run of rows per replica
+        shares = deal(
+            choice.block_ids,
+            micro_batch_size=self.micro_batch_size,
+            replicas=num_replicas(self.policy),
+        )
+        trained = self.policy.train(
+            train_batch(self.store.tokens(np.concatenate(shares))),
+            self.loss,
+            gbs=self.selector.batch_size,
+            mbs=self.micro_batch_size,
+        )
+        return choice, update_metrics(trained["loss"], trained, time.perf_counter() - start)
+
+    def validate(self) -> dict[str, float]:
+        """Scores held-out blocks like candidates."""
+        scorer = Logprobs(self.policy, self.held_out)
+        return source_losses(scorer, self.held_out, num_blocks=self.num_validation_blocks)
+
+
+class Logprobs:
+    """Scores blocks by a policy's stock `get_logprobs`."""
+
+    def __init__(self, policy: Any, store: BlockStore) -> None:
+        self.policy, self.store = policy, store
+
+    def chunk_sums(self, block_ids: np.ndarray) -> np.ndarray:
+        """Returns the sums of the token losses over eighths of each block, float32 `[C, 8]`.
+
+        NeMo-RL's log-probability at position j is that of token j, and 0 at position 0; a token
+        loss belongs to the position that predicts it, one earlier.
+        """
+        share = num_replicas(self.policy) * self.policy.cfg["logprob_batch_size"]
+        padded = np.resize(block_ids, -(-len(block_ids) // share) * share)
+        logprobs = self.policy.get_logprobs(train_batch(self.store.tokens(padded)))["logprobs"]
+        loss_CS = -np.roll(logprobs.float().numpy()[: len(block_ids)], -1, axis=1)
+        return loss_CS.reshape(len(block_ids), NUM_CHUNKS, -1).sum(axis=-1)
+
+
+def num_replicas(policy: Any) -> int:
+    """Data-parallel size."""
+    return policy.sharding_annotations.get_axis_size("data_parallel")
+
+
+def make_learner(policy: Any, arm: Arm, config: dict[str, Any]) -> Learner:
+    """The learner that `rod.choose_in` asks for."""
+    rod = config["rod"]
+    task = Task(
+        blocks=rod["blocks"],
+        arm=asdict(arm),
+        references=tuple(rod["references"]) if arm.policy().needs_scores else (),
+        scoring_micro_batch_size=rod["scoring"]["micro_batch_size"],
+        validation_blocks=rod["validation"]["blocks"],
+        on_nonfinite=rod["selection"]["on_nonfinite"],
+    )
+    if rod["choose_in"] == "workers":
+        return InWorkers(policy, task, stall_seconds=rod["stall_seconds"])
+    return InDriver(policy, task, micro_batch_size=config["policy"]["train_micro_batch_size"])

@@ -1,0 +1,81 @@
+"""Calls to all workers that end soon and name the cause when one of them cannot go on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+GRACE_SECONDS = 5.0  # for the other workers to say what they know, once one has failed
+
+
+class WorkerFailed(RuntimeError):
+    """A worker raised, died or stalled; the message says which rank and why."""
+
+
+def call_all(policy: Any, method: str, *, stall_seconds: float, **arguments: Any) -> list[Any]:
+    """Runs a method on every worker and returns what they return, by rank.
+
+    Args:
+        policy: NeMo-RL's.
+        method: of the worker class.
+        stall_seconds: longest wait for an answer; 0 for no limit.
+        arguments: for the method, the same on every rank.
+
+    Raises:
+        WorkerFailed: as soon as one worker fails, although others may wait for it for ever.
+    """
+    import ray
+
+    futures = policy.worker_group.run_all_workers_single_data(method, **arguments)
+    ranks = {future: rank for rank, future in enumerate(futures)}
+    pending, failures = list(futures), dict[int, Exception]()
+    deadline = time.monotonic() + stall_seconds if stall_seconds else None
+    while pending:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done, pending = ray.wait(pending, num_returns=1, timeout=left)
+        if not done:
+            if not failures:
+                waiting = ", ".join(str(ranks[future]) for future in pending)
+                raise WorkerFailed(
+                    f"{method}: no answer of rank {waiting} for {stall_seconds:g} s "
+                    "(rod.stall_seconds)"
+                )
+            break
+        try:
+            ray.get(done)
+        except ray.exceptions.RayError as error:
+            failures.setdefault(ranks[done[0]], error)
+            limit = time.monotonic() + GRACE_SECONDS
+            deadline = limit if len(failures) == 1 or deadline is None else min(deadline, limit)
+    if failures:
+        rank, why = _cause(failures)
+        raise WorkerFailed(f"rank {rank}: {sentence(why)}") from why
+    return ray.get(futures)
+
+
+def _cause(failures: dict[int, Exception]) -> tuple[int, Exception]:
+    """A rank that died is the cause of what the others say; then whoever refused something."""
+    from ray.exceptions import RayActorError
+
+    def order(item: tuple[int, Exception]) -> int:
+        if isinstance(item[1], RayActorError):
+            return 0
+        cause = getattr(item[1], "cause", None)
+        echo = isinstance(cause, RuntimeError) and "onnection" in str(cause)
+        return 3 if echo else 1 if isinstance(cause, ValueError) else 2
+
+    return min(failures.items(), key=order)
+
+
+def sentence(error: Exception) -> str:
+    """What a failed call says, without Ray's and Python's traceback."""
+    from ray.exceptions import RayActorError
+
+    if isinstance(error, RayActorError):
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if "creation task" in lines[0]:  # a traceback, and what was raised at its end
+            return f"could not start: {lines[-1]}"
+        return f"its process died ({' '.join(lines)[:300]})"
+    cause = getattr(error, "cause", None) or error
+    what = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
+    return what + " ".join(str(cause).split())

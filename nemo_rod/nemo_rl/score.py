@@ -1,0 +1,96 @@
+"""Reference losses of a whole corpus by the workers of a NeMo-RL policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.nemo_rl.algorithm import make_policy, open_store
+from nemo_rod.nemo_rl.config import SHORT_PRECISION
+from nemo_rod.nemo_rl.learners import Logprobs, num_replicas
+from nemo_rod.nemo_rl.remote import call_all
+from nemo_rod.nemo_rl.worker import Task
+from nemo_rod.progress import Progress
+from nemo_rod.selection import (
+    BlockScorer,
+    ReferenceWriter,
+    compact,
+    logged_ids,
+    remove_logs,
+)
+from nemo_rod.selection.reference_folder import role_manifest
+
+_BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
+
+
+def score(config: dict[str, Any]) -> None:
+    """Writes the losses of `policy.model_name` on the training blocks of `rod.role` to `rod.out`.
+
+    An interrupted run goes on where it stopped. Ray must be up.
+
+    Args:
+        config: as `nemo_rod.nemo_rl.config.load` returns it.
+
+    Raises:
+        ValueError: if the role is missing or has no blocks.
+        WorkerFailed: as soon as a worker fails, with the cause.
+    """
+    rod, policy_cfg = config["rod"], config["policy"]
+    out = Path(rod["out"])
+    if (out / "manifest.json").exists():
+        remove_logs(out)
+        return
+    store = open_store(config)
+    manifest = role_manifest(
+        store,
+        str(rod["role"]),
+        model=rod["model_digest"] or policy_cfg["model_name"],
+        precision=SHORT_PRECISION.get(policy_cfg["precision"], policy_cfg["precision"]),
+    )
+    ids = np.arange(manifest.start, manifest.stop)
+    out.mkdir(parents=True, exist_ok=True)
+    policy_cfg["megatron_cfg"]["train_iters"] = 1  # asked for, although nothing is trained
+    policy, cluster = make_policy(config, train=False)
+    try:
+        scorer = _scorer(policy, store, config)
+        missing = ~np.isin(ids, logged_ids(out, manifest))
+        size = rod["scoring"]["micro_batch_size"] * _BATCHES_PER_CALL * num_replicas(policy)
+        writer = ReferenceWriter(out, rank=0, manifest=manifest)
+        progress = Progress("score", len(ids), unit="blocks", prefix="")
+        progress.start(len(ids) - int(missing.sum()))
+        for start in range(0, len(ids), size):
+            part, wanted = ids[start : start + size], missing[start : start + size]
+            if wanted.any():  # the whole part: a block is always scored with the same others
+                sums = scorer.chunk_sums(part)
+                writer.append(part[wanted], sums[wanted], store.hashes(part[wanted]))
+            progress.step(start + len(part))
+        writer.close()
+    finally:
+        policy.worker_group.shutdown(force=True)
+        cluster.shutdown()
+    compact(out, manifest=manifest, hashes=store.hashes)
+
+
+class _InWorkers:
+    """Scores blocks by the worker extension: ids go out, eight numbers per block come back."""
+
+    def __init__(self, policy: Any, task: Task, stall_seconds: float) -> None:
+        self.policy, self.stall_seconds = policy, stall_seconds
+        call_all(policy, "rod_setup", stall_seconds=stall_seconds, task=task)
+
+    def chunk_sums(self, block_ids: np.ndarray) -> np.ndarray:
+        """Returns float32 `[C, 8]`."""
+        return call_all(
+            self.policy, "rod_score", stall_seconds=self.stall_seconds, block_ids=block_ids
+        )[-1]
+
+
+def _scorer(policy: Any, store: BlockStore, config: dict[str, Any]) -> BlockScorer:
+    rod = config["rod"]
+    if rod["choose_in"] == "driver":
+        return Logprobs(policy, store)
+    task = Task(blocks=rod["blocks"], scoring_micro_batch_size=rod["scoring"]["micro_batch_size"])
+    return _InWorkers(policy, task, rod["stall_seconds"])

@@ -1,0 +1,187 @@
+"""What a Megatron policy worker gains: it chooses what it trains on.
+
+The driver calls these methods on all ranks at once. Each rank reads its share of the pool from the
+block store by id, scores it under tensor and pipeline parallelism, gathers all losses over the data
+parallel group, comes to the same choice, and hands its share of the winners to the stock `train`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.nemo_rl import compat
+from nemo_rod.nemo_rl.batches import train_batch
+from nemo_rod.selection import OnNonfinite, References, Selector
+from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.held_out import source_losses
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every worker is told once.
+
+    Attributes:
+        blocks: folder of the block store.
+        scoring_micro_batch_size: blocks in a forward-only pass of one replica.
+        arm: name of the pools and the policy, with what they need (`Arm`); None to score only.
+        references: folders of reference losses.
+        validation_blocks: held-out blocks looked at per source, at most.
+        on_nonfinite: "refuse" or "exclude" candidates whose score is no finite number.
+    """
+
+    blocks: str
+    scoring_micro_batch_size: int
+    arm: dict[str, Any] | None = None
+    references: tuple[str, ...] = ()
+    validation_blocks: int = 0
+    on_nonfinite: OnNonfinite = "refuse"
+
+
+def deal(block_ids: np.ndarray, *, micro_batch_size: int, replicas: int) -> list[np.ndarray]:
+    """Deals the winners out to replicas by whole micro-batches, as the other hosts do.
+
+    Args:
+        block_ids: int64 `[K]`, K a multiple of `micro_batch_size * replicas`.
+        micro_batch_size: blocks in one forward-backward pass of one replica.
+        replicas: data-parallel size.
+
+    Returns:
+        int64 `[K / replicas]` for every replica.
+    """
+    by_micro_batch = block_ids.reshape(-1, micro_batch_size)
+    return [by_micro_batch[replica::replicas].ravel() for replica in range(replicas)]
+
+
+class RoDWorkerMixin:
+    """Inherit it before a worker that has `model`, `cfg` and `train` as NeMo-RL's Megatron worker.
+
+    Nothing here touches Ray. All methods are collective calls of all ranks.
+    """
+
+    model: Any
+    cfg: dict[str, Any]
+    train: Callable[..., dict[str, Any]]
+
+    def rod_setup(self, *, task: Task) -> None:
+        """Opens the store and the references, before the first step.
+
+        Raises:
+            ValueError: if they do not belong together, or the model uses a feature under which
+                scoring goes wrong.
+        """
+        self._rod_task = task
+        self._rod_store = BlockStore(task.blocks)
+        self._rod_loss = compat.loss_function()
+        self._rod_losses(self._rod_store)  # refuses what cannot be scored
+        if task.arm is not None:
+            arm = Arm(**task.arm)
+            references = None
+            if task.references:
+                references = References.open(task.references, self._rod_store)
+            self._rod_selector = Selector(
+                pools=arm.pools(),
+                policy=arm.policy(),
+                batch_size=arm.batch_size,
+                block_size=self._rod_store.block_size,
+                references=references,
+                on_nonfinite=task.on_nonfinite,
+            )
+
+    def rod_step(self, *, step: int) -> dict[str, Any] | None:
+        """Chooses and trains one step (paper, algorithm 1).
+
+        Returns:
+            On the last rank `loss` and `score` float32 `[C]` or None, `chosen` int64 `[K]`,
+            `threshold`, `excluded`, `seconds` of the parts, and `metrics` of the update; None on
+            the others.
+        """
+        import torch.distributed as dist
+
+        store, selector = self._rod_store, self._rod_selector
+        choice = selector.choose(step, self._rod_losses(store))
+        group = self._rod_groups().dp
+        size = self.cfg["train_micro_batch_size"]
+        mine = deal(choice.block_ids, micro_batch_size=size, replicas=group.size())[group.rank()]
+        start = time.perf_counter()
+        trained = self.train(
+            train_batch(store.tokens(mine)), self._rod_loss, gbs=selector.batch_size, mbs=size
+        )
+        seconds = time.perf_counter() - start
+        if dist.get_rank() != dist.get_world_size() - 1:
+            return None
+        return {
+            "loss": choice.loss,
+            "score": choice.score,
+            "chosen": choice.chosen,
+            "threshold": choice.threshold,
+            "excluded": choice.excluded,
+            "seconds": choice.seconds,
+            "metrics": update_metrics(trained["global_loss"], trained, seconds),
+        }
+
+    def rod_validate(self) -> dict[str, float]:
+        """The loss on the first held-out blocks of every source, nats per token."""
+        held_out = BlockStore(self._rod_task.blocks, split="holdout")
+        losses = self._rod_losses(held_out)
+        return source_losses(losses, held_out, num_blocks=self._rod_task.validation_blocks)
+
+    def rod_score(self, *, block_ids: np.ndarray) -> np.ndarray | None:
+        """Scores blocks.
+
+        Args:
+            block_ids: int64 `[C]`.
+
+        Returns:
+            On the last rank the sums of the token losses over eighths of each block, float32
+            `[C, 8]` in nats; None on the others.
+        """
+        import torch.distributed as dist
+
+        sums = self._rod_losses(self._rod_store).chunk_sums(block_ids)
+        return sums if dist.get_rank() == dist.get_world_size() - 1 else None
+
+    def rod_export(self, *, folder: str) -> None:
+        """Writes the weights as a Hugging Face checkpoint."""
+        bridge: Any = self.megatron_bridge  # type: ignore[attr-defined]
+        bridge.save_hf_pretrained(self._rod_chunks(), folder, show_progress=False)
+
+    def _rod_losses(self, store: BlockStore) -> Any:
+        from nemo_rod.megatron.losses import BlockLosses
+
+        return BlockLosses(
+            self._rod_chunks(),
+            store,
+            self._rod_groups(),
+            micro_batch_size=self._rod_task.scoring_micro_batch_size,
+        )
+
+    def _rod_chunks(self) -> list[Any]:
+        return self.model if isinstance(self.model, list) else [self.model]
+
+    def _rod_groups(self) -> Any:
+        from megatron.core.process_groups_config import ProcessGroupCollection
+
+        return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def update_metrics(loss: Any, trained: dict[str, Any], seconds: float) -> dict[str, float]:
+    """What is logged of an update, from what a worker's or a policy's `train` returned.
+
+    Args:
+        loss: of the global batch, one value or one per global batch.
+        trained: has `grad_norm` and, per micro-batch, `all_mb_metrics`.
+        seconds: that the update took.
+    """
+    lr = trained["all_mb_metrics"].get("lr", [np.nan])
+    return {
+        "train/loss": float(np.mean(np.asarray(loss))),
+        "train/grad_norm": float(np.mean(np.asarray(trained["grad_norm"]))),
+        "train/lr": float(np.mean(lr)),
+        "timing/train/update": seconds,
+    }

@@ -1,0 +1,36 @@
+"""Held-out losses per source, by whoever can score blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_rod.selection.arms import StoreWithSources
+from nemo_rod.selection.references import block_loss
+from nemo_rod.selection.selector import BlockScorer
+
+
+def source_losses(
+    scorer: BlockScorer, store: StoreWithSources, *, num_blocks: int
+) -> dict[str, float]:
+    """Returns `validation/<role>/<source>/loss`, the mean over a source's first blocks.
+
+    Args:
+        scorer: of the current model.
+        store: the held-out blocks.
+        num_blocks: blocks per source, at most.
+
+    Returns:
+        Nats per token.
+    """
+    ids = {
+        f"validation/{source.role}/{source.name}/loss": source.start
+        + np.arange(min(source.count, num_blocks))
+        for source in store.sources
+    }
+    sums = scorer.chunk_sums(np.concatenate(list(ids.values())))
+    loss = block_loss(sums, store.block_size).astype(np.float64)
+    starts = np.cumsum([0, *(len(part) for part in ids.values())])
+    return {
+        name: float(loss[start:stop].mean())
+        for name, start, stop in zip(ids, starts, starts[1:], strict=False)
+    }
