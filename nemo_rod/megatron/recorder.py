@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-from nemo_rod.megatron.metrics_file import append_line, keep_lines
+from nemo_rod.megatron.metrics_file import append_line, keep_steps
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.selector import RoDSelector
 from nemo_rod.megatron.validation import Validation
@@ -54,7 +54,7 @@ class Recorder(Callback):
             self.curriculum = Curriculum.open(path, expect=self.header, resume_at=step)
         else:
             self.curriculum = Curriculum.create(path, self.header)
-        keep_lines(self.folder / "metrics.jsonl", step)
+        keep_steps(self.folder / "metrics.jsonl", step)
         self.progress.start(step)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
