@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def one_run(
     references: list[str] = (),  # type: ignore[assignment]
     role: str = "",
     multiplier: int = 2,
-    corpora: tuple[str, ...] = ("new", "old"),
+    corpora: Sequence[str] = ("new", "old"),
     settings: dict[str, Any] | None = None,
     die_at: int | None = None,
 ) -> None:
@@ -76,12 +77,10 @@ def one_run(
     from nemo_rod import swap_in
 
     out = root / name
-    cfg = make_config(root / "data", out, steps=steps)
+    starts_from = root / base if base is not None and kind != "score" else None
+    cfg = make_config(root / "data", out, corpora, starts_from, steps=steps)
     cfg.model.tensor_model_parallel_size = layout["tensor"]
     cfg.model.pipeline_model_parallel_size = layout["pipeline"]
-    prefixes = [f"{root}/data/{corpus}/text_document" for corpus in corpora]
-    cfg.dataset.blend = (prefixes, [1.0] * len(corpora))
-    cfg.checkpoint.save_interval = 5
     for key, value in (settings or {}).items():
         *path, last = key.split(".")
         target: Any = cfg
@@ -101,8 +100,6 @@ def one_run(
             out=out,
         )
         return
-    if base is not None:
-        cfg.checkpoint.pretrained_checkpoint = str(root / base)
     watch = [steps_writer(out, die_at)]
     if kind == "stock":
         pretrain(cfg, forward_step, callbacks=watch)

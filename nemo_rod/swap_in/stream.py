@@ -14,6 +14,7 @@ Shapes: c candidates of this replica, C of all, K winners of all, b samples of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -161,4 +162,4 @@ def _rests(batches: list[Batch]) -> list[Batch]:
 
 def _bytes(rows: torch.Tensor) -> torch.Tensor:
     """Rows of any type as uint8 `[n, bytes]`."""
-    return rows.contiguous().view(len(rows), -1).view(torch.uint8)
+    return rows.contiguous().view(len(rows), math.prod(rows.shape[1:])).view(torch.uint8)
