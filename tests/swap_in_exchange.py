@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from nemo_rod.megatron import cpu  # noqa: F401  `cuda()` on a machine without a GPU
+from nemo_rod.megatron.losses import _chunk_sums
 from nemo_rod.swap_in.readers import told_by_readers
+from nemo_rod.swap_in.selector import StreamSelector
 from nemo_rod.swap_in.stream import winners
 
 SIZE, DRAWN, LENGTH = 2, 6, 5
@@ -48,6 +50,7 @@ def main() -> None:
             assert torch.equal(batch["loss_mask"], tokens.float() / 3)
             assert torch.equal(batch["attention_mask"], tokens[:, None, None] % 3 == 0)
     told(me)
+    masked()
     print("PASSED")
     dist.destroy_process_group()
 
@@ -70,6 +73,25 @@ def told(me: int) -> None:
         assert str(error) == "no reference" if me == 1 else "Replica 1" in str(error), error
     else:
         raise AssertionError("went on without a reader")
+
+
+def masked() -> None:
+    """A sample's loss is the mean over the targets that its mask leaves; without any, -inf."""
+    rng = np.random.default_rng(1)
+    token_loss, mask = rng.random((4, 16)), rng.random((4, 16)) < 0.7
+    mask[2] = False
+    reference_sums = rng.random((4, 8)).astype(np.float32)
+    output = _chunk_sums(torch.tensor(mask).float(), torch.tensor(token_loss).float())
+    asked = SimpleNamespace(references=SimpleNamespace(sums=lambda ids: reference_sums[ids]))
+    pairs = StreamSelector._loss_pair(asked, np.array([3, 2, 1, 0]), [output[:2], output[2:]])
+    for row, (loss, reference) in enumerate(pairs):
+        if row == 2:
+            assert loss == -np.inf and np.isfinite(reference)
+            continue
+        np.testing.assert_allclose(loss, token_loss[row][mask[row]].mean(), rtol=1e-6)
+        np.testing.assert_allclose(
+            reference, reference_sums[3 - row].sum() / mask[row].sum(), rtol=1e-6
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -52,6 +53,7 @@ def one_run(
     corpora: Sequence[str] = ("new", "old"),
     settings: dict[str, Any] | None = None,
     die_at: int | None = None,
+    refused: str | None = None,
 ) -> None:
     """One job: kind "stock", "take_all", "joint", or "score" for references of one role.
 
@@ -68,9 +70,11 @@ def one_run(
         corpora: of the blend.
         settings: dotted keys of the configuration and their values.
         die_at: the step in which the process kills itself.
+        refused: what must be said when the job is refused as it starts.
     """
     from before import make_config
     from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.initialize import destroy_global_state
     from megatron.bridge.training.pretrain import pretrain
 
     import nemo_rod
@@ -112,7 +116,12 @@ def one_run(
         policy=nemo_rod.TakeAll() if kind == "take_all" else nemo_rod.Joint(),
         multiplier=1 if kind == "take_all" else multiplier,
     ):
-        pretrain(cfg, forward_step, callbacks=watch)
+        if refused is None:
+            pretrain(cfg, forward_step, callbacks=watch)
+            return
+        with pytest.raises(ValueError, match=refused):
+            pretrain(cfg, forward_step, callbacks=watch)
+    destroy_global_state()
 
 
 def steps_writer(out: Path, die_at: int | None) -> Any:
