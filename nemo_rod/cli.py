@@ -18,6 +18,7 @@ from nemo_rod.jobs import Stopped
 from nemo_rod.launch import run
 from nemo_rod.launch.plan import plan
 from nemo_rod.nemo_rl import run as nemo_rl
+from nemo_rod.swap_in import command as of_job
 from nemo_rod.tools import curriculum, doctor, inspect, status
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
@@ -45,6 +46,8 @@ Without a recipe:
   nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
+  nemo-rod score job=FILE.py:FUNCTION role=ROLE checkpoint=FOLDER out=FOLDER roles={PATH: ROLE, ...}
+                                                  reference losses of your own job's data
   nemo-rod doctor                                 what is installed, and what works here
 
 Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* ...
@@ -87,6 +90,9 @@ def main() -> None:
     if command not in _STAGES:
         expected = ", ".join([*_STAGES, *_TOOLS])
         _leave(f"There is no command '{command}': expected one of {expected}.")
+    if command == "score" and of_job.is_of_job(sys.argv[2:]):
+        _tool(of_job.main, sys.argv[2:])
+        return
     sys.argv = [f"nemo-rod {command}", *sys.argv[2:]]
     ConfigStore.instance().store(name="schema", node=Config)
     hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(

@@ -35,7 +35,7 @@ ARROWS = {
     },
     "cli": {
         *("launch", "nemo_rl", "config", "jobs", "corpus", "selection", "report", "evaluation"),
-        "tools",
+        *("swap_in", "tools"),
     },
 }
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
