@@ -10,10 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from safetensors.torch import load_file
 from tiny import LAYOUTS, STEPS, Setting
+
+from nemo_rod.config import Parallel
+from nemo_rod.selection import Curriculum
 
 NEVER = ("timing/",)  # metrics that no two runs share
 
@@ -50,7 +54,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["single", "dp2"])
+@pytest.mark.parametrize("layout", ["single", "dp2", "dp2_distopt"])
 def test_killed_twice_and_resumed_equals_uninterrupted(tiny: Setting, layout: str) -> None:
     parallel = LAYOUTS[layout]
     whole, broken = tiny.root / f"whole_{layout}", tiny.root / f"broken_{layout}"
@@ -68,3 +72,30 @@ def test_killed_twice_and_resumed_equals_uninterrupted(tiny: Setting, layout: st
     one, other = (load_file(folder / "hf" / "model.safetensors") for folder in (whole, broken))
     assert one.keys() == other.keys()
     assert all((one[name] == other[name]).all() for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"), [("dp2", "single"), ("single", "dp2"), ("dp2_distopt", "single_distopt")]
+)
+def test_resumed_with_other_replicas_chooses_the_same(
+    tiny: Setting, before: str, after: str
+) -> None:
+    layouts = {**LAYOUTS, "single_distopt": Parallel(distributed_optimizer=True)}
+    whole, moved = tiny.root / f"whole_{before}", tiny.root / f"moved_{before}_{after}"
+    if not (whole / "hf").exists():
+        world_size = layouts[before].world_size
+        job = tiny.rod_job(whole, layouts[before], checkpoint_every=4)
+        tiny.torchrun(world_size, "nemo_rod.megatron", job)
+    job = tiny.rod_job(moved, layouts[before], checkpoint_every=4)
+    kill_after(6, job, layouts[before].world_size)
+    job = tiny.rod_job(moved, layouts[after], checkpoint_every=4)
+    tiny.torchrun(layouts[after].world_size, "nemo_rod.megatron", job)
+
+    one, other = (
+        list(Curriculum.open(run / "curriculum.rod", read_only=True)) for run in (whole, moved)
+    )
+    assert len(one) == len(other) == STEPS
+    for a, b in zip(one, other, strict=True):
+        assert (a.block_ids[a.chosen] == b.block_ids[b.chosen]).all()
+        np.testing.assert_allclose(a.score, b.score, rtol=0, atol=1e-5)
