@@ -229,10 +229,10 @@ def check(config: Config) -> None:
         "local, slurm, ray or nemo_rl",
     )
     _expect(
-        config.domain.block_size % 8 == 0,
+        config.domain.block_size % (8 * parallel.context) == 0,
         "domain.block_size",
         config.domain.block_size,
-        "a multiple of 8, for the 8 partial sums of each block's loss",
+        "a multiple of 8, for the 8 partial sums of each block's loss, times parallel.context",
     )
     _expect(
         config.model.precision in ("bf16", "fp32"),

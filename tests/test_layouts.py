@@ -19,6 +19,7 @@ from tiny import (
     MOE_LAYOUTS,
     STEPS,
     Setting,
+    Torchrun,
     metric,
 )
 
@@ -137,3 +138,12 @@ def test_mixture_of_experts_in_every_layout(
 ) -> None:
     moe.rod(layout, MOE_LAYOUTS[layout])
     assert_same_run(moe.root / "single", moe.root / layout)
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize(("context", "replicas"), [(2, 1), (2, 2), (4, 1)])
+def test_context_parallel_ranks_add_up(torchrun: Torchrun, context: int, replicas: int) -> None:
+    worker = Path(__file__).parent / "context_worker.py"
+    for said in torchrun(context * replicas, worker, context):
+        (line,) = [line for line in said.splitlines() if line.startswith("{")]
+        assert json.loads(line)["largest difference"] < 1e-4

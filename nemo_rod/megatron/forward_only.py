@@ -14,12 +14,13 @@ import torch
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 
-def refuse_unsafe(config: Any, ddp_config: Any = None) -> None:
+def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool = False) -> None:
     """Refuses features under which a scoring pass inside a training step goes wrong.
 
     Args:
         config: the model's Megatron configuration.
         ddp_config: the data-parallel wrapper's, where there is one.
+        splits_context: whether the scoring pass deals positions out to context-parallel ranks.
 
     Raises:
         ValueError: naming the feature, why it is refused and what to set.
@@ -43,8 +44,8 @@ def refuse_unsafe(config: Any, ddp_config: Any = None) -> None:
          "fine_grained_activation_offloading", "uses up its warm-up on the scoring pass",
          "fine_grained_activation_offloading=False"),
         (fsdp, "Megatron FSDP", "is not supported yet", "use_megatron_fsdp=False"),
-        (config.context_parallel_size > 1, "context parallel", "splits the blocks it would score",
-         "context_parallel_size=1"),
+        (config.context_parallel_size > 1 and not splits_context, "context parallel",
+         "splits the blocks it would score", "context_parallel_size=1"),
     ):  # fmt: skip
         if found:
             raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")

@@ -1,4 +1,4 @@
-"""The losses of blocks under the current weights: a forward-only pass under TP, PP and DP.
+"""The losses of blocks under the current weights: a forward-only pass under TP, PP, CP, EP and DP.
 
 Shapes: C blocks, S tokens per block. A block's loss comes as 8 partial sums (paper, "Sequence-level
 loss and reference caching"), so that the loss of any prefix of S/8 steps needs no other pass.
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_batch_on_this_cp_rank, get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
@@ -35,7 +35,7 @@ class BlockLosses:
     Args:
         model: the model's chunks on this rank, wrapped for data parallelism or not.
         store: where the blocks are.
-        groups: Megatron's process groups (`pp` and `dp` are used).
+        groups: Megatron's process groups (`pp`, `cp` and `dp` are used).
         micro_batch_size: blocks in one forward pass of one replica. It need not be training's.
         beat: called after every micro-batch.
         batches: gives the micro-batches of blocks int64 `[c]`, in order; by default those of
@@ -64,9 +64,9 @@ class BlockLosses:
             assert isinstance(store, BlockStore), "other blocks come with their batches"
             batches = partial(micro_batches, store, micro_batch_size=micro_batch_size)
         self.batches = batches
-        self.forward_step = forward_step or plain_forward_step
+        self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp)
         self.config = get_model_config(model[0])
-        refuse_unsafe(self.config, getattr(model[0], "ddp_config", None))
+        refuse_unsafe(self.config, getattr(model[0], "ddp_config", None), splits_context=True)
 
     def chunk_sums(self, block_ids: np.ndarray) -> np.ndarray:
         """Partial sums of the token losses of blocks; a collective call of all ranks.
@@ -125,6 +125,7 @@ class BlockLosses:
             self.model,
             self.forward_step,
             beat=self.beat,
+            cp=self.groups.cp,
             data_iterator=batches if len(batches) > 1 else batches[0],
             num_microbatches=len(block_ids) // self.micro_batch_size,
             seq_length=self.store.block_size,
@@ -141,6 +142,7 @@ def scoring_pass(
     forward_step: ForwardStep,
     *,
     beat: Callable[[], None] = lambda: None,
+    cp: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> list[torch.Tensor]:
     """Runs a trainer's schedule forward-only for the losses of its samples.
@@ -150,6 +152,7 @@ def scoring_pass(
         model: the model's chunks on this rank.
         forward_step: how a micro-batch goes through the model.
         beat: called after every micro-batch.
+        cp: the context-parallel group, if `forward_step` gives this rank's positions alone.
         options: what else the schedule is called with.
 
     Returns:
@@ -161,21 +164,29 @@ def scoring_pass(
     def step(batches: Any, chunk: Any, *_: Any) -> tuple:
         output, loss_mask = forward_step(batches, chunk)
         beat()
-        return output, partial(_chunk_sums, loss_mask)
+        return output, partial(_chunk_sums, loss_mask, cp=cp)
 
     with forward_only(model, get_model_config(model[0])), sliced_logits(model):
-        return schedule(
+        outputs = schedule(
             forward_step_func=step,
             model=model,
             forward_only=True,
             collect_non_loss_data=True,
             **options,
         )
+    if cp is not None and cp.size() > 1:
+        for output in outputs:
+            dist.all_reduce(output, group=cp)
+    return outputs
 
 
-def plain_forward_step(batches: Iterator[Batch], model: Any) -> tuple[Any, torch.Tensor]:
-    """Causal language modelling of one micro-batch: token losses `[b, S]` and their mask."""
+def plain_forward_step(
+    batches: Iterator[Batch], model: Any, *, cp: dist.ProcessGroup | None = None
+) -> tuple[Any, torch.Tensor]:
+    """Causal language modelling of one micro-batch: token losses `[b, S / cp]` and their mask."""
     batch = next(batches)
+    if cp is not None:
+        batch = get_batch_on_this_cp_rank(batch, cp)
     output = model(
         input_ids=batch["tokens"],
         position_ids=batch["position_ids"],
@@ -186,9 +197,27 @@ def plain_forward_step(batches: Iterator[Batch], model: Any) -> tuple[Any, torch
 
 
 def _chunk_sums(
-    loss_mask: torch.Tensor, loss: torch.Tensor, non_loss_data: bool = True
+    loss_mask: torch.Tensor,
+    loss: torch.Tensor,
+    non_loss_data: bool = True,
+    *,
+    cp: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Token losses `[b, S]` -> float32 `[b, 9]`: sums over eighths, and the number of targets."""
+    """Token losses `[b, s]` -> float32 `[b, 9]`: sums over eighths, and the number of targets."""
     mask = loss_mask.view(loss.shape).float()
-    sums = (loss.float() * mask).view(len(loss), NUM_CHUNKS, -1).sum(dim=-1)
+    masked = loss.float() * mask
+    if cp is not None and cp.size() > 1:
+        masked = _at_their_places(masked, cp)
+    sums = masked.view(len(loss), NUM_CHUNKS, -1).sum(dim=-1)
     return torch.cat([sums, mask.sum(dim=-1, keepdim=True)], dim=1)
+
+
+def _at_their_places(part_Bs: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
+    """This rank's positions in the whole sequence `[B, S]`, zeros elsewhere.
+
+    Of 2 x size runs of positions, rank r has runs r and 2 x size - 1 - r.
+    """
+    runs, own = 2 * cp.size(), [cp.rank(), 2 * cp.size() - 1 - cp.rank()]
+    whole = part_Bs.new_zeros(len(part_Bs), runs, part_Bs.shape[1] // 2)
+    whole[:, own] = part_Bs.view(len(part_Bs), 2, -1)
+    return whole.view(len(part_Bs), -1)

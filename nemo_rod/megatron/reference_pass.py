@@ -47,7 +47,8 @@ def write_references(
     ids = np.arange(manifest.start, manifest.stop)
     missing = _agree(~np.isin(ids, logged_ids(out, manifest)) if is_recorder() else None, len(ids))
     groups = losses.groups
-    writes = groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == groups.tp.size() - 1
+    # one rank of each replica: all have the same sums
+    writes = all(g.rank() == g.size() - 1 for g in (groups.pp, groups.tp, groups.cp))
     writer = ReferenceWriter(out, rank=groups.dp.rank(), manifest=manifest) if writes else None
     progress = Progress(name, len(ids), unit="blocks")
     done = len(ids) - int(missing.sum())

@@ -86,7 +86,7 @@ def train(
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
     every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
     config = bridge_config(job, provider, store, identity)
-    refuse_unsafe(provider, config.ddp)
+    refuse_unsafe(provider, config.ddp, splits_context=True)
     try:
         with selector.installed():
             pretrain(config, forward_step, callbacks=every)
