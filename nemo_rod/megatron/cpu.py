@@ -195,7 +195,7 @@ def _patch_core() -> None:
 
     moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = move
     _mark_norms()
-    _separate_adam_steps()
+    _mend_loading_of_distributed_optimizer()
 
 
 def _mark_norms() -> None:
@@ -220,14 +220,24 @@ def _mark_norms() -> None:
     cast(Any, WrappedTorchNorm).__new__ = staticmethod(make_marked)
 
 
-def _separate_adam_steps() -> None:
-    """Without Apex a loaded distributed optimizer gives all parameters one `step` tensor.
+def _mend_loading_of_distributed_optimizer() -> None:
+    """Without Apex a distributed optimizer cannot be loaded before its first step.
 
-    Torch's Adam would then advance it once per parameter, and the bias correction be wrong.
+    And if it could, Adam's step count would be lost, silently: that of each parameter is not among
+    what is loaded, and that of the whole would become one tensor, advanced once per parameter.
     """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+    describe = DistributedOptimizer.sharded_state_dict
     load = DistributedOptimizer.load_state_dict
+    set_states = DistributedOptimizer._set_main_param_and_optimizer_states
+
+    def sharded_state_dict(
+        self: Any, weights: dict, is_loading: bool = False, *args: Any, **kwargs: Any
+    ) -> dict:
+        if is_loading and not self.optimizer.state:
+            self._init_optimizer_states_with_dummy_values()
+        return describe(self, weights, is_loading, *args, **kwargs)
 
     def load_state_dict(self: Any, state_dict: dict) -> None:
         load(self, state_dict)
@@ -235,6 +245,14 @@ def _separate_adam_steps() -> None:
             if torch.is_tensor(state.get("step")):
                 state["step"] = state["step"].clone()
 
+    def set_states_but_step(self: Any, model_param: Any, tensors: dict) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        parameter = self.optimizer.param_groups[group]["params"][order]
+        step = self.optimizer.state.get(parameter, {}).get("step")
+        set_states(self, model_param, tensors if step is None else {**tensors, "step": step})
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = set_states_but_step
+    DistributedOptimizer.sharded_state_dict = sharded_state_dict
     DistributedOptimizer.load_state_dict = load_state_dict
 
 
