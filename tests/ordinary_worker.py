@@ -10,6 +10,7 @@ writes to OUT what it ends with, and, of `rod`, what scoring left changed.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -93,7 +94,9 @@ def main() -> None:
     from nemo_rod.selection.selector import Selector
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     job = read_job(Path(JOB))
     assert isinstance(job, TrainJob)
     changes = json.loads(Path(CHANGES).read_text())
@@ -131,7 +134,10 @@ def main() -> None:
             return self.batches(), None, None
 
         def batches(self) -> Iterator[dict[str, torch.Tensor]]:
-            groups, size = get_pg_collection(context_now[0].model[0]), changes["micro_batch_size"]
+            groups, size = (
+                get_pg_collection(context_now[0].model[0]),
+                job.optimisation.micro_batch_size,
+            )
             store = BlockStore(job.blocks)
             for record in Curriculum.open(Path(job.out) / "curriculum.rod", read_only=True):
                 dealt = record.block_ids[record.chosen].reshape(-1, size)
@@ -148,8 +154,10 @@ def main() -> None:
 
     def changed_config(*args: Any) -> Any:
         config = build_config(*args)
-        config.rerun_state_machine.rerun_mode = changes["rerun_mode"]
         config.logger.timing_log_level = 2
+        for section in ("ddp", "rerun_state_machine"):
+            for name, value in changes.get(section, {}).items():
+                setattr(getattr(config, section), name, value)
         if MODE == "ordinary":
             config.dataset = Winners(
                 seq_length=config.dataset.seq_length,

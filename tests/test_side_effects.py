@@ -26,21 +26,25 @@ ROUTERS = {
     "moe_router_score_function": "sigmoid",
     "moe_input_jitter_eps": 0.05,
 }
-# what is switched on in the model, and whether the trainer runs every step twice
-DENSE: dict[str, tuple[str, dict[str, Any], str]] = {
-    "dropout": ("single", DROPOUT, "disabled"),
-    "dropout_pp2": ("pp2", DROPOUT, "disabled"),
-    "dropout_distopt": ("tp2_dp2_distopt", DROPOUT, "disabled"),
-    "multi_token_prediction": ("single", {**DROPOUT, "mtp_num_layers": 1}, "disabled"),
-    "rerun": ("single", DROPOUT, "report_determinism_stats"),
+INTERLEAVED = Parallel(data=2, pipeline=2, virtual_pipeline=2, distributed_optimizer=True)
+# the layout, and what is changed of the model and of the trainer's other settings
+CASES: dict[str, tuple[Parallel, dict[str, Any]]] = {
+    "dropout": (LAYOUTS["single"], {"model": DROPOUT}),
+    "dropout_pp2": (LAYOUTS["pp2"], {"model": DROPOUT}),
+    "dropout_distopt": (LAYOUTS["tp2_dp2_distopt"], {"model": DROPOUT}),
+    "interleaved": (INTERLEAVED, {"model": DROPOUT, "ddp": {"align_param_gather": True}}),
+    "multi_token_prediction": (LAYOUTS["single"], {"model": {**DROPOUT, "mtp_num_layers": 1}}),
+    "rerun": (
+        LAYOUTS["single"],
+        {"model": DROPOUT, "rerun_state_machine": {"rerun_mode": "report_determinism_stats"}},
+    ),
 }
 
 
 def both_runs(
-    setting: Setting, name: str, parallel: Parallel, model: dict[str, Any], rerun_mode: str
+    setting: Setting, name: str, parallel: Parallel, changes: dict[str, Any]
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """What every rank ends with: after RoD, and after ordinary steps on what RoD chose."""
-    changes = {"model": model, "rerun_mode": rerun_mode, "micro_batch_size": 2}
     folders = {mode: setting.root / f"{name}_{mode}" for mode in ("rod", "ordinary")}
     for mode, folder in folders.items():
         job = setting.rod_job(folder, parallel, steps=STEPS)
@@ -53,6 +57,14 @@ def both_runs(
         (load(folders["rod"] / f"rod_{rank}.pt"), load(folders["ordinary"] / f"ordinary_{rank}.pt"))
         for rank in range(parallel.world_size)
     ]
+
+
+def assert_update_is_ordinary(setting: Setting, case: str) -> None:
+    for rod, ordinary in both_runs(setting, case, *ON_GPUS[case]):
+        assert len(rod["metrics"]) == STEPS
+        assert rod["changed by scoring"] == []
+        assert_equal(rod["metrics"], ordinary["metrics"])
+        assert_equal(rod["end"], ordinary["end"])
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -75,19 +87,30 @@ def assert_equal(one: Any, other: Any, where: str = "") -> None:
 
 
 @pytest.mark.layouts
-@pytest.mark.parametrize("case", DENSE)
+@pytest.mark.parametrize("case", CASES)
 def test_update_equals_an_ordinary_one(tiny: Setting, case: str) -> None:
-    layout, model, rerun_mode = DENSE[case]
-    for rod, ordinary in both_runs(tiny, case, LAYOUTS[layout], model, rerun_mode):
-        assert len(rod["metrics"]) == STEPS
-        assert rod["changed by scoring"] == []
-        assert_equal(rod["metrics"], ordinary["metrics"])
-        assert_equal(rod["end"], ordinary["end"])
+    assert_update_is_ordinary(tiny, case)
+
+
+# The same on GPUs, whose random state, fused kernels and asynchronous copies a CPU does not have,
+# and where attention can share a block's positions.
+ON_GPUS = {
+    **CASES,
+    "context": (Parallel(context=2), {"model": DROPOUT}),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ON_GPUS)
+def test_update_equals_an_ordinary_one_on_gpus(tiny: Setting, case: str) -> None:
+    if ON_GPUS[case][0].world_size > torch.cuda.device_count():
+        pytest.skip(f"needs {ON_GPUS[case][0].world_size} GPUs")
+    assert_update_is_ordinary(tiny, case)
 
 
 @pytest.mark.layouts
 def test_update_of_routers_equals_an_ordinary_one(moe: Setting) -> None:
-    for rod, ordinary in both_runs(moe, "routers", MOE_LAYOUTS["dp2_ep2"], ROUTERS, "disabled"):
+    for rod, ordinary in both_runs(moe, "routers", MOE_LAYOUTS["dp2_ep2"], {"model": ROUTERS}):
         assert rod["changed by scoring"] == []
         assert_equal(rod["metrics"], ordinary["metrics"])
         assert_equal(rod["end"], ordinary["end"])
@@ -98,3 +121,15 @@ def test_update_of_routers_equals_an_ordinary_one(moe: Setting) -> None:
             if name.endswith("expert_bias")
         ]
         assert biases and all(bias.any() for bias in biases)  # the hazard was there
+
+
+@pytest.mark.layouts
+def test_interleaved_schedule_with_default_communication_is_refused(tiny: Setting) -> None:
+    folder = tiny.root / "default_p2p"
+    job = tiny.rod_job(folder, LAYOUTS["pp2_vpp2"], steps=STEPS)
+    wrong = {"overlap_p2p_comm": False, "batch_p2p_comm": True}
+    (folder / "changes.json").write_text(json.dumps({"model": wrong}))
+    arguments = ("rod", job, folder / "changes.json", folder)
+    for said in tiny.torchrun(2, WORKER, *arguments, timeout=300, expect_failure=True):
+        assert "virtual pipeline stages with these p2p settings: it trains on wrong grad" in said
+    assert not (folder / "metrics.jsonl").exists()
