@@ -55,7 +55,8 @@ def check_tokenizer(checkpoint: Path, blocks: Path) -> None:
 
     store = BlockStore(blocks)
     store.check_tokenizer(load_tokenizer(str(checkpoint)))
-    vocab_size = AutoConfig.from_pretrained(checkpoint).vocab_size
+    described = AutoConfig.from_pretrained(checkpoint)
+    vocab_size = described.get_text_config().vocab_size  # of a multimodal model: its text part
     if vocab_size < store.vocab_size:
         raise ValueError(
             f"The model in {checkpoint} knows {vocab_size} tokens, but the tokenizer of {blocks} "

@@ -1,0 +1,38 @@
+"""A base is checked against the blocks that it is to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from corpus_cases import BYTE, run, source, texts, write
+
+from nemo_rod.launch.base import check_tokenizer
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> Path:
+    run(tmp_path / "blocks", [source("web", [write(tmp_path / "web.jsonl", texts(50, 1))]),
+                              source("new", [write(tmp_path / "new.jsonl", texts(50, 2))],
+                                     role="adaptation")])  # fmt: skip
+    return tmp_path / "blocks"
+
+
+def checkpoint(folder: Path, vocab_size: int, *, multimodal: bool) -> Path:
+    config = pytest.importorskip("transformers").AutoConfig
+    if multimodal:  # as Qwen3.5's: the vocabulary is a matter of its text part
+        described = config.for_model("qwen3_vl", text_config={"vocab_size": vocab_size})
+    else:
+        described = config.for_model("qwen3", vocab_size=vocab_size)
+    described.save_pretrained(folder)
+    BYTE.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("multimodal", [False, True])
+def test_a_vocabulary_has_to_hold_the_tokenizers(
+    multimodal: bool, blocks: Path, tmp_path: Path
+) -> None:
+    check_tokenizer(checkpoint(tmp_path / "fits", 256, multimodal=multimodal), blocks)
+    with pytest.raises(ValueError, match=r"knows 200 tokens, but the tokenizer of .* has 256"):
+        check_tokenizer(checkpoint(tmp_path / "small", 200, multimodal=multimodal), blocks)
