@@ -36,7 +36,7 @@ test-layouts: $(READY) ## train and score in many parallel layouts on gloo
 	$(PYTEST) -m layouts --timeout 900 $(ARGS)
 
 test-slurm: $(READY) ## run a recipe on a real Slurm of two nodes, started on loopback for the test
-	$(PYTEST) -m slurm --timeout 3600 -s $(ARGS)
+	$(PYTEST) -m slurm --timeout 7200 -s $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
 test-gpu: ## run the GPU tests with the torch and Megatron of PYTHON (in a NeMo image, say)
