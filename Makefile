@@ -43,7 +43,7 @@ test-swap-in: $(READY) ## swap the selector into a job of Megatron-Bridge, in se
 	$(PYTEST) -m swap_in --timeout 1800 $(ARGS)
 
 test-slurm: $(READY) ## run a recipe on a real Slurm of two nodes, started on loopback for the test
-	$(PYTEST) -m slurm --timeout 3600 -s $(ARGS)
+	$(PYTEST) -m slurm --timeout 7200 -s $(ARGS)
 
 # An environment of its own: Ray and what NeMo-RL imports are nobody else's business.
 $(RL_READY): $(wildcard requirements/*.txt) pyproject.toml

@@ -9,6 +9,7 @@ import pytest
 from test_cli import composed, nemo_rod
 from test_launch_render import CLUSTER
 
+from nemo_rod.config import config_folder
 from nemo_rod.launch import handover
 from nemo_rod.launch.chain import stage_link, whole_chain
 from nemo_rod.launch.record import Record
@@ -54,6 +55,20 @@ def test_without_slurm_only_a_dry_run_goes_on(monkeypatch: pytest.MonkeyPatch) -
     config.dry_run = True
     submit(config, whole_chain(config), render)
     assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
+
+
+def test_template_makes_a_cluster_of_ones_own() -> None:
+    template = (config_folder() / "cluster" / "template.yaml").read_text()
+    Path("my/cluster").mkdir(parents=True)
+    Path("my/cluster/ours.yaml").write_text(template.replace("YOUR_", "OUR_"))
+    options = ["recipe=toy", "launcher=slurm", "cluster=ours", "dry_run=true"]
+    done = nemo_rod("run", "--config-dir", "my", *options)
+    assert done.returncode == 0, done.stderr
+    assert "16 jobs rendered, none submitted" in done.stderr
+    job = Path("runs/toy/launch/slurm/rod.sbatch").read_text()
+    assert "#SBATCH --account=OUR_ACCOUNT" in job
+    assert "#SBATCH --gpus-per-node=2" in job
+    assert "export HF_HOME=" in Path("runs/toy/launch/slurm/node.sh").read_text()
 
 
 def submitted(*overrides: str) -> dict[str, set[str]]:

@@ -101,9 +101,9 @@ class Chain:
             began = self.kinds(arm).count("began") == attempt
             return began and metrics.exists() and len(metrics.read_text().splitlines()) >= step
 
-        wait_for(is_there, 900, f"{arm} did not come to step {step}", every=0.1)
+        wait_for(is_there, 2400, f"{arm} did not come to step {step}", every=0.1)
 
-    def wait(self, seconds: float = 1200) -> None:
+    def wait(self, seconds: float = 3000) -> None:
         wait_for(lambda: not self.cluster.ask("squeue", "-h"), seconds, "jobs did not end")
 
 

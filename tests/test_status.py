@@ -153,5 +153,8 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     stages = ["prepare", "base", "references_base", "no_replay", "references_specialist", "rod"]
     assert [line.split()[0] for line in lines[2:]] == [*stages, "evaluate", "report"]
     assert {line.split(maxsplit=1)[1] for line in lines[2:]} == {"to do"}
+    config.arm = "fixed_50"  # launched alone, it is a part of the run all the same
+    write_files(launch_folder(config), render_local(config, whole_chain(config)))
+    assert "fixed_50  " in nemo_rod("status", "runs/toy").stdout
     done = nemo_rod("cancel", "runs/toy")
     assert "runs/toy has no job in the queue" in done.stderr

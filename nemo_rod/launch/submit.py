@@ -58,7 +58,7 @@ def _not_done(config: Config, links: list[Link]) -> list[Link]:
     for link in links:
         again = link.name in config.rebuild
         for need in link.needs:
-            if need not in chosen and not known[need].is_there():
+            if need not in chosen and need in known and not known[need].is_there():
                 raise ValueError(
                     f"{link.name} needs {need}, which is not there yet: run `nemo-rod "
                     f"{known[need].command} recipe={config.recipe}` first."

@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> None:
     """Prints a table of the run's stages, and a sentence for each that did not end well."""
     run_dir = _run_dir(arguments, USAGE)
     launcher, config = read_launch(run_dir)
+    if config.arm is not None:  # one command was launched; the whole run is shown
+        config.arms, config.arm = list(dict.fromkeys([*config.arms, config.arm])), None
     numbers = queue.read_jobs(run_dir / "launch" / launcher)
     jobs = queue.look(numbers.values())
     standings: dict[str, Standing] = {}
