@@ -9,7 +9,8 @@ RL_READY := .venv-nemo-rl/.ready
 RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: help venv demo test test-slow test-layouts test-nemo-rl test-gpu lint bench
+.PHONY: help venv demo lint bench
+.PHONY: test test-slow test-layouts test-swap-in test-slurm test-nemo-rl test-gpu
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -37,6 +38,12 @@ test-slow: $(READY) ## run the tests that take minutes
 
 test-layouts: $(READY) ## train and score in many parallel layouts on gloo
 	$(PYTEST) -m layouts --timeout 900 $(ARGS)
+
+test-swap-in: $(READY) ## swap the selector into a job of Megatron-Bridge, in several layouts
+	$(PYTEST) -m swap_in --timeout 1800 $(ARGS)
+
+test-slurm: $(READY) ## run a recipe on a real Slurm of two nodes, started on loopback for the test
+	$(PYTEST) -m slurm --timeout 3600 -s $(ARGS)
 
 # An environment of its own: Ray and what NeMo-RL imports are nobody else's business.
 $(RL_READY): $(wildcard requirements/*.txt) pyproject.toml

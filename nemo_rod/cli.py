@@ -14,14 +14,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import Config, config_folder, to_config
+from nemo_rod.jobs import Stopped
 from nemo_rod.launch import run
+from nemo_rod.launch.plan import plan
 from nemo_rod.nemo_rl import run as nemo_rl
-from nemo_rod.tools import curriculum, doctor, inspect
+from nemo_rod.swap_in import command as of_job
+from nemo_rod.tools import curriculum, doctor, inspect, status
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
 
   nemo-rod run recipe=toy             every stage of a recipe, skipping what is done
   nemo-rod run recipe=toy dry_run=true            what would run
+  nemo-rod plan recipe=toy                        what it would cost: tokens, time, memory, disk
   nemo-rod run -m recipe=toy seed=1,2             a sweep: one run folder each
 
 One stage at a time:
@@ -38,8 +42,12 @@ On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
   nemo-rod score --config RECIPE.yaml rod.role=replay [key=value ...]
 
 Without a recipe:
+  nemo-rod status RUN_DIR                         what ran, where, how far it is, how it ended
+  nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
+  nemo-rod score job=FILE.py:FUNCTION role=ROLE checkpoint=FOLDER out=FOLDER roles={PATH: ROLE, ...}
+                                                  reference losses of your own job's data
   nemo-rod doctor                                 what is installed, and what works here
 
 Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* ...
@@ -49,6 +57,7 @@ Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* 
 # Commands that take a recipe, in Hydra's grammar; and those that take paths.
 _STAGES: dict[str, Callable[[Config], None]] = {
     "run": run.run,
+    "plan": plan,
     "prepare": run.prepare,
     "pretrain": run.pretrain,
     "score": run.score,
@@ -58,6 +67,8 @@ _STAGES: dict[str, Callable[[Config], None]] = {
     "report": run.report,
 }
 _TOOLS: dict[str, Callable[[Sequence[str]], None]] = {
+    "status": status.main,
+    "cancel": status.cancel,
     "inspect": inspect.main,
     "curriculum": curriculum.main,
     "doctor": doctor.main,
@@ -79,6 +90,9 @@ def main() -> None:
     if command not in _STAGES:
         expected = ", ".join([*_STAGES, *_TOOLS])
         _leave(f"There is no command '{command}': expected one of {expected}.")
+    if command == "score" and of_job.is_of_job(sys.argv[2:]):
+        _tool(of_job.main, sys.argv[2:])
+        return
     sys.argv = [f"nemo-rod {command}", *sys.argv[2:]]
     ConfigStore.instance().store(name="schema", node=Config)
     hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(
@@ -103,10 +117,11 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             OmegaConf.resolve(composed)
             config = to_config(composed)
             config.run_dir = _run_dir(config)
-            with run.only_one(Path(config.run_dir)):
-                command(config)
+            run.on_all_nodes(command, config)
         except ValueError as error:
             _leave(str(error))
+        except Stopped as stop:
+            _leave(str(stop), status=Stopped.exit_status)
         except RuntimeError as error:  # a job that failed; its log says more
             _leave(str(error), status=1)
 

@@ -89,6 +89,7 @@ class Model:
 
     hf: str | None = None  # name or folder of a Hugging Face checkpoint
     architecture: dict[str, Any] | None = None  # Hugging Face config of a model to train as base
+    shape: dict[str, Any] | None = None  # Hugging Face config of `hf`, for `plan` without a network
     precision: str = "bf16"  # "bf16" or "fp32"
 
 
@@ -105,14 +106,60 @@ class Domain:
 
 
 @dataclass
+class Cluster:
+    """The machines that the slurm and ray launchers ask for, and how they ask."""
+
+    gpu: str | None = None  # name of the GPU, such as B200; none: CPU processes
+    gpus_per_node: int = 0  # also the processes that a job starts on a node
+    gpu_memory_gib: float = 0.0  # of one GPU, as CUDA reports it
+    cpu_cores: int = 1  # of a node
+    node_memory_gib: float = 0.0  # of a node
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    time: str = "4:00:00"  # limit of one job, HH:MM:SS or D-HH:MM:SS; in YAML in quotes
+    gpu_option: str = "gpus-per-node"  # sbatch option that asks for GPUs, or "gres"
+    exclusive: bool = True  # nodes to itself for a stage that uses all GPUs of its nodes
+    cpu_partition: str | None = None  # of stages without GPU; none: the same partition
+    cpu_stage_cores: int = 16  # of a stage without GPU; as many as domain.workers if that is more
+    cpu_stage_memory_gib: int = 64
+    sbatch: dict[str, Any] = field(default_factory=dict)  # more options, of stages with GPUs
+    cpu_sbatch: dict[str, Any] = field(default_factory=dict)  # and of stages without
+    image: str | None = None  # container: a .sqsh file or a registry's address
+    mounts: list[str] = field(default_factory=list)  # into the container, besides run_dir and cwd
+    python: str | None = None  # that has nemo_rod; none: the image's python, or the submitting one
+    setup: list[str] = field(default_factory=list)  # shell lines on every node before the command
+    env: dict[str, str] = field(default_factory=dict)  # of every process: network, caches
+
+
+@dataclass
 class Launcher:
     """Where the stages run."""
 
-    kind: str = "local"  # "local": torchrun on this machine; "nemo_rl": workers of NeMo-RL on Ray
-    dry_run: bool = False
+    kind: str = "local"  # torchrun here, or "slurm", "ray", or "nemo_rl": its workers on Ray
     threads: int = 1  # OMP threads of each process
     stall_seconds: float = 1800.0  # time without progress after which a job is ended; 0 for never
     grace_seconds: int = 300  # time that a job has to save and stop when it is asked to
+    requeues: int = 100  # times that a Slurm job may go back into the queue; then it fails
+    nemo_rl: str | None = None  # NeMo-RL's checkout, whose ray.sub launcher=ray submits
+
+
+@dataclass
+class Plan:
+    """What `nemo-rod plan` takes for granted. All of it is estimate, so all of it is a key.
+
+    What is null is taken from the processor's profile in nemo_rod/plan/speed.py, with its source.
+    """
+
+    adaptation_tokens: float | None = None  # of the corpus; null: counted, or the sources' caps
+    replay_tokens: float | None = None
+    peak_tflops: float | None = None  # of one GPU in the model's precision, without sparsity
+    utilisation: float | None = None  # share of the peak that training reaches
+    backward: float | None = None  # time of a backward pass, in forward passes
+    expert_imbalance: float = 1.5  # tokens of the busiest expert-parallel GPU, over the mean
+    memory_reserve: float = 0.1  # share of GPU memory for CUDA, NCCL and fragmentation
+    tokenise_rate: float = 450_000.0  # tokens that a core makes of text in a second
+    read_rate: float = 100e6  # bytes of text that arrive in a second
 
 
 @dataclass
@@ -123,6 +170,9 @@ class Config:
     run_dir: str = MISSING  # where all results go
     arms: list[str] = field(default_factory=list)  # the training runs to compare
     arm: str | None = None  # the one arm of a single-stage command
+    arm_steps: dict[str, int] = field(
+        default_factory=dict
+    )  # of arms with another budget than train
     seed: int = 42  # of every draw of the stages that are run
     dry_run: bool = False  # show what would run, and stop
     rebuild: list[str] = field(default_factory=list)  # stages to do again although they are there
@@ -136,6 +186,8 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)
+    cluster: Cluster = field(default_factory=Cluster)
+    plan: Plan = field(default_factory=Plan)
     nemo_rl: dict[str, Any] = field(default_factory=dict)  # its own keys, for launcher=nemo_rl
 
 
@@ -170,6 +222,12 @@ def check(config: Config) -> None:
     """
     parallel = config.parallel
     _check_parallel(parallel)
+    _expect(
+        config.launcher.kind in ("local", "slurm", "ray", "nemo_rl"),
+        "launcher.kind",
+        config.launcher.kind,
+        "local, slurm, ray or nemo_rl",
+    )
     _expect(
         config.domain.block_size % 8 == 0,
         "domain.block_size",
@@ -208,12 +266,6 @@ def check(config: Config) -> None:
         ">= 1",
     )
     _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
-    _expect(
-        config.launcher.kind in ("local", "nemo_rl"),
-        "launcher.kind",
-        config.launcher.kind,
-        "local or nemo_rl",
-    )
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)

@@ -8,27 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import flag_override
+from composing import RECIPES, composed
 
-from nemo_rod.config import Config, config_folder, to_config
+from nemo_rod.config import config_folder
 from nemo_rod.launch.prepare import source_specs
 from nemo_rod.selection.arms import arm_kind
 
-RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
-
-
-def composed(*overrides: str) -> Config:
-    ConfigStore.instance().store(name="schema", node=Config)
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose("config", overrides=list(overrides), return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        with flag_override(config, "struct", False):
-            del config["hydra"]
-        return to_config(config)
 
 
 def nemo_rod(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -110,7 +96,7 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) 
     assert error.startswith("nemo-rod: ")
     assert sentence in error
     assert "Traceback" not in done.stderr
-    assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["launch"]
 
 
 def test_unknown_source_key_is_named(tmp_path: Path) -> None:
@@ -140,7 +126,7 @@ def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     assert len(lines) == 16
     assert "nemo-rod prepare" in lines[0]
-    assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["launch"]
 
 
 def test_the_readmes_own_recipe_composes(tmp_path: Path) -> None:

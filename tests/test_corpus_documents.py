@@ -253,6 +253,7 @@ def test_other_broken_inputs_are_named(tmp_path: Path, monkeypatch: pytest.Monke
         ({"kind": "huggingface"}, "path must be a value for kind huggingface"),
         ({"subsample": 0}, "subsample must be a share"),
         ({"max_tokens": 0}, "max_tokens must be a positive number"),
+        ({"max_files": 0}, "max_files must be a positive number"),
     ],
 )
 def test_a_source_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -266,3 +267,69 @@ def test_marks_are_read_bit_by_bit(tmp_path: Path) -> None:
     drop = np.array([0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0], dtype=bool)
     read = Documents(spec("jsonl", [tmp_path / "a.jsonl"]), None, np.packbits(drop))
     assert [int(document.text) for document in read] == np.flatnonzero(~drop).tolist()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """A dataset as the hub has them: configurations with splits, each of several files."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
+    pytest.importorskip("datasets")
+    splits = {"web": ("wiki", "forum"), "legal": ("train",)}
+    card = ["---", "configs:"]
+    for config, names in splits.items():
+        card += [f"- config_name: {config}", "  data_files:"]
+        for split in names:
+            card += [f"  - split: {split}", f"    path: {config}/{split}/*.parquet"]
+            (tmp_path / config / split).mkdir(parents=True)
+            for part in range(5):
+                rows = [f"{split} {part} {row}" for row in range(3)]
+                parquet.write_table(
+                    table({"text": rows}), tmp_path / config / split / f"{part}.parquet"
+                )
+    (tmp_path / "README.md").write_text("\n".join([*card, "---", "A card"]))
+    return tmp_path
+
+
+def parts(split: str, *numbers: int) -> list[str]:
+    return [f"{split} {part} {row}" for part in numbers for row in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"subset": "legal"}, parts("train", 0, 1, 2, 3, 4)),
+        ({"subset": "web", "split": "wiki"}, parts("wiki", 0, 1, 2, 3, 4)),
+        ({"subset": "legal", "max_files": 2}, parts("train", 0, 2)),
+        ({"subset": "legal", "max_files": 9}, parts("train", 0, 1, 2, 3, 4)),
+        ({"subset": "web", "split": "forum", "max_files": 1}, parts("forum", 0)),
+        ({"subset": "web", "split": "all"}, parts("forum", *range(5)) + parts("wiki", *range(5))),
+        (
+            {"subset": "web", "split": "all", "max_files": 4},
+            parts("forum", 0, 2) + parts("wiki", 0, 2),
+        ),
+    ],
+)
+def test_configurations_splits_and_files_of_a_hub_dataset(
+    hub: Path, fields: dict[str, Any], expected: list[str]
+) -> None:
+    source = spec("huggingface", path=str(hub), **fields)
+    assert list(read_documents(source)) == expected
+    documents = Documents(source)
+    reading = iter(documents)
+    head = [next(reading).text for _ in range(4 if len(expected) > 4 else 2)]
+    rest = [document.text for document in Documents(source, documents.state())]
+    assert head + rest == expected
+
+
+def test_a_split_or_configuration_that_is_not_there_is_named(hub: Path) -> None:
+    refuse(spec("huggingface", path=str(hub), subset="web"), "Bad split: train", "check path")
+    refuse(spec("huggingface", path=str(hub), subset="news"), "news", "check path, subset")
+
+
+def test_max_files_spreads_over_the_sorted_paths(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text(str(number))
+    for count, expected in ((3, "036"), (10, "0123456789"), (1, "0")):
+        source = spec("text", [tmp_path / "*.txt"], max_files=count)
+        assert "".join(read_documents(source)) == expected

@@ -26,14 +26,16 @@ ARROWS = {
     "evaluation": {"corpus", "selection", "megatron"},
     "swap_in": {"corpus", "selection", "megatron"},
     "report": {"selection"},
-    "tools": {"corpus", "selection"},
+    "tools": {"corpus", "selection", "launch", "progress"},
     "config": set(),
+    "plan": {"config"},
     "launch": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
-        *("config", "jobs", "progress"),
+        *("config", "jobs", "plan", "progress"),
     },
     "cli": {
-        *("launch", "nemo_rl", "config", "corpus", "selection", "report", "evaluation", "tools"),
+        *("launch", "nemo_rl", "config", "jobs", "corpus", "selection", "report", "evaluation"),
+        *("swap_in", "tools"),
     },
 }
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.

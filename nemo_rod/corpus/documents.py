@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.corpus.formats import (
     Extract,
-    HuggingFaceDataset,
     Input,
     JsonLines,
     ParquetTable,
     TextFile,
+    spread,
 )
+from nemo_rod.corpus.hub import HuggingFaceDataset
 
 ROLES = ("adaptation", "replay")
 KINDS = ("text", "jsonl", "parquet", "huggingface", "debian", "synthetic")
@@ -50,7 +51,7 @@ class SourceSpec:
         filter: Which records count, such as ``language == "de"`` (`nemo_rod.corpus.filters`).
         path: Name of a Hugging Face dataset, or its folder (huggingface).
         subset: Its configuration.
-        split: Its split.
+        split: Its split; ``all`` for every split of the configuration, by name.
         revision: Its commit, branch or tag.
         subsample: Share of the documents to take, by a hash of their content: the same documents
             whatever else is in the corpus.
@@ -58,6 +59,7 @@ class SourceSpec:
         document_holdout: Hold out whole documents rather than blocks: fewer near-duplicates on
             both sides (`nemo_rod.corpus.overlap` counts them), but the same block may come about
             on both sides when documents hold the same passages.
+        max_files: Cap on the files read; as many are taken, evenly spread over the sorted paths.
         max_documents: Cap on the documents taken.
         max_bytes: Cap on their UTF-8 bytes; the last document is cut to fit.
         max_tokens: Cap on their tokens, EODs included; the last document is cut to fit.
@@ -76,6 +78,7 @@ class SourceSpec:
     subsample: float = 1.0
     dedup: bool = False
     document_holdout: bool = False
+    max_files: int | None = None
     max_documents: int | None = None
     max_bytes: int | None = None
     max_tokens: int | None = None
@@ -97,7 +100,7 @@ class SourceSpec:
             self._refuse(other, f"nothing for kind {self.kind}", getattr(self, other))
         if not 0.0 < self.subsample <= 1.0:
             self._refuse("subsample", "a share in (0, 1]", self.subsample)
-        for cap in ("max_documents", "max_bytes", "max_tokens"):
+        for cap in ("max_files", "max_documents", "max_bytes", "max_tokens"):
             if getattr(self, cap) is not None and getattr(self, cap) < 1:
                 self._refuse(cap, "a positive number or null", getattr(self, cap))
         try:
@@ -232,6 +235,7 @@ def open_inputs(spec: SourceSpec) -> list[Input]:
                 subset=spec.subset,
                 split=spec.split,
                 revision=spec.revision,
+                max_files=spec.max_files,
                 extract=extract,
             )
         ]
@@ -265,7 +269,7 @@ def _match(spec: SourceSpec) -> list[tuple[Path, str]]:
             )
         for path in found:
             names.setdefault(path, Path(os.path.relpath(path, root)).as_posix())
-    return [(Path(path), names[path]) for path in sorted(names)]
+    return [(Path(path), names[path]) for path in spread(sorted(names), spec.max_files)]
 
 
 def _fixed_part(pattern: str) -> str:

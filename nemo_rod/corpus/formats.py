@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nemo_rod.corpus.filters import Comparison, lookup
 from nemo_rod.corpus.unpack import Counter, read_chunks, split_lines
+
+T = TypeVar("T")
 
 
 class Input(Protocol):
@@ -216,63 +218,11 @@ class ParquetTable:
         return (self.size or 0) * self._row // self._rows if self._rows else 0
 
 
-class HuggingFaceDataset:
-    """A Hugging Face dataset, streamed.
-
-    Args:
-        path: Name on the hub, or a folder.
-        subset: Its configuration.
-        split: Its split.
-        revision: Commit, branch or tag; a commit makes the corpus reproducible.
-        extract: Takes the text out.
-    """
-
-    def __init__(
-        self,
-        *,
-        path: str,
-        subset: str | None,
-        split: str,
-        revision: str | None,
-        extract: Extract,
-    ) -> None:
-        label = Path(path).name if Path(path).is_dir() else path
-        self.name = f"{label}[{subset or 'default'},{split}]@{revision or 'main'}"
-        self.size: int | None = None
-        self._arguments = {"path": path, "name": subset, "split": split, "revision": revision}
-        self._extract = extract
-        self._dataset: Any = None
-        self._start: Any = None
-
-    def records(self, position: Any) -> Iterator[str | None]:
-        """Text of every row."""
-        self._start = position
-        self._dataset = self._open()
-        if position is not None:
-            self._dataset.load_state_dict(position)
-        for number, record in enumerate(self._dataset):
-            place = "a row" if position is not None else f"row {number + 1}"
-            yield self._extract(record, f"{self._arguments['path']}, {place}")
-
-    def _open(self) -> Any:
-        from datasets import load_dataset
-
-        try:
-            return load_dataset(**self._arguments, streaming=True)
-        except Exception as error:  # the library raises whatever its many loaders raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(
-                f"dataset {self.name} cannot be opened ({reason}): "
-                "check path, subset, split and revision of the source"
-            ) from error
-
-    def position(self) -> Any:
-        """The dataset's own state."""
-        return self._start if self._dataset is None else self._dataset.state_dict()
-
-    def consumed(self) -> int:
-        """Unknown."""
-        return 0
+def spread(items: Sequence[T], count: int | None) -> list[T]:
+    """At most `count` of the items, evenly spread over all, the first among them."""
+    if count is None or count >= len(items):
+        return list(items)
+    return [items[index * len(items) // count] for index in range(count)]
 
 
 class TextList:

@@ -27,11 +27,13 @@ class Stage:
 
     Attributes:
         name: as users type it in `rebuild=[...]`.
-        command: the command that runs it alone, such as "train".
+        command: what runs it alone, such as "train arm=rod".
         folder: what it makes.
         inputs: what it is made from: plain values by name. Called when all stages before are done.
         make: fills the partial folder and returns what is worth keeping in the manifest.
         title: one line for people.
+        needs: names of the stages whose results it uses.
+        runs_model: whether it starts processes that run a model, on GPUs where there are some.
         note: recorded in the manifest but never compared, such as the parallel layout.
         checks_itself: whether `make` knows by itself what an interrupted run left behind.
     """
@@ -42,6 +44,8 @@ class Stage:
     inputs: Callable[[], Inputs]
     make: Callable[[Path], dict[str, Any]]
     title: str
+    needs: tuple[str, ...] = ()
+    runs_model: bool = True
     note: dict[str, Any] = field(default_factory=dict)
     checks_itself: bool = False
 
@@ -51,25 +55,29 @@ class Stage:
         return self.folder.with_name(self.folder.name + ".partial")
 
 
-def is_done(stage: Stage, *, rebuild: bool = False) -> bool:
+def is_done(stage: Stage) -> bool:
     """Whether the stage's folder is there, made from the same inputs.
 
     Args:
         stage: the stage; its inputs must be known.
-        rebuild: the user asked to make it again: what is there is moved aside, not deleted.
 
     Raises:
         ValueError: if the folder, finished or interrupted, was made from other inputs.
     """
-    if rebuild:
-        for folder in (stage.folder, stage.partial):
-            _move_aside(folder)
-        return False
     for folder, name in ((stage.folder, "manifest.json"), (stage.partial, "inputs.json")):
         if (folder / name).exists() and not (folder == stage.partial and stage.checks_itself):
             made_from = json.loads((folder / name).read_text())["inputs"]
             _refuse_changes(stage, folder, made_from, _plain(stage.inputs()))
     return (stage.folder / "manifest.json").exists()
+
+
+def move_aside(path: Path) -> None:
+    """Makes room for a file or folder that is to be made again; nothing is deleted."""
+    if path.exists():
+        number = 1
+        while (aside := path.with_name(f"{path.name}.replaced-{number}")).exists():
+            number += 1
+        os.replace(path, aside)
 
 
 def make(stage: Stage) -> None:
@@ -129,14 +137,6 @@ def _refuse_changes(stage: Stage, folder: Path, made_from: Inputs, now: Inputs) 
 def _show(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _move_aside(folder: Path) -> None:
-    if folder.exists():
-        number = 1
-        while (aside := folder.with_name(f"{folder.name}.replaced-{number}")).exists():
-            number += 1
-        os.replace(folder, aside)
 
 
 def _plain(inputs: Inputs) -> Inputs:

@@ -1,26 +1,31 @@
-"""Runs a job's processes on this machine with torchrun."""
+"""Runs a job's processes on this machine, or on the nodes of this Slurm job, with torchrun."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from nemo_rod.config import Launcher
-from nemo_rod.jobs import end_with_parent
+from nemo_rod.jobs import STOP_SIGNALS, Stopped, end_with_parent
+from nemo_rod.launch.nodes import Ending, Nodes, Order
 from nemo_rod.progress import PREFIX
 
 # What a job says of its end, and what torchrun says of a process that could not say anything.
 ERROR = re.compile(r"nemo-rod error on (rank \d+|all ranks): (.*)")
 STOPPED = re.compile(r"nemo-rod stopped: (.*)")
 KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
+# Time for the ranks of one node to find out that another node's are gone, before they are ended.
+_ALONE_SECONDS = 60.0
 
 
 def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -> None:
@@ -28,14 +33,45 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
 
     Args:
         job_file: the job, as `write_job` wrote it.
-        world_size: number of processes.
-        launcher: threads of each process.
-        log: gets everything the processes print.
+        world_size: number of processes, on all nodes together.
+        launcher: threads of each process, and the time it has to stop.
+        log: gets everything the processes print; other nodes write beside it.
 
     Raises:
-        RuntimeError: if the job did not end well: which rank failed and why, or that it was asked
-            to stop.
+        Stopped: if the job was asked to stop; it has saved.
+        RuntimeError: if the job failed: which rank, and why.
     """
+    nodes = Nodes.of_this_job()
+    start = nodes.start(Order(str(job_file), str(log), world_size, free_port()))
+    endings = [run_torchrun(start.order, nodes, launcher, start.has_failed_elsewhere)]
+    endings += start.wait_elsewhere(launcher.grace_seconds)
+    # A job that saved is safe, whatever else was said; a rank that was killed is the cause of what
+    # the others say.
+    for kind in ("stopped", "killed", "error", "ended"):
+        for ending in endings:
+            if kind in ending:
+                sentence = f"{ending[kind]} (log: {log})"
+                raise Stopped(sentence) if kind == "stopped" else RuntimeError(sentence)
+
+
+def run_torchrun(
+    order: Order, nodes: Nodes, launcher: Launcher, is_alone: Callable[[], bool] = lambda: False
+) -> Ending:
+    """Runs the processes of this node and waits.
+
+    Args:
+        order: the job.
+        nodes: that it runs on.
+        launcher: threads of each process, and the time it has to stop.
+        is_alone: whether another node's processes have failed; then these are ended, too, unless
+            they end by themselves.
+
+    Returns:
+        Nothing if they ended well. Else what they said of their end, by kind.
+    """
+    log = Path(order.log)
+    if nodes.rank:
+        log = log.with_name(f"{log.stem}.node{nodes.rank}{log.suffix}")
     env = {
         **os.environ,
         "OMP_NUM_THREADS": str(launcher.threads),
@@ -44,39 +80,78 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(launcher.grace_seconds),
     }
     log.parent.mkdir(parents=True, exist_ok=True)
+    said: Ending = {}
     with open(log, "a") as file:
         process = subprocess.Popen(
-            torchrun(job_file, world_size),
+            torchrun(order, nodes),
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C comes to us alone, and we ask the job to stop
-            preexec_fn=end_with_parent,
+            preexec_fn=_before_torchrun,
         )
-        with _ending(process):
-            said: dict[str, str] = {}
+        with _ending(process) as asked:
+            first_rank = nodes.rank * (order.world_size // nodes.count)
             # not in this thread: a process that outlives the job may keep the pipe open
-            reader = threading.Thread(target=_follow, args=(process, file, said), daemon=True)
+            reader = threading.Thread(
+                target=_follow, args=(process, file, said, first_rank), daemon=True
+            )
             reader.start()
-            process.wait()
+            _wait(process, is_alone)
             reader.join(timeout=10)
-    # A rank that was killed is the cause of what the others say.
-    ending = said.get("stopped") or said.get("killed") or said.get("error")
-    if process.returncode != 0:
-        raise RuntimeError(f"{ending or f'exit status {process.returncode}'} (log: {log})")
+    if process.returncode == 0:
+        return {}
+    said = said or {"ended": f"node {nodes.rank}: exit status {process.returncode}"}
+    if asked and "stopped" not in said:  # it was only starting, or its kind of job never saves
+        how = said.get("killed") or said.get("error") or said["ended"]
+        said["stopped"] = f"it was asked to stop, and ended ({how}): run it again to go on"
+    return said
 
 
-def torchrun(job_file: Path, world_size: int) -> list[str]:
-    """The command line of a job."""
+def torchrun(order: Order, nodes: Nodes) -> list[str]:
+    """The command line of a job on this node."""
+    if nodes.count == 1:
+        meet = ["--standalone", "--local-addr=127.0.0.1"]
+    else:
+        meet = [f"--nnodes={nodes.count}", f"--node-rank={nodes.rank}"]
+        meet += [f"--master-addr={nodes.host}", f"--master-port={order.port}"]
     return [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
-        *(f"--nproc-per-node={world_size}", "-m", "nemo_rod.megatron", str(job_file)),
+        *(sys.executable, "-m", "torch.distributed.run", *meet),
+        *(f"--nproc-per-node={order.world_size // nodes.count}", "-m", "nemo_rod.megatron"),
+        order.job_file,
     ]
 
 
-def _follow(process: subprocess.Popen[str], log: TextIO, said: dict[str, str]) -> None:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def _before_torchrun() -> None:
+    end_with_parent()
+    # Slurm sends the signal that announces a time limit to every process. The ranks answer it;
+    # torchrun would die of it and take their store along.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _wait(process: subprocess.Popen, is_alone: Callable[[], bool]) -> None:
+    """Waits for the end, and brings it about when the other nodes' processes are gone."""
+    alone_since = None
+    while process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        if alone_since is None and is_alone():
+            alone_since = time.monotonic()
+        if alone_since is not None and time.monotonic() - alone_since > _ALONE_SECONDS:
+            process.terminate()
+            process.wait()
+
+
+def _follow(process: subprocess.Popen[str], log: TextIO, said: Ending, first_rank: int) -> None:
     """Copies the output to the log, shows progress, and notes what the job says of its end."""
     assert process.stdout is not None
     for line in process.stdout:
@@ -90,7 +165,8 @@ def _follow(process: subprocess.Popen[str], log: TextIO, said: dict[str, str]) -
             said.setdefault("stopped", match[1].strip())
         elif match := KILLED.search(line):
             name = signal.Signals(int(match[1])).name
-            said.setdefault("killed", f"rank {match[2]}: was ended by {name}")
+            rank = first_rank + int(match[2])
+            said.setdefault("killed", f"rank {rank}: was ended by {name}")
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
@@ -103,17 +179,21 @@ def _show(text: str) -> None:
 
 
 @contextmanager
-def _ending(process: subprocess.Popen) -> Iterator[None]:
-    """Asks the job to save and stop when we are told to end, and leaves no process behind."""
+def _ending(process: subprocess.Popen) -> Iterator[list[int]]:
+    """Asks the job to save and stop when we are told to end, and leaves no process behind.
+
+    Yields:
+        The signals that told us.
+    """
+    asked: list[int] = []
 
     def forward(number: int, _: object) -> None:
+        asked.append(number)
         process.terminate()
 
-    previous = {
-        number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

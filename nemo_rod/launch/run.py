@@ -1,107 +1,111 @@
-"""What each command does: it runs stages in order, skipping what is done."""
+"""What each command does: it names its links, and the launcher carries them out."""
 
 from __future__ import annotations
 
-import fcntl
+import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from nemo_rod.config import Config
-from nemo_rod.launch import handover
-from nemo_rod.launch.evaluate import evaluate_arms
-from nemo_rod.launch.handover import Stage
-from nemo_rod.launch.stages import Stages
+from nemo_rod.jobs import STOP_SIGNALS, Stopped
+from nemo_rod.launch import ray, slurm
+from nemo_rod.launch.chain import Link, evaluate_link, report_link, stage_link, whole_chain
+from nemo_rod.launch.local import run_torchrun
+from nemo_rod.launch.nodes import Nodes
+from nemo_rod.launch.plan import check_before_submitting
+from nemo_rod.launch.record import Record
+from nemo_rod.launch.render import render_local, write_files
+from nemo_rod.launch.stages import SPECIALIST, Stages
+from nemo_rod.launch.submit import submit
 from nemo_rod.selection.arms import arm_kind
 
 
-@contextmanager
-def only_one(run_dir: Path) -> Iterator[None]:
-    """Keeps a second command out of a run folder while one works in it.
+def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
+    """Runs a command here; on the other nodes of a job, follows what the first node's does.
 
     Raises:
-        ValueError: if another process is at work there.
+        Stopped: if a signal asked for it.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with open(run_dir / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"Another nemo-rod is at work in {run_dir}: wait for it to end, or choose another "
-                "run_dir."
-            ) from None
-        yield
+    nodes = Nodes.of_this_job()
+    for number in STOP_SIGNALS:
+        signal.signal(number, _stop if nodes.rank == 0 else _leave_it_to_the_first_node)
+    if nodes.rank:
+        nodes.follow(lambda order: run_torchrun(order, nodes, config.launcher))
+        return
+    with nodes.led():
+        command(config)
+
+
+def _stop(number: int, _: object) -> None:
+    raise Stopped("was asked to stop: run it again to go on from there")
+
+
+def _leave_it_to_the_first_node(number: int, _: object) -> None:
+    """The first node's command is asked, too, and says when all is over."""
 
 
 def run(config: Config) -> None:
     """Every stage of the recipe, then evaluation and report."""
-    stages = Stages(config)
-    _run_stages(config, stages.all(), then=["evaluate", "report"])
-    if not config.dry_run:
-        evaluate(config)
-        report(config)
+    links = whole_chain(config)
+    if config.launcher.kind == "local":
+        write_files(Path(config.run_dir) / "launch" / "local", render_local(config, links))
+    _carry_out(config, links)
 
 
 def prepare(config: Config) -> None:
     """Text -> blocks."""
-    _run_stages(config, [Stages(config).prepare()])
+    stages = Stages(config)
+    _carry_out(config, [stage_link(stages, stages.prepare())])
 
 
 def pretrain(config: Config) -> None:
     """The base model."""
-    _run_stages(config, [Stages(config).make_base()])
+    stages = Stages(config)
+    _carry_out(config, [stage_link(stages, stages.make_base())])
 
 
 def score(config: Config) -> None:
-    """Reference losses: of the base on replay and of the specialist on adaptation."""
+    """Reference losses: of the base on replay and of the specialist on adaptation, or of one."""
+    references = {"base": "base", SPECIALIST: "specialist"}
+    if config.arm is not None and config.arm not in references:
+        raise ValueError(
+            f"arm={config.arm} is no reference model: expected base or {SPECIALIST}, or no arm for "
+            "both."
+        )
     stages = Stages(config)
-    _run_stages(config, [stages.reference("base"), stages.reference("specialist")])
+    names = [references[config.arm]] if config.arm else list(references.values())
+    _carry_out(config, [stage_link(stages, stages.reference(name)) for name in names])
 
 
 def train(config: Config) -> None:
     """One arm, or every trained arm of the recipe."""
     stages = Stages(config)
     names = _arms(config, "trained")
-    _run_stages(config, [stages.train(name) for name in names])
+    _carry_out(config, [stage_link(stages, stages.train(name)) for name in names])
 
 
 def merge(config: Config) -> None:
     """One merged arm, or every one of the recipe."""
     stages = Stages(config)
-    _run_stages(config, [stages.merge(name) for name in _arms(config, "merged")])
+    names = _arms(config, "merged")
+    _carry_out(config, [stage_link(stages, stages.merge(name)) for name in names])
 
 
 def evaluate(config: Config) -> None:
     """Held-out losses of every arm that has none yet."""
-    names = ["base", *(name for name in _arms(config) if name != "base")]
-    start = time.monotonic()
-    done = evaluate_arms(Stages(config), names)
-    what = f"{len(done)} arms in {time.monotonic() - start:.0f} s" if done else "done before"
-    _say(f"evaluate: {what}")
+    _carry_out(config, [evaluate_link(config)])
 
 
 def report(config: Config) -> None:
     """Tables, figures, the page and the verdicts, over all seeds of a sweep."""
-    from nemo_rod.report import build_report, format_checks
-
-    folder = Path(config.run_dir)
-    runs = [run for run in (folder, *sorted(folder.glob("*seed_*"))) if (run / "arms").is_dir()]
-    if not runs:
-        raise ValueError(f"{folder} holds no arm: run `nemo-rod run recipe={config.recipe}` first.")
-    report_dir = folder / "report"
-    results = build_report(
-        runs[0], recipe=config.recipe, replicates=runs[1:], report_dir=report_dir
-    )
-    print(format_checks(results))
-    _say(f"report: {report_dir / 'index.html'}")
+    _carry_out(config, [report_link(config)])
 
 
-def _arms(config: Config, kind: str | None = None) -> list[str]:
+def _arms(config: Config, kind: str) -> list[str]:
     names = [config.arm] if config.arm else config.arms
-    found = [name for name in names if kind in (None, arm_kind(name))]
+    found = [name for name in names if arm_kind(name) == kind]
     if not found:
         raise ValueError(
             f"There is no {kind} arm among {names}: name one with arm=... or arms=[...]."
@@ -109,28 +113,39 @@ def _arms(config: Config, kind: str | None = None) -> list[str]:
     return found
 
 
-def _run_stages(config: Config, stages: list[Stage], then: list[str] | None = None) -> None:
-    known = [stage.name for stage in Stages(config).all()] + ["evaluate"]
+def _carry_out(config: Config, links: list[Link]) -> None:
+    known = [link.name for link in whole_chain(config) if link.results]
     for name in config.rebuild:
         if name not in known:
             raise ValueError(f"rebuild=[{name}] names no stage: expected some of {known}.")
-    total = len(stages) + len(then or [])
-    for number, stage in enumerate(stages, start=1):
-        label = f"[{number}/{total}] {stage.title}"
+    renderers = {"slurm": slurm.render, "ray": ray.render}
+    if config.launcher.kind in renderers:
+        check_before_submitting(config)
+        submit(config, links, renderers[config.launcher.kind])
+    else:
+        _here(config, links)
+
+
+def _here(config: Config, links: list[Link]) -> None:
+    """Carries out links one after the other, skipping what is done."""
+    for number, link in enumerate(links, start=1):
+        label = f"[{number}/{len(links)}] {link.title}"
         if config.dry_run:
-            state = "done" if (stage.folder / "manifest.json").exists() else "to do"
-            _say(f"{label}: {state}  (nemo-rod {stage.command}, {stage.folder})")
+            state = "done" if link.is_there() else "to do"
+            _say(f"{label}: {state}  (nemo-rod {link.command}, {link.folder})")
             continue
-        if handover.is_done(stage, rebuild=stage.name in config.rebuild):
-            _say(f"{label}: done before")
-            continue
-        _say(label)
-        start = time.monotonic()
-        handover.make(stage)
-        _say(f"{label}: {time.monotonic() - start:.0f} s")
-    if config.dry_run:
-        for number, name in enumerate(then or [], start=len(stages) + 1):
-            _say(f"[{number}/{total}] {name}")
+        record = Record(Path(config.run_dir), link.name)
+        with record.only_one():
+            if link.name in config.rebuild:
+                link.move_aside()
+            if link.is_done():
+                _say(f"{label}: done before")
+                continue
+            _say(label)
+            start = time.monotonic()
+            with record.attempt():
+                link.run()
+            _say(f"{label}: {time.monotonic() - start:.0f} s")
 
 
 def _say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -13,7 +14,16 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import Job, ScoreJob, Stopped, TrainJob, end_with_parent, read_job
+from nemo_rod.jobs import (
+    STOP_SIGNALS,
+    Job,
+    ScoreJob,
+    Stopped,
+    TrainJob,
+    end_with_parent,
+    keep_signals_from_helpers,
+    read_job,
+)
 from nemo_rod.megatron.watch import Watch
 
 
@@ -22,8 +32,10 @@ def main() -> int:
     end_with_parent()
     job = read_job(Path(sys.argv[1]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    for number in (signal.SIGINT, signal.SIGUSR1):  # all mean: save at the end of the step, and go
-        signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    for number in STOP_SIGNALS:  # the trainer listens to one of them
+        if number != signal.SIGTERM:
+            signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    keep_signals_from_helpers()
     watch = Watch.of_this_job(stall_seconds=job.stall_seconds)
     watch.start()
     try:
@@ -67,6 +79,8 @@ def _run(job: Job, watch: Watch) -> None:
 
 if __name__ == "__main__":
     status = main()
+    for helper in multiprocessing.active_children():
+        helper.kill()  # it would not hear that it is to end
     if status:
         # Other ranks may wait in a collective, and so may what the interpreter would clean up.
         for child in psutil.Process().children(recursive=True):  # helpers of the checkpoint writer

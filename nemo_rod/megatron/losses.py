@@ -21,6 +21,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.forward_only import forward_only, refuse_unsafe
 from nemo_rod.megatron.logits import sliced_logits
+from nemo_rod.selection.curriculum_header import Store
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
 Batch = dict[str, torch.Tensor]
@@ -49,7 +50,7 @@ class BlockLosses:
     def __init__(
         self,
         model: list,
-        store: BlockStore,
+        store: BlockStore | Store,
         groups: Any,
         *,
         micro_batch_size: int,
@@ -59,7 +60,10 @@ class BlockLosses:
     ) -> None:
         self.model, self.store, self.groups = model, store, groups
         self.micro_batch_size, self.beat = micro_batch_size, beat
-        self.batches = batches or (lambda ids: micro_batches(store, ids, micro_batch_size))
+        if batches is None:
+            assert isinstance(store, BlockStore), "other blocks come with their batches"
+            batches = partial(micro_batches, store, micro_batch_size=micro_batch_size)
+        self.batches = batches
         self.forward_step = forward_step or plain_forward_step
         self.config = get_model_config(model[0])
         refuse_unsafe(self.config, getattr(model[0], "ddp_config", None))

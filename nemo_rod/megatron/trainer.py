@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
-    DatasetBuildContext,
-    DatasetProvider,
     DistributedDataParallelConfig,
     DistributedInitConfig,
     LoggerConfig,
@@ -31,6 +28,7 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import Stopped, TrainJob
 from nemo_rod.megatron.forward_only import refuse_unsafe
+from nemo_rod.megatron.identity import ChosenBlocks, identity_of, refuse_foreign_checkpoint
 from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.recorder import Recorder
 from nemo_rod.megatron.selector import RoDSelector
@@ -71,10 +69,12 @@ def train(
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         beat=beat,
     )
+    header = curriculum_header(arm, store, references, config=job.config_digest)
+    identity = identity_of(header)
+    refuse_foreign_checkpoint(out / "checkpoints", identity)
     bridge, provider = model_provider(
         job.model, job.parallel, precision=job.precision, block_size=store.block_size
     )
-    header = curriculum_header(arm, store, references, config=job.config_digest)
     validation = Validation(
         BlockStore(job.blocks, split="holdout"),
         every=job.validation_every,
@@ -85,7 +85,7 @@ def train(
     recorder = Recorder(out, selector, validation, header=header, steps=steps, name=job.name)
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
     every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
-    config = bridge_config(job, provider, store)
+    config = bridge_config(job, provider, store, identity)
     refuse_unsafe(provider, config.ddp)
     try:
         with selector.installed():
@@ -96,8 +96,10 @@ def train(
         ) from None
 
 
-def bridge_config(job: TrainJob, provider: Any, store: BlockStore) -> ConfigContainer:
-    """Our configuration in Megatron-Bridge's terms."""
+def bridge_config(
+    job: TrainJob, provider: Any, store: BlockStore, identity: dict[str, Any]
+) -> ConfigContainer:
+    """Our configuration in Megatron-Bridge's terms; `identity` is saved with the weights."""
     o = job.optimisation
     on_gpu = torch.cuda.is_available()
     sharded = job.parallel.distributed_optimizer
@@ -146,8 +148,9 @@ def bridge_config(job: TrainJob, provider: Any, store: BlockStore) -> ConfigCont
             overlap_param_gather=sharded,
             use_distributed_optimizer=sharded,
         ),
-        dataset=_NoDataset(
+        dataset=ChosenBlocks(
             seq_length=store.block_size,
+            identity=identity,
             dataloader_type="external",
             num_workers=0,
             pin_memory=on_gpu,
@@ -168,22 +171,6 @@ def bridge_config(job: TrainJob, provider: Any, store: BlockStore) -> ConfigCont
         dist=DistributedInitConfig(distributed_backend=dist.get_backend()),
         rng=RNGConfig(seed=job.seed),
     )
-
-
-@dataclass
-class _NoDataset(DatasetProvider):
-    """Stands where the trainer wants a dataset; the selector hands it blocks by id instead."""
-
-    seq_length: int = 0
-
-    def build_datasets(self, context: DatasetBuildContext) -> tuple:
-        """Iterators that nobody reads."""
-        return _nothing(), None, None
-
-
-def _nothing() -> Iterator[dict[str, torch.Tensor]]:
-    raise AssertionError("the selector replaces the trainer's own data")
-    yield {}
 
 
 class _SignalHandler(Callback):

@@ -28,10 +28,15 @@ class Journal:
         path = folder / "curriculum.rod"
         if path.exists():
             self._curriculum = Curriculum.open(path, expect=header, resume_at=step)
+        elif step > 0:
+            raise ValueError(
+                f"{path} is missing, but the run has come to step {step}: bring it back, or remove "
+                f"the checkpoints to begin again."
+            )
         else:
             self._curriculum = Curriculum.create(path, header)
         self._metrics = folder / "metrics.jsonl"
-        keep_lines(self._metrics, step)
+        keep_steps(self._metrics, step)
 
     def append(self, step: int, choice: Choice, metrics: dict[str, Any]) -> dict[str, Any]:
         """Writes one step down; returns its line of metrics, those of the choice included.
@@ -63,10 +68,10 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def keep_lines(path: Path, count: int) -> None:
-    """Drops the metrics of steps that will be done again."""
+def keep_steps(path: Path, end: int) -> None:
+    """Drops the metrics of step `end` and later, which will be done again, and a torn last line."""
     if not path.exists():
         return
     lines = path.read_text().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")][:count]
+    whole = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < end]
     path.write_text("".join(whole))

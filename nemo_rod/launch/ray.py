@@ -1,0 +1,65 @@
+"""`launcher=ray`: stages that NeMo-RL runs, each on a Ray cluster that its own ray.sub starts.
+
+Rendered under `<run_dir>/launch/ray/`: a `<link>.sh` for each link of NeMo-RL, which sets what
+ray.sub reads and submits it. The other links are ordinary Slurm jobs, as with `launcher=slurm`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from nemo_rod.config import Config
+from nemo_rod.launch import slurm
+from nemo_rod.launch.chain import Link
+from nemo_rod.launch.render import launch_folder, link_command
+
+_COMMANDS = ("train", "score")  # what NeMo-RL does; the rest needs no Ray
+_SUBMIT_ONE = f"""\
+if [[ -e $folder/$name.sh ]]; then
+    bash "$folder/$name.sh" ${{after:+"--dependency=afterok$after"}}
+  else
+    {slurm.SBATCH}
+  fi"""
+
+
+def render(config: Config, links: list[Link]) -> dict[str, str]:
+    """The files of `launcher=ray`, by name."""
+    files = slurm.render(config, links)
+    for link in links:
+        if link.command.split()[0] in _COMMANDS:
+            del files[f"{link.name}.sbatch"]
+            files[f"{link.name}.sh"] = _render_ray(config, link)
+    files["submit.sh"] = slurm.render_submit(config, links, _SUBMIT_ONE)
+    return files
+
+
+def _render_ray(config: Config, link: Link) -> str:
+    """The script that submits one link to NeMo-RL's ray.sub."""
+    cluster = config.cluster
+    node = launch_folder(config) / "node.sh"
+    logs = Path(config.run_dir).absolute() / "logs" / "ray"
+    environment = {
+        "CONTAINER": cluster.image or "",
+        "MOUNTS": ",".join(slurm.container_mounts(config)),
+        "GPUS_PER_NODE": str(cluster.gpus_per_node),
+        "BASE_LOG_DIR": str(logs),
+        "COMMAND": f"bash {shlex.quote(str(node))} {link_command(config, link)}",
+    }
+    options = slurm.job_options(config, link)
+    options |= {"nodes": str(slurm.num_nodes(config)), "exclusive": None}
+    count = cluster.gpus_per_node
+    options[cluster.gpu_option] = str(count) if cluster.gpu_option != "gres" else f"gpu:{count}"
+    assert config.launcher.nemo_rl is not None
+    lines = [
+        "#!/bin/bash",
+        f"# {link.title}, by NeMo-RL on a Ray cluster. More options of sbatch may follow.",
+        "set -euo pipefail",
+        f"cd {shlex.quote(str(Path.cwd()))} # the container's working folder",
+        f"mkdir -p {shlex.quote(str(logs))}",
+        *slurm.exports({**cluster.env, **environment}),
+        "exec sbatch --parsable \\",
+        *(f"  {option} \\" for option in slurm.shell_options(options)),
+        f'  "$@" {shlex.quote(str(Path(config.launcher.nemo_rl) / "ray.sub"))}',
+    ]
+    return "\n".join(lines) + "\n"

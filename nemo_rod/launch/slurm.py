@@ -1,0 +1,233 @@
+"""`launcher=slurm`: one sbatch job per link, each after those that it needs.
+
+Rendered under `<run_dir>/launch/slurm/`:
+
+    config.yaml      the whole configuration
+    <link>.sbatch    what the job asks for, and its command
+    stage.sh         what every job does: run the command on all nodes, requeue when told to stop
+    node.sh          what every node does, inside the container where there is one
+    submit.sh        submits all of it and writes jobs.tsv, the number of each job
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from nemo_rod.config import Config
+from nemo_rod.launch.chain import Link
+from nemo_rod.launch.render import frozen_config, launch_folder, link_command
+
+STAGE = Path(__file__).parent / "stage.sh"
+SBATCH = 'sbatch --parsable ${after:+"--dependency=afterok$after"} "$folder/$name.sbatch"'
+_SUBMIT = """\
+#!/bin/bash
+# Submits the jobs of this folder, each after those that it needs: all of them or none.
+set -Eeuo pipefail
+folder={folder}
+cd {cwd} # where the jobs work
+mkdir -p {logs}
+if [[ -e $folder/jobs.tsv ]]; then
+  echo "submit.sh: $folder/jobs.tsv is there, so these jobs were submitted before" >&2
+  exit 1
+fi
+declare -A job
+
+take_back() {{
+  echo "submit.sh: a job was refused, so the others are taken back" >&2
+  ((${{#job[@]}} == 0)) || scancel "${{job[@]}}"
+  rm -f "$folder/jobs.tsv"
+}}
+trap take_back ERR
+
+submit() {{ # NAME [NEEDED...]
+  local name=$1 after="" number need
+  for need in "${{@:2}}"; do
+    after+=":${{job[$need]}}"
+  done
+  number=$({submit_one})
+  job[$name]=${{number%%;*}} # "number;cluster" where there are several clusters
+  printf '%s\\t%s\\n' "$name" "${{job[$name]}}" >>"$folder/jobs.tsv"
+}}
+
+"""
+_NODE = """\
+#!/bin/bash
+# What every node of a stage runs, inside the container where there is one.
+set -eo pipefail
+"""
+
+
+def render(config: Config, links: list[Link]) -> dict[str, str]:
+    """The files of `launcher=slurm`, by name.
+
+    Args:
+        config: the checked configuration.
+        links: what is to be submitted; what a link needs besides them is there.
+    """
+    return {
+        "config.yaml": frozen_config(config),
+        **{f"{link.name}.sbatch": render_job(config, link) for link in links},
+        "stage.sh": render_stage(config),
+        "node.sh": render_node(config),
+        "submit.sh": render_submit(config, links, SBATCH),
+    }
+
+
+def num_nodes(config: Config) -> int:
+    """Nodes of a link that runs a model."""
+    return -(-config.parallel.world_size // config.cluster.gpus_per_node)
+
+
+def render_job(config: Config, link: Link) -> str:
+    """The job script of a link."""
+    folder = launch_folder(config)
+    lines = ["#!/bin/bash", *_directives(config, link), f"# {link.title}", ""]
+    lines += [
+        f"command=(bash {shlex.quote(str(folder / 'node.sh'))} {link_command(config, link)})",
+        f"source {shlex.quote(str(folder / 'stage.sh'))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render_stage(config: Config) -> str:
+    """The script that every job sources: what it needs to know, then what it does."""
+    lines = [
+        "# shellcheck shell=bash disable=SC2154",
+        "srun_options=(",
+        *(f"  {option}" for option in _srun_options(config)),
+        ")",
+        f"max_requeues={config.launcher.requeues}",
+    ]
+    return "\n".join(lines) + "\n\n" + STAGE.read_text()
+
+
+def render_node(config: Config) -> str:
+    """The script that every node runs."""
+    lines = [*exports(config.cluster.env), *config.cluster.setup, 'exec "$@"']
+    return _NODE + "\n".join(lines) + "\n"
+
+
+def exports(environment: dict[str, str]) -> list[str]:
+    """Shell lines that set variables."""
+    return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
+
+
+def render_submit(config: Config, links: list[Link], submit_one: str) -> str:
+    """The script that submits the chain.
+
+    Args:
+        config: the checked configuration.
+        links: what is to be submitted.
+        submit_one: shell command that submits `$name` after `$after` and prints its number.
+    """
+    names = {link.name for link in links}
+    head = _SUBMIT.format(
+        folder=shlex.quote(str(launch_folder(config))),
+        cwd=shlex.quote(str(Path.cwd())),
+        logs=shlex.quote(str(_logs(config))),
+        submit_one=submit_one,
+    )
+    lines = [
+        " ".join(["submit", link.name, *(need for need in link.needs if need in names)])
+        for link in links
+    ]
+    return head + "\n".join(lines) + "\n"
+
+
+def job_options(config: Config, link: Link) -> dict[str, str | None]:
+    """Options of sbatch for a link, by long name; None for an option without a value."""
+    cluster = config.cluster
+    log = _logs(config) / f"{link.name}.out"
+    options: dict[str, str | None] = {"job-name": f"{config.recipe}.{link.name}"}
+    for key in ("account", "partition", "qos"):
+        if (value := getattr(cluster, key)) is not None:
+            options[key] = value
+    if not link.runs_model and cluster.cpu_partition is not None:
+        options["partition"] = cluster.cpu_partition
+    options |= {
+        "time": cluster.time,
+        "output": str(log),
+        "open-mode": "append",
+        "requeue": None,
+        "kill-on-invalid-dep": "yes",
+    }
+    more = cluster.sbatch if link.runs_model else cluster.cpu_sbatch
+    return options | {key: None if v is None else str(v) for key, v in more.items()}
+
+
+def shell_options(options: dict[str, str | None]) -> list[str]:
+    """Options as words of a shell command."""
+    return [
+        f"--{key}" if value is None else f"--{key}={_quoted(value)}"
+        for key, value in options.items()
+    ]
+
+
+def _quoted(value: str) -> str:
+    """A word for the shell; a comma is quoted, too, or shellcheck takes it for a slip."""
+    return f"'{value}'" if shlex.quote(value) == value and "," in value else shlex.quote(value)
+
+
+def container_mounts(config: Config) -> list[str]:
+    """What the container sees: the run's folder, the folder of the launch, and the cluster's."""
+    own = dict.fromkeys([str(Path(config.run_dir).absolute()), str(Path.cwd())])
+    return [*(f"{folder}:{folder}" for folder in own), *config.cluster.mounts]
+
+
+def _logs(config: Config) -> Path:
+    return Path(config.run_dir).absolute() / "logs" / "slurm"
+
+
+def _directives(config: Config, link: Link) -> Iterable[str]:
+    options = job_options(config, link)
+    options |= _with_gpus(config) if link.runs_model else _without_gpus(config, link)
+    options["signal"] = f"B:USR1@{config.launcher.grace_seconds}"
+    return (f"#SBATCH {option}" for option in shell_options(options))
+
+
+def _with_gpus(config: Config) -> dict[str, str | None]:
+    cluster = config.cluster
+    processes = min(config.parallel.world_size, cluster.gpus_per_node)
+    options: dict[str, str | None] = {"nodes": str(num_nodes(config)), "ntasks-per-node": "1"}
+    if cluster.gpu is not None:
+        count = str(processes) if cluster.gpu_option == "gpus-per-node" else f"gpu:{processes}"
+        options[cluster.gpu_option] = count
+    options["cpus-per-task"] = str(max(1, cluster.cpu_cores * processes // cluster.gpus_per_node))
+    if processes == cluster.gpus_per_node and cluster.exclusive:
+        options |= {"exclusive": None, "mem": "0"}
+    elif cluster.node_memory_gib:
+        options["mem"] = f"{int(cluster.node_memory_gib * processes / cluster.gpus_per_node)}G"
+    return options
+
+
+def _without_gpus(config: Config, link: Link) -> dict[str, str | None]:
+    cluster = config.cluster
+    workers = config.domain.workers if link.name == "prepare" else 1
+    return {
+        "nodes": "1",
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(max(cluster.cpu_stage_cores, workers)),
+        "mem": f"{cluster.cpu_stage_memory_gib}G",
+    }
+
+
+def _srun_options(config: Config) -> list[str]:
+    options: dict[str, str | None] = {
+        "nodes": '"$SLURM_JOB_NUM_NODES"',
+        "ntasks-per-node": "1",
+        "cpus-per-task": '"$SLURM_CPUS_PER_TASK"',  # srun no longer takes it over from sbatch
+        "cpu-bind": "none",
+        "kill-on-bad-exit": "1",
+    }
+    words = [f"--{key}={value}" for key, value in options.items()]
+    if config.cluster.image is not None:
+        container: dict[str, str | None] = {
+            "container-image": config.cluster.image,
+            "container-mounts": ",".join(container_mounts(config)),
+            "container-workdir": str(Path.cwd()),
+            "no-container-mount-home": None,
+        }
+        words += shell_options(container)
+    return words

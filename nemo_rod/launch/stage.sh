@@ -1,0 +1,55 @@
+# shellcheck shell=bash disable=SC2154
+# Runs one stage, `command`, on all nodes of this Slurm job. Every job script sources this file.
+#
+# A stage that is told to stop saves, and ends with status 75. Then the job must go back into the
+# queue, and nobody else sees to that: a batch script that returns while its job is being preempted,
+# or shortly before its time limit, ends the job for good, COMPLETED or FAILED. So this one asks for
+# the requeue itself and stays until Slurm ends it.
+set -uo pipefail
+
+# Status of a stage that was told to stop: by itself, or by a signal before it could answer one.
+told_to_stop() {
+  [[ $1 == 75 || $1 == $((128 + 10)) || $1 == $((128 + 15)) ]] # EX_TEMPFAIL, USR1, TERM
+}
+
+# The time limit is near (--signal=B:USR1@...): srun hands the signal on to every process of the
+# step. A TERM would end srun instead.
+# shellcheck disable=SC2329 # the trap calls it
+near_the_limit() {
+  echo "stage.sh: the time limit is near, asking the stage to save and stop"
+  limit=near
+  kill -USR1 "$step" 2>/dev/null && waited=no
+}
+
+requeue() {
+  if ((${SLURM_RESTART_COUNT:-0} >= max_requeues)); then
+    echo "stage.sh: stopped for good after launcher.requeues=$max_requeues requeues"
+    return
+  fi
+  echo "stage.sh: going back into the queue (requeue $((${SLURM_RESTART_COUNT:-0} + 1)))"
+  scontrol requeue "$SLURM_JOB_ID" && sleep 3600
+  sleep 300 # refused; where Slurm itself is about to requeue a preempted job, it must find it alive
+}
+
+if ((SLURM_JOB_NUM_NODES > 1)); then
+  # Where the commands of all nodes meet. Names of nodes need not resolve, their addresses do.
+  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  address=$(scontrol show node --oneliner "$first" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
+  export NEMO_ROD_HEAD="$address:$((20000 + SLURM_JOB_ID % 10000))"
+fi
+
+echo "stage.sh: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, requeued ${SLURM_RESTART_COUNT:-0} times"
+limit=far
+trap near_the_limit USR1
+srun "${srun_options[@]}" "${command[@]}" &
+step=$!
+waited=no
+while [[ $waited == no ]]; do # a signal interrupts `wait`
+  waited=yes
+  wait "$step"
+  status=$?
+done
+if [[ $status != 0 ]] && { told_to_stop "$status" || [[ $limit == near ]]; }; then
+  requeue
+fi
+exit "$status"

@@ -1,0 +1,122 @@
+"""Launchers that hand their links to Slurm: they render a chain of jobs and submit it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from nemo_rod.config import Config
+from nemo_rod.launch import queue
+from nemo_rod.launch.chain import Link, whole_chain
+from nemo_rod.launch.render import launch_folder, write_files
+
+Render = Callable[[Config, list[Link]], dict[str, str]]
+
+
+def submit(config: Config, links: list[Link], render: Render) -> None:
+    """Renders what is not done yet and, without `dry_run`, submits it.
+
+    Args:
+        config: the checked configuration.
+        links: what the command is to do.
+        render: makes the files of the launcher, by name.
+
+    Raises:
+        ValueError: if the cluster's description does not allow it, Slurm is not here, or an earlier
+            launch is still at work.
+    """
+    _check_cluster(config)
+    folder = launch_folder(config)
+    _check_idle(config, folder)
+    if not config.dry_run and shutil.which("sbatch") is None:
+        raise ValueError(
+            f"launcher={config.launcher.kind} needs sbatch, which is not on this machine: run it "
+            "on a login node, or add dry_run=true to render the files alone."
+        )
+    links = _not_done(config, links)
+    write_files(folder, render(config, links))
+    if config.dry_run:
+        _say(f"{len(links)} jobs rendered, none submitted: bash {folder / 'submit.sh'}")
+        return
+    done = subprocess.run(["bash", str(folder / "submit.sh")], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise ValueError(f"Slurm refused the chain: {done.stderr.strip()}")
+    jobs = queue.read_jobs(folder)
+    for link in links:
+        _say(f"{jobs[link.name]:>10}  {link.title}")
+    _say(f"Submitted {len(jobs)} jobs. How they fare: nemo-rod status {config.run_dir}")
+
+
+def _not_done(config: Config, links: list[Link]) -> list[Link]:
+    """The links to submit."""
+    known = {link.name: link for link in whole_chain(config)}
+    chosen: dict[str, Link] = {}
+    for link in links:
+        again = link.name in config.rebuild
+        for need in link.needs:
+            if need not in chosen and not known[need].is_there():
+                raise ValueError(
+                    f"{link.name} needs {need}, which is not there yet: run `nemo-rod "
+                    f"{known[need].command} recipe={config.recipe}` first."
+                )
+        if again or any(need in chosen for need in link.needs) or not link.is_done():
+            chosen[link.name] = link
+        if again and not config.dry_run:
+            link.move_aside()
+    return list(chosen.values())
+
+
+def _check_idle(config: Config, folder: Path) -> None:
+    jobs = queue.read_jobs(folder)
+    alive = (
+        [number for number, job in queue.look(jobs.values()).items() if job.alive] if jobs else []
+    )
+    if alive:
+        raise ValueError(
+            f"An earlier launch of {config.run_dir} is at work (jobs {', '.join(alive)}): "
+            f"wait for it to end, or end it with `nemo-rod cancel {config.run_dir}`."
+        )
+
+
+def _check_cluster(config: Config) -> None:
+    """Refuses what no cluster could run."""
+    cluster, launcher = config.cluster, config.launcher
+    if cluster.gpus_per_node < 1:
+        raise ValueError(
+            f"launcher={launcher.kind} needs a cluster: add cluster=b200_8, or your own, made from "
+            "hydra_configs/cluster/template.yaml."
+        )
+    for key in ("account", "partition", "image"):
+        if str(getattr(cluster, key)).startswith("YOUR_"):
+            raise ValueError(
+                f"cluster.{key} is still '{getattr(cluster, key)}': set it to your own, or to null "
+                "if your cluster has none."
+            )
+    if not re.fullmatch(r"(\d+-)?\d{1,2}:\d\d:\d\d", cluster.time):
+        raise ValueError(
+            f"cluster.time={cluster.time} is not valid: expected HH:MM:SS or D-HH:MM:SS, in YAML "
+            "in quotes."
+        )
+    if cluster.gpu_option not in ("gpus-per-node", "gres"):
+        raise ValueError(
+            f"cluster.gpu_option={cluster.gpu_option} is not valid: expected gpus-per-node or gres."
+        )
+    world_size = config.parallel.world_size
+    if world_size > cluster.gpus_per_node and world_size % cluster.gpus_per_node:
+        raise ValueError(
+            f"The layout's {world_size} processes do not fill nodes of "
+            f"cluster.gpus_per_node={cluster.gpus_per_node}: change parallel.data, or the cluster."
+        )
+    if launcher.kind == "ray" and (launcher.nemo_rl is None or cluster.image is None):
+        raise ValueError(
+            "launcher=ray needs NeMo-RL's checkout and a container: set launcher.nemo_rl and "
+            "cluster.image."
+        )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,207 @@
+"""The work of a recipe's stages, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil
+from typing import Any
+
+from nemo_rod.config import Parallel
+from nemo_rod.plan.flops import forward_flops
+from nemo_rod.plan.memory import Memory
+from nemo_rod.plan.shapes import Shape
+from nemo_rod.plan.speed import Speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one stage does, in blocks.
+
+    Attributes:
+        name: of the stage.
+        steps: updates.
+        batch_size: blocks trained on in one update.
+        pool_size: candidates that are scored for one update; 0 where none are.
+        read: blocks that are read once, forward only.
+        cpu_seconds: of work that needs no GPU.
+        disk: bytes that are left behind.
+    """
+
+    name: str
+    steps: int = 0
+    batch_size: int = 0
+    pool_size: int = 0
+    read: float = 0.0
+    cpu_seconds: float = 0.0
+    disk: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCost:
+    """What one stage costs.
+
+    Attributes:
+        name: of the stage.
+        trained_tokens: that are learned from.
+        scored_tokens: that are read forward only, in training steps, over corpora or held out.
+        flops: of the model, padding of micro-batches included.
+        hours: of wall time.
+        gpu_hours: of all processes; 0 for stages that need no GPU.
+        scoring_seconds: of one step.
+        update_seconds: of one step.
+        disk: bytes that are left behind.
+    """
+
+    name: str
+    trained_tokens: float
+    scored_tokens: float
+    flops: float
+    hours: float
+    gpu_hours: float
+    scoring_seconds: float
+    update_seconds: float
+    disk: float
+
+    @property
+    def scoring_share(self) -> float:
+        """Share of a step that goes into scoring."""
+        step = self.scoring_seconds + self.update_seconds
+        return self.scoring_seconds / step if step else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the work runs on.
+
+    Attributes:
+        speed: of passes.
+        parallel: the layout.
+        block_size: tokens of a block.
+        micro_batch_size: blocks of a training pass of one replica.
+        scoring_micro_batch_size: blocks of a forward-only pass of one replica.
+    """
+
+    speed: Speed
+    parallel: Parallel
+    block_size: int
+    micro_batch_size: int
+    scoring_micro_batch_size: int
+
+    def padded(self, num_blocks: float) -> tuple[float, int]:
+        """Blocks that are read when `num_blocks` are scored, and passes of each replica."""
+        per_pass = self.scoring_micro_batch_size * self.parallel.data
+        passes = ceil(num_blocks / per_pass)
+        return float(passes * per_pass), passes
+
+    def scoring_seconds(self, num_blocks: float) -> float:
+        """Seconds of a forward-only pass over blocks."""
+        blocks, passes = self.padded(num_blocks)
+        return self.speed.forward(blocks * self.block_size, passes)
+
+
+def cost(work: Work, setup: Setup) -> StageCost:
+    """What one stage costs."""
+    speed, size = setup.speed, setup.block_size
+    scoring = update = 0.0
+    flops = setup.padded(work.read)[0] * size * speed.forward_flops
+    seconds = work.cpu_seconds + setup.scoring_seconds(work.read)
+    if work.steps:
+        num_micro_batches = work.batch_size // (setup.micro_batch_size * setup.parallel.data)
+        update = speed.training(work.batch_size * size, num_micro_batches)
+        scoring = setup.scoring_seconds(work.pool_size)
+        seconds += work.steps * (scoring + update)
+        blocks = 3.0 * work.batch_size + setup.padded(work.pool_size)[0]
+        flops += work.steps * blocks * size * speed.forward_flops
+    on_gpu = bool(work.steps or work.read)
+    return StageCost(
+        name=work.name,
+        trained_tokens=float(work.steps * work.batch_size * size),
+        scored_tokens=(work.steps * work.pool_size + work.read) * size,
+        flops=flops,
+        hours=seconds / 3600,
+        gpu_hours=seconds / 3600 * speed.processes if on_gpu else 0.0,
+        scoring_seconds=scoring,
+        update_seconds=update,
+        disk=work.disk,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """A way to spend less.
+
+    Attributes:
+        what: it is.
+        gpu_hours: less than planned.
+    """
+
+    what: str
+    gpu_hours: float
+
+
+def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, share: float) -> Saving:
+    """What scoring only the first `share` of every block saves in the training steps of `works`."""
+    size = setup.block_size
+    prefix = int(size * share)
+    shorter = replace(
+        setup,
+        block_size=prefix,
+        speed=replace(setup.speed, forward_flops=forward_flops(shape, size, prefix=prefix)),
+    )
+    seconds = sum(
+        work.steps * (s.scoring_seconds(work.pool_size)) * sign
+        for work in works
+        for s, sign in ((setup, 1), (shorter, -1))
+    )
+    return Saving(
+        what=f"score the first {prefix:,} tokens of a block alone",
+        gpu_hours=seconds / 3600 * setup.speed.processes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """Everything that `nemo-rod plan` says.
+
+    Attributes:
+        recipe: its name.
+        model: parameters and FLOPs.
+        corpus: tokens of each role, and how they are known.
+        layout: processes and micro-batches.
+        assumptions: numbers of the throughput model, and their source.
+        memory: of the fullest GPU.
+        stages: in the order in which they run.
+        savings: ways to spend less.
+        notes: what is wasteful, and what is spared.
+    """
+
+    recipe: str
+    model: dict[str, Any]
+    corpus: dict[str, Any]
+    layout: dict[str, Any]
+    assumptions: dict[str, Any]
+    memory: Memory
+    stages: list[StageCost]
+    savings: list[Saving] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all stages."""
+        return sum(stage.gpu_hours for stage in self.stages)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of plan.json."""
+        result = asdict(self)
+        result["stages"] = [
+            {**asdict(stage), "scoring_share": stage.scoring_share} for stage in self.stages
+        ]
+        result["memory"] |= {"total": self.memory.total, "fits": self.memory.fits}
+        result["total"] = {
+            "gpu_hours": self.gpu_hours,
+            "hours": sum(stage.hours for stage in self.stages),
+            "flops": sum(stage.flops for stage in self.stages),
+            "disk": sum(stage.disk for stage in self.stages),
+        }
+        return result

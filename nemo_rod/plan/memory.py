@@ -1,0 +1,222 @@
+"""Memory of one GPU in a layout, and layouts that a model or a cluster does not take.
+
+Counted are, in this order:
+
+- weights: what the GPU holds of the model
+- gradients: fp32, which is what replicas add up
+- optimizer: fp32 weights where training is in bf16, and Adam's moments; split over replicas
+- activations: what backward needs, of all micro-batches under way; nothing is recomputed
+- logits: of one micro-batch in training, with their loss and gradient
+- scoring: what a forward-only pass needs beyond that: one layer, logits of an eighth of each block
+- reserve: CUDA, NCCL, fragmentation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from nemo_rod.config import Parallel
+from nemo_rod.plan.shapes import Block, Shape
+
+GIB = 2.0**30
+GRADIENT_BYTES = 4
+# Per logit and fp32 copy: Megatron's fused cross entropy keeps bf16 logits, their exponentials in
+# fp32, and the gradient in bf16. Scoring runs the plain one: bf16, fp32, and an fp32 temporary.
+TRAINING_LOGIT_BYTES = 8
+SCORING_LOGIT_BYTES = 10
+SCORING_SLICES = 8
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest GPU.
+
+    Attributes:
+        parts: by name, in the order of the module's docstring.
+        limit: of the GPU; None where there is none to compare with.
+        stage: the pipeline stage that the GPU is of.
+    """
+
+    parts: dict[str, float]
+    limit: float | None
+    stage: int
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the limit."""
+        return self.limit is None or self.total <= self.limit
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in self.parts.items())
+        return f"{self.total / GIB:.1f} GiB ({listed})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What the layout has to carry.
+
+    Attributes:
+        precision: "bf16" or "fp32".
+        block_size: tokens of a block.
+        micro_batch_size: blocks of a training pass.
+        num_micro_batches: of one replica and step.
+        scoring_micro_batch_size: blocks of a forward-only pass; 0 where nothing is scored.
+        split_optimizer: replicas share the optimizer's state.
+        expert_imbalance: tokens of the busiest GPU's experts, over the mean.
+        reserve: share of the GPU's memory.
+    """
+
+    precision: str
+    block_size: int
+    micro_batch_size: int
+    num_micro_batches: int
+    scoring_micro_batch_size: int
+    split_optimizer: bool
+    expert_imbalance: float
+    reserve: float
+
+
+def memory_per_gpu(shape: Shape, parallel: Parallel, load: Load, limit: float | None) -> Memory:
+    """Memory of the fullest GPU.
+
+    Args:
+        shape: the model.
+        parallel: the layout, which `check_layout` let pass.
+        load: what is trained on it.
+        limit: bytes of a GPU.
+    """
+    stages = [_stage(shape, parallel, load, limit, stage) for stage in range(parallel.pipeline)]
+    return max(stages, key=lambda memory: memory.total)
+
+
+def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, stage: int) -> Memory:
+    tensor, last = parallel.tensor, stage == parallel.pipeline - 1
+    per_stage = len(shape.layers) // parallel.pipeline
+    layers = shape.layers[stage * per_stage : (stage + 1) * per_stage]
+    blocks = [block for layer in layers for block in layer]
+
+    ends = shape.embedding * (int(stage == 0) + int(last and not (shape.tied and stage == 0)))
+    dense = (sum(b.split for b in blocks) + ends) / tensor + sum(b.whole for b in blocks)
+    experts = sum(b.expert * b.num_experts for b in blocks) / parallel.expert
+    weight_bytes = {"bf16": 2, "fp32": 4}[load.precision]
+    state_bytes = {"bf16": 12, "fp32": 8}[load.precision]  # fp32 weights are the weights
+    copies = parallel.data * parallel.context if load.split_optimizer else 1
+    expert_copies = copies * tensor / parallel.expert if load.split_optimizer else 1
+
+    tokens = load.block_size / parallel.context
+    in_flight = _under_way(parallel, load.num_micro_batches, stage)
+    saved = sum(_saved(block, parallel, load.expert_imbalance) for block in blocks)
+    activations = weight_bytes * tokens * load.micro_batch_size * saved * in_flight
+    logits = tokens * load.micro_batch_size * shape.vocab_size / tensor * TRAINING_LOGIT_BYTES
+    parts = {
+        "weights": weight_bytes * (dense + experts),
+        "gradients": GRADIENT_BYTES * (dense + experts),
+        "optimizer": state_bytes * (dense / copies + experts / max(1.0, expert_copies)),
+        "activations": activations,
+        "logits": logits if last else 0.0,
+        "scoring": 0.0,
+        "reserve": load.reserve * (limit or 0.0),
+    }
+    scoring = _scoring(shape, blocks, parallel, load, weight_bytes, last)
+    # scoring comes before the update and gives its memory back
+    parts["scoring"] = max(0.0, scoring - parts["activations"] - parts["logits"])
+    return Memory(parts, limit, stage)
+
+
+def _scoring(
+    shape: Shape,
+    blocks: Sequence[Block],
+    parallel: Parallel,
+    load: Load,
+    weight_bytes: int,
+    last: bool,
+) -> float:
+    tokens = load.scoring_micro_batch_size * load.block_size
+    layer = max(_saved(block, parallel, load.expert_imbalance) for block in blocks)
+    hidden = weight_bytes * tokens * (layer + 2 * shape.hidden_size)
+    logits = tokens / SCORING_SLICES * shape.vocab_size / parallel.tensor * SCORING_LOGIT_BYTES
+    return hidden + (logits if last else 0.0)
+
+
+def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
+    """Values of a token that one GPU keeps of a block."""
+    tokens = parallel.tensor if parallel.sequence else 1  # GPUs that share the tokens
+    return (
+        block.saved_hidden / tokens
+        + block.saved_split / parallel.tensor
+        + imbalance * block.saved_routed / tokens
+    )
+
+
+def _under_way(parallel: Parallel, num_micro_batches: int, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at once, in the 1F1B schedules."""
+    depth = parallel.pipeline
+    if parallel.virtual_pipeline == 1:
+        return float(min(num_micro_batches, depth - stage))
+    return depth * (1.0 + (depth - 1) / (depth * parallel.virtual_pipeline))
+
+
+def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_node: int) -> None:
+    """Refuses a layout that does not divide the model or the nodes.
+
+    Args:
+        shape: the model.
+        parallel: the layout.
+        block_size: tokens of a block.
+        gpus_per_node: 0 where it does not matter.
+
+    Raises:
+        ValueError: one sentence that names the key, why, and what to set.
+    """
+    tensor, pipeline = parallel.tensor, parallel.pipeline * parallel.virtual_pipeline
+    for block in shape.blocks:
+        for name, size in block.tensor_divides:
+            if size % tensor:
+                _refuse(f"parallel.tensor={tensor}", f"does not divide {name}={size}", "a divisor")
+    if len(shape.layers) % pipeline:
+        _refuse(
+            f"parallel.pipeline={parallel.pipeline} x virtual_pipeline={parallel.virtual_pipeline}",
+            f"does not divide the {len(shape.layers)} layers",
+            "a divisor",
+        )
+    counts = {block.num_experts for block in shape.blocks if block.num_experts}
+    expert = parallel.expert
+    if expert > 1 and not counts:
+        _refuse(f"parallel.expert={expert}", "needs a model with experts", "1")
+    for count in counts:
+        if count % expert:
+            _refuse(
+                f"parallel.expert={expert}", f"does not divide the {count} experts", "a divisor"
+            )
+    if parallel.sequence and block_size % tensor:
+        _refuse(f"parallel.tensor={tensor}", f"does not divide {block_size} tokens", "a divisor")
+    if gpus_per_node:
+        _check_nodes(parallel, gpus_per_node)
+
+
+def _check_nodes(parallel: Parallel, gpus_per_node: int) -> None:
+    world = parallel.world_size
+    if world > gpus_per_node and world % gpus_per_node:
+        nodes = ceil(world / gpus_per_node)
+        _refuse(
+            f"the layout's {world} processes",
+            f"do not fill whole nodes of {gpus_per_node} GPUs",
+            f"parallel.data so that they do, such as {nodes * gpus_per_node} in all",
+        )
+    if parallel.tensor > gpus_per_node or gpus_per_node % parallel.tensor:
+        _refuse(
+            f"parallel.tensor={parallel.tensor}",
+            f"does not stay within a node of {gpus_per_node} GPUs",
+            "a divisor",
+        )
+
+
+def _refuse(key: str, why: str, instead: str) -> None:
+    raise ValueError(f"The layout cannot run: {key} {why}; choose {instead}.")

@@ -1,0 +1,22 @@
+"""A recipe as the command line would compose it."""
+
+from __future__ import annotations
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import flag_override
+
+from nemo_rod.config import Config, config_folder, to_config
+
+RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
+
+
+def composed(*overrides: str) -> Config:
+    ConfigStore.instance().store(name="schema", node=Config)
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose("config", overrides=list(overrides), return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        with flag_override(config, "struct", False):
+            del config["hydra"]
+        return to_config(config)

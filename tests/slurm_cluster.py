@@ -1,0 +1,161 @@
+"""A real Slurm on loopback: a controller and two nodes, started for a test and ended by it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+# Each of the two nodes pretends to have one GPU, so that two processes take two nodes.
+CONFIG = """
+ClusterName=loopback
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ctld}
+AuthType=auth/munge
+# a requeued job may start again once its credential has expired
+AuthInfo=socket={root}/munge/socket,cred_expire=10
+CredType=cred/munge
+CryptoType=crypto/munge
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/%n
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SchedulerParameters=sched_interval=2,bf_interval=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=30
+MinJobAge=3600
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=16 \
+RealMemory=64000 Gres=gpu:1
+PartitionName=work Nodes=n[1-2] Default=YES MaxTime=1:00:00 PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n[1-2] MaxTime=1:00:00 PriorityTier=9 PreemptMode=OFF
+"""
+
+
+class Cluster:
+    """A running Slurm; `environment` makes its programs speak to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "slurm.conf"
+        self.environment = {**os.environ, "SLURM_CONF": str(self.config)}
+        self._running: list[subprocess.Popen[bytes]] = []
+        ports = free_ports(4)
+        user = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
+        for folder in ("munge", "state", "n1", "n2"):
+            (root / folder).mkdir()
+        (root / "gpu").touch()
+        (root / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={root}/gpu\n")
+        host = socket.gethostname().split(".")[0]
+        # the two nodes' ports must follow each other
+        first = ports[0]
+        self.config.write_text(
+            CONFIG.format(
+                root=root, host=host, user=user, ctld=ports[2], first=first, last=first + 1
+            )
+        )
+
+    def start(self) -> None:
+        key, sock = self.root / "munge" / "key", self.root / "munge" / "socket"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        (self.root / "munge").chmod(0o755)
+        folder = self.root / "munge"
+        files = [f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")]
+        self._spawn("munged", "--foreground", "--force", f"--socket={sock}", *files)
+        wait_for(sock.exists, 30, "munged did not start")
+        self._spawn("slurmctld", "-D", "-c", "-f", str(self.config))
+        for node in ("n1", "n2"):
+            self._spawn("slurmd", "-D", "-N", node, "-f", str(self.config))
+        wait_for(
+            lambda: self.ask("sinfo", "-h", "-o", "%D %t").startswith("2 idle"), 60, "no nodes"
+        )
+
+    def stop(self) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self.ask("scancel", "--me")
+            wait_for(lambda: not self.ask("squeue", "-h"), 60, "jobs did not end")
+        for process in reversed(self._running):
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            if process.poll() is None:
+                process.kill()
+
+    def ask(self, *command: str) -> str:
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        return done.stdout.strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        """What the controller knows of a job."""
+        text = self.ask("scontrol", "show", "job", "--oneliner", number)
+        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+    def _spawn(self, program: str, *arguments: str) -> None:
+        path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+        assert path is not None
+        with open(self.root / f"{program}.out", "ab") as out:
+            process = subprocess.Popen(
+                [path, *arguments], env=self.environment, stdout=out, stderr=subprocess.STDOUT
+            )
+        self._running.append(process)
+
+
+@contextlib.contextmanager
+def slurm_cluster(root: Path) -> Iterator[Cluster]:
+    cluster = Cluster(root)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def missing_programs() -> Sequence[str]:
+    return [p for p in PROGRAMS if not (shutil.which(p) or shutil.which(p, path="/usr/sbin:/sbin"))]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports in a row that nobody listens on."""
+    for start in range(17000, 19000, 10):
+        ports = range(start, start + count)
+        try:
+            with contextlib.ExitStack() as stack:
+                for port in ports:
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return list(ports)
+        except OSError:
+            continue
+    raise RuntimeError("no free ports")
+
+
+def wait_for(
+    condition: Callable[[], bool], seconds: float, what: str, *, every: float = 0.5
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(every)

@@ -1,0 +1,70 @@
+"""Weights go on being trained only on what they were trained on; a refusal names what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_cases import train_bpe
+from tiny import Setting, sources
+
+from nemo_rod.corpus import load_tokenizer, prepare
+from nemo_rod.jobs import TrainJob, read_job
+
+# importing the trainer warns of what a machine without CUDA lacks
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Change = Callable[[Setting, Path], dict[str, Any]]
+
+
+def other_blocks(folder: Path, **options: Any) -> dict[str, Any]:
+    """The tiny setting's text as other blocks."""
+    made = {
+        "tokenizer": load_tokenizer("byte"),
+        "block_size": 64,
+        "holdout_fraction": 0.1,
+        "holdout_seed": 42,
+    }
+    prepare(folder, sources(), **{**made, **options})
+    return {"blocks": str(folder)}
+
+
+CHANGES: dict[str, Change] = {
+    "block store": lambda _, folder: other_blocks(folder / "blocks", holdout_seed=43),
+    "block size": lambda _, folder: other_blocks(folder / "blocks", block_size=32),
+    "tokenizer": lambda _, folder: other_blocks(
+        folder / "blocks", tokenizer=load_tokenizer(str(train_bpe(folder / "bpe", 300)))
+    ),
+    "references": lambda tiny, _: {"references": [str(path) for path in tiny.references]},
+    "configuration": lambda *_: {"config_digest": "another"},
+    "seed": lambda tiny, _: {"arm": {**dataclasses.asdict(tiny.arm("no_replay")), "seed": 8}},
+}
+
+
+def trained_job(tiny: Setting) -> TrainJob:
+    job = read_job(tiny.root / "no_replay" / "job.json")
+    assert isinstance(job, TrainJob)
+    return job
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_run_on_something_else_is_refused(tiny: Setting, tmp_path: Path, what: str) -> None:
+    from nemo_rod.megatron.trainer import train
+
+    job = dataclasses.replace(trained_job(tiny), **CHANGES[what](tiny, tmp_path))
+    with pytest.raises(ValueError, match=rf"iter_0000030 was trained with .*{what} '?\w*'? \(this"):
+        train(job)
+
+
+def test_a_lost_curriculum_is_missed(tiny: Setting, tmp_path: Path) -> None:
+    from nemo_rod.selection import Curriculum
+    from nemo_rod.selection.journal import Journal
+
+    header = Curriculum.open(tiny.root / "no_replay" / "curriculum.rod", read_only=True).header
+    with pytest.raises(
+        ValueError, match=r"curriculum.rod is missing, but the run has come to step 5"
+    ):
+        Journal(tmp_path, header, step=5)

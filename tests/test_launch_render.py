@@ -1,0 +1,167 @@
+"""What launchers render: the same files as ever, sound shell, and the whole configuration.
+
+`UPDATE_GOLDEN=1 make test ARGS="-k launch_render"` writes tests/golden/launch/ anew; read the diff.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from test_cli import RECIPES, composed, nemo_rod
+
+from nemo_rod.config import Config
+from nemo_rod.launch import ray, slurm
+from nemo_rod.launch.chain import whole_chain
+from nemo_rod.launch.render import launch_folder, read_launch, render_local, write_files
+
+GOLDEN = Path(__file__).parent / "golden" / "launch"
+RENDER = {"local": render_local, "slurm": slurm.render, "ray": ray.render}
+CLUSTER = [
+    "cluster=b200_8",
+    "cluster.account=science",
+    "cluster.partition=batch",
+    "cluster.cpu_partition=cpu",
+    "cluster.image=/shared/nemo_rod.sqsh",
+    "cluster.mounts=[/shared/data:/data]",
+    "+cluster.sbatch={constraint: b200, reservation: null}",
+    "+cluster.env.HF_HOME=/shared/huggingface",
+    "launcher.nemo_rl=/shared/RL",
+]
+
+
+def launched(recipe: str, launcher: str, *overrides: str) -> Config:
+    return composed(f"recipe={recipe}", f"launcher={launcher}", *CLUSTER, *overrides)
+
+
+def rendered(recipe: str, launcher: str, *overrides: str) -> dict[str, str]:
+    """The files of a whole run, with this machine's folder replaced."""
+    config = launched(recipe, launcher, *overrides)
+    files = RENDER[launcher](config, whole_chain(config))
+    return {name: text.replace(str(Path.cwd()), "/shared/project") for name, text in files.items()}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("launcher", RENDER)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_files_are_as_ever(recipe: str, launcher: str) -> None:
+    files = rendered(recipe, launcher)
+    del files["config.yaml"]  # every key of every recipe: see the test below
+    if launcher == "ray":  # most is as with Slurm
+        same = rendered(recipe, "slurm")
+        files = {
+            name: text
+            for name, text in files.items()
+            if text.replace("/launch/ray", "/launch/slurm") != same.get(name)
+        }
+    else:
+        files = {name: text.replace(slurm.STAGE.read_text(), "") for name, text in files.items()}
+    text = "".join(f"=== {name}\n{text}\n" for name, text in sorted(files.items()))
+    golden = GOLDEN / f"{recipe}.{launcher}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert golden.exists(), f"{golden} is missing; see the head of this file"
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("launcher", RENDER)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_shell_is_sound(recipe: str, launcher: str, tmp_path: Path) -> None:
+    config = launched(recipe, launcher)
+    write_files(launch_folder(config), RENDER[launcher](config, whole_chain(config)))
+    check_shell([*launch_folder(config).glob("*.sh"), *launch_folder(config).glob("*.sbatch")])
+
+
+def check_shell(scripts: Sequence[Path]) -> None:
+    assert scripts
+    for script in scripts:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+    program = shutil.which("shellcheck", path=Path(sys.executable).parent) or shutil.which(
+        "shellcheck"
+    )
+    if program is None:
+        pytest.skip("shellcheck is not installed: make venv")
+    done = subprocess.run(
+        [program, "--external-sources", *map(str, scripts)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
+    config = launched(recipe, "slurm", "train.steps=7", "seed=3", "rebuild=[prepare]")
+    write_files(launch_folder(config), slurm.render(config, whole_chain(config)))
+    launcher, frozen = read_launch(Path(config.run_dir))
+    assert launcher == "slurm"
+    # a job runs its own stage, takes it up again where it was, and knows where it is
+    assert (frozen.launcher.kind, frozen.rebuild) == ("local", [])
+    assert frozen.run_dir == str(Path.cwd() / config.run_dir)
+    frozen.launcher.kind, frozen.rebuild, frozen.run_dir = "slurm", ["prepare"], config.run_dir
+    assert frozen == config
+
+
+def test_frozen_configuration_starts_a_command(tmp_path: Path) -> None:
+    config = launched("toy_synthetic", "local", "domain.block_size=32", f"run_dir={tmp_path}/run")
+    write_files(launch_folder(config), render_local(config, whole_chain(config)))
+    (line,) = re.findall(
+        r"nemo_rod\.cli (prepare .*)", (launch_folder(config) / "run.sh").read_text()
+    )
+    done = nemo_rod(*line.split(), "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/run/blocks" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]  # Hydra left nothing
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_job_comes_after_what_it_needs(recipe: str) -> None:
+    lines = re.findall(r"^submit (\S+)(.*)$", rendered(recipe, "slurm")["submit.sh"], re.MULTILINE)
+    before: set[str] = set()
+    for name, needs in lines:
+        assert set(needs.split()) <= before
+        assert bool(needs) == (name != "prepare")
+        before.add(name)
+    assert lines[-2][0] == "evaluate"
+    assert set(lines[-2][1].split()) == {"base", *launched(recipe, "slurm").arms}
+
+
+def directives(job: str) -> dict[str, str]:
+    """Options of a job script, by name."""
+    found = re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", job, re.MULTILINE)
+    return {name: value for name, value in found}
+
+
+def test_nodes_and_gpus_follow_the_layout() -> None:
+    whole = rendered(
+        "toy",
+        "slurm",
+        "parallel.data=16",
+        "train.batch_size=256",
+        "pretrain=null",
+        "model.hf=a/model",
+        "model.architecture=null",
+    )
+    rod = directives(whole["rod.sbatch"])
+    assert (rod["nodes"], rod["gpus-per-node"], rod["cpus-per-task"]) == ("2", "8", "112")
+    assert "exclusive" in rod and rod["mem"] == "0"
+    assert (rod["partition"], rod["signal"], rod["open-mode"]) == ("batch", "B:USR1@300", "append")
+    assert rod["reservation"] == ""  # an option without a value
+    merge = directives(whole["merge_0.2.sbatch"])
+    assert (merge["nodes"], merge["partition"], merge["mem"]) == ("1", "cpu", "64G")
+    assert not {"gpus-per-node", "exclusive"} & set(merge)
+    # a base that is only fetched needs no GPU either
+    assert "gpus-per-node" not in directives(whole["base.sbatch"])
+
+    part = directives(rendered("toy", "slurm", "cluster.gpu_option=gres")["rod.sbatch"])
+    assert (part["nodes"], part["gres"], part["cpus-per-task"]) == ("1", "gpu:2", "28")
+    assert "exclusive" not in part

@@ -1,0 +1,123 @@
+"""What is submitted and what is refused, before Slurm is asked for anything."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_cli import composed, nemo_rod
+from test_launch_render import CLUSTER
+
+from nemo_rod.launch import handover
+from nemo_rod.launch.chain import stage_link, whole_chain
+from nemo_rod.launch.record import Record
+from nemo_rod.launch.slurm import render
+from nemo_rod.launch.stages import Stages
+from nemo_rod.launch.submit import submit
+
+TWELVE = ["parallel.data=12", "train.batch_size=192", "pretrain.batch_size=288"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["launcher=slurm"], "launcher=slurm needs a cluster: add cluster=b200_8, or your own"),
+        (["launcher=slurm", "cluster=template"], "cluster.account is still 'YOUR_ACCOUNT': set it"),
+        (["launcher=slurm", *CLUSTER, "cluster.time='14400'"], "expected HH:MM:SS or D-HH:MM:SS"),
+        (["launcher=slurm", *CLUSTER, "cluster.gpu_option=gpus"], "expected gpus-per-node or gres"),
+        (
+            ["launcher=slurm", *CLUSTER, *TWELVE],
+            "The layout's 12 processes do not fill nodes of cluster.gpus_per_node=8",
+        ),
+        (["launcher=ray", *CLUSTER, "launcher.nemo_rl=null"], "set launcher.nemo_rl and"),
+        (["launcher=slurm", *CLUSTER, "launcher.kind=pbs"], "expected local, slurm or ray"),
+    ],
+)
+def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        config = composed("recipe=toy", *overrides, "dry_run=true")
+        submit(config, whole_chain(config), render)
+    assert not Path("runs").exists()
+
+
+def test_without_slurm_only_a_dry_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    config = composed("recipe=toy", "launcher=slurm", *CLUSTER)
+    with pytest.raises(ValueError, match="needs sbatch, which is not on this machine"):
+        submit(config, whole_chain(config), render)
+    config.dry_run = True
+    submit(config, whole_chain(config), render)
+    assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
+
+
+def submitted(*overrides: str) -> dict[str, set[str]]:
+    """Names of the jobs that would be submitted, and what each comes after."""
+    config = composed(
+        "recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true", *overrides
+    )
+    submit(config, whole_chain(config), render)
+    text = (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").read_text()
+    lines = re.findall(r"^submit (\S+)(.*)$", text, re.MULTILINE)
+    return {name: set(needs.split()) for name, needs in lines}
+
+
+def test_what_is_done_is_not_submitted_again() -> None:
+    small = "domain.sources.dialect.max_bytes=9000"
+    assert submitted(small)["base"] == {"prepare"}
+    done = nemo_rod("prepare", "recipe=toy_synthetic", small)
+    assert done.returncode == 0, done.stderr
+    left = submitted(small)
+    assert "prepare" not in left
+    assert left["base"] == set()
+    assert left["references_base"] == {"base"}
+    # but it is if it is to be made again
+    assert submitted(small, "rebuild=[prepare]")["base"] == {"prepare"}
+    with pytest.raises(ValueError, match=r"add rebuild=\[prepare\]"):
+        submitted("domain.sources.dialect.max_bytes=8000")
+
+
+def test_single_command_needs_what_comes_before() -> None:
+    config = composed("recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true")
+    stages = Stages(config)
+    with pytest.raises(ValueError, match=r"rod needs base, which is not there yet: run `nemo-rod "):
+        submit(config, [stage_link(stages, stages.train("rod"))], render)
+
+
+def test_rebuild_moves_aside_and_keeps() -> None:
+    config = composed("recipe=toy_synthetic")
+    stages = Stages(config)
+    link = stage_link(stages, stages.train("rod"))
+    for path in link.results[:2]:
+        path.mkdir(parents=True)
+    (link.folder / "kept").touch()
+    link.move_aside()
+    assert not link.folder.exists()
+    assert link.folder.with_name("rod.replaced-1").joinpath("kept").exists()
+    assert link.folder.with_name("rod.partial.replaced-1").exists()
+    assert handover.is_done(stages.train("rod")) is False
+
+
+def test_record_tells_and_keeps_a_second_command_away(tmp_path: Path) -> None:
+    record = Record(tmp_path, "rod")
+    assert not record.is_held() and record.events() == []
+    with record.only_one(), record.attempt():
+        assert Record(tmp_path, "rod").is_held()
+        with (
+            pytest.raises(ValueError, match=r"Another nemo-rod is at work on rod in"),
+            Record(tmp_path, "rod").only_one(),
+        ):
+            pass
+        with Record(tmp_path, "base").only_one():  # another stage is another matter
+            pass
+    with pytest.raises(RuntimeError), record.attempt():
+        raise RuntimeError("rank 1: out\nof memory")
+    events = record.events()
+    assert [event["event"] for event in events] == ["began", "done", "began", "failed"]
+    assert events[-1]["why"] == "rank 1: out of memory"
+    assert not record.is_held()

@@ -1,0 +1,104 @@
+"""Time, shares and savings by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nemo_rod.config import Parallel
+from nemo_rod.plan.costs import Setup, Work, cost, prefix_saving
+from nemo_rod.plan.flops import forward_flops
+from nemo_rod.plan.shapes import read_shape
+from nemo_rod.plan.speed import Speed
+from nemo_rod.plan.table import count, hours, size, wall
+
+SPEED = Speed(forward_flops=1e9, processes=4, flops_per_second=1e12, backward=2.0)
+SETUP = Setup(
+    speed=SPEED,
+    parallel=Parallel(data=4),
+    block_size=1000,
+    micro_batch_size=1,
+    scoring_micro_batch_size=4,
+)
+ROD = Work(name="rod", steps=10, batch_size=32, pool_size=64)
+
+
+def test_a_selecting_step_by_hand() -> None:
+    # 32 blocks of 1000 tokens at 3 GFLOP each, on 4 processes of 1 TFLOP/s
+    update = 32 * 1000 * 3e9 / 4e12
+    stage = cost(ROD, SETUP)
+    assert stage.update_seconds == pytest.approx(update)
+    assert stage.scoring_seconds == pytest.approx(64 * 1000 * 1e9 / 4e12)
+    assert stage.scoring_share == pytest.approx(2 / 5)  # m / (m + 3)
+    assert stage.gpu_hours == pytest.approx(10 * update * 5 / 3 * 4 / 3600)
+    assert stage.hours == pytest.approx(stage.gpu_hours / 4)
+    assert stage.trained_tokens == 10 * 32 * 1000
+    assert stage.scored_tokens == 10 * 64 * 1000
+    assert stage.flops == pytest.approx(10 * (3 * 32 + 64) * 1000 * 1e9)
+
+
+@pytest.mark.parametrize(("multiplier", "share"), [(1, 1 / 4), (2, 2 / 5), (4, 4 / 7), (8, 8 / 11)])
+def test_the_share_of_scoring_follows_the_multiplier(multiplier: int, share: float) -> None:
+    stage = cost(replace(ROD, pool_size=32 * multiplier), SETUP)
+    assert stage.scoring_share == pytest.approx(share)
+
+
+def test_pools_are_filled_up_to_whole_micro_batches_of_every_replica() -> None:
+    assert SETUP.padded(64) == (64.0, 4)
+    assert SETUP.padded(65) == (80.0, 5)
+    assert SETUP.padded(0) == (0.0, 0)
+    wide = replace(SETUP, scoring_micro_batch_size=32)
+    assert wide.padded(64) == (128.0, 1)
+    assert cost(ROD, wide).scoring_seconds == pytest.approx(2 * cost(ROD, SETUP).scoring_seconds)
+
+
+def test_stages_of_a_pipeline_wait() -> None:
+    pipelined = replace(SPEED, pipeline=4)
+    # 8 micro-batches pass 4 stages in 8 + 3 slots
+    assert pipelined.training(1e6, 8) == pytest.approx(SPEED.training(1e6, 8) * 11 / 8)
+    interleaved = replace(pipelined, virtual_pipeline=3)
+    assert interleaved.training(1e6, 8) == pytest.approx(SPEED.training(1e6, 8) * (1 + 3 / 24))
+
+
+def test_a_quick_backward_pass_makes_forward_passes_dearer() -> None:
+    assert SPEED.forward(1e6, 1) == pytest.approx(SPEED.training(1e6, 1) / 3)
+    assert replace(SPEED, backward=1.5).forward(1e6, 1) == pytest.approx(
+        SPEED.training(1e6, 1) / 2.5
+    )
+
+
+def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not() -> None:
+    read = cost(Work(name="references_base", read=1600), SETUP)
+    assert read.gpu_hours == pytest.approx(1600 * 1000 * 1e9 / 1e12 / 3600)
+    prepare = cost(Work(name="prepare", cpu_seconds=7200, disk=5.0), SETUP)
+    assert (prepare.hours, prepare.gpu_hours, prepare.flops, prepare.disk) == (2, 0, 0, 5)
+
+
+def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() -> None:
+    config = {
+        "model_type": "llama",
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    shape = read_shape(config)
+    whole, half = forward_flops(shape, 1000), forward_flops(shape, 1000, prefix=500)
+    setup = replace(SETUP, speed=replace(SPEED, forward_flops=whole))
+    saved = prefix_saving([ROD], setup, shape, 0.5)
+    seconds = 10 * 64 * (1000 * whole - 500 * half) / 4e12
+    assert saved.gpu_hours == pytest.approx(seconds * 4 / 3600)
+    assert saved.what == "score the first 500 tokens of a block alone"
+
+
+def test_numbers_for_people() -> None:
+    assert [count(v) for v in (0, 12.41e9, 885e18, 7e21, 512)] == [
+        *("", "12.4 G", "885 E", "7 Z", "512 ")
+    ]
+    assert size(369e9) == "369 GB"
+    assert [wall(v) for v in (153.9, 32.5, 0.5, 0.01, 71.9)] == [
+        *("6 d 10 h", "32.5 h", "30 min", "36 s", "3 d 0 h")
+    ]
+    assert [hours(v) for v in (2469.8, 1, 0.0123)] == ["2,469.8", "1.0", "0.012"]

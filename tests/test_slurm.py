@@ -1,0 +1,316 @@
+"""A recipe on a real Slurm of two nodes: in order, together, interrupted, and failing.
+
+`make test-slurm` starts the Slurm on loopback and ends it. It needs Debian's `slurm-wlm` and
+`munge`, and takes some ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
+from test_cli import composed
+
+from nemo_rod.launch.record import Record
+from nemo_rod.launch.slurm import render_stage
+
+pytestmark = pytest.mark.slurm
+
+RECIPE = [
+    "recipe=toy_synthetic",
+    "arms=[no_replay,rod,merge_0.6]",
+    "domain.sources.dialect.max_bytes=200000",
+    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(9)),
+    "pretrain.steps=40",
+    "train.steps=200",
+    "checkpoint.every=20",
+]
+# One "GPU" a node, so that the recipe's two processes are one on each of two nodes.
+ON_SLURM = [
+    "launcher=slurm",
+    "launcher.grace_seconds=60",
+    "cluster.gpu=pretended",
+    "cluster.gpus_per_node=1",
+    "cluster.cpu_cores=1",
+    "cluster.cpu_stage_cores=1",
+    "cluster.cpu_stage_memory_gib=1",
+    "cluster.time=00:50:00",
+    "+cluster.env.GLOO_SOCKET_IFNAME=lo",
+]
+ARMS = ("no_replay", "rod")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if missing := missing_programs():
+        pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
+
+
+def nemo_rod(*arguments: str, cluster: Cluster | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", *arguments],
+        env=cluster.environment if cluster else None,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@dataclass
+class Chain:
+    """A run on Slurm: its folder, the numbers of its jobs, and what `status` said meanwhile."""
+
+    cluster: Cluster
+    run_dir: Path
+    said: dict[str, str]
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        lines = (self.run_dir / "launch" / "slurm" / "jobs.tsv").read_text().splitlines()
+        return dict(line.split("\t") for line in lines)
+
+    def events(self, stage: str) -> list[dict[str, Any]]:
+        return Record(self.run_dir, stage).events()
+
+    def kinds(self, stage: str) -> list[str]:
+        return [event["event"] for event in self.events(stage)]
+
+    def job(self, stage: str) -> dict[str, str]:
+        return self.cluster.job(self.numbers[stage])
+
+    def status(self) -> str:
+        return nemo_rod("status", str(self.run_dir), cluster=self.cluster)
+
+    def reach(self, arm: str, attempt: int, step: int) -> None:
+        """Waits until an arm has done `step` steps in its `attempt`-th start."""
+        metrics = self.run_dir / "arms" / f"{arm}.partial" / "metrics.jsonl"
+
+        def is_there() -> bool:
+            assert "failed" not in self.kinds(arm), self.status()
+            began = self.kinds(arm).count("began") == attempt
+            return began and metrics.exists() and len(metrics.read_text().splitlines()) >= step
+
+        wait_for(is_there, 900, f"{arm} did not come to step {step}", every=0.1)
+
+    def wait(self, seconds: float = 1200) -> None:
+        wait_for(lambda: not self.cluster.ask("squeue", "-h"), seconds, "jobs did not end")
+
+
+@pytest.fixture(scope="module")
+def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """The recipe as a chain of jobs, interrupted in three ways."""
+    chain = Chain(cluster, tmp_path_factory.mktemp("chain"), {})
+    run = ["run", *RECIPE, *ON_SLURM, f"run_dir={chain.run_dir}"]
+    print(nemo_rod(*run, cluster=cluster))
+    again = subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", *run],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+    )
+    chain.said["again"] = again.stderr
+
+    # a job of a higher partition takes both nodes
+    chain.reach("no_replay", 1, 30)
+    cluster.ask("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 5")
+    wait_for(lambda: "stopped" in chain.kinds("no_replay"), 120, "no_replay was not told to stop")
+    chain.said["preempted"] = chain.status()
+
+    # the signal that announces the time limit, as Slurm sends it for --signal=B:USR1@...
+    chain.reach("rod", 1, 30)
+    chain.said["running"] = chain.status()
+    cluster.ask("scancel", "--batch", "--signal=USR1", chain.numbers["rod"])
+    wait_for(lambda: "stopped" in chain.kinds("rod"), 120, "rod was not told to stop")
+
+    # a node fails
+    chain.reach("rod", 2, 100)
+    cluster.ask("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    wait_for(lambda: chain.job("rod")["Restarts"] == "2", 120, "rod did not go back")
+    cluster.ask("scontrol", "update", "nodename=n2", "state=resume")
+
+    chain.wait()
+    chain.said["end"] = chain.status()
+    for name, text in chain.said.items():
+        print(f"--- status: {name}\n{text}")
+    return chain
+
+
+def test_every_job_completed_after_those_it_needs(chain: Chain) -> None:
+    for stage in chain.numbers:
+        assert chain.job(stage)["JobState"] == "COMPLETED"
+        assert chain.kinds(stage)[-1] == "done"
+    submit = (chain.run_dir / "launch" / "slurm" / "submit.sh").read_text()
+    for line in submit.splitlines():
+        if line.startswith("submit "):
+            _, stage, *needs = line.split()
+            for need in needs:
+                assert chain.events(need)[-1]["time"] <= chain.events(stage)[0]["time"]
+
+
+def test_two_nodes_trained_together(chain: Chain) -> None:
+    for stage in ("base", *ARMS):
+        assert {e["nodes"] for e in chain.events(stage) if e["event"] == "began"} == {"n[1-2]"}
+        assert (chain.run_dir / "logs" / f"{stage}.node1.log").exists()
+    # stages without GPU ask for one node
+    assert [e["nodes"] for e in chain.events("merge_0.6") if "nodes" in e] in (["n1"], ["n2"])
+
+
+def test_interrupted_jobs_went_back_into_the_queue(chain: Chain) -> None:
+    assert chain.kinds("no_replay") == ["began", "stopped", "began", "done"]
+    assert chain.job("no_replay")["Restarts"] == "1"
+    assert chain.kinds("rod")[:3] == ["began", "stopped", "began"]
+    assert chain.kinds("rod").count("began") == 3
+    assert chain.job("rod")["Restarts"] == "2"
+
+
+# What a stage may do, in shell: how the job script that all stages share takes it.
+ENDINGS = {
+    # what the stage does at its 1st, 2nd ... start; state of the job, its exit status, requeues
+    "done": (["exit 0"], "COMPLETED", "0:0", 0),
+    "failed": (["exit 3"], "FAILED", "3:0", 0),
+    "told to stop": (["exit 75", "exit 0"], "COMPLETED", "0:0", 1),
+    "told to stop before it could answer": (["kill -TERM $$", "exit 0"], "COMPLETED", "0:0", 1),
+    "stopped too often": (["exit 75", "exit 75", "exit 75", "exit 0"], "FAILED", "75:0", 2),
+    "near its time limit": (
+        ["trap 'exit 75' USR1; while true; do sleep 1; done", "exit 0"],
+        "COMPLETED",
+        "0:0",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str) -> None:
+    starts, state, status, requeues = ENDINGS[ending]
+    config = composed("recipe=toy_synthetic", *ON_SLURM, "launcher.requeues=2")
+    (tmp_path / "stage.sh").write_text(render_stage(config))
+    cases = "".join(f"  {number}) {start} ;;\n" for number, start in enumerate(starts))
+    (tmp_path / "start.sh").write_text(f"case ${{SLURM_RESTART_COUNT:-0}} in\n{cases}esac\n")
+    (tmp_path / "job.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --time=00:02:00 --signal=B:USR1@60 --requeue --open-mode=append\n"
+        "#SBATCH --cpus-per-task=1\n"
+        f"#SBATCH --output={tmp_path}/out\n"
+        f"command=(bash {tmp_path}/start.sh)\nsource {tmp_path}/stage.sh\n"
+    )
+    number = cluster.ask("sbatch", "--parsable", str(tmp_path / "job.sbatch"))
+    wait_for(lambda: not cluster.ask("squeue", "-h", "-j", number), 400, "the job did not end")
+    job = cluster.job(number)
+    print((tmp_path / "out").read_text())
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == (state, status, str(requeues))
+
+
+def copy(run_dir: Path, *folders: str, to: Path) -> None:
+    for folder in folders:
+        subprocess.run(["cp", "-r", str(run_dir / folder), str(to / folder)], check=True)
+
+
+def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) -> None:
+    """Trained again on this machine in one go, they come out the same, to the bit."""
+    copy(chain.run_dir, "blocks", "base", "references", to=tmp_path)
+    for arm in ARMS:
+        print(nemo_rod("train", *RECIPE, f"arm={arm}", f"run_dir={tmp_path}"))
+        ours, theirs = (run / "arms" / arm for run in (chain.run_dir, tmp_path))
+        assert (ours / "curriculum.rod").read_bytes() == (theirs / "curriculum.rod").read_bytes()
+        one, other = (load_file(folder / "hf" / "model.safetensors") for folder in (ours, theirs))
+        assert one.keys() == other.keys()
+        assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_chain_ends_with_evaluation_and_report(chain: Chain) -> None:
+    for arm in ("base", *ARMS, "merge_0.6"):
+        result = json.loads((chain.run_dir / "arms" / arm / "evaluation.json").read_text())
+        assert result["loss"]["adaptation"]["dialect"] > 0
+    assert (chain.run_dir / "report" / "index.html").exists()
+
+
+def row(status: str, stage: str) -> str:
+    (line,) = [line for line in status.splitlines() if line.split()[:1] == [stage]]
+    return line
+
+
+def test_status_told_all_along_how_it_stood(chain: Chain) -> None:
+    preempted = chain.said["preempted"]
+    assert row(preempted, "base").split()[1] == "done"
+    assert row(preempted, "no_replay").split()[1] in ("requeued", "running", "completing")
+    assert "for references_specialist" in row(preempted, "rod")
+    running = row(chain.said["running"], "rod")
+    assert running.split()[1] == "running"
+    assert "n[1-2]" in running and "/200" in running and "loss" in running
+    assert {line.split()[1] for line in chain.said["end"].splitlines()[2:]} == {"done"}
+
+
+def test_second_launch_is_refused_while_one_is_at_work(chain: Chain) -> None:
+    assert "An earlier launch of" in chain.said["again"]
+    assert "nemo-rod cancel" in chain.said["again"]
+
+
+@pytest.fixture
+def begun(chain: Chain, tmp_path: Path) -> Chain:
+    """A run whose base is there, and nothing after it."""
+    copy(chain.run_dir, "blocks", "base", to=tmp_path)
+    return Chain(chain.cluster, tmp_path, {})
+
+
+def test_failed_stage_stops_its_dependents_and_no_other(begun: Chain) -> None:
+    # at this learning rate the loss is soon no number
+    options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}", "train.lr=1e30"]
+    nemo_rod("run", *options, cluster=begun.cluster)
+    assert "prepare" not in begun.numbers and "base" not in begun.numbers  # done before
+    begun.wait()
+    assert begun.job("no_replay")["JobState"] == "FAILED"
+    for stage in ("references_specialist", "rod", "merge_0.6", "evaluate", "report"):
+        assert begun.job(stage)["JobState"] == "CANCELLED"
+        assert begun.kinds(stage) == []
+    status = begun.status()
+    print(status)
+    states = {line.split()[0]: line.split()[1] for line in status.splitlines()[2:12]}
+    assert states["references_base"] == "done"
+    assert states["no_replay"] == "failed"
+    assert states["rod"] == states["report"] == "cancelled"
+    (failure,) = begun.events("no_replay")[-1:]
+    assert f"no_replay: failed: {failure['why']}" in status
+    assert "rank" in failure["why"] and "log:" in failure["why"]
+    assert "references_specialist: cancelled: no_replay did not end well" in status
+
+
+def test_refused_chain_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
+    options = [*RECIPE, *ON_SLURM, f"run_dir={tmp_path}"]
+    options += ["cluster.cpu_partition=work", "cluster.partition=nowhere"]  # prepare is taken
+    done = subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", "run", *options],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "Slurm refused the chain: " in done.stderr
+    assert "invalid partition specified: nowhere" in done.stderr
+    assert not (tmp_path / "launch" / "slurm" / "jobs.tsv").exists()
+    wait_for(lambda: not cluster.ask("squeue", "-h"), 60, "a job was left behind")
+
+
+def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
+    options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}"]
+    nemo_rod("run", *options, cluster=begun.cluster)
+    begun.reach("no_replay", 1, 20)
+    assert "cancelled" in nemo_rod("cancel", str(begun.run_dir), cluster=begun.cluster)
+    begun.wait(120)
+    assert begun.job("no_replay")["JobState"] == "CANCELLED"
+    assert "no_replay  " in begun.status() and "done" not in row(begun.status(), "no_replay")
+    # nothing is lost: it goes on where it was
+    nemo_rod("train", *options, "arm=no_replay", cluster=begun.cluster)
+    begun.reach("no_replay", 2, 21)
+    nemo_rod("cancel", str(begun.run_dir), cluster=begun.cluster)
+    begun.wait(120)

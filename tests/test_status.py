@@ -1,0 +1,157 @@
+"""`nemo-rod status`: where each link of a run stands, from its files and from Slurm's answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import composed, nemo_rod
+
+from nemo_rod.launch.chain import Link, whole_chain
+from nemo_rod.launch.queue import QueuedJob
+from nemo_rod.launch.render import launch_folder, render_local, write_files
+from nemo_rod.progress import Progress
+from nemo_rod.tools.status import Standing, last_progress, place, stand, training_progress
+
+BEGAN = {"event": "began", "time": 1.0, "host": "login", "nodes": "n[1-2]"}
+STOPPED = {"event": "stopped", "time": 2.0, "why": "rod was asked to stop"}
+FAILED = {"event": "failed", "time": 2.0, "why": "rank 3: no"}
+DONE = {"event": "done", "time": 9.0}
+
+
+def link(*, is_there: bool = False) -> Link:
+    return Link(
+        name="rod",
+        command="train arm=rod",
+        title="train rod",
+        needs=("base", "references_base"),
+        runs_model=True,
+        folder=Path("arms/rod"),
+        is_there=lambda: is_there,
+        is_done=lambda: is_there,
+        run=lambda: None,
+        results=(),
+    )
+
+
+def queued(state: str, **more: str) -> QueuedJob:
+    return QueuedJob(state, alive=True, **more)
+
+
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "never begun": ({}, "to do", ""),
+    "done here": ({"events": [BEGAN, DONE], "there": True}, "done", ""),
+    "made before records": ({"there": True}, "done", ""),
+    "at work here": ({"events": [BEGAN], "held": True}, "running", ""),
+    "killed here": ({"events": [BEGAN]}, "died", "ended without a word"),
+    "failed": ({"events": [BEGAN, FAILED]}, "failed", "rank 3: no"),
+    "stopped here": ({"events": [BEGAN, STOPPED]}, "stopped", "asked to stop"),
+    "waits for others": ({"job": queued("PENDING", reason="Dependency")}, "waiting", "for base"),
+    "waits for nodes": ({"job": queued("PENDING", reason="Resources")}, "waiting", "(Resources)"),
+    "preempted": (
+        {"job": queued("PENDING", reason="BeginTime"), "events": [BEGAN, STOPPED]},
+        "requeued",
+        "asked to stop",
+    ),
+    "its node failed": (
+        {"job": queued("PENDING", reason="BeginTime"), "events": [BEGAN]},
+        "requeued",
+        "",
+    ),
+    "runs": ({"job": queued("RUNNING"), "events": [BEGAN]}, "running", ""),
+    "a new try after a failure": (
+        {"job": queued("PENDING", reason="Priority"), "events": [BEGAN, FAILED]},
+        "waiting",
+        "(Priority)",
+    ),
+    "failed as a job": ({"job": QueuedJob("FAILED"), "events": [BEGAN, FAILED]}, "failed", "no"),
+    "ran into its limit": (
+        {"job": QueuedJob("TIMEOUT"), "events": [BEGAN]},
+        "timeout",
+        "logs/slurm",
+    ),
+    "ran out of memory": (
+        {"job": QueuedJob("OUT_OF_MEMORY"), "events": [BEGAN]},
+        "out_of_memory",
+        "logs/slurm",
+    ),
+    "another failed": (
+        {"job": QueuedJob("CANCELLED"), "base": "failed"},
+        "cancelled",
+        "base did not end well",
+    ),
+    "another failed, and Slurm forgot": ({"number": True, "base": "failed"}, "cancelled", "base"),
+    "taken out of the queue": ({"job": QueuedJob("CANCELLED")}, "cancelled", ""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_a_link_stands(case: str) -> None:
+    given, state, why = CASES[case]
+    job = given.get("job")
+    others = {"base": Standing(given.get("base", "to do")), "references_base": Standing("done")}
+    standing = stand(
+        link(is_there=given.get("there", False)),
+        given.get("events", []),
+        job,
+        given.get("number", job is not None),
+        given.get("held", False),
+        others,
+    )
+    assert standing.state == state
+    assert why in standing.why
+
+
+def test_place_is_that_of_the_last_start() -> None:
+    assert place([]) == ""
+    assert place([BEGAN, STOPPED, {"event": "began", "host": "desk"}]) == "desk"
+    assert place([BEGAN, DONE]) == "n[1-2]"
+
+
+def test_progress_of_training_counts_and_estimates(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps({"optimisation": {"steps": 100}}))
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert training_progress(tmp_path) == ("0/100", "", "")
+    rows = [
+        {"step": step, "train/loss": 3.0, "rod/replay_share": 0.25, "train/lr": 1e-4}
+        | {"timing/train/total": 500.0 if step < 20 else 60.0}  # the first ones were slow
+        for step in range(40)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    far, left, last = training_progress(tmp_path)
+    assert (far, left) == ("40/100", "01:00:00")
+    assert last == "loss 3  replay 0.25  lr 0.0001"
+
+
+def test_progress_of_other_jobs_is_what_they_printed(tmp_path: Path) -> None:
+    log = tmp_path / "references_base.log"
+    log.write_text("timing:\n  progress: False\n")
+    assert last_progress(log) == ("", "", "")
+    with open(log, "a") as file, contextlib.redirect_stderr(file):
+        progress = Progress("references/base", 100, unit="blocks", every_seconds=0)
+        progress.step(0)
+        assert last_progress(log) == ("0/100 blocks", "", "")
+        progress.began -= 10
+        progress.step(40)
+    far, left, last = last_progress(log)
+    assert (far, left, last) == ("40/100 blocks", "0:00:15", "4 blocks/s")
+
+
+def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = nemo_rod("status", "runs/toy")
+    assert done.returncode == 2
+    assert "runs/toy holds no launch" in done.stderr
+    config = composed("recipe=toy", "arms=[rod]")
+    write_files(launch_folder(config), render_local(config, whole_chain(config)))
+    done = nemo_rod("status", "runs/toy")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "toy in runs/toy, launcher=local"
+    stages = ["prepare", "base", "references_base", "no_replay", "references_specialist", "rod"]
+    assert [line.split()[0] for line in lines[2:]] == [*stages, "evaluate", "report"]
+    assert {line.split(maxsplit=1)[1] for line in lines[2:]} == {"to do"}
+    done = nemo_rod("cancel", "runs/toy")
+    assert "runs/toy has no job in the queue" in done.stderr
