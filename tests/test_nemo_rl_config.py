@@ -15,7 +15,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nemo_rod.config import Config, Domain, Optimisation, Parallel, Scoring, config_folder
+from nemo_rod.config import Cluster, Config, Domain, Optimisation, Parallel, Scoring, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
 from nemo_rod.launch.nemo_rl import nemo_rl_values
 from nemo_rod.nemo_rl.config import RoD, check
@@ -126,8 +126,13 @@ def job_values(**options: Any) -> dict[str, Any]:
     }
 
 
-def recipe() -> Config:
-    return Config(domain=Domain(block_size=64), scoring=Scoring(micro_batch_size=4))
+def recipe(gpus_per_node: int = 0) -> Config:
+    return Config(
+        domain=Domain(block_size=64),
+        scoring=Scoring(micro_batch_size=4),
+        parallel=Parallel(data=4, tensor=2),
+        cluster=Cluster(gpus_per_node=gpus_per_node),
+    )
 
 
 def test_training_job_in_nemo_rls_terms() -> None:
@@ -155,7 +160,8 @@ def test_training_job_in_nemo_rls_terms() -> None:
 
 def test_scoring_job_in_nemo_rls_terms() -> None:
     job = ScoreJob(**job_values(role="replay", model_digest="abc"))
-    values = nemo_rl_values(job, recipe())
+    values = nemo_rl_values(job, recipe(gpus_per_node=4))
+    assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
     assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
