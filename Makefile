@@ -57,7 +57,7 @@ $(RL_READY): $(wildcard requirements/*.txt) pyproject.toml
 test-nemo-rl: ## run RoD on NeMo-RL without a GPU; NEMO_RL=<a checkout, v0.6.0 or later>
 	@test -d "$(NEMO_RL)/nemo_rl" || { echo "NEMO_RL='$(NEMO_RL)' is no checkout of NeMo-RL: make test-nemo-rl NEMO_RL=<folder>"; exit 2; }
 	@$(MAKE) --no-print-directory $(RL_READY)
-	NEMO_RL=$(abspath $(NEMO_RL)) $(RL_BIN)/python -m pytest -m nemo_rl -o timeout=1500 $(ARGS)
+	NEMO_RL=$(abspath $(NEMO_RL)) $(RL_BIN)/python -m pytest -m nemo_rl -o timeout=3000 $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
 test-gpu: ## run the GPU tests with the torch and Megatron of PYTHON (in a NeMo image, say)

@@ -10,15 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nemo_rod.config import Config, Domain, Optimisation, Parallel, Scoring, config_folder
+from nemo_rod.config import Cluster, Config, Domain, Optimisation, Parallel, Scoring, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
 from nemo_rod.launch.nemo_rl import nemo_rl_values
 from nemo_rod.nemo_rl.config import RoD, check
-from nemo_rod.nemo_rl.worker import update_metrics
+from nemo_rod.nemo_rl.worker import deal, update_metrics
 from nemo_rod.selection.arms import make_arm
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes" / "nemo_rl").glob("*.yaml"))
@@ -125,8 +126,13 @@ def job_values(**options: Any) -> dict[str, Any]:
     }
 
 
-def recipe() -> Config:
-    return Config(domain=Domain(block_size=64), scoring=Scoring(micro_batch_size=4))
+def recipe(gpus_per_node: int = 0) -> Config:
+    return Config(
+        domain=Domain(block_size=64),
+        scoring=Scoring(micro_batch_size=4),
+        parallel=Parallel(data=4, tensor=2),
+        cluster=Cluster(gpus_per_node=gpus_per_node),
+    )
 
 
 def test_training_job_in_nemo_rls_terms() -> None:
@@ -154,10 +160,20 @@ def test_training_job_in_nemo_rls_terms() -> None:
 
 def test_scoring_job_in_nemo_rls_terms() -> None:
     job = ScoreJob(**job_values(role="replay", model_digest="abc"))
-    values = nemo_rl_values(job, recipe())
+    values = nemo_rl_values(job, recipe(gpus_per_node=4))
+    assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
     assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
+
+
+def test_winners_are_dealt_by_whole_micro_batches() -> None:
+    shares = deal(np.arange(100, 112), micro_batch_size=2, replicas=3)
+    assert [share.tolist() for share in shares] == [
+        [100, 101, 106, 107],
+        [102, 103, 108, 109],
+        [104, 105, 110, 111],
+    ]
 
 
 def test_metrics_of_an_update() -> None:

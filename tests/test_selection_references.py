@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_rod.selection.reference_folder import RECORD, ReferenceManifest
+from nemo_rod.selection.reference_folder import RECORD, ReferenceManifest, role_manifest
 from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references import References, _HeadIndex, block_loss, num_targets
 
@@ -472,3 +472,19 @@ def test_the_hash_index_finds_the_first(heads, others):
     wanted = heads + others
     found = _HeadIndex(np.array(heads, dtype=np.uint64)).find(np.array(wanted, dtype=np.uint64))
     assert found.tolist() == [heads.index(head) if head in heads else -1 for head in wanted]
+
+
+def test_the_manifest_of_a_role_covers_its_blocks():
+    store = ArrayStore(10)
+    store.num_adaptation = 4
+    ranges = {
+        role: (found.start, found.stop)
+        for role in ("adaptation", "replay")
+        for found in [role_manifest(store, role, model="m", precision="fp32")]
+    }
+    assert ranges == {"adaptation": (0, 4), "replay": (4, 10)}
+    store.num_adaptation = 10
+    with pytest.raises(ValueError, match="no block of role 'replay'"):
+        role_manifest(store, "replay", model="m", precision="fp32")
+    with pytest.raises(ValueError, match="no block of role 'code'"):
+        role_manifest(store, "code", model="m", precision="fp32")

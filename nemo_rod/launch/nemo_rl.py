@@ -67,7 +67,7 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
     values: dict[str, Any] = {
         "rod": rod,
         "policy": policy,
-        "cluster": {"gpus_per_node": parallel.world_size, "num_nodes": 1},
+        "cluster": _nodes(config),
     }
     if isinstance(job, ScoreJob):
         rod |= {"role": job.role, "model_digest": job.model_digest, "steps": 1}
@@ -103,3 +103,15 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
         "keep_top_k": job.checkpoint_keep,
     }
     return values
+
+
+def _nodes(config: Config) -> dict[str, int]:
+    """As many processes as the layout has, on nodes of the configured size if there is one."""
+    processes = config.parallel.world_size
+    per_node = min(processes, config.cluster.gpus_per_node or processes)
+    if processes % per_node:
+        raise ValueError(
+            f"The layout's {processes} processes do not fill nodes of cluster.gpus_per_node="
+            f"{per_node}: change parallel, or set nemo_rl.cluster.num_nodes and gpus_per_node."
+        )
+    return {"gpus_per_node": per_node, "num_nodes": processes // per_node}

@@ -44,7 +44,9 @@ def _render_ray(config: Config, link: Link) -> str:
         "MOUNTS": ",".join(slurm.container_mounts(config)),
         "GPUS_PER_NODE": str(cluster.gpus_per_node),
         "BASE_LOG_DIR": str(logs),
-        "COMMAND": f"bash {shlex.quote(str(node))} {link_command(config, link)}",
+        # on the cluster that ray.sub starts, NeMo-RL's workers do what the stage asks for
+        "COMMAND": f"bash {shlex.quote(str(node))} {link_command(config, link)} "
+        "launcher.kind=nemo_rl",
     }
     options = slurm.job_options(config, link)
     options |= {"nodes": str(slurm.num_nodes(config)), "exclusive": None}

@@ -35,6 +35,11 @@ class StockWorkerImpl(OnCpu, RoDMegatronPolicyWorkerImpl):
         self.dtype, self.defer_fp32_logits = torch.float32, False
         self.sampling_params = self.draft_model = None
 
+    def train(self, *args, **options):
+        # Ray pickles the methods of an actor, and v0.6.0's has a `.config` that pickle takes for
+        # torch.distributed's, which no newer torch can pickle; so it is only named here
+        return RoDMegatronPolicyWorkerImpl.train(self, *args, **options)
+
 
 @ray.remote
 class StockWorker(StockWorkerImpl):
