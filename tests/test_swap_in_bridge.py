@@ -81,7 +81,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
     And the job itself: stock, with TakeAll, with RoD, and with RoD where every step runs twice.
     """
     jobs = Jobs(tmp_path_factory.mktemp("swap_in"), torchrun)
-    torchrun(1, RECIPE.parent / "on_cpu.py", RECIPE / "make_data.py", jobs.root / "data")
+    torchrun(
+        *(1, RECIPE.parent / "on_cpu.py", RECIPE / "make_data.py", jobs.root / "data"), timeout=600
+    )
     jobs.run(
         1,
         {"tensor": 1, "pipeline": 1},
@@ -101,6 +103,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
         },
         {**ROD, "name": "of_other_data", "steps": STEPS + 1, "refused": "is of block store"},
         {**ROD, "name": "of_other_loss", "settings": MASKED, "refused": "is of block store"},
+        {"name": "refs_new", **SCORE_NEW, "base": "base", "refused": "holds references with model"},
         {"name": "masked_new", "settings": MASKED, **SCORE_NEW},
         {"name": "masked_old", "settings": MASKED, **SCORE_OLD},
         {**ROD, "name": "masked", "settings": MASKED, "references": ["masked_new", "masked_old"]},
