@@ -22,6 +22,8 @@ import pytest
 from nemo_rod.selection import Curriculum, References, block_loss
 from nemo_rod.selection.curriculum import CurriculumArrays
 
+pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs of all
+
 STEPS, BATCH, MULTIPLIER = 6, 8, 2
 RECIPE = Path(__file__).parent.parent / "recipes" / "swap_in" / "megatron_bridge"
 WORKER = Path(__file__).parent / "swap_in_worker.py"
