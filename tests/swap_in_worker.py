@@ -34,6 +34,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     sys.path.insert(0, str(RECIPE))
     spec = json.loads(Path(sys.argv[1]).read_text())
+    if not (data := Path(spec["root"]) / "data").exists():  # by the first job, of one process
+        import make_data
+
+        make_data.make(data)
     for run in spec["runs"]:
         one_run(Path(spec["root"]), spec["layout"], **run)
     dist.barrier()

@@ -83,9 +83,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
     And the job itself: stock, with TakeAll, with RoD, and with RoD where every step runs twice.
     """
     jobs = Jobs(tmp_path_factory.mktemp("swap_in"), torchrun)
-    torchrun(
-        *(1, RECIPE.parent / "on_cpu.py", RECIPE / "make_data.py", jobs.root / "data"), timeout=600
-    )
     jobs.run(
         1,
         {"tensor": 1, "pipeline": 1},
