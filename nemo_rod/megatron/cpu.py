@@ -3,7 +3,7 @@
 Nothing of theirs is edited. Nearly every function replaced here can only raise on a PyTorch
 without CUDA, so nothing that works without this module behaves differently with it; the exceptions
 say so. `torch.cuda.is_available()` stays False. Verified with megatron-core 0.16.1 and
-Megatron-Bridge 0.3.1.
+Megatron-Bridge 0.3.1, and with megatron-core 0.15.3 under NeMo 2.7.3 (`cpu_hosts.py`).
 
 Call `install()` before the first `import megatron.core`, and `install_trainer()` before
 `pretrain()`. Both do nothing where CUDA is available.
@@ -48,14 +48,18 @@ def install_trainer() -> None:
     setup.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True
     )
-    initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
+    initialize._set_random_seed = while_counting_one_device(initialize._set_random_seed)
     # the wheel ships the compiled helper but no Makefile: running `make` would exit the process
     if importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
         initialize.compile_helpers = lambda: None
 
 
-def _while_counting_one_device(function: Callable) -> Callable:
-    """Bridge seeds the model-parallel random state only if it counts a device."""
+def while_counting_one_device(function: Callable) -> Callable:
+    """Wraps a function of a trainer that skips its work where it counts no device.
+
+    Such are the seeding of the model-parallel random state and, in Megatron-LM, the making of the
+    process groups.
+    """
     if getattr(function, "_nemo_rod", False):
         return function
 
@@ -236,6 +240,11 @@ class _StubFinder:
         "megatron.bridge.peft.lora_layers": ("transformer_engine", _transformer_engine_stub),
         "megatron.bridge.peft.lora": ("transformer_engine", _transformer_engine_stub),
         "megatron.core.inference.contexts.attention_context.triton.tensor_ops": (
+            "triton",
+            _triton_stub,
+        ),
+        # imported by Megatron-LM's initialize.py
+        "megatron.core.transformer.custom_layers.batch_invariant_kernels": (
             "triton",
             _triton_stub,
         ),
