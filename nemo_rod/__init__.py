@@ -21,6 +21,7 @@ _HOMES = {
     "TakeAll": "nemo_rod.selection.policies",
     "Curriculum": "nemo_rod.selection.curriculum",
     "RoDSelector": "nemo_rod.megatron.selector",
+    "install": "nemo_rod.swap_in",
     "validation_forgetting": "nemo_rod.evaluation.forgetting",
 }
 

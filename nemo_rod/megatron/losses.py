@@ -21,7 +21,12 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.forward_only import forward_only, refuse_unsafe
 from nemo_rod.megatron.logits import sliced_logits
+from nemo_rod.selection.curriculum_header import Store
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
+
+Batch = dict[str, torch.Tensor]
+# (micro-batches, chunk of the model) -> what the chunk gives, and the mask of its losses
+ForwardStep = Callable[[Any, Any], tuple[Any, torch.Tensor]]
 
 
 class BlockLosses:
@@ -33,6 +38,10 @@ class BlockLosses:
         groups: Megatron's process groups (`pp` and `dp` are used).
         micro_batch_size: blocks in one forward pass of one replica. It need not be training's.
         beat: called after every micro-batch.
+        batches: gives the micro-batches of blocks int64 `[c]`, in order; by default those of
+            `micro_batches`.
+        forward_step: how a micro-batch is read and goes through the model; by default as plain
+            causal language modelling.
 
     Raises:
         ValueError: if the model uses a feature under which scoring goes wrong.
@@ -41,14 +50,21 @@ class BlockLosses:
     def __init__(
         self,
         model: list,
-        store: BlockStore,
+        store: BlockStore | Store,
         groups: Any,
         *,
         micro_batch_size: int,
         beat: Callable[[], None] = lambda: None,
+        batches: Callable[[np.ndarray], Iterator[Batch]] | None = None,
+        forward_step: ForwardStep | None = None,
     ) -> None:
         self.model, self.store, self.groups = model, store, groups
         self.micro_batch_size, self.beat = micro_batch_size, beat
+        if batches is None:
+            assert isinstance(store, BlockStore), "other blocks come with their batches"
+            batches = partial(micro_batches, store, micro_batch_size=micro_batch_size)
+        self.batches = batches
+        self.forward_step = forward_step or plain_forward_step
         self.config = get_model_config(model[0])
         refuse_unsafe(self.config, getattr(model[0], "ddp_config", None))
 
@@ -100,37 +116,76 @@ class BlockLosses:
         return padded[start : start + per_rank]
 
     def _forward(self, block_ids: np.ndarray) -> list[torch.Tensor]:
-        batches = [micro_batches(self.store, block_ids, self.micro_batch_size) for _ in self.model]
-        schedule = get_forward_backward_func()
-        with forward_only(self.model, self.config), sliced_logits(self.model):
-            return schedule(
-                forward_step_func=self._forward_step,
-                data_iterator=batches if len(batches) > 1 else batches[0],
-                model=self.model,
-                num_microbatches=len(block_ids) // self.micro_batch_size,
-                seq_length=self.store.block_size,
-                micro_batch_size=self.micro_batch_size,
-                forward_only=True,
-                collect_non_loss_data=True,
-                p2p_communicator=P2PCommunicator(pp_group=self.groups.pp, config=self.config),
-                pg_collection=self.groups,
-            )
-
-    def _forward_step(self, batches: Iterator[dict[str, torch.Tensor]], model: Any) -> tuple:
-        batch = next(batches)
-        output = model(
-            input_ids=batch["tokens"],
-            position_ids=batch["position_ids"],
-            attention_mask=None,
-            labels=batch["labels"],
+        batches = [self.batches(block_ids) for _ in self.model]
+        outputs = scoring_pass(
+            get_forward_backward_func(),
+            self.model,
+            self.forward_step,
+            beat=self.beat,
+            data_iterator=batches if len(batches) > 1 else batches[0],
+            num_microbatches=len(block_ids) // self.micro_batch_size,
+            seq_length=self.store.block_size,
+            micro_batch_size=self.micro_batch_size,
+            p2p_communicator=P2PCommunicator(pp_group=self.groups.pp, config=self.config),
+            pg_collection=self.groups,
         )
-        self.beat()
-        return output, partial(_chunk_sums, batch["loss_mask"])
+        return [output[:, :NUM_CHUNKS] for output in outputs]
+
+
+def scoring_pass(
+    schedule: Callable[..., list[torch.Tensor]],
+    model: list,
+    forward_step: ForwardStep,
+    *,
+    beat: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> list[torch.Tensor]:
+    """Runs a trainer's schedule forward-only for the losses of its samples.
+
+    Args:
+        schedule: the trainer's forward-backward function.
+        model: the model's chunks on this rank.
+        forward_step: how a micro-batch goes through the model.
+        beat: called after every micro-batch.
+        options: what else the schedule is called with.
+
+    Returns:
+        float32 `[b, 9]` per micro-batch on ranks of the last pipeline stage, nothing elsewhere:
+        the sums of the token losses over eighths of each sample, in nats, and how many targets
+        they are of.
+    """
+
+    def step(batches: Any, chunk: Any, *_: Any) -> tuple:
+        output, loss_mask = forward_step(batches, chunk)
+        beat()
+        return output, partial(_chunk_sums, loss_mask)
+
+    with forward_only(model, get_model_config(model[0])), sliced_logits(model):
+        return schedule(
+            forward_step_func=step,
+            model=model,
+            forward_only=True,
+            collect_non_loss_data=True,
+            **options,
+        )
+
+
+def plain_forward_step(batches: Iterator[Batch], model: Any) -> tuple[Any, torch.Tensor]:
+    """Causal language modelling of one micro-batch: token losses `[b, S]` and their mask."""
+    batch = next(batches)
+    output = model(
+        input_ids=batch["tokens"],
+        position_ids=batch["position_ids"],
+        attention_mask=None,
+        labels=batch["labels"],
+    )
+    return output, batch["loss_mask"]
 
 
 def _chunk_sums(
     loss_mask: torch.Tensor, loss: torch.Tensor, non_loss_data: bool = True
 ) -> torch.Tensor:
-    """Token losses `[b, S]` -> float32 sums `[b, 8]` over eighths of each block."""
-    masked = loss.float() * loss_mask
-    return masked.view(len(masked), NUM_CHUNKS, -1).sum(dim=-1)
+    """Token losses `[b, S]` -> float32 `[b, 9]`: sums over eighths, and the number of targets."""
+    mask = loss_mask.view(loss.shape).float()
+    sums = (loss.float() * mask).view(len(loss), NUM_CHUNKS, -1).sum(dim=-1)
+    return torch.cat([sums, mask.sum(dim=-1, keepdim=True)], dim=1)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-from nemo_rod.megatron.selector import Choice, RoDSelector
+from nemo_rod.megatron.metrics_file import append_line, keep_steps
+from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.selector import RoDSelector
 from nemo_rod.megatron.validation import Validation
 from nemo_rod.progress import Progress
-from nemo_rod.selection import Curriculum, CurriculumHeader
-
-
-def is_recorder() -> bool:
-    """Whether this rank writes: the last one, which is on the last pipeline stage."""
-    return dist.get_rank() == dist.get_world_size() - 1
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, selection_metrics
 
 
 class Recorder(Callback):
@@ -60,7 +54,7 @@ class Recorder(Callback):
             self.curriculum = Curriculum.open(path, expect=self.header, resume_at=step)
         else:
             self.curriculum = Curriculum.create(path, self.header)
-        _keep_lines(self.folder / "metrics.jsonl", step)
+        keep_steps(self.folder / "metrics.jsonl", step)
         self.progress.start(step)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
@@ -80,8 +74,7 @@ class Recorder(Callback):
         )
         row = {"step": step, **self._training(context), **self._selection(choice)}
         row |= self.validation.metrics
-        with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_line(self.folder / "metrics.jsonl", row)
         note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
         self.progress.step(step + 1, note)
 
@@ -100,30 +93,9 @@ class Recorder(Callback):
     def _selection(self, choice: Choice) -> dict[str, float | None]:
         store = self.selector.store
         source = store.source_index(choice.block_ids)
-        count = np.bincount(source, minlength=len(store.sources)) / len(source)
-        is_replay, score = choice.pool.is_replay, choice.score
-        means: dict[str, float | None] = {"rod/rho_adaptation": None, "rod/rho_replay": None}
-        if score is not None:
-            for role, mask in (("adaptation", ~is_replay), ("replay", is_replay)):
-                if mask.any():
-                    means[f"rod/rho_{role}"] = float(score[mask].mean())
-        return {
-            "rod/replay_share": float(is_replay[choice.chosen].mean()),
-            "rod/threshold": None if score is None else float(choice.threshold),
-            **means,
-            **{f"rod/share/{s.name}": float(c) for s, c in zip(store.sources, count, strict=True)},
-        }
+        return selection_metrics(choice, source, [s.name for s in store.sources])
 
 
 def _number(value: Any) -> float | None:
     """A float, or None (JSON has no NaN) for what is missing or not finite."""
     return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _keep_lines(path: Path, count: int) -> None:
-    """Drops the metrics of steps that will be done again."""
-    if not path.exists():
-        return
-    lines = path.read_text().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")][:count]
-    path.write_text("".join(whole))

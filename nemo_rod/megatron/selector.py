@@ -8,14 +8,11 @@ Shapes: C candidates, K chosen blocks (global), S tokens per block.
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from megatron.bridge.training import train as loop
 from megatron.core.utils import get_model_config
 
@@ -23,41 +20,8 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
-from nemo_rod.selection import (
-    Policy,
-    Pool,
-    Pools,
-    References,
-    block_loss,
-    reducible_loss,
-    threshold,
-)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was chosen at a step, and why.
-
-    Attributes:
-        pool: the candidates.
-        loss: float32 `[C]`, nats; None where the policy needs no scores.
-        score: float32 `[C]`; None where the policy needs no scores.
-        chosen: int64 `[K]`, positions in the pool, ascending.
-        threshold: tau, the smallest chosen score; NaN without scores.
-        seconds: of the parts "scoring" and "selection".
-    """
-
-    pool: Pool
-    loss: np.ndarray | None
-    score: np.ndarray | None
-    chosen: np.ndarray
-    threshold: float
-    seconds: dict[str, float]
-
-    @property
-    def block_ids(self) -> np.ndarray:
-        """The chosen blocks, int64 `[K]`."""
-        return self.pool.block_ids[self.chosen]
+from nemo_rod.selection import Choice, Policy, Pools, References, block_loss, choose
+from nemo_rod.selection.choice import LossPair
 
 
 class RoDSelector:
@@ -97,18 +61,13 @@ class RoDSelector:
     def choose(self, step: int, losses: BlockLosses) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update. Collective."""
         pool = self.pools.pool(step)
-        if not self.policy.needs_scores:
-            chosen = self.policy.select(None, pool.is_replay, self.batch_size)
-            return Choice(pool, None, None, chosen, math.nan, {"scoring": 0.0, "selection": 0.0})
-        assert self.references is not None
-        start = time.perf_counter()
-        loss_C = block_loss(losses.chunk_sums(pool.block_ids), self.store.block_size)
-        scored = time.perf_counter()
-        score_C = reducible_loss(loss_C, self.references[pool.block_ids])
-        chosen = self.policy.select(score_C, pool.is_replay, self.batch_size)
-        tau = threshold(self.policy.weigh(score_C, pool.is_replay), chosen)
-        seconds = {"scoring": scored - start, "selection": time.perf_counter() - scored}
-        return Choice(pool, loss_C, score_C, chosen, tau, seconds)
+
+        def loss_pair() -> LossPair:
+            assert self.references is not None
+            sums = losses.chunk_sums(pool.block_ids)
+            return block_loss(sums, self.store.block_size), self.references[pool.block_ids]
+
+        return choose(pool, self.policy, self.batch_size, loss_pair)
 
     def wrap(self, train_step: Callable) -> Callable:
         """Puts the selector around a trainer's `train_step`.

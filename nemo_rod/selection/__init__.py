@@ -4,7 +4,7 @@ The algorithm, one module per line (numpy and the standard library only):
 
     candidates.pool(step)                  candidates.py, permutation.py
     references[block_ids]                  references.py, reference_log.py
-    policy.select(score, is_replay, k)     policies.py
+    policy.select(score, is_replay, k)     policies.py, choice.py
     curriculum.append(step, ...)           curriculum.py, curriculum_tools.py
 """
 
@@ -15,6 +15,7 @@ from nemo_rod.selection.candidates import (
     RecordedPools,
     retention_for_share,
 )
+from nemo_rod.selection.choice import Choice, choose, selection_metrics
 from nemo_rod.selection.curriculum import Curriculum, StepRecord
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
 from nemo_rod.selection.policies import (
@@ -31,6 +32,7 @@ from nemo_rod.selection.references import References, block_loss, num_targets
 
 __all__ = [
     "Candidates",
+    "Choice",
     "Curriculum",
     "CurriculumHeader",
     "FixedShare",
@@ -46,11 +48,13 @@ __all__ = [
     "StepRecord",
     "TakeAll",
     "block_loss",
+    "choose",
     "compact",
     "logged_ids",
     "num_targets",
     "reducible_loss",
     "remove_logs",
     "retention_for_share",
+    "selection_metrics",
     "threshold",
 ]

@@ -67,10 +67,25 @@ def block_loss(
     """
     sums_C8 = np.asarray(sums_C8, dtype=np.float32)
     assert sums_C8.ndim == 2 and sums_C8.shape[1] >= eighths, sums_C8.shape
-    total_C = np.zeros(len(sums_C8), dtype=np.float64)
-    for chunk in range(eighths):
-        total_C += sums_C8[:, chunk]
-    return (total_C / num_targets(block_size, eighths)).astype(np.float32)
+    return mean_loss(sums_C8[:, :eighths], num_targets(block_size, eighths))
+
+
+def mean_loss(
+    sums_CN: npt.NDArray[np.float32], num_targets_C: npt.NDArray[np.floating] | int
+) -> npt.NDArray[np.float32]:
+    """Turn partial sums and numbers of targets into mean losses.
+
+    Args:
+        sums_CN: Partial sums of the token losses, nats, float32 [C, N].
+        num_targets_C: How many targets a block's sums are of, one number or [C].
+
+    Returns:
+        float32 [C], nats per token.
+    """
+    total_C = np.zeros(len(sums_CN), dtype=np.float64)
+    for chunk in range(sums_CN.shape[1]):
+        total_C += sums_CN[:, chunk]
+    return (total_C / num_targets_C).astype(np.float32)
 
 
 class References:
@@ -154,8 +169,6 @@ class References:
     ) -> npt.NDArray[np.float32]:
         """Return reference losses of blocks that are known by content only.
 
-        The first call sorts the hashes of all blocks (24 bytes a block in memory).
-
         Args:
             hashes: Block hashes, uint8 [C, 16].
             eighths: See `block_loss`.
@@ -166,6 +179,22 @@ class References:
         Raises:
             ValueError: A block without a reference, or with a damaged one.
         """
+        return block_loss(self.sums(self.find(hashes)), self.block_size, eighths)
+
+    def find(self, hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """Return the ids of blocks that are known by content only.
+
+        The first call sorts the hashes of all blocks (24 bytes a block in memory).
+
+        Args:
+            hashes: Block hashes, uint8 [C, 16].
+
+        Returns:
+            int64 [C]; of blocks with the same content the first.
+
+        Raises:
+            ValueError: A block without a reference.
+        """
         wanted_C = hash_heads(np.asarray(hashes, dtype=np.uint8))
         index_C = self._by_head.find(wanted_C)
         if (index_C < 0).any():
@@ -175,8 +204,15 @@ class References:
                 f"at position {first} with hash {bytes(hashes[first]).hex()}: score this job's "
                 "blocks, cut and tokenised as here, with the reference models"
             )
-        records_C = self._records(self._ids_of(index_C))
-        return block_loss(records_C["sums"], self.block_size, eighths)
+        return self._ids_of(index_C)
+
+    def sums(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return the partial sums of the token losses of blocks, nats, float32 [C, 8].
+
+        Raises:
+            ValueError: A block without a reference, or with a damaged one.
+        """
+        return self._records(np.asarray(block_ids, dtype=np.int64))["sums"]
 
     def verify(self) -> None:
         """Read everything and compare it with the digests.

@@ -1,0 +1,104 @@
+"""One step of the algorithm up to the update (paper, algorithm 1): score, select, remember why.
+
+    pool -> losses -> scores -> chosen
+
+Who computes the losses, and where the references come from, is the caller's business.
+
+Shape suffixes: C = candidates, K = chosen.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.candidates import Pool
+from nemo_rod.selection.policies import Policy, reducible_loss, threshold
+
+# Gives the losses and the reference losses of the pool, float32 [C] each, nats per token.
+LossPair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen at a step, and why.
+
+    Attributes:
+        pool: the candidates.
+        loss: float32 `[C]`, nats; None where the policy needs no scores.
+        score: float32 `[C]`; None where the policy needs no scores.
+        chosen: int64 `[K]`, positions in the pool, ascending.
+        threshold: tau, the smallest chosen score; NaN without scores.
+        seconds: of the parts "scoring" and "selection".
+    """
+
+    pool: Pool
+    loss: npt.NDArray[np.float32] | None
+    score: npt.NDArray[np.float32] | None
+    chosen: npt.NDArray[np.int64]
+    threshold: float
+    seconds: dict[str, float]
+
+    @property
+    def block_ids(self) -> npt.NDArray[np.int64]:
+        """The chosen blocks, int64 `[K]`."""
+        return self.pool.block_ids[self.chosen]
+
+
+def choose(pool: Pool, policy: Policy, batch_size: int, losses: Callable[[], LossPair]) -> Choice:
+    """Scores a pool, if the policy needs it, and selects from it.
+
+    Args:
+        pool: the candidates.
+        policy: turns scores into the chosen blocks.
+        batch_size: how many to choose (K).
+        losses: gives the losses under the current weights and the reference losses, float32 `[C]`
+            each, in nats per token; only called if the policy needs scores.
+
+    Raises:
+        ValueError: the policy cannot choose from these scores.
+    """
+    if not policy.needs_scores:
+        chosen = policy.select(None, pool.is_replay, batch_size)
+        return Choice(pool, None, None, chosen, math.nan, {"scoring": 0.0, "selection": 0.0})
+    start = time.perf_counter()
+    loss_C, reference_C = losses()
+    scored = time.perf_counter()
+    score_C = reducible_loss(loss_C, reference_C)
+    chosen = policy.select(score_C, pool.is_replay, batch_size)
+    tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
+    seconds = {"scoring": scored - start, "selection": time.perf_counter() - scored}
+    return Choice(pool, loss_C, score_C, chosen, tau, seconds)
+
+
+def selection_metrics(
+    choice: Choice, source_of_chosen: npt.NDArray[np.int64], names: list[str]
+) -> dict[str, float | None]:
+    """What is logged of a choice, under the names `rod/...`.
+
+    Args:
+        choice: of one step.
+        source_of_chosen: index in `names` of the source of every chosen block, int64 `[K]`.
+        names: of the sources.
+
+    Returns:
+        Shares in [0, 1] and mean scores in nats; None where there is nothing to average.
+    """
+    count = np.bincount(source_of_chosen, minlength=len(names)) / len(source_of_chosen)
+    is_replay, score = choice.pool.is_replay, choice.score
+    means: dict[str, float | None] = {"rod/rho_adaptation": None, "rod/rho_replay": None}
+    if score is not None:
+        for role, mask in (("adaptation", ~is_replay), ("replay", is_replay)):
+            if (finite := mask & np.isfinite(score)).any():
+                means[f"rod/rho_{role}"] = float(score[finite].mean())
+    return {
+        "rod/replay_share": float(is_replay[choice.chosen].mean()),
+        "rod/threshold": None if score is None else float(choice.threshold),
+        **means,
+        **{f"rod/share/{name}": float(c) for name, c in zip(names, count, strict=True)},
+    }

@@ -1,0 +1,174 @@
+"""The training data of a Megatron job, seen as a store of blocks.
+
+A job reads samples from a GPTDataset, or from a BlendedDataset of several. A block here is one such
+sample, and its id its place among all samples that the job may draw, adaptation first:
+
+    id      [0, 70)              [70, 100)          [100, 180)
+    sample  0 .. 69 of legal     0 .. 29 of web     0 .. 79 of news
+    role    adaptation           replay             replay
+
+Megatron cuts samples from documents that it shuffles and joins; which ones depends on the seed, the
+length of a sample and the number of epochs. The digest covers what decides that, so that references
+of other samples are refused at setup; and every sample is found by the hash of its content.
+
+Shape suffixes: C = samples, S = tokens per sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nemo_rod.corpus.hashing import block_hash
+from nemo_rod.selection import SourceRow
+from nemo_rod.swap_in.roles import Roles, assign_roles, name_sources
+
+# Part of a reference's manifest: references of a block store are of other targets.
+LOSS_DEFINITION = (
+    "mean next-token loss of the sample's targets under its loss mask, nats, 8 partial sums, fp32"
+)
+
+
+class Blend:
+    """The train split of a job as blocks with ids, sources, roles and hashes.
+
+    Args:
+        dataset: megatron-core's BlendedDataset or GPTDataset.
+        roles: see `roles.py`.
+        num_samples: how many samples the job may draw at most.
+
+    Attributes:
+        sources: one row per source, adaptation first.
+        block_size: tokens a sample is read in (S); it has S targets and S + 1 tokens.
+
+    Raises:
+        ValueError: of a kind of dataset that is not supported, or a source without a role.
+    """
+
+    def __init__(self, dataset: Any, roles: Roles, *, num_samples: int) -> None:
+        self._parts = list(getattr(dataset, "datasets", [dataset]))
+        self._blended = hasattr(dataset, "datasets")
+        if getattr(self._parts[0], "dataset_path", None) is None:
+            raise ValueError(
+                f"The job trains on {type(self._parts[0]).__name__}: expected GPTDataset, or a "
+                "blend of such, read from .bin and .idx files."
+            )
+        self._config = self._parts[0].config
+        self.block_size = int(self._config.sequence_length)
+        prefixes = [part.dataset_path for part in self._parts]
+        rows = list(
+            zip(
+                name_sources(prefixes),
+                assign_roles(prefixes, roles),
+                self._counts(dataset, num_samples),
+                strict=True,
+            )
+        )
+        # sources in the order of ids, and the row of every dataset of the blend
+        self._order = sorted(range(len(rows)), key=lambda number: (rows[number][1], number))
+        self._row_of_dataset = np.argsort(self._order)
+        starts = np.cumsum([0, *(rows[number][2] for number in self._order)])
+        self.sources = tuple(
+            SourceRow(rows[number][0], rows[number][1], int(start), int(rows[number][2]))
+            for number, start in zip(self._order, starts, strict=False)
+        )
+        self._size = int(starts[-1])
+
+    def __len__(self) -> int:
+        """Return how many samples the job may draw."""
+        return self._size
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of what decides the samples, and of how their loss is masked."""
+        facts: list[Any] = [
+            [getattr(self._config, name) for name in ("reset_position_ids", "reset_attention_mask")]
+            + [self._config.eod_mask_loss, self._config.add_extra_token_to_sequence]
+        ]
+        for row, number in zip(self.sources, self._order, strict=True):
+            part = self._parts[number]
+            identity = {
+                key: value
+                for key, value in part.unique_identifiers.items()
+                if key not in ("dataset_path", "tokenizer")  # of one machine
+            }
+            facts.append([*row, identity, Path(f"{part.dataset_path}.bin").stat().st_size])
+        text = json.dumps(facts, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """What tells the job's tokenizer from others."""
+        tokenizer = self._config.tokenizer
+        eod = getattr(tokenizer, "eod", None)
+        return f"{type(tokenizer).__name__} of {tokenizer.vocab_size} tokens, end of document {eod}"
+
+    def role_range(self, role: str) -> tuple[int, int]:
+        """First id of a role, and the one behind its last.
+
+        Raises:
+            ValueError: the job reads nothing of that role.
+        """
+        ids = [(row.start, row.start + row.count) for row in self.sources if row.role == role]
+        if not ids or ids[0][0] == ids[-1][1]:
+            raise ValueError(f"The job draws no {role} sample: 'roles' or the blend must name one.")
+        return ids[0][0], ids[-1][1]
+
+    def source_of_batch(self, batch: Mapping[str, Any]) -> np.ndarray:
+        """Index in `sources` of every sample of a drawn batch, int64 `[b]`.
+
+        Raises:
+            ValueError: the batch says not which dataset its samples are of.
+        """
+        if not self._blended:
+            return np.zeros(len(batch["tokens"]), dtype=np.int64)
+        if "dataset_id" not in batch:
+            raise ValueError(
+                "The job's batches have no 'dataset_id', so nobody knows their sources: expected "
+                "batches as megatron-core's BlendedDataset gives them."
+            )
+        return self._row_of_dataset[np.asarray(batch["dataset_id"], dtype=np.int64)]
+
+    def hash_batch(self, batch: Mapping[str, Any]) -> np.ndarray:
+        """Block hashes of a drawn batch on the host, before it is split over ranks, uint8 [b, 16].
+
+        A sample's hash is that of its source's name and all its S + 1 tokens.
+        """
+        names = [self.sources[row].name for row in self.source_of_batch(batch)]
+        text_bS = np.asarray(torch.cat([batch["tokens"], batch["labels"][:, -1:]], dim=1))
+        hashes = [block_hash(name, row) for name, row in zip(names, text_bS, strict=True)]
+        return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
+
+    def hashes(self, block_ids: np.ndarray) -> np.ndarray:
+        """Block hashes of samples, uint8 `[C, 16]`."""
+        batches = self.micro_batches(block_ids, 1)
+        return np.concatenate([self.hash_batch(batch) for batch in batches])
+
+    def micro_batches(self, block_ids: np.ndarray, size: int) -> Iterator[dict[str, Any]]:
+        """Yields batches of `size` samples in order, as the job's own loader makes them."""
+        assert len(block_ids) % size == 0, (len(block_ids), size)
+        for start in range(0, len(block_ids), size):
+            samples = [self._sample(int(block_id)) for block_id in block_ids[start : start + size]]
+            yield torch.utils.data.default_collate(samples)
+
+    def _sample(self, block_id: int) -> dict[str, Any]:
+        starts = [row.start for row in self.sources]
+        row = int(np.searchsorted(starts, block_id, side="right")) - 1
+        number = self._order[row]
+        sample = self._parts[number][block_id - starts[row]]
+        return {"dataset_id": number, **sample} if self._blended else sample
+
+    def _counts(self, dataset: Any, num_samples: int) -> np.ndarray:
+        """How many samples of each dataset the job may draw: always its first ones."""
+        if not self._blended:
+            return np.array([min(len(dataset), num_samples)])
+        if dataset.dataset_index is None:  # mapped when first read
+            dataset[0]
+        return np.bincount(dataset.dataset_index, minlength=len(self._parts))

@@ -1,0 +1,76 @@
+"""Which source of a job's data is new (adaptation) and which must not be forgotten (replay).
+
+A job knows its sources by their paths, or by their place in its blend:
+
+    roles={"/data/legal": "adaptation", "/data/old": "replay"}     everything below these paths
+    roles={0: "adaptation", 1: "replay"}                           first and second of the blend
+
+The longest path that fits decides. Every source must get a role, and every key must be of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+ROLES = ("adaptation", "replay")
+
+Roles = Mapping[str | int, str]
+
+
+def assign_roles(prefixes: Sequence[str], roles: Roles) -> list[str]:
+    """Gives every source its role.
+
+    Args:
+        prefixes: of the job's `.bin/.idx` files, in the blend's order.
+        roles: see the module's text.
+
+    Returns:
+        "adaptation" or "replay" for every prefix.
+
+    Raises:
+        ValueError: a source without a role, a key that fits no source, or no such role.
+    """
+    for name, role in roles.items():
+        if role not in ROLES:
+            raise ValueError(f"roles[{name!r}] is {role!r}: expected 'adaptation' or 'replay'.")
+    keys = [_best_key(number, prefix, roles) for number, prefix in enumerate(prefixes)]
+    for number, (prefix, key) in enumerate(zip(prefixes, keys, strict=True)):
+        if key is None:
+            raise ValueError(
+                f"The job reads {prefix} (number {number} of its blend), but 'roles' says not "
+                f"whether it is adaptation or replay: add it, or a folder above it, to "
+                f"{sorted(map(str, roles))}."
+            )
+    if idle := set(roles) - set(keys):
+        raise ValueError(
+            f"roles[{min(idle, key=str)!r}] decides on no source of the job: expected paths at or "
+            f"above {', '.join(prefixes)}, or numbers below {len(prefixes)}."
+        )
+    return [roles[key] for key in keys if key is not None]
+
+
+def name_sources(prefixes: Sequence[str]) -> list[str]:
+    """Names sources by as few last parts of their paths as tell them apart.
+
+    The names enter the block hashes, so they must not change when data moves to another disk.
+
+    Raises:
+        ValueError: two of the same path.
+    """
+    parts = [PurePath(prefix).parts for prefix in prefixes]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError(
+        f"The job's blend names one of {', '.join(prefixes)} twice: join the two and their weights."
+    )
+
+
+def _best_key(number: int, prefix: str, roles: Roles) -> str | int | None:
+    if number in roles:
+        return number
+    path = PurePath(prefix)
+    fitting = [k for k in roles if isinstance(k, str) and path.is_relative_to(PurePath(k))]
+    return max(fitting, key=lambda key: len(PurePath(key).parts), default=None)

@@ -1,0 +1,164 @@
+"""The micro-batches of a job's own iterators: drawing more of them, and passing winners on.
+
+Every replica r of R draws its own micro-batches of b samples. The global pool has the order in
+which a job on one process would have read the same samples, whatever R is:
+
+    position   0 .. b-1          b .. 2b-1         ...   R*b .. R*b+b-1
+    sample     micro-batch 0     micro-batch 0     ...   micro-batch 1
+               of replica 0      of replica 1            of replica 0
+
+Winners are dealt out to the replicas in the same way, so that taking all changes nothing.
+
+Shapes: c candidates of this replica, C of all, K winners of all, b samples of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+Batch = dict[str, Any]
+
+# Keys for selection alone: a job's own code may not expect them.
+_IDENTITY = ("dataset_id",)
+
+
+def draw(iterator: Iterator[Batch], count: int) -> list[Batch]:
+    """Takes micro-batches from a job's iterator.
+
+    Raises:
+        ValueError: the job's data ended, or its batches are packed.
+    """
+    batches = []
+    for number in range(count):
+        try:
+            batches.append(next(iterator))
+        except StopIteration:
+            raise ValueError(
+                f"The job's data ended {count - number} micro-batches before a pool of {count} was "
+                "complete: it holds fewer than multiplier x the samples that are trained on; lower "
+                "the multiplier or the number of steps."
+            ) from None
+    if batches and "cu_seqlens" in batches[0]:
+        raise ValueError(
+            "The job's batches are packed with 'cu_seqlens', where one row holds several samples: "
+            "selection needs one sample per row; turn packing off."
+        )
+    return batches
+
+
+def without_identity(batch: Batch) -> Batch:
+    """A copy of a batch that the job may write into, without the keys it may not expect."""
+    return {name: value for name, value in batch.items() if name not in _IDENTITY}
+
+
+def in_pool_order(candidates: np.ndarray, micro_batch_size: int) -> np.ndarray:
+    """What every replica knows of its candidates `[R, c, n]`, in the pool's order `[C, n]`."""
+    replicas, count = candidates.shape[:2]
+    by_batch = candidates.reshape(replicas, count // micro_batch_size, micro_batch_size, -1)
+    return by_batch.swapaxes(0, 1).reshape(replicas * count, -1)
+
+
+class Place(NamedTuple):
+    """Where positions of a pool lie: int64 `[K]` each."""
+
+    replica: np.ndarray
+    row: np.ndarray  # among the candidates of that replica
+
+
+def place(positions: np.ndarray, micro_batch_size: int, replicas: int) -> Place:
+    """The replica that holds each position, and the row there."""
+    batch, row = np.divmod(positions, micro_batch_size)
+    return Place(batch % replicas, batch // replicas * micro_batch_size + row)
+
+
+def winners(
+    batches: list[Batch], chosen: np.ndarray, micro_batch_size: int, group: Any
+) -> list[Batch]:
+    """The micro-batches that this replica trains on; a collective call of the replicas.
+
+    Args:
+        batches: what this replica drew: its candidates.
+        chosen: int64 `[K]`, positions in the pool, ascending, the same on all replicas.
+        micro_batch_size: samples of a micro-batch (b).
+        group: the replicas; all have batches with the same keys and shapes.
+    """
+    replicas, me = group.size(), group.rank()
+    holder = place(chosen, micro_batch_size, replicas)
+    taker = place(np.arange(len(chosen)), micro_batch_size, replicas).replica
+    columns = _columns(batches, micro_batch_size)
+    mine = taker == me
+    if (holder.replica == taker).all():
+        rows = torch.from_numpy(holder.row[mine])
+        taken = {name: column[rows] for name, column in columns.items()}
+    else:
+        taken = _exchange(columns, holder, taker, group)
+    size = micro_batch_size
+    return [
+        {
+            **batch,
+            **{name: column[start : start + size] for name, column in taken.items()},
+        }
+        for start, batch in zip(range(0, int(mine.sum()), size), _rests(batches), strict=False)
+    ]
+
+
+def _exchange(
+    columns: dict[str, torch.Tensor], holder: Place, taker: np.ndarray, group: Any
+) -> dict[str, torch.Tensor]:
+    """Sends each winner from the replica that holds it to the one that trains on it."""
+    replicas, me = group.size(), group.rank()
+    # winners in the order they are sent in: by taker, and there as in the pool
+    sent = np.flatnonzero(holder.replica == me)
+    sent = sent[np.argsort(taker[sent], kind="stable")]
+    received = np.flatnonzero(taker == me)
+    received = received[np.argsort(holder.replica[received], kind="stable")]
+    rows = torch.from_numpy(holder.row[sent])
+    parcels = torch.cat([_bytes(column[rows]) for column in columns.values()], dim=1).cuda()
+    arrived = parcels.new_empty(len(received), parcels.shape[1])
+    dist.all_to_all_single(
+        arrived,
+        parcels,
+        output_split_sizes=np.bincount(holder.replica[received], minlength=replicas).tolist(),
+        input_split_sizes=np.bincount(taker[sent], minlength=replicas).tolist(),
+        group=group,
+    )
+    arrived = arrived[torch.from_numpy(np.argsort(received)).to(arrived.device)]
+    widths = [_bytes(column[:1]).shape[1] for column in columns.values()]
+    return {
+        name: part.contiguous().view(column.dtype).view(len(part), *column.shape[1:])
+        for (name, column), part in zip(columns.items(), arrived.split(widths, dim=1), strict=True)
+    }
+
+
+def _columns(batches: list[Batch], micro_batch_size: int) -> dict[str, torch.Tensor]:
+    """All rows of a replica's batches, for every key that has one row per sample.
+
+    Raises:
+        ValueError: a key that has not.
+    """
+    columns = {}
+    for name, value in batches[0].items():
+        if name in _IDENTITY or not torch.is_tensor(value):
+            continue
+        if value.shape[:1] != (micro_batch_size,):
+            raise ValueError(
+                f"The job's batches have '{name}' of shape {list(value.shape)}: expected one row "
+                f"for each of the {micro_batch_size} samples of a micro-batch."
+            )
+        columns[name] = torch.cat([batch[name] for batch in batches])
+    return columns
+
+
+def _rests(batches: list[Batch]) -> list[Batch]:
+    """What a job's batches hold besides tensors, such as a key that is None."""
+    return [{k: v for k, v in batch.items() if not torch.is_tensor(v)} for batch in batches]
+
+
+def _bytes(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of any type as uint8 `[n, bytes]`."""
+    return rows.contiguous().view(len(rows), -1).view(torch.uint8)

@@ -1,0 +1,31 @@
+"""Reference losses for `after.py`: `torchrun score.py DATA REFERENCES ROLE CHECKPOINTS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from after import ROLES
+from before import make_config
+
+from nemo_rod import swap_in
+
+
+def main() -> None:
+    """Scores the samples of one role, "new" or "old", with a checkpoint of the job."""
+    from megatron.bridge.training.gpt_step import forward_step
+
+    data, references, name, checkpoint = sys.argv[1:5]
+    swap_in.score(
+        "megatron_bridge",
+        make_config(Path(data), Path(references)),
+        forward_step,
+        role=ROLES[name],
+        roles={f"{data}/{source}": role for source, role in ROLES.items()},
+        checkpoint=checkpoint,
+        out=f"{references}/{name}",
+    )
+
+
+if __name__ == "__main__":
+    main()
