@@ -47,10 +47,14 @@ def install_nemo2() -> None:
     _unpin_metrics()
     from nemo.lightning import megatron_init
     from nemo.lightning.io import pl
+    from nemo.lightning.pytorch.callbacks import ProgressPrinter
 
     megatron_init._set_random_seed = while_counting_one_device(megatron_init._set_random_seed)
     # moves a loaded checkpoint's CUDA tensors to the current device, and insists that there is one
     pl._fix_tensors_device = lambda checkpoint: checkpoint
+    # rank 0 alone gathers the times of all ranks' timers; where none is on this gathers nothing,
+    # which NCCL skips and for which gloo waits for ever
+    ProgressPrinter.log_megatron_timers = lambda self, timers: None
 
 
 def _unpin_metrics() -> None:
