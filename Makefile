@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: help venv demo test test-slow test-layouts test-gpu lint bench
+.PHONY: help venv demo test test-slow test-layouts test-swap-in test-gpu lint bench
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -34,6 +34,9 @@ test-slow: $(READY) ## run the tests that take minutes
 
 test-layouts: $(READY) ## train and score in many parallel layouts on gloo
 	$(PYTEST) -m layouts --timeout 900 $(ARGS)
+
+test-swap-in: $(READY) ## swap the selector into a job of Megatron-Bridge, in several layouts
+	$(PYTEST) -m swap_in --timeout 1800 $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
 test-gpu: ## run the GPU tests with the torch and Megatron of PYTHON (in a NeMo image, say)

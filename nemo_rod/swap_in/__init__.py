@@ -13,12 +13,14 @@ give. One module per host says where to bind; everything else knows no host:
     readers.py    what one rank of a replica knows, made known to all
     selector.py   StreamSelector.around(schedule, step, groups): what a host calls instead
     record.py     the curriculum and the metrics of such a job
-    score.py      reference losses of the job's own data
-    megatron_bridge.py                              the hosts
+    references.py reference losses of the job's own data
+    job.py          the user's options, and the selector they make
+    megatron_bridge.py, megatron_bridge_checks.py      the hosts
 
-A host does four things: it refuses what selection does not work with, gives the job's dataset as a
-`Blend` once it is built, scales the length and the resume offset of the train split by the
-multiplier, and lets `StreamSelector.around` stand in for the schedule of every training step.
+A host does four things: it refuses what selection does not work with; it scales the length and the
+resume offset of the train split by the multiplier; it gives the job's dataset as a `Blend` to
+`SelectingJob.ready` once it is built; and it lets `SelectingJob.around` stand in for the schedule
+of every training step.
 """
 
 from __future__ import annotations

@@ -13,36 +13,21 @@ order differs between versions.
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
-from nemo_rod.megatron.forward_only import refuse_unsafe
-from nemo_rod.selection import Choice, Joint, Policy, References
+from nemo_rod.selection import Policy
 from nemo_rod.swap_in.blend import Blend
+from nemo_rod.swap_in.job import SelectingJob, check_multiplier
+from nemo_rod.swap_in.megatron_bridge_checks import INSTALLED, check_version, refuse
 from nemo_rod.swap_in.patches import Installed
-from nemo_rod.swap_in.record import ChoiceRecord
-from nemo_rod.swap_in.roles import Roles, assign_roles
-from nemo_rod.swap_in.score import score_blend
-from nemo_rod.swap_in.selector import StreamSelector
-
-_MARK = "_nemo_rod"
-# Functions that are replaced, and the parameters that are asked of them.
-_BINDINGS = {
-    "training.train": {
-        "train_step": {"forward_backward_func", "global_state", "pg_collection", "data_iterator"}
-    },
-    "data.loaders": {
-        "get_train_valid_test_num_samples": {"cfg"},
-        "build_train_valid_test_datasets": {"cfg"},
-        "build_pretraining_data_loader": {"dataset", "consumed_samples"},
-    },
-}
+from nemo_rod.swap_in.references import score_blend
+from nemo_rod.swap_in.roles import Roles
 
 
 def install(
@@ -72,27 +57,27 @@ def install(
         ValueError: a version or a feature that is not supported; roles or references that do not
             fit the job.
     """
-    policy = Joint() if policy is None else policy
-    _check_host()
-    refuse(cfg, roles, multiplier)
-    if policy.needs_scores and not references:
-        raise ValueError(
-            f"{type(policy).__name__} chooses by reducible loss: give the folders of reference "
-            "losses as 'references', or policy=TakeAll() with multiplier=1."
-        )
-    if references:
-        References.open(references)  # what is missing or damaged shows before the job starts
+    check_version()
+    refuse(cfg, roles)
     if out is None and cfg.checkpoint.save is not None:
         out = Path(cfg.checkpoint.save) / "rod"
-    job = _Job(
-        cfg,
-        roles=roles,
+    trainer = _Trainer()
+    job = SelectingJob(
         references=references,
         policy=policy,
         multiplier=multiplier,
         out=None if out is None else Path(out),
+        log=trainer.log,
+        around_scoring=trainer.same_counters,
     )
-    return job.install()
+
+    def ready(blend: Blend) -> None:
+        job.ready(blend, batch_size=cfg.train.global_batch_size, seed=cfg.dataset.random_seed)
+
+    installed = Installed()
+    _show_data(installed, cfg, roles, multiplier, ready)
+    _select(installed, job, trainer)
+    return installed
 
 
 def score(
@@ -130,14 +115,15 @@ def score(
     from megatron.bridge.training.state import GlobalState
     from megatron.bridge.training.utils.train_utils import prepare_forward_step_func
 
-    _check_host()
-    refuse(cfg, roles, multiplier)
+    check_version()
+    check_multiplier(multiplier)
+    refuse(cfg, roles)
     cfg = _for_scoring(cfg, checkpoint)
     blends: list[Blend] = []
     state = GlobalState()
     began_here = not dist.is_initialized()
     with Installed() as installed:
-        _TrainData(cfg, roles, multiplier, blends.append).install(installed)
+        _show_data(installed, cfg, roles, multiplier, blends.append)
         runtime_config_update(cfg)
         state.cfg = cfg
         ready = setup(state, get_dataset_provider(cfg.dataset))
@@ -172,209 +158,88 @@ def _for_scoring(cfg: Any, checkpoint: str | Path | None) -> Any:
     return cfg
 
 
-def refuse(cfg: Any, roles: Roles, multiplier: int) -> None:
-    """Refuses jobs that selection does not work in, before anything starts.
+def _show_data(
+    installed: Installed,
+    cfg: Any,
+    roles: Roles,
+    multiplier: int,
+    built: Callable[[Blend], None],
+) -> None:
+    """Gives the job m times the training samples, and gives the blend of them away once built.
 
-    Raises:
-        ValueError: naming the key, why it is refused and what to set.
+    With virtual pipeline stages the trainer builds its data once per stage, always the same.
     """
-    if not isinstance(multiplier, int) or multiplier < 1:
-        raise ValueError(
-            f"multiplier={multiplier!r} is not valid: expected a whole number >= 1, as a job's "
-            "iterators give whole micro-batches."
-        )
-    refuse_unsafe(cfg.model, cfg.ddp)
-    data, train = cfg.dataset, cfg.train
-    packed = getattr(data, "packed_sequence_specs", None) is not None
-    for found, key, why, instead in (
-        (getattr(cfg.dist, "use_megatron_fsdp", False), "dist.use_megatron_fsdp=True",
-         "is not supported yet", "dist.use_megatron_fsdp=False"),
-        (getattr(cfg.dist, "use_torch_fsdp2", False), "dist.use_torch_fsdp2=True",
-         "is not supported yet", "dist.use_torch_fsdp2=False"),
-        (packed or data.dataloader_type == "batch", "batches of packed or variable length",
-         "gives samples of many lengths", "a GPTDatasetConfig with dataloader_type='single'"),
-        (data.dataloader_type == "external", "dataset.dataloader_type='external'",
-         "leaves resuming to the job", "dataloader_type='single'"),
-        (train.rampup_batch_size is not None, "train.rampup_batch_size",
-         "changes the size of the pools", "train.rampup_batch_size=None"),
-        (bool(train.iterations_to_skip), "train.iterations_to_skip",
-         "skips another number of samples than a step draws", "train.iterations_to_skip=[]"),
-    ):  # fmt: skip
-        if found:
-            raise ValueError(f"Selection does not work with {key}: it {why}; set {instead}.")
-    assign_roles(_prefixes(data), roles)
-    if data.sequence_length % 8:
-        raise ValueError(
-            f"dataset.sequence_length={data.sequence_length}: expected a multiple of 8, for the 8 "
-            "partial sums of each sample's loss."
-        )
+    from megatron.bridge.data import loaders
+
+    count = loaders.get_train_valid_test_num_samples
+    build = loaders.build_train_valid_test_datasets
+    load = loaders.build_pretraining_data_loader
+    load_signature = inspect.signature(load)
+    train_sets: list[Any] = []
+
+    def more_samples(cfg: Any) -> tuple[int, int, int]:
+        train, valid, test = count(cfg)
+        return train * multiplier, valid, test
+
+    def shown(*args: Any, **kwargs: Any) -> tuple:
+        train, valid, test = build(*args, **kwargs)
+        train_sets.append(train)
+        # precision and overlap settings reach the model's configuration only when the job starts
+        refuse(cfg, roles)
+        in_order = cfg.dataset.dataloader_type == "single"  # else it draws from all there is
+        num_samples = more_samples(cfg)[0] if in_order else len(train)
+        built(Blend(train, roles, num_samples=num_samples))
+        return train, valid, test
+
+    def resumed(*args: Any, **kwargs: Any) -> Any:
+        call = load_signature.bind(*args, **kwargs).arguments
+        if any(call["dataset"] is train for train in train_sets):
+            call["consumed_samples"] *= multiplier
+        return load(**call)
+
+    installed.replace(loaders, "get_train_valid_test_num_samples", more_samples)
+    installed.replace(loaders, "build_train_valid_test_datasets", shown)
+    installed.replace(loaders, "build_pretraining_data_loader", resumed)
 
 
-def _check_host() -> None:
-    """Refuses a Megatron-Bridge in which the names to replace are not what they were."""
-    from megatron.bridge.package_info import __version__
+def _select(installed: Installed, job: SelectingJob, trainer: _Trainer) -> None:
+    """Lets every training step select before it goes forward and backward."""
     from megatron.bridge.training import train
 
-    if hasattr(train.train_step, _MARK):
-        raise ValueError("A selector is installed already: uninstall() it before the next one.")
-    for module, functions in _BINDINGS.items():
-        home = importlib.import_module(f"megatron.bridge.{module}")
-        for name, wanted in functions.items():
-            function = getattr(home, name, None)
-            found = set(inspect.signature(function).parameters) if callable(function) else set()
-            if missing := sorted(wanted - found):
-                raise ValueError(
-                    f"Megatron-Bridge {__version__} has no {module}.{name} with "
-                    f"{', '.join(missing)}: expected 0.3.1 or one that is like it there; install a "
-                    "supported version, or a newer nemo_rod."
-                )
+    train_step = train.train_step
+    signature = inspect.signature(train_step)
 
-
-def _prefixes(data: Any) -> list[str]:
-    """Paths of the `.bin/.idx` files that the job trains on, in the blend's order."""
-    blend = getattr(data, "blend", None)
-    per_split = getattr(data, "blend_per_split", None)
-    if blend is None and per_split is not None:
-        blend = per_split[0]
-    if blend is None:
-        raise ValueError(
-            f"The job's data is a {type(data).__name__} without a blend of files: expected a "
-            "GPTDatasetConfig with 'blend' or 'blend_per_split'."
+    def rod_train_step(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs).arguments
+        trainer.state = call["global_state"]
+        call["forward_backward_func"] = job.around(
+            call["forward_backward_func"],
+            step=trainer.state.train_state.step,
+            groups=call["pg_collection"],
         )
-    return list(blend[0])
+        return train_step(**call)
+
+    setattr(rod_train_step, INSTALLED, True)
+    installed.replace(train, "train_step", rod_train_step)
 
 
-class _TrainData:
-    """The job's training data: m times as much of it, and known as a blend once it is built.
+class _Trainer:
+    """The trainer's GlobalState, known from its first step on."""
 
-    Args:
-        cfg: the job's ConfigContainer.
-        roles: see `roles.py`.
-        multiplier: candidates per trained sample (m).
-        built: called with the blend, before training starts.
-    """
+    state: Any = None
 
-    def __init__(
-        self, cfg: Any, roles: Roles, multiplier: int, built: Callable[[Blend], None]
-    ) -> None:
-        self.cfg, self.roles, self.multiplier, self.built = cfg, roles, multiplier, built
-        self.datasets: list[Any] = []  # one per virtual pipeline stage, all alike
+    @contextmanager
+    def same_counters(self) -> Iterator[None]:
+        """Newer versions count operations in their forward step; those of scoring do not count."""
+        before = {k: v for k, v in vars(self.state).items() if k.startswith("_flops_")}
+        yield
+        vars(self.state).update(before)
 
-    def install(self, installed: Installed) -> None:
-        from megatron.bridge.data import loaders
-
-        count, build = (
-            loaders.get_train_valid_test_num_samples,
-            loaders.build_train_valid_test_datasets,
-        )
-        load = loaders.build_pretraining_data_loader
-        load_signature = inspect.signature(load)
-
-        def more_samples(cfg: Any) -> tuple[int, int, int]:
-            train, valid, test = count(cfg)
-            return train * self.multiplier, valid, test
-
-        def shown(*args: Any, **kwargs: Any) -> tuple:
-            train, valid, test = build(*args, **kwargs)
-            self._see(train, more_samples(self.cfg)[0])
-            return train, valid, test
-
-        def resumed(*args: Any, **kwargs: Any) -> Any:
-            call = load_signature.bind(*args, **kwargs).arguments
-            if any(call["dataset"] is dataset for dataset in self.datasets):
-                call["consumed_samples"] *= self.multiplier
-            return load(**call)
-
-        installed.replace(loaders, "get_train_valid_test_num_samples", more_samples)
-        installed.replace(loaders, "build_train_valid_test_datasets", shown)
-        installed.replace(loaders, "build_pretraining_data_loader", resumed)
-
-    def _see(self, dataset: Any, num_samples: int) -> None:
-        first, self.datasets = not self.datasets, [*self.datasets, dataset]
-        if not first:
-            return
-        # precision and overlap settings reach the model's configuration only when the job starts
-        refuse(self.cfg, self.roles, self.multiplier)
-        if self.cfg.dataset.dataloader_type == "cyclic":  # draws from all that there is
-            num_samples = len(dataset)
-        self.built(Blend(dataset, self.roles, num_samples=num_samples))
-
-
-class _Job:
-    """One job with the selector in it; the arguments are those of `install`."""
-
-    def __init__(
-        self,
-        cfg: Any,
-        *,
-        roles: Roles,
-        references: Sequence[str | Path],
-        policy: Policy,
-        multiplier: int,
-        out: Path | None,
-    ) -> None:
-        self.cfg, self.policy, self.out = cfg, policy, out
-        self.references, self.multiplier = references, multiplier
-        self.data = _TrainData(cfg, roles, multiplier, self.ready)
-        self.selector: StreamSelector | None = None
-        self.record: ChoiceRecord | None = None
-        self.state: Any = None  # the trainer's GlobalState, once it trains
-
-    def install(self) -> Installed:
-        from megatron.bridge.training import train
-
-        installed = Installed()
-        self.data.install(installed)
-        installed.replace(train, "train_step", self.selecting(train.train_step))
-        return installed
-
-    def ready(self, blend: Blend) -> None:
-        """Makes the selector, now that the job's data is known."""
-        references = References.open(self.references, blend) if self.references else None
-        self.record = ChoiceRecord(
-            self.out,
-            blend=blend,
-            references=references,
-            policy=self.policy,
-            num_chosen=self.cfg.train.global_batch_size,
-            multiplier=self.multiplier,
-            seed=self.cfg.dataset.random_seed,
-        )
-        self.selector = StreamSelector(
-            blend=blend,
-            policy=self.policy,
-            multiplier=self.multiplier,
-            references=references,
-            record=self.note,
-        )
-
-    def selecting(self, train_step: Callable) -> Callable:
-        """The trainer's `train_step`, whose schedule selects first."""
-        signature = inspect.signature(train_step)
-
-        def rod_train_step(*args: Any, **kwargs: Any) -> Any:
-            call = signature.bind(*args, **kwargs).arguments
-            assert self.selector is not None and self.record is not None
-            if self.state is not call["global_state"]:
-                self.state = call["global_state"]
-                self.record.begin(self.state.train_state.step)
-            call["forward_backward_func"] = self.selector.around(
-                call["forward_backward_func"],
-                step=self.state.train_state.step,
-                groups=call["pg_collection"],
-            )
-            return train_step(**call)
-
-        setattr(rod_train_step, _MARK, True)
-        return rod_train_step
-
-    def note(self, choice: Choice, source_C: np.ndarray) -> None:
-        """Records a choice, and shows its figures where the trainer shows its own."""
-        assert self.record is not None
-        metrics = {k: v for k, v in self.record(choice, source_C).items() if v is not None}
-        done = choice.pool.step + 1  # as the trainer counts what it logs
-        if metrics and (writer := self.state.tensorboard_logger):
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows the metrics in TensorBoard and W&B, if the job writes them."""
+        done = step + 1  # as the trainer counts what it logs
+        if writer := self.state.tensorboard_logger:
             for name, value in metrics.items():
                 writer.add_scalar(name, value, done)
-        if metrics and (wandb := self.state.wandb_logger):
+        if wandb := self.state.wandb_logger:
             wandb.log(metrics, done)

@@ -13,6 +13,7 @@ Shape suffixes: c = candidates of this replica, C = of all replicas, K = chosen.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -43,9 +44,8 @@ class StreamSelector:
             no ids.
         record: called on every rank with a step's choice and the source of every candidate, int64
             `[C]`, an index in `blend.sources`.
-
-    Raises:
-        ValueError: the policy needs references and there are none.
+        around_scoring: gives a context for the scoring pass, in which a host keeps what its forward
+            step must not change.
     """
 
     def __init__(
@@ -56,14 +56,12 @@ class StreamSelector:
         multiplier: int,
         references: References | None,
         record: Record = lambda choice, source_C: None,
+        around_scoring: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
-        if policy.needs_scores and references is None:
-            raise ValueError(
-                f"{type(policy).__name__} chooses by reducible loss: give the folders of reference "
-                "losses as 'references', or policy=TakeAll() with multiplier=1."
-            )
+        assert references is not None or not policy.needs_scores, policy
         self.blend, self.policy, self.multiplier = blend, policy, multiplier
         self.references, self.record = references, record
+        self.around_scoring = around_scoring
 
     def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
         """What stands in for the schedule of one training step.
@@ -121,14 +119,15 @@ class StreamSelector:
         pool = Pool(step, id_C, is_replay_of[source_C])
 
         def losses() -> tuple[np.ndarray, np.ndarray]:
-            outputs = scoring_pass(
-                schedule,
-                options["model"],
-                losses_and_mask(options["forward_step_func"]),
-                **_other_options(options),
-                data_iterator=_like(options["data_iterator"], drawn),
-                num_microbatches=self.multiplier * count,
-            )
+            with self.around_scoring():
+                outputs = scoring_pass(
+                    schedule,
+                    options["model"],
+                    losses_and_mask(options["forward_step_func"]),
+                    **_other_options(options),
+                    data_iterator=_like(options["data_iterator"], drawn),
+                    num_microbatches=self.multiplier * count,
+                )
             id_c = told[groups.dp.rank(), :, 0]
             pairs = told_by_readers(lambda: self._loss_pair(id_c, outputs), shape, groups)
             loss_C, reference_C = in_pool_order(pairs, size).astype(np.float32).T

@@ -1,0 +1,134 @@
+"""What is the same in every host: the user's options, and the selector they make for a job.
+
+A host's `install` makes a `SelectingJob`, calls `ready` when the trainer has built its training
+data, and lets `around(...)` stand in for the schedule of every training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_rod.selection import Choice, Joint, Policy, References
+from nemo_rod.swap_in.blend import Blend
+from nemo_rod.swap_in.record import ChoiceRecord
+from nemo_rod.swap_in.selector import StreamSelector
+
+Log = Callable[[int, dict[str, float]], None]
+
+
+class SelectingJob:
+    """A job with the selector in it.
+
+    Args:
+        references: folders of reference losses that cover the job's data, as `score` writes them.
+        policy: how the batch is chosen from a pool; `Joint()` by default.
+        multiplier: candidates per trained sample (m), a whole number.
+        out: folder for `curriculum.rod` and `metrics.jsonl`; None to write neither.
+        log: called on the rank that writes, with the number of the step from 0 and its metrics, to
+            show them where the host shows its own.
+        around_scoring: gives a context for the scoring pass, in which a host keeps what its forward
+            step must not change.
+
+    Raises:
+        ValueError: a multiplier or references that cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        references: Sequence[str | Path],
+        policy: Policy | None,
+        multiplier: int,
+        out: Path | None,
+        log: Log = lambda step, metrics: None,
+        around_scoring: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        self.policy: Policy = Joint() if policy is None else policy
+        self.references, self.multiplier, self.out = references, multiplier, out
+        self.log, self.around_scoring = log, around_scoring
+        check_multiplier(multiplier)
+        if self.policy.needs_scores and not references:
+            raise ValueError(
+                f"{type(self.policy).__name__} chooses by reducible loss: give the folders of "
+                "reference losses as 'references', or policy=TakeAll() with multiplier=1."
+            )
+        if not self.policy.needs_scores and multiplier > 1:
+            raise ValueError(
+                f"{type(self.policy).__name__} looks at no scores, so multiplier={multiplier} "
+                "would draw samples for nothing: set multiplier=1."
+            )
+        if references:
+            References.open(references)  # what is missing or damaged shows before the job starts
+        self.selector: StreamSelector | None = None
+        self.record: ChoiceRecord | None = None
+        self.begun = False
+
+    def ready(self, blend: Blend, *, batch_size: int, seed: int) -> None:
+        """Makes the selector, now that the job's data is known; again if the job starts again.
+
+        Args:
+            blend: the job's training data.
+            batch_size: samples trained on in one step (K).
+            seed: of the job's data.
+
+        Raises:
+            ValueError: the references are of other data.
+        """
+        references = References.open(self.references, blend) if self.references else None
+        self.record = ChoiceRecord(
+            self.out,
+            blend=blend,
+            references=references,
+            policy=self.policy,
+            num_chosen=batch_size,
+            multiplier=self.multiplier,
+            seed=seed,
+        )
+        self.selector = StreamSelector(
+            blend=blend,
+            policy=self.policy,
+            multiplier=self.multiplier,
+            references=references,
+            record=self._note,
+            around_scoring=self.around_scoring,
+        )
+        self.begun = False
+
+    def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
+        """What stands in for the schedule of one training step; see `StreamSelector.around`.
+
+        The first call opens the files at that step, which is collective.
+
+        Raises:
+            ValueError: on all ranks, if the files are of another run.
+        """
+        assert self.selector is not None and self.record is not None, "no data yet"
+        if not self.begun:
+            self.record.begin(step)
+            self.begun = True
+        return self.selector.around(schedule, step=step, groups=groups)
+
+    def _note(self, choice: Choice, source_C: np.ndarray) -> None:
+        assert self.record is not None
+        metrics = self.record(choice, source_C)
+        if metrics:
+            known = {name: value for name, value in metrics.items() if value is not None}
+            self.log(choice.pool.step, known)
+
+
+def check_multiplier(multiplier: int) -> None:
+    """Refuses what is no whole number of candidates per sample.
+
+    Raises:
+        ValueError: saying so.
+    """
+    if not isinstance(multiplier, int) or multiplier < 1:
+        raise ValueError(
+            f"multiplier={multiplier!r} is not valid: expected a whole number >= 1, as a job's "
+            "iterators give whole micro-batches."
+        )
