@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemo_rod.megatron import cpu
-
-from megatron.core.rerun_state_machine import RerunStateMachine  # isort: skip
-
 RECIPE = Path(__file__).parent.parent / "recipes" / "swap_in" / "megatron_bridge"
 
 
 def main() -> None:
+    from nemo_rod.megatron import cpu  # makes the next one importable
+
+    from megatron.core.rerun_state_machine import RerunStateMachine  # isort: skip
+
     torch.set_num_threads(1)
     cpu.install_trainer()
     # megatron-core 0.16.1 cannot print what a job that runs every step twice has found

@@ -1,0 +1,98 @@
+"""Installs the selector into jobs that it must refuse; prints one JSON object of what it said."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nemo_rod.megatron
+
+sys.path.insert(0, sys.argv[1])  # the recipe
+ROLES = {"data/new": "adaptation", "data/old": "replay"}
+
+
+def setting(key: str, value: Any) -> Callable[[Any], None]:
+    def change(cfg: Any) -> None:
+        *path, last = key.split(".")
+        for part in path:
+            cfg = getattr(cfg, part)
+        setattr(cfg, last, value)
+
+    return change
+
+
+def several(*changes: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda cfg: [change(cfg) for change in changes]
+
+
+# name -> what is changed in a job that is accepted, or other options of `install`
+JOBS: dict[str, Any] = {
+    "accepted": {},
+    "cuda graphs": setting("model.cuda_graph_impl", "local"),
+    "transformer engine graphs": setting("model.cuda_graph_impl", "transformer_engine"),
+    "megatron fsdp": setting("dist.use_megatron_fsdp", True),
+    "ddp fsdp": setting("ddp.use_megatron_fsdp", True),
+    "torch fsdp": setting("dist.use_torch_fsdp2", True),
+    "packed": setting("dataset.dataloader_type", "batch"),
+    "external": setting("dataset.dataloader_type", "external"),
+    "forced balancing": setting("model.moe_router_force_load_balancing", True),
+    "delayed fp8": several(setting("model.fp8", "hybrid"), setting("model.fp8_recipe", "delayed")),
+    "context parallel": setting("model.context_parallel_size", 2),
+    "virtual stages": setting("model.virtual_pipeline_model_parallel_size", 2),
+    "offloading": setting("model.fine_grained_activation_offloading", True),
+    "rampup": setting("train.rampup_batch_size", [8, 8, 100]),
+    "skipping": setting("train.iterations_to_skip", [3]),
+    "no blend": setting("dataset.blend", None),
+    "odd length": setting("dataset.seq_length", 60),
+    "no role": {"roles": {"data/new": "adaptation"}},
+    "half a multiplier": {"multiplier": 1.5},
+    "no references": {"policy": nemo_rod.Joint(), "multiplier": 2},
+    "missing references": {"policy": nemo_rod.Joint(), "references": ["nowhere"], "multiplier": 2},
+    "drawn for nothing": {"multiplier": 2},
+    "no host": {"host": "megatron"},
+}
+
+
+def main() -> None:
+    from before import make_config
+    from megatron.bridge.data import loaders
+    from megatron.bridge.training import train
+
+    said: dict[str, str] = {}
+
+    def attempt(name: str, cfg: Any, host: str = "megatron_bridge", **options: Any) -> None:
+        options = {"roles": ROLES, "policy": nemo_rod.TakeAll(), "multiplier": 1, **options}
+        before = train.train_step
+        try:
+            with nemo_rod.install(host, cfg, **options):
+                said[name] = ""
+        except ValueError as error:
+            said[name] = str(error)
+        assert train.train_step is before, "a refusal must leave the trainer as it was"
+
+    for name, job in JOBS.items():
+        cfg = make_config(Path("data"), Path("out"))
+        if callable(job):
+            job(cfg)
+            attempt(name, cfg)
+        else:
+            attempt(name, cfg, **job)
+    cfg = make_config(Path("data"), Path("out"))
+    with nemo_rod.install(
+        "megatron_bridge", cfg, roles=ROLES, policy=nemo_rod.TakeAll(), multiplier=1
+    ):
+        attempt("twice", cfg)
+    before, loaders.build_pretraining_data_loader = (
+        loaders.build_pretraining_data_loader,
+        lambda data, consumed: None,
+    )
+    attempt("other version", cfg)
+    loaders.build_pretraining_data_loader = before
+    print("SAID " + json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()
