@@ -1,9 +1,12 @@
-"""Runs an unchanged training script of another host on a machine without CUDA.
+"""Runs an unchanged script of a host on a machine without CUDA.
 
+    python -m nemo_rod.megatron.on_cpu core make_data.py
     python -m nemo_rod.megatron.on_cpu megatron_lm CHECKOUT/pretrain_gpt.py --num-layers ...
     python -m nemo_rod.megatron.on_cpu nemo2 pretrain.py
 
-Under torchrun, `-m nemo_rod.megatron.on_cpu` takes the place of the script.
+Under torchrun, `-m nemo_rod.megatron.on_cpu megatron_lm SCRIPT` takes the place of the script. The
+host `core` is for scripts that need megatron-core alone. A job's configuration must still ask for
+plain torch and gloo.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from nemo_rod.megatron import cpu_hosts
+from nemo_rod.megatron import cpu, cpu_hosts
 
 
 def main(arguments: list[str]) -> None:
@@ -26,7 +29,11 @@ def main(arguments: list[str]) -> None:
     Raises:
         ValueError: if the host is unknown or the script is missing.
     """
-    prepare = {"megatron_lm": cpu_hosts.install_megatron_lm, "nemo2": cpu_hosts.install_nemo2}
+    prepare = {
+        "core": cpu.install,
+        "megatron_lm": cpu_hosts.install_megatron_lm,
+        "nemo2": cpu_hosts.install_nemo2,
+    }
     if len(arguments) < 2 or arguments[0] not in prepare:
         hosts = "|".join(prepare)
         raise ValueError(f"Usage: python -m nemo_rod.megatron.on_cpu {hosts} SCRIPT ARGUMENTS...")

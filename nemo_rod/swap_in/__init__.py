@@ -28,7 +28,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-HOSTS = ("megatron_bridge",)
+HOSTS = ("megatron_bridge", "megatron_lm", "nemo2")
 
 
 def install(host: str, *args: Any, **options: Any) -> Any:

@@ -1,0 +1,7 @@
+import nemo_rod
+
+nemo_rod.install(
+    "megatron_lm",
+    roles={0: "adaptation", 1: "replay"},
+    references=["references/new", "references/old"],
+)
