@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import Config, config_folder, to_config
 from nemo_rod.launch import run
+from nemo_rod.swap_in import command as of_job
 from nemo_rod.tools import curriculum, doctor, inspect
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
@@ -34,6 +35,8 @@ One stage at a time:
 Without a recipe:
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
+  nemo-rod score job=FILE.py:FUNCTION role=ROLE checkpoint=FOLDER out=FOLDER roles={PATH: ROLE, ...}
+                                                  reference losses of your own job's data
   nemo-rod doctor                                 what is installed, and what works here
 
 Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* ...
@@ -70,6 +73,9 @@ def main() -> None:
     if command not in _STAGES:
         expected = ", ".join([*_STAGES, *_TOOLS])
         _leave(f"There is no command '{command}': expected one of {expected}.")
+    if command == "score" and of_job.is_of_job(sys.argv[2:]):
+        _tool(of_job.main, sys.argv[2:])
+        return
     sys.argv = [f"nemo-rod {command}", *sys.argv[2:]]
     ConfigStore.instance().store(name="schema", node=Config)
     hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(

@@ -74,13 +74,13 @@ def main() -> None:
         assert train.train_step is before, "a refusal must leave the trainer as it was"
 
     for name, job in JOBS.items():
-        cfg = make_config(Path("data"), Path("out"))
+        cfg = make_config(Path("data"), Path("out"), ["new", "old"])
         if callable(job):
             job(cfg)
             attempt(name, cfg)
         else:
             attempt(name, cfg, **job)
-    cfg = make_config(Path("data"), Path("out"))
+    cfg = make_config(Path("data"), Path("out"), ["new", "old"])
     with nemo_rod.install(
         "megatron_bridge", cfg, roles=ROLES, policy=nemo_rod.TakeAll(), multiplier=1
     ):

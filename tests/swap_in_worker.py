@@ -10,9 +10,11 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -48,9 +50,10 @@ def one_run(
     references: list[str] = (),  # type: ignore[assignment]
     role: str = "",
     multiplier: int = 2,
-    corpora: tuple[str, ...] = ("new", "old"),
+    corpora: Sequence[str] = ("new", "old"),
     settings: dict[str, Any] | None = None,
     die_at: int | None = None,
+    refused: str | None = None,
 ) -> None:
     """One job: kind "stock", "take_all", "joint", or "score" for references of one role.
 
@@ -67,21 +70,21 @@ def one_run(
         corpora: of the blend.
         settings: dotted keys of the configuration and their values.
         die_at: the step in which the process kills itself.
+        refused: what must be said when the job is refused as it starts.
     """
     from before import make_config
     from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.initialize import destroy_global_state
     from megatron.bridge.training.pretrain import pretrain
 
     import nemo_rod
     from nemo_rod import swap_in
 
     out = root / name
-    cfg = make_config(root / "data", out, steps=steps)
+    starts_from = root / base if base is not None and kind != "score" else None
+    cfg = make_config(root / "data", out, corpora, starts_from, steps=steps)
     cfg.model.tensor_model_parallel_size = layout["tensor"]
     cfg.model.pipeline_model_parallel_size = layout["pipeline"]
-    prefixes = [f"{root}/data/{corpus}/text_document" for corpus in corpora]
-    cfg.dataset.blend = (prefixes, [1.0] * len(corpora))
-    cfg.checkpoint.save_interval = 5
     for key, value in (settings or {}).items():
         *path, last = key.split(".")
         target: Any = cfg
@@ -101,8 +104,6 @@ def one_run(
             out=out,
         )
         return
-    if base is not None:
-        cfg.checkpoint.pretrained_checkpoint = str(root / base)
     watch = [steps_writer(out, die_at)]
     if kind == "stock":
         pretrain(cfg, forward_step, callbacks=watch)
@@ -115,7 +116,12 @@ def one_run(
         policy=nemo_rod.TakeAll() if kind == "take_all" else nemo_rod.Joint(),
         multiplier=1 if kind == "take_all" else multiplier,
     ):
-        pretrain(cfg, forward_step, callbacks=watch)
+        if refused is None:
+            pretrain(cfg, forward_step, callbacks=watch)
+            return
+        with pytest.raises(ValueError, match=refused):
+            pretrain(cfg, forward_step, callbacks=watch)
+    destroy_global_state()
 
 
 def steps_writer(out: Path, die_at: int | None) -> Any:

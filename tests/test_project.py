@@ -32,7 +32,7 @@ ARROWS = {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
         *("config", "jobs", "progress"),
     },
-    "cli": {"launch", "config", "corpus", "selection", "report", "evaluation", "tools"},
+    "cli": {"launch", "config", "corpus", "selection", "report", "evaluation", "tools", "swap_in"},
 }
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

@@ -7,18 +7,23 @@ wrote. What it trains on is compared with what a stock job trains on, and with p
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from swap_in_worker import RECIPE
 
 from nemo_rod.selection import Curriculum, References, block_loss
 from nemo_rod.selection.curriculum import CurriculumArrays
 
 STEPS, BATCH, MULTIPLIER = 6, 8, 2
+RECIPE = Path(__file__).parent.parent / "recipes" / "swap_in" / "megatron_bridge"
 WORKER = Path(__file__).parent / "swap_in_worker.py"
 LAYOUTS = {
     "dp2": (2, {"tensor": 1, "pipeline": 1}),
@@ -26,6 +31,14 @@ LAYOUTS = {
     "pp2": (2, {"tensor": 1, "pipeline": 2}),
 }
 ROD = {"kind": "joint", "base": "base", "references": ["refs_new", "refs_old"], "steps": STEPS}
+SCORE_NEW = {"kind": "score", "role": "adaptation", "base": "specialist", "steps": STEPS}
+SCORE_OLD = {"kind": "score", "role": "replay", "base": "base", "steps": STEPS}
+MASKED = {
+    "dataset.eod_mask_loss": True,
+    "dataset.reset_position_ids": True,
+    "dataset.reset_attention_mask": True,
+    "dataset.skip_getting_attention_mask_from_dataset": False,
+}
 LONG = {**ROD, "steps": 8, "references": ["long_new", "long_old"]}
 
 
@@ -68,14 +81,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
         {"tensor": 1, "pipeline": 1},
         {"name": "base", "kind": "stock", "steps": 10, "corpora": ["old"]},
         {"name": "specialist", "kind": "stock", "base": "base", "steps": 10, "corpora": ["new"]},
-        *(
-            {"name": f"{length}_{corpus}", "kind": "score", "role": role, "base": base, "steps": n}
-            for length, n in (("refs", STEPS), ("long", LONG["steps"]))
-            for corpus, role, base in (
-                ("new", "adaptation", "specialist"),
-                ("old", "replay", "base"),
-            )
-        ),
+        {"name": "refs_new", **SCORE_NEW},
+        {"name": "refs_old", **SCORE_OLD},
+        {"name": "long_new", **SCORE_NEW, "steps": LONG["steps"]},
+        {"name": "long_old", **SCORE_OLD, "steps": LONG["steps"]},
         {"name": "stock", "kind": "stock", "base": "base", "steps": STEPS},
         {"name": "take_all", "kind": "take_all", "base": "base", "steps": STEPS},
         {"name": "rod", **ROD},
@@ -84,6 +93,11 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
             "name": "twice",
             "settings": {"rerun_state_machine.rerun_mode": "report_determinism_stats"},
         },
+        {**ROD, "name": "of_other_data", "steps": STEPS + 1, "refused": "is of block store"},
+        {**ROD, "name": "of_other_loss", "settings": MASKED, "refused": "is of block store"},
+        {"name": "masked_new", "settings": MASKED, **SCORE_NEW},
+        {"name": "masked_old", "settings": MASKED, **SCORE_OLD},
+        {**ROD, "name": "masked", "settings": MASKED, "references": ["masked_new", "masked_old"]},
     )
     return jobs
 
@@ -145,6 +159,15 @@ def test_a_step_that_runs_again_trains_on_the_same_winners(jobs: Jobs) -> None:
     assert (jobs.curriculum("twice").chosen == jobs.curriculum("rod").chosen).all()
 
 
+def test_masks_of_the_job_enter_its_losses(jobs: Jobs) -> None:
+    masked, plain = jobs.curriculum("masked"), jobs.curriculum("rod")
+    assert (masked.block_ids == plain.block_ids).all()
+    assert (masked.loss[0] != plain.loss[0]).any()
+    is_replay = masked.block_ids[0] >= MULTIPLIER * STEPS * BATCH // 2
+    assert (masked.score[0][is_replay] == 0).all()
+    assert masked.score[0][~is_replay].mean() > 0.01
+
+
 def test_metrics_say_what_was_chosen(jobs: Jobs) -> None:
     curriculum = jobs.curriculum("rod")
     is_replay = curriculum.block_ids >= MULTIPLIER * STEPS * BATCH // 2
@@ -195,3 +218,52 @@ def test_a_killed_job_repeats_and_skips_nothing(jobs: Jobs) -> None:
         assert (getattr(whole, field) == getattr(killed, field)).all(), field
     assert jobs.steps("killed", "loss")[-3:] == jobs.steps("whole", "loss")[-3:]
     assert [row["step"] for row in jobs.metrics("killed")] == list(range(8))
+
+
+@pytest.mark.swap_in
+def test_the_command_line_scores_as_the_function_does(jobs: Jobs, tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        f"import sys; sys.path.insert(0, {str(RECIPE)!r})\n"
+        "from pathlib import Path\n"
+        "from before import make_config\n"
+        "def make():\n"
+        f"    data = Path({str(jobs.root / 'data')!r})\n"
+        f"    return make_config(data, Path('nowhere'), ['new', 'old'], steps={STEPS})\n"
+    )
+    roles = f"{{{jobs.root}/data/new: adaptation, {jobs.root}/data/old: replay}}"
+    jobs.torchrun(
+        *(2, "nemo_rod.cli", "score", f"job={job}:make", "role=adaptation"),
+        *(f"checkpoint={jobs.root}/specialist", f"out={tmp_path}/new", f"roles={roles}"),
+        timeout=600,
+    )
+    ids = np.arange(MULTIPLIER * STEPS * BATCH // 2)
+    by_command, by_function = (
+        References.open([folder]) for folder in (tmp_path / "new", jobs.root / "refs_new")
+    )
+    assert by_command.digest == by_function.digest
+    assert (by_command.sums(ids) == by_function.sums(ids)).all()
+
+
+@pytest.mark.swap_in
+def test_the_recipe_runs_as_its_readme_says(tmp_path: Path) -> None:
+    shutil.copytree(RECIPE.parent, tmp_path / "swap_in")
+    (block,) = re.findall(
+        r"^```bash\n(.*?)^```", (RECIPE / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(RECIPE.parent.parent.parent),
+        "OMP_NUM_THREADS": "1",
+        "PET_STANDALONE": "1",  # a port of its own for every torchrun
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=tmp_path / "swap_in" / RECIPE.name,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "8 of 16 blocks" in done.stdout, done.stdout[-2000:]

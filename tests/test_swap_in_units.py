@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -71,3 +74,8 @@ def test_pool_order_is_that_of_one_process(
     position = data.draw(st.integers(0, len(stream) - 1))
     where = place(np.array([position]), micro_batch_size, replicas)
     assert mine[where.replica[0], where.row[0]] == position
+
+
+def test_winners_reach_the_replicas_that_train_on_them(torchrun: Callable[..., list[str]]) -> None:
+    outputs = torchrun(3, Path(__file__).parent / "swap_in_exchange.py")
+    assert all("PASSED" in output for output in outputs)

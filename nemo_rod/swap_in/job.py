@@ -6,7 +6,7 @@ data, and lets `around(...)` stand in for the schedule of every training step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ class SelectingJob:
         out: folder for `curriculum.rod` and `metrics.jsonl`; None to write neither.
         log: called on the rank that writes, with the number of the step from 0 and its metrics, to
             show them where the host shows its own.
+        unused: keys of the job's batches that its forward step does not read, such as a mask of
+            S x S that the model makes itself; they need not be passed on.
         around_scoring: gives a context for the scoring pass, in which a host keeps what its forward
             step must not change.
 
@@ -46,11 +48,12 @@ class SelectingJob:
         multiplier: int,
         out: Path | None,
         log: Log = lambda step, metrics: None,
+        unused: Collection[str] = (),
         around_scoring: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
         self.policy: Policy = Joint() if policy is None else policy
         self.references, self.multiplier, self.out = references, multiplier, out
-        self.log, self.around_scoring = log, around_scoring
+        self.log, self.unused, self.around_scoring = log, unused, around_scoring
         check_multiplier(multiplier)
         if self.policy.needs_scores and not references:
             raise ValueError(
@@ -95,6 +98,7 @@ class SelectingJob:
             multiplier=self.multiplier,
             references=references,
             record=self._note,
+            unused=self.unused,
             around_scoring=self.around_scoring,
         )
         self.begun = False

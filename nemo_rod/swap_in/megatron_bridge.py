@@ -68,6 +68,7 @@ def install(
         multiplier=multiplier,
         out=None if out is None else Path(out),
         log=trainer.log,
+        unused=_unused(cfg.dataset),
         around_scoring=trainer.same_counters,
     )
 
@@ -141,9 +142,15 @@ def score(
         dist.destroy_process_group()
 
 
+def _unused(data: Any) -> tuple[str, ...]:
+    """The dataset may make attention masks that the trainer then leaves alone."""
+    skipped = getattr(data, "skip_getting_attention_mask_from_dataset", True)
+    return ("attention_mask",) if skipped else ()
+
+
 def _for_scoring(cfg: Any, checkpoint: str | Path | None) -> Any:
     """A copy of the job's configuration that loads weights alone and saves nothing."""
-    from megatron.bridge.training.checkpointing import checkpoint_exists
+    from megatron.bridge.training.utils.checkpoint_utils import checkpoint_exists
 
     cfg = copy.deepcopy(cfg)
     folder = checkpoint or cfg.checkpoint.pretrained_checkpoint or cfg.checkpoint.load

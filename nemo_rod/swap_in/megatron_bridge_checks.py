@@ -72,9 +72,9 @@ def refuse(cfg: Any, roles: Roles) -> None:
          "leaves it to the job where it resumes", "dataset.dataloader_type='single'"),
         (hasattr(data, "fim_data"), "fill-in-the-middle data",
          "would need references of samples that are made anew", "a GPTDatasetConfig"),
-        (train.rampup_batch_size is not None, "train.rampup_batch_size",
+        (getattr(train, "rampup_batch_size", None) is not None, "train.rampup_batch_size",
          "changes the size of the pools", "train.rampup_batch_size=None"),
-        (bool(train.iterations_to_skip), "train.iterations_to_skip",
+        (bool(getattr(train, "iterations_to_skip", None)), "train.iterations_to_skip",
          "skips another number of samples than a step draws", "train.iterations_to_skip=[]"),
     ):  # fmt: skip
         if found:

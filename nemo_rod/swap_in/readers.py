@@ -60,8 +60,8 @@ def _to_all(mine: torch.Tensor, groups: Any) -> torch.Tensor:
         dist.broadcast(mine, group=tp, group_src=0)
     if pp.size() > 1:
         dist.broadcast(mine, group=pp, group_src=pp.size() - 1)
-    everyone = mine.new_empty(dp.size(), len(mine))
     if dp.size() == 1:
         return mine[None]
+    everyone = mine.new_empty(dp.size() * len(mine))
     dist.all_gather_into_tensor(everyone, mine, group=dp)
-    return everyone
+    return everyone.view(dp.size(), len(mine))

@@ -12,7 +12,7 @@ Shape suffixes: c = candidates of this replica, C = of all replicas, K = chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -44,6 +44,7 @@ class StreamSelector:
             no ids.
         record: called on every rank with a step's choice and the source of every candidate, int64
             `[C]`, an index in `blend.sources`.
+        unused: keys of the job's batches that its forward step does not read.
         around_scoring: gives a context for the scoring pass, in which a host keeps what its forward
             step must not change.
     """
@@ -56,12 +57,13 @@ class StreamSelector:
         multiplier: int,
         references: References | None,
         record: Record = lambda choice, source_C: None,
+        unused: Collection[str] = (),
         around_scoring: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
         assert references is not None or not policy.needs_scores, policy
         self.blend, self.policy, self.multiplier = blend, policy, multiplier
         self.references, self.record = references, record
-        self.around_scoring = around_scoring
+        self.unused, self.around_scoring = unused, around_scoring
 
     def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
         """What stands in for the schedule of one training step.
@@ -84,7 +86,7 @@ class StreamSelector:
             iterators = options["data_iterator"]
             chunks = iterators if isinstance(iterators, list) else [iterators]
             count = self.multiplier * options["num_microbatches"]
-            drawn = [None if chunk is None else draw(chunk, count) for chunk in chunks]
+            drawn = [None if chunk is None else draw(chunk, count, self.unused) for chunk in chunks]
             if choice is None:
                 choice, source_C = self._choose(schedule, options, drawn, step, groups)
                 self.record(choice, source_C)

@@ -14,7 +14,8 @@ Shapes: c candidates of this replica, C of all, K winners of all, b samples of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +28,13 @@ Batch = dict[str, Any]
 _IDENTITY = ("dataset_id",)
 
 
-def draw(iterator: Iterator[Batch], count: int) -> list[Batch]:
+def draw(iterator: Iterator[Batch], count: int, unused: Collection[str] = ()) -> list[Batch]:
     """Takes micro-batches from a job's iterator.
+
+    Args:
+        iterator: the job's own.
+        count: of micro-batches.
+        unused: keys that the job's forward step does not read; they need not be kept.
 
     Raises:
         ValueError: the job's data ended, or its batches are packed.
@@ -36,16 +42,18 @@ def draw(iterator: Iterator[Batch], count: int) -> list[Batch]:
     batches = []
     for number in range(count):
         try:
-            batches.append(next(iterator))
+            batch = next(iterator)
         except StopIteration:
             raise ValueError(
                 f"The job's data ended {count - number} micro-batches before a pool of {count} was "
                 "complete: it holds fewer than multiplier x the samples that are trained on; lower "
                 "the multiplier or the number of steps."
             ) from None
-    if batches and "cu_seqlens" in batches[0]:
+        batches.append({name: value for name, value in batch.items() if name not in unused})
+    packed = [name for name in (batches[0] if batches else ()) if name.startswith("cu_seqlens")]
+    if packed:
         raise ValueError(
-            "The job's batches are packed with 'cu_seqlens', where one row holds several samples: "
+            f"The job's batches are packed with '{packed[0]}', where a row holds several samples: "
             "selection needs one sample per row; turn packing off."
         )
     return batches
@@ -161,4 +169,4 @@ def _rests(batches: list[Batch]) -> list[Batch]:
 
 def _bytes(rows: torch.Tensor) -> torch.Tensor:
     """Rows of any type as uint8 `[n, bytes]`."""
-    return rows.contiguous().view(len(rows), -1).view(torch.uint8)
+    return rows.contiguous().view(len(rows), math.prod(rows.shape[1:])).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The job of `before.py` with Replay on Demand in it: `torchrun after.py DATA OUT REFERENCES`."""
+"""The job of `before.py` with Replay on Demand: `torchrun after.py DATA OUT REFERENCES BASE`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from before import make_config
 
 import nemo_rod
 
+# corpus -> what it is to us
 ROLES = {"new": "adaptation", "old": "replay"}
 
 
@@ -17,8 +18,8 @@ def main() -> None:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    data, out, references = map(Path, sys.argv[1:4])
-    cfg = make_config(data, out)
+    data, out, references, base = map(Path, sys.argv[1:])
+    cfg = make_config(data, out, list(ROLES), base)
     nemo_rod.install(
         "megatron_bridge",
         cfg,

@@ -1,19 +1,23 @@
-"""A Megatron-Bridge pretraining job as anybody may have it: `torchrun before.py DATA OUT`.
+"""A Megatron-Bridge pretraining job: `torchrun before.py DATA OUT CORPORA [BASE]`.
 
-Small enough for a laptop: see `../on_cpu.py`.
+CORPORA are names of folders in DATA, with commas between them. BASE holds the checkpoints of a job
+like this one, whose weights are the first. Small enough for a laptop: see `../on_cpu.py`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 
-def make_config(data: Path, out: Path, *, steps: int = 20) -> Any:
-    """The job's configuration: a GPT of two layers on a blend of two corpora."""
+def make_config(
+    data: Path, out: Path, corpora: Sequence[str], base: Path | None = None, *, steps: int = 20
+) -> Any:
+    """The job's configuration: a GPT of two layers on a blend of corpora in equal parts."""
     from megatron.bridge.models.gpt_provider import GPTModelProvider, local_layer_spec
     from megatron.bridge.training.config import (
         CheckpointConfig,
@@ -72,7 +76,7 @@ def make_config(data: Path, out: Path, *, steps: int = 20) -> Any:
         dataset=GPTDatasetConfig(
             seq_length=64,
             random_seed=1234,
-            blend=([f"{data}/new/text_document", f"{data}/old/text_document"], [0.5, 0.5]),
+            blend=([f"{data}/{name}/text_document" for name in corpora], [1.0] * len(corpora)),
             split="90,5,5",
             dataloader_type="single",
             num_workers=0,
@@ -84,7 +88,11 @@ def make_config(data: Path, out: Path, *, steps: int = 20) -> Any:
         logger=LoggerConfig(log_interval=1, tensorboard_dir=None),
         tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=256),
         checkpoint=CheckpointConfig(
-            save=str(out), load=str(out), save_interval=10, ckpt_format="torch_dist"
+            save=str(out),
+            load=str(out),
+            pretrained_checkpoint=None if base is None else str(base),
+            save_interval=5,
+            ckpt_format="torch_dist",
         ),
         dist=DistributedInitConfig(distributed_backend="nccl" if on_gpu else "gloo"),
         rng=RNGConfig(seed=1234),
@@ -96,8 +104,8 @@ def main() -> None:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    data, out = map(Path, sys.argv[1:3])
-    cfg = make_config(data, out)
+    data, out, corpora, *base = sys.argv[1:]
+    cfg = make_config(Path(data), Path(out), corpora.split(","), *map(Path, base))
     pretrain(cfg, forward_step)
 
 

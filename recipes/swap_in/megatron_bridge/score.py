@@ -1,4 +1,4 @@
-"""Reference losses for `after.py`: `torchrun score.py DATA REFERENCES ROLE CHECKPOINTS`."""
+"""Reference losses for `after.py`: `torchrun score.py DATA REFERENCES CORPUS CHECKPOINTS`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nemo_rod import swap_in
 
 
 def main() -> None:
-    """Scores the samples of one role, "new" or "old", with a checkpoint of the job."""
+    """Scores the samples of one corpus with the last checkpoint of a job."""
     from megatron.bridge.training.gpt_step import forward_step
 
     data, references, name, checkpoint = sys.argv[1:5]
     swap_in.score(
         "megatron_bridge",
-        make_config(Path(data), Path(references)),
+        make_config(Path(data), Path(checkpoint), list(ROLES)),
         forward_step,
         role=ROLES[name],
         roles={f"{data}/{source}": role for source, role in ROLES.items()},
