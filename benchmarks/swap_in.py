@@ -50,7 +50,8 @@ def step_seconds(folder: Path, *, pairs: int) -> tuple[np.ndarray, np.ndarray]:
         os.environ.setdefault(name, str(value))
     if not dist.is_initialized():
         backend = "nccl" if cpu.torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous")
+        rendezvous = f"file://{folder}/rendezvous"
+        dist.init_process_group(backend, init_method=rendezvous, rank=0, world_size=1)
     make_data.make(folder / "data", documents=2000)
     cfg = make_config(folder / "data", folder, ["new", "old"], steps=2 * (WARM_UP + pairs))
     cfg.model.num_layers, cfg.model.hidden_size, cfg.model.ffn_hidden_size = 4, 256, 1024

@@ -39,6 +39,12 @@ MASKED = {
     "dataset.reset_attention_mask": True,
     "dataset.skip_getting_attention_mask_from_dataset": False,
 }
+SHARDED = {
+    "optimizer.use_distributed_optimizer": True,
+    "ddp.use_distributed_optimizer": True,
+    "ddp.overlap_grad_reduce": True,
+    "ddp.overlap_param_gather": True,
+}
 LONG = {**ROD, "steps": 8, "references": ["long_new", "long_old"]}
 
 
@@ -190,6 +196,7 @@ def test_layouts(jobs: Jobs, name: str) -> None:
         {"name": f"stock_{name}", "kind": "stock", "base": "base", "steps": STEPS},
         {"name": f"take_all_{name}", "kind": "take_all", "base": "base", "steps": STEPS},
         {**ROD, "name": f"rod_{name}"},
+        *([{**ROD, "name": "sharded", "settings": SHARDED}] if name == "dp2" else []),
     )
     for key in ("loss", "grad_norm"):
         assert jobs.steps(f"take_all_{name}", key) == jobs.steps(f"stock_{name}", key)
@@ -201,6 +208,12 @@ def test_layouts(jobs: Jobs, name: str) -> None:
         np.testing.assert_allclose(
             jobs.steps(f"rod_{name}", key), jobs.steps("rod", key), rtol=1e-4
         )
+
+    if name == "dp2":  # weights gathered by the first of the two forward passes
+        np.testing.assert_allclose(
+            jobs.steps("sharded", "loss"), jobs.steps("rod", "loss"), rtol=1e-4
+        )
+        assert (jobs.curriculum("sharded").chosen == one.chosen).all()
 
 
 @pytest.mark.swap_in

@@ -16,18 +16,18 @@ def is_recorder() -> bool:
 
 
 def all_or_none(function: Callable[[], T]) -> T:
-    """Calls a function on every rank; a ValueError on one is raised on all. Collective.
+    """Calls a function on every rank; what one rank cannot do is an error on all. Collective.
 
     Args:
         function: what to do; it must not be collective itself.
 
     Raises:
-        ValueError: the first rank's that failed.
+        ValueError: what the first rank that failed has to say, be it of a value or a file.
     """
     result, fault = None, None
     try:
         result = function()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         fault = str(error)
     faults: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault)

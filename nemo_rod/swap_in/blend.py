@@ -20,7 +20,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,7 +98,8 @@ class Blend:
                 for key, value in part.unique_identifiers.items()
                 if key not in ("dataset_path", "tokenizer")  # of one machine
             }
-            facts.append([*row, identity, Path(f"{part.dataset_path}.bin").stat().st_size])
+            lengths = part.dataset.sequence_lengths
+            facts.append([*row, identity, len(lengths), int(lengths.sum(dtype=np.int64))])
         text = json.dumps(facts, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -82,7 +82,7 @@ class SelectingJob:
         Raises:
             ValueError: the references are of other data.
         """
-        references = References.open(self.references, blend) if self.references else None
+        references = self._references(blend)
         self.record = ChoiceRecord(
             self.out,
             blend=blend,
@@ -102,6 +102,17 @@ class SelectingJob:
             around_scoring=self.around_scoring,
         )
         self.begun = False
+
+    def _references(self, blend: Blend) -> References | None:
+        if not self.references:
+            return None
+        try:
+            return References.open(self.references, blend)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. References of a job hold for its blend, roles, seed, sample length, "
+                "masks, number of steps and multiplier alone."
+            ) from None
 
     def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
         """What stands in for the schedule of one training step; see `StreamSelector.around`.
