@@ -53,8 +53,8 @@ def install(
         references: folders of reference losses that cover the job's data, as `score` writes them.
         policy: how the batch is chosen from a pool; `Joint()` by default.
         multiplier: candidates per trained sample (m), a whole number.
-        out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the folder that
-            NeMo's logger gives the trainer.
+        out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` beside the folder
+            of the job's checkpoints, and nowhere if it saves none.
 
     Returns:
         A handle that can `uninstall()`; also a context manager.
@@ -135,9 +135,8 @@ def _installed(callback: _WithBlend, data: Any, trainer: Any, multiplier: int) -
     ) -> None:
         # both times m, so that the number of validation samples, which NeMo takes from their
         # quotient, stays as it is
-        build(
-            trainer_max_steps * multiplier, trainer_val_check_interval * multiplier, *limits, **named
-        )
+        steps, interval = trainer_max_steps * multiplier, trainer_val_check_interval * multiplier
+        build(steps, interval, *limits, **named)
 
     def resume(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(dataloader, "mode", "train") != "train":
@@ -194,8 +193,9 @@ class _Selection(_WithBlend):
         self.drawn: int | None = None  # samples of the train split, by all replicas
 
     def ready(self, blend: Blend, trainer: Any) -> None:
-        if self.job.out is None:
-            self.job.out = Path(trainer.default_root_dir) / "rod"
+        saver = trainer.checkpoint_callback
+        if self.job.out is None and saver is not None and saver.dirpath:
+            self.job.out = Path(saver.dirpath).parent / "rod"
         self.job.ready(blend, batch_size=self.data.global_batch_size, seed=self.data.seed)
 
     def drawn_before(self, consumed_samples: int) -> int:
@@ -207,11 +207,10 @@ class _Selection(_WithBlend):
         """Called before every pass of the schedule, of training and of validation."""
         if step.forward_only:
             return
-        select = self.job.around(
-            step.forward_backward_func, step=step.trainer.global_step, groups=_groups()
-        )
+        schedule, step_number = step.forward_backward_func, step.trainer.global_step
+        select = self.job.around(schedule, step=step_number, groups=_groups())
         # a cached property of this one step
-        step.__dict__["forward_backward_func"] = lambda **options: select(**_as_in_megatron(options))
+        step.__dict__["forward_backward_func"] = lambda **call: select(**_as_in_megatron(call))
 
     def on_train_batch_end(self, *_: Any) -> None:
         assert self.drawn is not None
@@ -231,9 +230,7 @@ class _Scored(Exception):
 class _Scoring(_WithBlend):
     """Writes reference losses in place of the first training step."""
 
-    def __init__(
-        self, data: Any, roles: Roles, multiplier: int, *, role: str, out: Path
-    ) -> None:
+    def __init__(self, data: Any, roles: Roles, multiplier: int, *, role: str, out: Path) -> None:
         super().__init__(data, roles, multiplier)
         self.role, self.out = role, out
 
@@ -241,7 +238,8 @@ class _Scoring(_WithBlend):
         if step.forward_only:
             return
         assert self.blend is not None
-        options = _as_in_megatron({"model": step.model, "forward_step_func": step.forward_step_func})
+        given = {"model": step.model, "forward_step_func": step.forward_step_func}
+        options = _as_in_megatron(given)
         score_blend(
             self.blend,
             options["model"],
@@ -257,8 +255,8 @@ class _Scoring(_WithBlend):
 def _as_in_megatron(options: Options) -> Options:
     """What NeMo calls its schedule with, in the form in which Megatron's trainers do.
 
-    NeMo gives one chunk of a model without a list, samples with their number in the data loader, and
-    a loss function that is a module with the whole batch.
+    NeMo gives one chunk of a model without a list, batches with their number in the data loader,
+    and a loss function that is a module with the whole batch.
     """
     model = options["model"]
     options["model"] = model if isinstance(model, list) else [model]

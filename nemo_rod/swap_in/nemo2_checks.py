@@ -27,7 +27,7 @@ def check_version() -> None:
     refuse_version(version)
     if importlib.util.find_spec("nemo.collections.llm") is None:
         raise ValueError(
-            f"This nemo-toolkit {version} has no nemo.collections.llm: install 2.7 with its LLM parts."
+            f"nemo-toolkit {version} has no nemo.collections.llm here: install all of 2.7."
         )
 
 

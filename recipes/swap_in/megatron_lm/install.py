@@ -1,3 +1,5 @@
+"""The lines that make the job select."""
+
 import nemo_rod
 
 nemo_rod.install(

@@ -2,8 +2,8 @@
 
     python run.py CHECKOUT FOLDER
 
-CHECKOUT is Megatron-LM at tag core_v0.16.1, and stays as it is: copies of its script get the lines of
-`install.py`, `score_new.py` and `score_old.py` before their call of `pretrain`.
+CHECKOUT is Megatron-LM at tag core_v0.16.1, and stays as it is: copies of its script get the lines
+of `install.py`, `score_new.py` and `score_old.py` before their call of `pretrain`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,22 @@ def main() -> None:
         text = (HERE / lines).read_text() if lines else ""
         script = with_lines(text, checkout, folder / "scripts" / name)
         host = ("nemo_rod.megatron.on_cpu", "megatron_lm", script)
-        run("-m", "torch.distributed.run", "--standalone", "-m", *host, *arguments(data, steps, more))
+        run(
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "-m",
+            *host,
+            *arguments(data, steps, more),
+        )
 
-    run("-m", "nemo_rod.megatron.on_cpu", "core", HERE.parent / "megatron_bridge/make_data.py", "data")
+    run(
+        "-m",
+        "nemo_rod.megatron.on_cpu",
+        "core",
+        HERE.parent / "megatron_bridge/make_data.py",
+        "data",
+    )
     job("base", OLD, 20, "--save base")
     job("specialist", NEW, 20, "--pretrained-checkpoint base --save specialist")
     job("score_new", BOTH, STEPS, "", "score_new.py")

@@ -1,3 +1,5 @@
+"""The lines that make the job write references of the old corpus."""
+
 from nemo_rod import swap_in
 
 swap_in.score(
