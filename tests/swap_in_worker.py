@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     sys.path.insert(0, str(RECIPE))
     spec = json.loads(Path(sys.argv[1]).read_text())
+    if not (data := Path(spec["root"]) / "data").exists():  # by the first job, of one process
+        import make_data
+
+        make_data.make(data)
     for run in spec["runs"]:
         one_run(Path(spec["root"]), spec["layout"], **run)
     dist.barrier()
@@ -92,36 +97,36 @@ def one_run(
             target = getattr(target, part)
         setattr(target, last, value)
     roles = {f"{root}/data/new": "adaptation", f"{root}/data/old": "replay"}
+    refusal = pytest.raises(ValueError, match=refused) if refused else nullcontext()
     if kind == "score":
-        swap_in.score(
-            "megatron_bridge",
-            cfg,
-            forward_step,
-            role=role,
-            roles=roles,
-            multiplier=multiplier,
-            checkpoint=root / str(base),
-            out=out,
-        )
+        with refusal:
+            swap_in.score(
+                "megatron_bridge",
+                cfg,
+                forward_step,
+                role=role,
+                roles=roles,
+                multiplier=multiplier,
+                checkpoint=root / str(base),
+                out=out,
+            )
         return
     watch = [steps_writer(out, die_at)]
     if kind == "stock":
         pretrain(cfg, forward_step, callbacks=watch)
         return
-    with nemo_rod.install(
+    installed = nemo_rod.install(
         "megatron_bridge",
         cfg,
         roles=roles,
         references=[root / reference for reference in references],
         policy=nemo_rod.TakeAll() if kind == "take_all" else nemo_rod.Joint(),
         multiplier=1 if kind == "take_all" else multiplier,
-    ):
-        if refused is None:
-            pretrain(cfg, forward_step, callbacks=watch)
-            return
-        with pytest.raises(ValueError, match=refused):
-            pretrain(cfg, forward_step, callbacks=watch)
-    destroy_global_state()
+    )
+    with installed, refusal:
+        pretrain(cfg, forward_step, callbacks=watch)
+    if refused:
+        destroy_global_state()
 
 
 def steps_writer(out: Path, die_at: int | None) -> Any:

@@ -22,6 +22,8 @@ import pytest
 from nemo_rod.selection import Curriculum, References, block_loss
 from nemo_rod.selection.curriculum import CurriculumArrays
 
+pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs of all
+
 STEPS, BATCH, MULTIPLIER = 6, 8, 2
 RECIPE = Path(__file__).parent.parent / "recipes" / "swap_in" / "megatron_bridge"
 WORKER = Path(__file__).parent / "swap_in_worker.py"
@@ -81,7 +83,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
     And the job itself: stock, with TakeAll, with RoD, and with RoD where every step runs twice.
     """
     jobs = Jobs(tmp_path_factory.mktemp("swap_in"), torchrun)
-    torchrun(1, RECIPE.parent / "on_cpu.py", RECIPE / "make_data.py", jobs.root / "data")
     jobs.run(
         1,
         {"tensor": 1, "pipeline": 1},
@@ -101,6 +102,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
         },
         {**ROD, "name": "of_other_data", "steps": STEPS + 1, "refused": "is of block store"},
         {**ROD, "name": "of_other_loss", "settings": MASKED, "refused": "is of block store"},
+        {"name": "refs_new", **SCORE_NEW, "base": "base", "refused": "holds references with model"},
         {"name": "masked_new", "settings": MASKED, **SCORE_NEW},
         {"name": "masked_old", "settings": MASKED, **SCORE_OLD},
         {**ROD, "name": "masked", "settings": MASKED, "references": ["masked_new", "masked_old"]},

@@ -77,5 +77,5 @@ def test_pool_order_is_that_of_one_process(
 
 
 def test_winners_reach_the_replicas_that_train_on_them(torchrun: Callable[..., list[str]]) -> None:
-    outputs = torchrun(3, Path(__file__).parent / "swap_in_exchange.py")
+    outputs = torchrun(3, Path(__file__).parent / "swap_in_exchange.py", timeout=300)
     assert all("PASSED" in output for output in outputs)

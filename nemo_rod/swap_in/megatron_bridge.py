@@ -123,23 +123,25 @@ def score(
     blends: list[Blend] = []
     state = GlobalState()
     began_here = not dist.is_initialized()
-    with Installed() as installed:
-        _show_data(installed, cfg, roles, multiplier, blends.append)
-        runtime_config_update(cfg)
-        state.cfg = cfg
-        ready = setup(state, get_dataset_provider(cfg.dataset))
-    score_blend(
-        blends[0],
-        ready.model,
-        ready.pg_collection,
-        prepare_forward_step_func(forward_step, state),
-        out=Path(out),
-        role=role,
-        micro_batch_size=cfg.train.micro_batch_size,
-    )
-    destroy_global_state()
-    if began_here:
-        dist.destroy_process_group()
+    try:
+        with Installed() as installed:
+            _show_data(installed, cfg, roles, multiplier, blends.append)
+            runtime_config_update(cfg)
+            state.cfg = cfg
+            ready = setup(state, get_dataset_provider(cfg.dataset))
+        score_blend(
+            blends[0],
+            ready.model,
+            ready.pg_collection,
+            prepare_forward_step_func(forward_step, state),
+            out=Path(out),
+            role=role,
+            micro_batch_size=cfg.train.micro_batch_size,
+        )
+    finally:  # so that the process can train, or score again
+        destroy_global_state()
+        if began_here and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _unused(data: Any) -> tuple[str, ...]:

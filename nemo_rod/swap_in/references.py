@@ -13,7 +13,7 @@ from megatron.core.utils import get_model_config, unwrap_model
 
 from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.megatron.reference_pass import is_complete, write_references
-from nemo_rod.selection import ReferenceManifest
+from nemo_rod.selection import ReferenceManifest, References
 from nemo_rod.swap_in.blend import LOSS_DEFINITION, Blend
 from nemo_rod.swap_in.selector import losses_and_mask
 from nemo_rod.swap_in.stream import without_identity
@@ -43,11 +43,9 @@ def score_blend(
         micro_batch_size: samples in one forward pass of one replica, as in training.
 
     Raises:
-        ValueError: no such samples, or the folder was begun with something else.
+        ValueError: no such samples, or the folder holds losses of something else.
     """
     start, stop = blend.role_range(role)
-    if is_complete(out):
-        return
     manifest = ReferenceManifest(
         model=weights_digest(model, groups),
         tokenizer=blend.tokenizer_fingerprint,
@@ -58,6 +56,14 @@ def score_blend(
         precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),
         loss=LOSS_DEFINITION,
     )
+    if is_complete(out):
+        (found,) = References.open([out]).manifests
+        if found != manifest:
+            raise ValueError(
+                f"{out} holds references with {found.difference(manifest)}: name another folder, "
+                "or remove it to score again."
+            )
+        return
     losses = BlockLosses(
         model,
         blend,
