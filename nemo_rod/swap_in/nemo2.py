@@ -150,7 +150,8 @@ def _installed(callback: _WithBlend, data: Any, trainer: Any, multiplier: int) -
     if data.num_train_samples is not None:
         installed.replace(data, "num_train_samples", data.num_train_samples * multiplier)
     installed.replace(sampler, "transform_dataloader", resume)
-    installed.replace(trainer, "callbacks", [*trainer.callbacks, callback])
+    # first, so that a checkpoint behind a step counts what that step drew
+    installed.replace(trainer, "callbacks", [callback, *trainer.callbacks])
     return installed
 
 
@@ -213,13 +214,16 @@ class _Selection(_WithBlend):
         step.__dict__["forward_backward_func"] = lambda **call: select(**_as_in_megatron(call))
 
     def on_train_batch_end(self, *_: Any) -> None:
+        """Counts what the step drew."""
         assert self.drawn is not None
         self.drawn += self.multiplier * self.data.global_batch_size
 
     def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
         return {"drawn": self.drawn}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What a checkpoint kept."""
         self.drawn = state_dict["drawn"]
 
 
