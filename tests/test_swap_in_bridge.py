@@ -61,7 +61,7 @@ class Jobs:
     ) -> list[str]:
         spec = self.root / f"{runs[0]['name']}.json"
         spec.write_text(json.dumps({"root": str(self.root), "layout": layout, "runs": list(runs)}))
-        return self.torchrun(processes, WORKER, spec, timeout=600, **options)
+        return self.torchrun(processes, WORKER, spec, timeout=1500, **options)
 
     def steps(self, name: str, key: str) -> list[float]:
         return [json.loads(line)[key] for line in (self.root / name / "steps.jsonl").open()]
