@@ -129,7 +129,8 @@ def _redirect_devices() -> None:
 
         return wrapper
 
-    for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn"):
+    makers = ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "empty_like")
+    for name in makers:
         setattr(torch, name, on_cpu(getattr(torch, name)))
     tensor, module = cast(Any, torch.Tensor), cast(Any, torch.nn.Module)
     tensor.cuda = lambda self, *_, **__: self
