@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+NEMO2 := .venv-nemo2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest
 RL_BIN := .venv-nemo-rl/bin
@@ -10,11 +11,12 @@ RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .PHONY: help venv demo lint bench
-.PHONY: test test-slow test-layouts test-swap-in test-slurm test-nemo-rl test-gpu
+.PHONY: test test-slow test-layouts test-swap-in test-megatron-lm test-nemo2
+.PHONY: test-slurm test-nemo-rl test-gpu
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 venv: $(READY) ## build .venv: a CPU environment with everything the tests and the demo need
 
@@ -41,6 +43,21 @@ test-layouts: $(READY) ## train and score in many parallel layouts on gloo
 
 test-swap-in: $(READY) ## swap the selector into a job of Megatron-Bridge, in several layouts
 	$(PYTEST) -m swap_in --timeout 1800 $(ARGS)
+
+test-megatron-lm: $(READY) ## the same in pretrain_gpt.py of MEGATRON_LM=<checkout of core_v0.16.1>
+	@test -f "$(MEGATRON_LM)/pretrain_gpt.py" || { echo "MEGATRON_LM=$(MEGATRON_LM) is no Megatron-LM checkout: make test-megatron-lm MEGATRON_LM=<checkout of core_v0.16.1>"; exit 1; }
+	MEGATRON_LM=$(abspath $(MEGATRON_LM)) $(PYTEST) -m megatron_lm --timeout 3600 $(ARGS)
+
+test-nemo2: $(NEMO2)/.ready ## the same in llm.pretrain of NeMo 2.x; builds an environment of its own
+	$(NEMO2)/bin/python -m pytest tests/test_swap_in_nemo2.py -m nemo2 --timeout 3600 $(ARGS)
+
+$(NEMO2)/.ready: requirements/torch.txt requirements/nemo2.txt pyproject.toml
+	@test -x $(NEMO2)/bin/python || $(PYTHON) -m venv $(NEMO2)
+	@echo "Installing torch and NeMo 2.x into $(NEMO2) (3 GB, some minutes)"
+	@$(NEMO2)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/torch.txt
+	@$(NEMO2)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/nemo2.txt
+	@$(NEMO2)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
 
 test-slurm: $(READY) ## run a recipe on a real Slurm of two nodes, started on loopback for the test
 	$(PYTEST) -m slurm --timeout 7200 -s $(ARGS)

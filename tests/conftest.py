@@ -39,10 +39,10 @@ def moe(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[s
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     """Runs a program under the real torchrun on this machine.
 
-    `torchrun(nproc, target, *args, timeout=100, env=None, expect_failure=False)` runs `target` (a
-    script's path, or a module's name) in `nproc` processes and returns what each rank printed
-    (stdout, then stderr), in the order of the ranks. It fails the test with the tails of the
-    ranks' logs when a rank fails (or, with `expect_failure`, when none does), and when the run
+    `torchrun(nproc, target, *args, timeout=100, env=None, cwd=None, expect_failure=False)` runs
+    `target` (a script's path, or a module's name) in `nproc` processes and returns what each rank
+    printed (stdout, then stderr), in the order of the ranks. It fails the test with the tails of
+    the ranks' logs when a rank fails (or, with `expect_failure`, when none does), and when the run
     outlasts `timeout` seconds; nothing it started lives on.
     """
 
@@ -52,6 +52,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
         *args: object,
         timeout: float = 100,
         env: dict[str, str] | None = None,
+        cwd: Path | None = None,
         expect_failure: bool = False,
     ) -> list[str]:
         logs = tmp_path_factory.mktemp("torchrun")
@@ -65,7 +66,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         with open(logs / "launcher.log", "wb") as launcher_log:
             launcher = subprocess.Popen(
-                command, stdout=launcher_log, stderr=subprocess.STDOUT, env=environment
+                command, stdout=launcher_log, stderr=subprocess.STDOUT, env=environment, cwd=cwd
             )
             try:
                 code = launcher.wait(timeout)

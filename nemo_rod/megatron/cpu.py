@@ -3,7 +3,7 @@
 Nothing of theirs is edited. Nearly every function replaced here can only raise on a PyTorch
 without CUDA, so nothing that works without this module behaves differently with it; the exceptions
 say so. `torch.cuda.is_available()` stays False. Verified with megatron-core 0.16.1 and
-Megatron-Bridge 0.3.1.
+Megatron-Bridge 0.3.1, and with megatron-core 0.15.3 under NeMo 2.7.3 (`cpu_hosts.py`).
 
 Call `install()` before the first `import megatron.core`, and `install_trainer()` before converting
 a checkpoint or calling `pretrain()`. Both do nothing where CUDA is available.
@@ -50,7 +50,7 @@ def install_trainer() -> None:
     setup.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True
     )
-    initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
+    initialize._set_random_seed = while_counting_one_device(initialize._set_random_seed)
     _name_experts_globally()
     # the wheel ships the compiled helper but no Makefile: running `make` would exit the process
     if importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
@@ -74,8 +74,12 @@ def _name_experts_globally() -> None:
     model_bridge._megatron_local_name_to_global = name
 
 
-def _while_counting_one_device(function: Callable) -> Callable:
-    """Bridge seeds the model-parallel random state only if it counts a device."""
+def while_counting_one_device(function: Callable) -> Callable:
+    """Wraps a function of a trainer that skips its work where it counts no device.
+
+    Such are the seeding of the model-parallel random state and, in Megatron-LM, the making of the
+    process groups.
+    """
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +146,8 @@ def _redirect_devices() -> None:
 
         return wrapper
 
-    for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn"):
+    makers = ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "empty_like")
+    for name in makers:
         setattr(torch, name, on_cpu(getattr(torch, name)))
     tensor, module = cast(Any, torch.Tensor), cast(Any, torch.nn.Module)
     tensor.cuda = lambda self, *_, **__: self
@@ -313,6 +318,11 @@ class _StubFinder:
         "megatron.bridge.peft.lora_layers": ("transformer_engine", _transformer_engine_stub),
         "megatron.bridge.peft.lora": ("transformer_engine", _transformer_engine_stub),
         "megatron.core.inference.contexts.attention_context.triton.tensor_ops": (
+            "triton",
+            _triton_stub,
+        ),
+        # imported by Megatron-LM's initialize.py
+        "megatron.core.transformer.custom_layers.batch_invariant_kernels": (
             "triton",
             _triton_stub,
         ),

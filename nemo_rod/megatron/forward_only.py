@@ -29,12 +29,16 @@ def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool =
     overlapped = config.overlap_p2p_comm and not config.batch_p2p_comm
     delayed_fp8 = bool(config.fp8) and str(getattr(config, "fp8_recipe", "")) == "delayed"
     graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
+    # their names up to megatron-core 0.15
+    old_graphs = [n for n in ("enable_cuda_graph", "external_cuda_graph") if getattr(config, n, 0)]
     fsdp = bool(getattr(ddp_config, "use_megatron_fsdp", False))
     for found, feature, why, instead in (
         (pipelined and not overlapped, "virtual pipeline stages with these p2p settings",
          "trains on wrong gradients", "overlap_p2p_comm=True and batch_p2p_comm=False"),
         (graphs, f"cuda_graph_impl={getattr(config, 'cuda_graph_impl', None)!r}",
          "replays graphs that were captured for training", "cuda_graph_impl='none'"),
+        (bool(old_graphs) and not graphs, f"{' and '.join(old_graphs)}=True",
+         "replays graphs that were captured for training", "it to False"),
         (delayed_fp8, "delayed FP8 scaling", "lets scoring move the scales of training",
          "fp8_recipe='tensorwise' or 'mxfp8'"),
         (getattr(config, "moe_router_force_load_balancing", False),

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
-from megatron.core.utils import unwrap_model
 
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
@@ -28,7 +27,7 @@ def sliced_logits(model: list, num_slices: int = NUM_CHUNKS) -> Iterator[None]:
         model: the model's chunks on this rank.
         num_slices: slices that a block is cut into; one per partial sum by default.
     """
-    heads = [module for module in map(unwrap_model, model) if _has_output_layer(module)]
+    heads = [module for chunk in model for module in chunk.modules() if _is_head(module)]
     for module in heads:
         _slice_head(module, num_slices)
     try:
@@ -38,8 +37,9 @@ def sliced_logits(model: list, num_slices: int = NUM_CHUNKS) -> Iterator[None]:
             del module.output_layer.forward, module.compute_language_model_loss
 
 
-def _has_output_layer(module: Any) -> bool:
-    return getattr(module, "post_process", False) and hasattr(module, "output_layer")
+def _is_head(module: Any) -> bool:
+    # its own layer: wrappers, as NeMo 2.x has, hand on all names of what they wrap
+    return "output_layer" in module._modules and module.post_process
 
 
 def _slice_head(module: Any, num_slices: int) -> None:

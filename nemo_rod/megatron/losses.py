@@ -120,6 +120,11 @@ class BlockLosses:
 
     def _forward(self, block_ids: np.ndarray) -> list[torch.Tensor]:
         batches = [self.batches(block_ids) for _ in self.model]
+        pipeline: dict[str, Any] = {}
+        if self.groups.pp.size() > 1:  # megatron-core 0.15 does not take it otherwise
+            pipeline["p2p_communicator"] = P2PCommunicator(
+                pp_group=self.groups.pp, config=self.config
+            )
         outputs = scoring_pass(
             get_forward_backward_func(),
             self.model,
@@ -130,8 +135,8 @@ class BlockLosses:
             num_microbatches=len(block_ids) // self.micro_batch_size,
             seq_length=self.store.block_size,
             micro_batch_size=self.micro_batch_size,
-            p2p_communicator=P2PCommunicator(pp_group=self.groups.pp, config=self.config),
             pg_collection=self.groups,
+            **pipeline,
         )
         return [output[:, :NUM_CHUNKS] for output in outputs]
 

@@ -15,7 +15,7 @@ give. One module per host says where to bind; everything else knows no host:
     record.py     the curriculum and the metrics of such a job
     references.py reference losses of the job's own data
     job.py          the user's options, and the selector they make
-    megatron_bridge.py, megatron_bridge_checks.py      the hosts
+    megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts, each with its ..._checks.py
 
 A host does four things: it refuses what selection does not work with; it scales the length and the
 resume offset of the train split by the multiplier; it gives the job's dataset as a `Blend` to
@@ -28,7 +28,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-HOSTS = ("megatron_bridge",)
+HOSTS = ("megatron_bridge", "megatron_lm", "nemo2")
 
 
 def install(host: str, *args: Any, **options: Any) -> Any:

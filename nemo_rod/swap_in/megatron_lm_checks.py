@@ -1,0 +1,98 @@
+"""Which Megatron-LM, and which jobs of it, the selector can be swapped into."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from nemo_rod.megatron.forward_only import refuse_unsafe
+from nemo_rod.swap_in.roles import Roles, assign_roles
+
+INSTALLED = "_nemo_rod"  # mark of the function that stands in for the trainer's
+
+# Functions of megatron.training.training that are replaced, and the parameters asked of them.
+_BINDINGS = {
+    "initialize_megatron": set(),
+    "get_train_valid_test_num_samples": set(),
+    "build_train_valid_test_datasets": set(),
+    "build_pretraining_data_loader": {"dataset", "consumed_samples"},
+    "train_step": {"forward_backward_func", "data_iterator"},
+    "train": {"forward_step_func", "model"},
+}
+
+
+def check_version() -> None:
+    """Refuses a Megatron-LM in which the names to replace are not what they were.
+
+    Raises:
+        ValueError: naming what is missing.
+    """
+    try:
+        from megatron.training import training
+    except ImportError as error:
+        raise ValueError(
+            f"Megatron-LM's megatron.training cannot be imported ({error}): run the job's script "
+            "from a Megatron-LM checkout, or put the checkout on PYTHONPATH."
+        ) from None
+    from megatron.core import __version__
+
+    if hasattr(training.train_step, INSTALLED):
+        raise ValueError("A selector is installed already: uninstall() it before the next one.")
+    for name, wanted in _BINDINGS.items():
+        function = getattr(training, name, None)
+        found = set(inspect.signature(function).parameters) if callable(function) else set()
+        if not callable(function) or not wanted <= found:
+            needs = f" with {', '.join(sorted(wanted - found))}" if wanted else ""
+            raise ValueError(
+                f"This Megatron-LM (megatron-core {__version__}) has no training.{name}{needs}: "
+                "expected core_v0.16.1 or one that is like it there; check out a supported "
+                "version, or install a newer nemo_rod."
+            )
+
+
+def refuse(args: Any, roles: Roles) -> None:
+    """Refuses jobs that selection does not work in, before the model is made.
+
+    Args:
+        args: Megatron-LM's parsed arguments.
+        roles: see `roles.py`.
+
+    Raises:
+        ValueError: naming the argument, why it is refused and what to do.
+    """
+    from megatron.training.arguments import core_transformer_config_from_args
+    from megatron.training.utils import get_blend_and_blend_per_split
+
+    for name, why, instead in (
+        ("use_megatron_fsdp", "is not supported yet", "leave it out"),
+        ("use_torch_fsdp2", "is not supported yet", "leave it out"),
+        ("sft", "packs samples of many lengths into a row", "leave it out"),
+        ("hybrid_context_parallel", "gives samples of many lengths", "leave it out"),
+        ("fim_data", "would need references of samples that are made anew", "leave it out"),
+        ("mock_data", "makes samples of no source", "give --data-path"),
+        ("perform_rl_step", "trains on rollouts", "leave it out"),
+        ("rampup_batch_size", "changes the size of the pools", "leave it out"),
+        ("decrease_batch_size_if_needed", "changes the size of the pools", "leave it out"),
+        ("iterations_to_skip", "skips another number of samples than a step draws", "leave it out"),
+        ("phase_transition_iterations", "resumes at samples that were not counted", "leave it out"),
+    ):
+        if getattr(args, name, None):
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"Selection does not work with {flag}: it {why}; {instead}.")
+    if args.dataloader_type == "external":
+        raise ValueError(
+            "Selection does not work with --dataloader-type external: it leaves it to the job "
+            "where it resumes; use single."
+        )
+    if args.seq_length % 8:
+        raise ValueError(
+            f"--seq-length {args.seq_length}: expected a multiple of 8, for the 8 partial sums of "
+            "each sample's loss."
+        )
+    blend, per_split = get_blend_and_blend_per_split(args)
+    if blend is None and per_split is not None:
+        blend = per_split[0]
+    if blend is None:
+        raise ValueError("The job names no data: give --data-path or --train-data-path.")
+    assign_roles(blend[0], roles)
+    refuse_unsafe(core_transformer_config_from_args(args))

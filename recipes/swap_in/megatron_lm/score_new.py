@@ -1,0 +1,11 @@
+"""The lines that make the job write references of the new corpus."""
+
+from nemo_rod import swap_in
+
+swap_in.score(
+    "megatron_lm",
+    role="adaptation",
+    roles={0: "adaptation", 1: "replay"},
+    checkpoint="specialist",
+    out="references/new",
+)

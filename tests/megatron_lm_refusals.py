@@ -1,0 +1,58 @@
+"""Prints what each job of Megatron-LM that cannot select is told, for a job's arguments."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from megatron.training import training
+from megatron.training.arguments import parse_args, validate_args
+
+import nemo_rod
+from nemo_rod.swap_in.megatron_lm_checks import refuse
+
+ROLES = {0: "adaptation", 1: "replay"}
+CASES: dict[str, dict[str, Any]] = {
+    "accepted": {},
+    "mock_data": {"mock_data": True},
+    "use_megatron_fsdp": {"use_megatron_fsdp": True},
+    "use_torch_fsdp2": {"use_torch_fsdp2": True},
+    "sft": {"sft": True},
+    "rampup_batch_size": {"rampup_batch_size": [4, 4, 64]},
+    "iterations_to_skip": {"iterations_to_skip": [3]},
+    "cuda_graph_impl": {"cuda_graph_impl": "local"},
+    "context_parallel_size": {"context_parallel_size": 2},
+    "fp8": {"fp8": "hybrid", "fp8_recipe": "delayed"},
+    "moe_router_force_load_balancing": {"moe_router_force_load_balancing": True},
+    "dataloader_type": {"dataloader_type": "external"},
+    "seq_length": {"seq_length": 60},
+    "data_path": {"data_path": ["1", "data/new", "1", "data/old", "1", "data/other"]},
+}
+
+
+def answer(function: Any, *args: Any, **kwargs: Any) -> str:
+    try:
+        function(*args, **kwargs)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def main() -> None:
+    args = parse_args()
+    validate_args(args)
+    said = {}
+    for case, changes in CASES.items():
+        changed = copy.copy(args)
+        vars(changed).update(changes)
+        said[case] = answer(refuse, changed, ROLES)
+    options = {"roles": ROLES, "policy": nemo_rod.TakeAll(), "multiplier": 1}
+    with nemo_rod.install("megatron_lm", **options):
+        said["twice"] = answer(nemo_rod.install, "megatron_lm", **options)
+    training.train_step = lambda model: None
+    said["other version"] = answer(nemo_rod.install, "megatron_lm", **options)
+    print("SAID " + json.dumps(said), flush=True)
+
+
+main()
