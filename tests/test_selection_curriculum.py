@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_rod.selection.candidates import Candidates, Pool, RecordedPools
+from nemo_rod.selection.candidates import Candidates, Pool
 from nemo_rod.selection.curriculum import PADDING_ID, Curriculum
 from nemo_rod.selection.curriculum_header import CurriculumHeader
 from nemo_rod.selection.curriculum_tools import diff, export, verify
 from nemo_rod.selection.policies import Joint, TakeAll, threshold
+from nemo_rod.selection.recorded_pools import RecordedPools
 
 C, K = 12, 5  # not multiples of 8, for the bits of `chosen`
 SOURCES = (("law", "adaptation", 0, 30), ("news", "adaptation", 30, 10), ("web", "replay", 40, 60))

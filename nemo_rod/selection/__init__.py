@@ -14,7 +14,6 @@ from nemo_rod.selection.candidates import (
     Candidates,
     Pool,
     Pools,
-    RecordedPools,
     retention_for_share,
 )
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, selection_metrics
@@ -28,6 +27,7 @@ from nemo_rod.selection.policies import (
     reducible_loss,
     threshold,
 )
+from nemo_rod.selection.recorded_pools import RecordedPools
 from nemo_rod.selection.reference_folder import ReferenceManifest
 from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references import References, block_loss, num_targets
