@@ -1,6 +1,7 @@
 """Runs an unchanged script of a host on a machine without CUDA.
 
     python -m nemo_rod.megatron.on_cpu core make_data.py
+    python -m nemo_rod.megatron.on_cpu megatron_bridge pretrain.py
     python -m nemo_rod.megatron.on_cpu megatron_lm CHECKOUT/pretrain_gpt.py --num-layers ...
     python -m nemo_rod.megatron.on_cpu nemo2 pretrain.py
 
@@ -31,6 +32,7 @@ def main(arguments: list[str]) -> None:
     """
     prepare = {
         "core": cpu.install,
+        "megatron_bridge": cpu.install_trainer,
         "megatron_lm": cpu_hosts.install_megatron_lm,
         "nemo2": cpu_hosts.install_nemo2,
     }

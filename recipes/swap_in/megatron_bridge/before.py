@@ -1,7 +1,7 @@
 """A Megatron-Bridge pretraining job: `torchrun before.py DATA OUT CORPORA [BASE]`.
 
 CORPORA are names of folders in DATA, with commas between them. BASE holds the checkpoints of a job
-like this one, whose weights are the first. Small enough for a laptop: see `../on_cpu.py`.
+like this one, whose weights are the first. Small enough for a laptop: see `README.md`.
 """
 
 from __future__ import annotations
