@@ -181,6 +181,13 @@ ENDINGS = {
     "failed": (["exit 3"], "FAILED", "3:0", 0),
     "told to stop": (["exit 75", "exit 0"], "COMPLETED", "0:0", 1),
     "told to stop before it could answer": (["kill -TERM $$", "exit 0"], "COMPLETED", "0:0", 1),
+    "told to stop, and a node was slow to leave": (
+        ['echo "{\\"event\\": \\"stopped\\"}" >>"$RECORD"; kill -KILL $$', "exit 0"],
+        "COMPLETED",
+        "0:0",
+        1,
+    ),
+    "killed": (["kill -KILL $$"], "FAILED", "137:0", 0),
     "stopped too often": (["exit 75", "exit 75", "exit 75", "exit 0"], "FAILED", "75:0", 2),
     "near its time limit": (
         ["trap 'exit 75' USR1; while true; do sleep 1; done", "exit 0"],
@@ -202,6 +209,7 @@ def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str
         "#!/bin/bash\n#SBATCH --time=00:02:00 --signal=B:USR1@60 --requeue --open-mode=append\n"
         "#SBATCH --cpus-per-task=1\n"
         f"#SBATCH --output={tmp_path}/out\n"
+        f"export RECORD={tmp_path}/record\nrecord=$RECORD\n"
         f"command=(bash {tmp_path}/start.sh)\nsource {tmp_path}/stage.sh\n"
     )
     number = cluster.ask("sbatch", "--parsable", str(tmp_path / "job.sbatch"))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nemo_rod.config import Config
 from nemo_rod.launch.chain import Link
+from nemo_rod.launch.record import Record
 from nemo_rod.launch.render import frozen_config, launch_folder, link_command
 
 STAGE = Path(__file__).parent / "stage.sh"
@@ -86,6 +87,7 @@ def render_job(config: Config, link: Link) -> str:
     lines = ["#!/bin/bash", *_directives(config, link), f"# {link.title}", ""]
     lines += [
         f"command=(bash {shlex.quote(str(folder / 'node.sh'))} {link_command(config, link)})",
+        f"record={shlex.quote(str(Record(Path(config.run_dir).absolute(), link.name).path))}",
         f"source {shlex.quote(str(folder / 'stage.sh'))}",
     ]
     return "\n".join(lines) + "\n"

@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2154
-# Runs one stage, `command`, on all nodes of this Slurm job. Every job script sources this file.
+# Runs one stage, `command`, on all nodes of this Slurm job. Every job script sources this file,
+# after it has said where the stage's `record` is.
 #
 # A stage that is told to stop saves, and ends with status 75. Then the job must go back into the
 # queue, and nobody else sees to that: a batch script that returns while its job is being preempted,
@@ -7,9 +8,14 @@
 # the requeue itself and stays until Slurm ends it.
 set -uo pipefail
 
-# Status of a stage that was told to stop: by itself, or by a signal before it could answer one.
+# Whether a stage that ended with status $1 was told to stop: by its own word, or because a signal
+# came before it could give one. srun returns the highest status of all nodes, and on a node that
+# was slow to leave that is the one of a kill; the record of the stage knows better.
 told_to_stop() {
-  [[ $1 == 75 || $1 == $((128 + 10)) || $1 == $((128 + 15)) ]] # EX_TEMPFAIL, USR1, TERM
+  local last
+  last=$(tail -n 1 "$record" 2>/dev/null)
+  [[ $1 == 75 || $1 == $((128 + 10)) || $1 == $((128 + 15)) ]] || # EX_TEMPFAIL, USR1, TERM
+    [[ $last != "$last_before" && $last == *'"event": "stopped"'* ]]
 }
 
 # The time limit is near (--signal=B:USR1@...): srun hands the signal on to every process of the
@@ -39,6 +45,7 @@ if ((SLURM_JOB_NUM_NODES > 1)); then
 fi
 
 echo "stage.sh: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, requeued ${SLURM_RESTART_COUNT:-0} times"
+last_before=$(tail -n 1 "$record" 2>/dev/null)
 limit=far
 trap near_the_limit USR1
 srun "${srun_options[@]}" "${command[@]}" &
