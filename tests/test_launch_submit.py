@@ -37,7 +37,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             "The layout's 12 processes do not fill nodes of cluster.gpus_per_node=8",
         ),
         (["launcher=ray", *CLUSTER, "launcher.nemo_rl=null"], "set launcher.nemo_rl and"),
-        (["launcher=slurm", *CLUSTER, "launcher.kind=pbs"], "expected local, slurm, ray or nemo_rl"),
+        (["launcher=slurm", *CLUSTER, "launcher.kind=pbs"], "expected local, slurm, ray"),
     ],
 )
 def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: str) -> None:
