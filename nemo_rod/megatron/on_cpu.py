@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         ValueError: if the host is unknown or the script is missing.
     """
-    prepare = {
+    prepare: dict[str, Callable[[], None]] = {
         "core": cpu.install,
         "megatron_bridge": cpu.install_trainer,
         "megatron_lm": cpu_hosts.install_megatron_lm,
