@@ -38,19 +38,20 @@ def page() -> str:
     sections = [_HEAD + "".join(_group(name) for name in GROUPS)]
     sections.append(_section("All of a run", "", classes["Config"], classes, comments))
     for field in _fields(classes["Config"]):
-        kind = _kind(field)
-        if kind in classes:
-            key = ast.unparse(field.target)
-            also = ", and `pretrain`" if key == "train" else ""
-            title = f"`{key}`{also}"
+        key, kind = ast.unparse(field.target), _kind(field)
+        if kind in classes and key != "pretrain":  # which has the keys of train
+            title = f"`{key}`" if key != "train" else "`train`, and `pretrain`"
             sections.append(_section(title, f"{key}.", classes[kind], classes, comments))
     return "\n".join(sections)
 
 
 def _group(name: str) -> str:
     folder = ROOT / "hydra_configs" / name
-    names = sorted(file.relative_to(folder).with_suffix("") for file in folder.rglob("*.yaml"))
-    return f"| `{name}` | {', '.join(f'`{name.as_posix()}`' for name in names)} |\n"
+    files = [file.relative_to(folder).with_suffix("") for file in folder.rglob("*.yaml")]
+    # a template is to be copied; recipes/nemo_rl/ and recipes/swap_in/ are in forms of their own
+    names = {file.as_posix() for file in files if name != "recipe" or len(file.parts) == 1}
+    shown = ", ".join(f"`{file}`" for file in sorted(names - {"template"}))
+    return f"| `{name}` | {shown} |\n"
 
 
 def _section(
@@ -68,7 +69,7 @@ def _section(
             continue  # it has a section of its own
         default, meaning = _default(field), comments.get(field.end_lineno or 0, "")
         if kind == "Optimisation":
-            default, meaning = "", f"{meaning}; see [below](#train-and-pretrain)".lstrip("; ")
+            meaning = f"{meaning}; see [below](#train-and-pretrain)".lstrip("; ")
         shown = ast.unparse(field.annotation).replace(" | None", " or null")
         rows.append(f"| `{prefix}{key}` | {shown} | {default} | {meaning} |")
     return "\n".join([f"## {title}", "", about.replace("\0", "\n\n"), "", *rows, ""])

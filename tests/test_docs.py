@@ -163,10 +163,14 @@ def test_configuration_page_is_up_to_date() -> None:
 
 @cache
 def said() -> str:
-    """Every string of the package, with a NUL where a value goes in; and the shell's."""
+    """Every string of the package but docstrings, a NUL for each value in it; and the shell's."""
     strings = []
     for file in sorted((ROOT / "nemo_rod").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if id(node) in docstrings:
+                continue
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 strings.append(node.value)
             elif isinstance(node, ast.JoinedStr):
@@ -183,7 +187,7 @@ def quoted() -> list[str]:
 
 
 def test_quoted_errors_are_those_of_the_code() -> None:
-    assert len(quoted()) > 80
+    assert quoted()
     wrong = []
     for sentence in quoted():
         parts = [re.escape(part.strip()) for part in sentence.split("…") if part.strip()]
