@@ -1,4 +1,4 @@
-"""The rules of the house: import arrows, a light import, a whole wheel, honest commands."""
+"""The rules of the house: import arrows, a light import, a whole wheel, no path of one machine."""
 
 from __future__ import annotations
 
@@ -178,35 +178,3 @@ def test_no_file_names_a_path_of_one_machine() -> None:
         if pattern.search(line)
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def documented(command: str) -> set[tuple[str, str]]:
-    """(document, first argument) of each call of a command in the documents' code blocks."""
-    found = set()
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        blocks = re.findall(r"^```[^\n]*\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
-        for line in "\n".join(blocks).splitlines():
-            call = re.match(
-                rf"(?:\$ )?(?:\w+=\S+ )*(?:\S*/)?{command} +([a-z][\w-]*)", line.strip()
-            )
-            if call:
-                found.add((path.relative_to(ROOT).as_posix(), call[1]))
-    assert found, f"no document shows a call of {command}"
-    return found
-
-
-def test_documented_make_targets_exist() -> None:
-    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert {call for call in documented("make") if call[1] not in targets} == set()
-
-
-def test_documented_subcommands_exist() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nemo_rod.cli", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    commands = set(re.findall(r"nemo-rod +([a-z][\w-]*)", done.stdout))
-    assert {call for call in documented("nemo-rod") if call[1] not in commands} == set()
