@@ -43,11 +43,11 @@ class Optimisation:
     min_lr_ratio: float = 0.1  # final learning rate / peak
     warmup_fraction: float = 0.05  # share of the steps with a linear warm-up
     decay_fraction: float = 0.3  # share of the steps with the final cosine decay
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    adam_eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip_grad: float = 1.0
+    adam_beta1: float = 0.9  # decay of the mean of gradients
+    adam_beta2: float = 0.95  # decay of the mean of their squares
+    adam_eps: float = 1e-8  # added to the root of the latter
+    weight_decay: float = 0.1  # of matrices, apart from the gradient (AdamW)
+    clip_grad: float = 1.0  # largest norm of the gradient
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Domain:
     tokenizer: str = MISSING  # "byte", or a Hugging Face name or folder
     block_size: int = 4096  # tokens per block (S)
     holdout_fraction: float = 0.01  # share of each source's blocks that is held out
-    holdout_seed: int = 42
+    holdout_seed: int = 42  # which blocks those are
     workers: int = 1  # processes that read and tokenise
     sources: dict[str, Any] = field(default_factory=dict)  # name -> how to read it (SourceSpec)
 
@@ -114,15 +114,15 @@ class Cluster:
     gpu_memory_gib: float = 0.0  # of one GPU, as CUDA reports it
     cpu_cores: int = 1  # of a node
     node_memory_gib: float = 0.0  # of a node
-    account: str | None = None
-    partition: str | None = None
-    qos: str | None = None
+    account: str | None = None  # sbatch --account
+    partition: str | None = None  # sbatch --partition
+    qos: str | None = None  # sbatch --qos
     time: str = "4:00:00"  # limit of one job, HH:MM:SS or D-HH:MM:SS; in YAML in quotes
     gpu_option: str = "gpus-per-node"  # sbatch option that asks for GPUs, or "gres"
     exclusive: bool = True  # nodes to itself for a stage that uses all GPUs of its nodes
     cpu_partition: str | None = None  # of stages without GPU; none: the same partition
     cpu_stage_cores: int = 16  # of a stage without GPU; as many as domain.workers if that is more
-    cpu_stage_memory_gib: int = 64
+    cpu_stage_memory_gib: int = 64  # of stages without GPU
     sbatch: dict[str, Any] = field(default_factory=dict)  # more options, of stages with GPUs
     cpu_sbatch: dict[str, Any] = field(default_factory=dict)  # and of stages without
     image: str | None = None  # container: a .sqsh file or a registry's address
@@ -152,7 +152,7 @@ class Plan:
     """
 
     adaptation_tokens: float | None = None  # of the corpus; null: counted, or the sources' caps
-    replay_tokens: float | None = None
+    replay_tokens: float | None = None  # the same of replay
     peak_tflops: float | None = None  # of one GPU in the model's precision, without sparsity
     utilisation: float | None = None  # share of the peak that training reaches
     backward: float | None = None  # time of a backward pass, in forward passes
@@ -166,7 +166,7 @@ class Plan:
 class Config:
     """One recipe with everything a run needs."""
 
-    recipe: str = MISSING
+    recipe: str = MISSING  # its name
     run_dir: str = MISSING  # where all results go
     arms: list[str] = field(default_factory=list)  # the training runs to compare
     arm: str | None = None  # the one arm of a single-stage command

@@ -33,9 +33,10 @@ if [[ -e $folder/jobs.tsv ]]; then
   echo "submit.sh: $folder/jobs.tsv is there, so these jobs were submitted before" >&2
   exit 1
 fi
-declare -A job
+declare -A job=()
 
 take_back() {{
+  trap - ERR
   echo "submit.sh: a job was refused, so the others are taken back" >&2
   ((${{#job[@]}} == 0)) || scancel "${{job[@]}}"
   rm -f "$folder/jobs.tsv"
