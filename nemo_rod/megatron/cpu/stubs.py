@@ -54,6 +54,7 @@ class StubFinder:
             "triton",
             _triton_stub,
         ),
+        "megatron.core.transformer.moe.ops.paged_stash": ("triton", _triton_stub),
         # imported by Megatron-LM's initialize.py
         "megatron.core.transformer.custom_layers.batch_invariant_kernels": (
             "triton",
