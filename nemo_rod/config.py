@@ -65,6 +65,15 @@ class Scoring:
     """The forward-only pass over candidates, and over whole corpora."""
 
     micro_batch_size: int = MISSING  # blocks in one forward pass of one replica
+    prefix: str = "1"  # share of a candidate that is scored, its beginning: 1, 1/2, 1/4 or 1/8
+
+    @property
+    def eighths(self) -> int:
+        """Of every candidate that are scored; the references have its loss in as many parts."""
+        return PREFIXES[self.prefix]
+
+
+PREFIXES = {"1": 8, "1/2": 4, "1/4": 2, "1/8": 1}  # scoring.prefix -> eighths of a block
 
 
 @dataclass
@@ -265,6 +274,7 @@ def check(config: Config) -> None:
         config.scoring.micro_batch_size,
         ">= 1",
     )
+    check_prefix(config.scoring, config.domain.block_size, parallel)
     _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
@@ -278,6 +288,28 @@ def check(config: Config) -> None:
         raise ValueError("model.architecture is set without pretrain: say how the base is trained.")
     if config.model.architecture is not None:
         _check_architecture(config.model.architecture, parallel)
+
+
+def check_prefix(scoring: Scoring, block_size: int, parallel: Parallel) -> None:
+    """Refuses a prefix that is none, or that a layout cannot share out.
+
+    Raises:
+        ValueError: naming the key, what was found, what was expected and what to do.
+    """
+    _expect(scoring.prefix in PREFIXES, "scoring.prefix", scoring.prefix, ", ".join(PREFIXES))
+    # context parallelism deals out runs of positions in pairs, sequence parallelism one run a rank
+    shares = (2 * parallel.context if parallel.context > 1 else 1) * (
+        parallel.tensor if parallel.sequence else 1
+    )
+    length = block_size * scoring.eighths // 8
+    if scoring.eighths < 8 and length % shares:
+        raise ValueError(
+            f"scoring.prefix={scoring.prefix} leaves {length} tokens of domain.block_size="
+            f"{block_size}, which this layout cannot share out: parallel.context="
+            f"{parallel.context} and parallel.tensor={parallel.tensor} with sequence="
+            f"{str(parallel.sequence).lower()} need a multiple of {shares}; choose a longer prefix "
+            "or another layout."
+        )
 
 
 def _check_parallel(parallel: Parallel) -> None:

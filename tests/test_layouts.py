@@ -32,8 +32,13 @@ def single(tiny: Setting) -> list[Any]:
     return tiny.rod("single", LAYOUTS["single"], tiny.root / "weights")
 
 
+@pytest.fixture(scope="module")
+def single_prefix(tiny: Setting) -> list[Any]:
+    return tiny.rod("single", LAYOUTS["single"], tiny.root / "prefix_weights", eighths=2)
+
+
 def hugging_face_losses(checkpoint: Path, tokens: np.ndarray) -> np.ndarray:
-    """Mean loss over the S - 1 next-token targets of each block, nats, float64 `[C]`."""
+    """Mean loss over the next-token targets within each row of tokens, nats, float64 `[C]`."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -46,15 +51,18 @@ def hugging_face_losses(checkpoint: Path, tokens: np.ndarray) -> np.ndarray:
     return loss.view(len(ids), -1).mean(dim=1).numpy()
 
 
-def assert_choice_is_plain_arithmetic(tiny: Setting, records: list[Any]) -> None:
+def assert_choice_is_plain_arithmetic(
+    tiny: Setting, records: list[Any], weights: str = "weights", length: int | None = None
+) -> None:
+    """The oracle reads the first `length` tokens of every candidate, or all of them."""
     store, pools = tiny.store, tiny.arm("rod").pools()
     assert [record.step for record in records] == list(range(STEPS))
     smallest_gap, replay = np.inf, 0
     for record in records:
         pool = pools.pool(record.step)
         assert (record.block_ids == pool.block_ids).all()
-        tokens = store.tokens(pool.block_ids)
-        now = hugging_face_losses(tiny.root / "weights" / str(record.step), tokens)
+        tokens = store.tokens(pool.block_ids)[:, :length]
+        now = hugging_face_losses(tiny.root / weights / str(record.step), tokens)
         reference = np.where(
             pool.is_replay,
             hugging_face_losses(tiny.base, tokens),
@@ -90,6 +98,18 @@ def test_choice_equals_plain_arithmetic_on_exported_weights(
     assert_choice_is_plain_arithmetic(tiny, single)
 
 
+def test_a_prefix_is_scored_against_the_reference_of_the_same_prefix(
+    tiny: Setting, single: list[Any], single_prefix: list[Any]
+) -> None:
+    # a quarter of 64 tokens are 16 positions; the target of the last is token 17
+    assert_choice_is_plain_arithmetic(tiny, single_prefix, "prefix_weights", length=17)
+    # both choose from the same pools, and not the same
+    assert all(
+        (a.block_ids == b.block_ids).all() for a, b in zip(single, single_prefix, strict=True)
+    )
+    assert any((a.chosen != b.chosen).any() for a, b in zip(single, single_prefix, strict=True))
+
+
 def test_replay_scores_are_exactly_zero_at_the_base(tiny: Setting, single: list[Any]) -> None:
     first = single[0]
     is_replay = tiny.store.is_replay(first.block_ids)
@@ -117,6 +137,15 @@ def test_same_choice_and_training_in_every_layout(
 ) -> None:
     tiny.rod(layout, LAYOUTS[layout])
     assert_same_run(tiny.root / "single", tiny.root / layout)
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("layout", ["dp2", "tp2_sp", "pp2_vpp2"])
+def test_same_choice_by_prefix_in_other_layouts(
+    tiny: Setting, single_prefix: list[Any], layout: str
+) -> None:
+    tiny.rod(layout, LAYOUTS[layout], eighths=2)
+    assert_same_run(tiny.root / "single_2_eighths", tiny.root / f"{layout}_2_eighths")
 
 
 @pytest.fixture(scope="module")

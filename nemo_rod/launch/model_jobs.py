@@ -64,7 +64,8 @@ class ModelJobs:
         if name != "rod_compute_matched":
             return train
         # as many plain steps' worth of compute as a fixed-replay arm, scoring included
-        per_step = 1 + self.config.selection.multiplier / 3
+        share = self.config.scoring.eighths / 8
+        per_step = 1 + self.config.selection.multiplier * share / 3
         return dataclasses.replace(train, steps=round(train.steps / per_step))
 
     def arm(
@@ -81,6 +82,7 @@ class ModelJobs:
             balance=selection.balance,  # type: ignore[arg-type]
             kappa=selection.kappa,
             seed=self.config.seed,
+            eighths=self.config.scoring.eighths,
         )
 
     def train(
@@ -111,7 +113,7 @@ class ModelJobs:
 
     def describe(self, folder: Path, name: str, arm: Arm, optimisation: Optimisation) -> None:
         """`arm.json`: what the run was and what it cost, for the report."""
-        steps, scores = optimisation.steps, arm.policy().needs_scores
+        steps = optimisation.steps
         block_size = self.config.domain.block_size
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         description = {
@@ -122,10 +124,11 @@ class ModelJobs:
             "batch_size": optimisation.batch_size,
             "block_size": block_size,
             "multiplier": arm.multiplier,
+            "scored_eighths": arm.eighths,
             "pools": arm.balance,
             "policy": type(arm.policy()).__name__,
             "trained_tokens": steps * optimisation.batch_size * block_size,
-            "scored_tokens": steps * arm.pools().size * block_size if scores else 0,
+            "scored_tokens": round(steps * arm.scored_blocks * block_size),
             "compute": arm.compute(steps),
             "wall_seconds": sum(row["timing/train/total"] for row in rows),
         }

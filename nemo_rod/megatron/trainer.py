@@ -67,6 +67,7 @@ def train(
         references=references,
         on_nonfinite=job.on_nonfinite,  # type: ignore[arg-type]
         scoring_micro_batch_size=job.scoring_micro_batch_size,
+        eighths=arm.eighths,
         beat=beat,
     )
     header = curriculum_header(arm, store, references, config=job.config_digest)

@@ -91,6 +91,7 @@ class RoDWorkerMixin:
                 block_size=self._rod_store.block_size,
                 references=references,
                 on_nonfinite=task.on_nonfinite,
+                eighths=arm.eighths,
             )
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ import numpy as np
 from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow, Store
 from nemo_rod.selection.policies import Joint, Policy, TakeAll
+from nemo_rod.selection.reference_folder import NUM_CHUNKS
 from nemo_rod.selection.references import References
 
 
@@ -39,6 +40,7 @@ class Arm:
         multiplier: candidates per trained block (m).
         retention: share of the replay blocks that takes part; only for balance "corpus".
         kappa: weight of replay scores; None trains on the whole pool.
+        eighths: how much of every candidate is scored, from its beginning.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Arm:
     multiplier: float = 1.0
     retention: float = 1.0
     kappa: float | None = None
+    eighths: int = NUM_CHUNKS
 
     def pools(self) -> Pools:
         """The candidates of every step."""
@@ -72,10 +75,17 @@ class Arm:
     def compute(self, steps: int) -> float:
         """Cost of a run in plain steps, where a forward pass of one trained batch counts 1/3.
 
-        Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements).
+        Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements),
+        scoring a prefix of them that share of it.
         """
-        scored = self.pools().size / self.batch_size if self.policy().needs_scores else 0.0
-        return steps * (1 + scored / 3)
+        return steps * (1 + self.scored_blocks / self.batch_size / 3)
+
+    @property
+    def scored_blocks(self) -> float:
+        """Candidates that are scored in one step, a prefix of one counted as that share of it."""
+        if not self.policy().needs_scores:
+            return 0.0
+        return self.pools().size * self.eighths / NUM_CHUNKS
 
 
 class StoreWithSources(Store, Protocol):
@@ -165,6 +175,7 @@ def make_arm(
     balance: Balance,
     kappa: float,
     seed: int,
+    eighths: int = NUM_CHUNKS,
 ) -> Arm:
     """Builds a trained arm from its name.
 
@@ -177,6 +188,7 @@ def make_arm(
         balance: of the candidate pools of arms that select.
         kappa: weight of replay scores of arms that select.
         seed: of the candidate stream.
+        eighths: of every candidate that are scored, for arms that select.
 
     Raises:
         ValueError: if the store cannot serve the arm.
@@ -189,7 +201,9 @@ def make_arm(
         "seed": seed,
     }
     if name.startswith("rod"):
-        return Arm(**common, balance=balance, multiplier=multiplier, kappa=kappa)  # type: ignore
+        return Arm(  # type: ignore[arg-type]
+            **common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths
+        )
     if name == "base":
         return Arm(**common, balance="replay")  # type: ignore[arg-type]
     share = _fixed_share(name)

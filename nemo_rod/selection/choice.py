@@ -37,7 +37,8 @@ class Choice:
         score: float32 `[C]`; None where the policy needs no scores.
         chosen: int64 `[K]`, positions in the pool, ascending.
         threshold: tau, the smallest chosen score; NaN without scores.
-        seconds: of the parts "scoring" and "selection".
+        seconds: of the parts "scoring" and "selection", and of "lookup", the pool and its
+            references, where a `Selector` did that.
         excluded: candidates that could not be chosen because their score was no number.
     """
 
