@@ -201,9 +201,7 @@ def make_arm(
         "seed": seed,
     }
     if name.startswith("rod"):
-        return Arm(
-            **common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths
-        )
+        return Arm(**common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths)
     if name == "base":
         return Arm(**common, balance="replay")
     share = _fixed_share(name)
