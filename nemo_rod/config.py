@@ -145,6 +145,23 @@ class Launcher:
 
 
 @dataclass
+class Tasks:
+    """Benchmarks that every arm is asked through lm-eval, by capability (paper, appendix B.5).
+
+    `tasks=paper` is the paper's list, `tasks=held_out` needs no network, `tasks=none` asks nothing.
+    """
+
+    capabilities: dict[str, list[str]] = field(default_factory=dict)  # names of lm-eval's tasks
+    held_out: int = 0  # questions from the held-out blocks of each replay source; 0 for none
+    backend: str = "hf"  # lm-eval's model: "hf", or "vllm"
+    arguments: dict[str, Any] = field(default_factory=dict)  # of it, such as tensor_parallel_size
+    batch_size: int = 16  # requests in one forward pass
+    few_shot: int | None = None  # examples before a question; null: each task's own number
+    limit: int | None = None  # questions of each task, at most, for trials; null: all
+    seed: int = 1234  # of the choice of examples
+
+
+@dataclass
 class Plan:
     """What `nemo-rod plan` takes for granted. All of it is estimate, so all of it is a key.
 
@@ -183,6 +200,7 @@ class Config:
     train: Optimisation = field(default_factory=Optimisation)
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
+    tasks: Tasks = field(default_factory=Tasks)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)
@@ -266,6 +284,7 @@ def check(config: Config) -> None:
         ">= 1",
     )
     _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
+    _check_tasks(config.tasks)
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)
@@ -278,6 +297,21 @@ def check(config: Config) -> None:
         raise ValueError("model.architecture is set without pretrain: say how the base is trained.")
     if config.model.architecture is not None:
         _check_architecture(config.model.architecture, parallel)
+
+
+def _check_tasks(tasks: Tasks) -> None:
+    _expect(tasks.backend in ("hf", "vllm"), "tasks.backend", tasks.backend, "hf or vllm")
+    _expect(tasks.batch_size >= 1, "tasks.batch_size", tasks.batch_size, ">= 1")
+    _expect(tasks.held_out >= 0, "tasks.held_out", tasks.held_out, ">= 0")
+    for key in ("limit", "few_shot"):
+        value = getattr(tasks, key)
+        least = 1 if key == "limit" else 0
+        _expect(value is None or value >= least, f"tasks.{key}", value, f">= {least}, or null")
+    if tasks.capabilities and tasks.held_out:
+        raise ValueError(
+            "tasks.capabilities and tasks.held_out are both set: ask them in two runs, because the "
+            "forgetting of tasks is the mean over all capabilities."
+        )
 
 
 def _check_parallel(parallel: Parallel) -> None:

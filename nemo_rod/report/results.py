@@ -5,6 +5,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     adapt_loss                 weighted mean of the held-out losses of the adaptation sources
     forgetting_by_source       l(o) - l_base(o) per replay source, uncapped
     val_forgetting             F_val = sum_o w_o max(0, l(o) - l_base(o)), w normalised
+    capability_change          accuracy less the base model's, per capability
     task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
@@ -89,6 +90,7 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
         "adapt_loss": _weighted_mean(arm.adaptation_loss, run.block_counts["adaptation"]),
         "val_forgetting": _weighted_mean(capped, run.block_counts["replay"]),
         "task_forgetting": _task_forgetting(arm, base),
+        "capability_change": _capability_change(arm, base),
         "forgetting_by_source": forgetting,
         "replay_share": float(history.share_T.mean()) if history else None,
         "share_by_decile": history.share_by_decile() if history else None,
@@ -118,11 +120,17 @@ def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> fl
 
 
 def _task_forgetting(arm: Arm, base: Arm | None) -> float | None:
+    change = _capability_change(arm, base)
+    if not change:
+        return None
+    return math.fsum(max(0.0, -value) for value in change.values()) / len(change)
+
+
+def _capability_change(arm: Arm, base: Arm | None) -> dict[str, float] | None:
+    """Accuracy less the base model's, per capability."""
     if base is None or not base.accuracy or not arm.accuracy:
         return None
-    shared = [name for name in base.accuracy if name in arm.accuracy]
-    drops = [max(0.0, base.accuracy[name] - arm.accuracy[name]) for name in shared]
-    return math.fsum(drops) / len(drops) if drops else None
+    return {name: value - base.accuracy[name] for name, value in arm.accuracy.items()}
 
 
 def _profiles(arms: Mapping[str, Mapping[str, Any]], reference: str | None) -> dict[str, Any]:
