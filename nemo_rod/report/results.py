@@ -9,8 +9,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
-    profile                    linear fit of an arm's forgetting on no-replay forgetting, and
-                               Pearson's r of its sampling ratio with forgetting
+    profile                    of sources, see `profile.py`
 
 Comparisons with fixed replay are made along the chord (`chord.py`) through the fixed arms and the
 no-replay arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
@@ -22,7 +21,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nemo_rod.report.chord import Chord, ChordPoint, linear_fit, pearson
+from nemo_rod.report.chord import Chord, ChordPoint
+from nemo_rod.report.profile import profiles_of
 from nemo_rod.report.run import ROLES, Arm, Run
 
 SCHEMA = 1
@@ -45,7 +45,7 @@ def results_of(run: Run) -> dict[str, Any]:
         "recipe": run.recipe,
         "seed": run.seed,
         "arms": arms,
-        "profile": _profiles(arms, reference),
+        "profile": profiles_of(arms, reference),
         "reference_arm": reference,
         "chord": chord_arms if chord else [],
         "comparisons": {
@@ -53,6 +53,7 @@ def results_of(run: Run) -> dict[str, Any]:
         },
         "costs": _costs(run),
         "sources": run.block_counts,
+        "base_loss_by_source": run.arms["base"].replay_loss if "base" in run.arms else None,
         "notes": notes + _notes(run),
     }
 
@@ -100,6 +101,7 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
         "compute": arm.compute,
         "wall_seconds": arm.wall_seconds,
         "seed": arm.seed,
+        "design": arm.design,
     }
 
 
@@ -131,29 +133,6 @@ def _capability_change(arm: Arm, base: Arm | None) -> dict[str, float] | None:
     if base is None or not base.accuracy or not arm.accuracy:
         return None
     return {name: value - base.accuracy[name] for name, value in arm.accuracy.items()}
-
-
-def _profiles(arms: Mapping[str, Mapping[str, Any]], reference: str | None) -> dict[str, Any]:
-    """Slope and intercept of the forgetting profile and Pearson's r, per arm beyond no-replay."""
-    vulnerability = arms.get("no_replay", {}).get("forgetting_by_source") or {}
-    residual = arms[reference]["forgetting_by_source"] or {} if reference else {}
-    profiles = {}
-    for name, arm in arms.items():
-        if name in ("base", "no_replay"):
-            continue
-        fit = linear_fit(vulnerability, arm["forgetting_by_source"] or {})
-        ratio = {
-            source: value
-            for source, value in (arm["sampling_ratio_by_source"] or {}).items()
-            if value is not None
-        }
-        profiles[name] = {
-            "slope": fit[0] if fit else None,
-            "intercept": fit[1] if fit else None,
-            "pearson_r": pearson(ratio, vulnerability),
-            "pearson_r_residual": pearson(ratio, residual),
-        }
-    return profiles
 
 
 def _chord_arms(run: Run, reference: str | None) -> tuple[list[str], list[str]]:

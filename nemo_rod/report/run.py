@@ -24,6 +24,11 @@ from nemo_rod.report.arms import ArmName, parse_arm
 from nemo_rod.report.history import History, read_history
 
 ROLES = ("adaptation", "replay")
+# What `arm.json` says of an arm beside its costs.
+DESIGN = (
+    "of", "steps", "budget", "multiplier", "kappa", "share", "adaptation", "replay", "follow",
+    "follow_by", "curriculum", "references",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Arm:
         wall_seconds: None if unknown.
         seconds_per_step: Median over the run; None if unknown.
         history: What was drawn and chosen; None for arms that do not train.
+        design: What sets the arm apart, as `arm.json` says; None if not trained.
     """
 
     name: ArmName
@@ -61,6 +67,7 @@ class Arm:
     wall_seconds: float | None
     seconds_per_step: float | None
     history: History | None
+    design: dict[str, Any] | None
 
     @property
     def accuracy(self) -> dict[str, float] | None:
@@ -174,6 +181,7 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         wall_seconds=facts.get("wall_seconds"),
         seconds_per_step=_seconds_per_step(folder / "metrics.jsonl"),
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
+        design={key: facts.get(key) for key in DESIGN} if facts else None,
     )
 
 
