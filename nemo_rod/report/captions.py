@@ -29,35 +29,37 @@ TITLES = {
     "settings_sampling_ratio": "Settings: who is replayed",
 }
 _CAPTIONS = {
-    "frontier": "Towards the lower left is better. The blue line is the chord: what fixed replay would "
-    "reach at shares between those that were run, straight in ln F_val as on this axis. The"
-    " dashed line is RoD's distance from it at equal forgetting.{base}{replicates}{paper}",
-    "replay_share": "Bands are replay sources, or the paper's categories of them; the line is their sum: "
-    "the replay share of the trained batch. Dots are means over tenths of the run, in "
-    "percent. 1\N{MULTIPLICATION SIGN} and 2\N{MULTIPLICATION SIGN} mark where as many adaptation blocks were trained on as there are, "
-    "once and twice.",
-    "scores": "Mean score of the adaptation candidates (what is left to learn), of the replay "
-    "candidates (what has been forgotten), and the score of the last block that still got a"
-    " place.",
-    "forgetting_profile": "One point per replay source and arm. The dotted diagonal is no replay at all; a flat "
-    "line protects most those sources that would be forgotten most. Broken lines are the "
-    "fits without {without}, whose no-replay forgetting lies farthest from the mean.",
-    "sampling_ratio": "How much more often than it was offered each source was trained on. RoD follows the "
-    "forgetting that is left under replay; a source that is forgotten badly but recovers "
-    "from a few blocks needs little of it, which weakens the relation with no-replay "
-    "forgetting.",
+    "frontier": "Towards the lower left is better. The blue line is the chord: what fixed "
+    "replay would reach at shares between those that were run, straight in ln F_val as on "
+    "this axis. The dashed line is RoD's distance from it at equal "
+    "forgetting.{base}{replicates}{paper}",
+    "replay_share": "Bands are replay sources, or the paper's categories of them; the line "
+    "is their sum: the replay share of the trained batch. Dots are means over tenths of the"
+    " run, in percent. 1\N{MULTIPLICATION SIGN} and 2\N{MULTIPLICATION SIGN} mark where as "
+    "many adaptation blocks were trained on as there are, once and twice.",
+    "scores": "Mean score of the adaptation candidates (what is left to learn), of the "
+    "replay candidates (what has been forgotten), and the score of the last block that "
+    "still got a place.",
+    "forgetting_profile": "One point per replay source and arm. The dotted diagonal is no "
+    "replay at all; a flat line protects most those sources that would be forgotten most. "
+    "Broken lines are the fits without {without}, whose no-replay forgetting lies farthest "
+    "from the mean.",
+    "sampling_ratio": "How much more often than it was offered each source was trained on. "
+    "RoD follows the forgetting that is left under replay; a source that is forgotten badly"
+    " but recovers from a few blocks needs little of it, which weakens the relation with "
+    "no-replay forgetting.",
     "capabilities": "Accuracy less the base model's, by capability; zero keeps all of it.{marks}",
-    "components": "Triangles have RoD's mean share of replay in every batch and choose new blocks and "
-    "replay at random or by score. Those that point down repeat RoD's recorded share at "
-    "every step, in all or by source, with blocks drawn at random: how much and when, but "
-    "not which.",
-    "pool_size": "With m candidates per trained block. Below m = 2, half of which are new, there are too"
-    " few of them to fill a batch: replay has a floor.",
-    "weighting": "Replay scores count \u03ba times: a dial between learning and keeping, which the paper "
-    "leaves at one.",
+    "components": "Triangles have RoD's mean share of replay in every batch and choose new "
+    "blocks and replay at random or by score. Those that point down repeat RoD's recorded "
+    "share at every step, in all or by source, with blocks drawn at random: how much and "
+    "when, but not which.",
+    "pool_size": "With m candidates per trained block. Below m = 2, half of which are new, "
+    "there are too few of them to fill a batch: replay has a floor.",
+    "weighting": "Replay scores count \u03ba times: a dial between learning and keeping, "
+    "which the paper leaves at one.",
     "budgets": "Lines lead from an arm at the common budget to the same arm trained longer.",
-    "transfer": "Arms on the curriculum that a smaller model recorded, or with its reference losses, "
-    "beside RoD's own.{replicates}{paper}",
+    "transfer": "Arms on the curriculum that a smaller model recorded, or with its reference"
+    " losses, beside RoD's own.{replicates}{paper}",
     "seeds": "Every seed, their range and their mean.",
 }
 

@@ -16,7 +16,7 @@ def paper() -> dict[str, Any]:
 
 
 def paper_arms(recipe: str) -> dict[str, dict[str, float]]:
-    """What the paper reports of each arm of a recipe; empty where the setting is not the paper's."""
+    """What the paper reports of a recipe's arms; nothing where the setting is not the paper's."""
     found: dict[str, dict[str, float]] = {}
     for label in ("tab:cross_scale", "tab:rod_convergence", "tab:frontier_full"):
         for arm, numbers in paper()[label].get(recipe, {}).items():

@@ -1,4 +1,4 @@
-"""The paper's tables with our numbers: frontier, transfer, convergence, base losses, capabilities."""
+"""The paper's tables with our numbers: frontier, transfer, budgets, base losses, capabilities."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.designs import continued, helped
 from nemo_rod.report.paper import category_of, paper, paper_arms
 from nemo_rod.report.table import Column, Table, decimals, percent, signed, times
 
@@ -37,14 +38,9 @@ def paper_table(results: Results) -> Table:
 
 
 def budgets_table(results: Results) -> Table:
-    """Arms trained on beyond the common budget, each after the arm it continues."""
+    """Arms that were also trained with another budget, and those, by budget."""
     arms = results["arms"]
-    longer = {
-        name: arm["design"]["of"]
-        for name, arm in arms.items()
-        if arm["design"] and arm["design"]["of"] not in (None, name) and _only_longer(arms, name)
-    }
-    names = [n for of in dict.fromkeys(longer.values()) for n in (of, *_those(longer, of))]
+    names = [name for path in continued(arms) for name in path]
     columns = (
         _ARM,
         Column("budget", "Budget", times),
@@ -55,29 +51,10 @@ def budgets_table(results: Results) -> Table:
     return Table("budgets", columns, tuple(rows))
 
 
-def _those(longer: Mapping[str, str], of: str) -> list[str]:
-    return [name for name, first in longer.items() if first == of]
-
-
-def _only_longer(arms: Mapping[str, Any], name: str) -> bool:
-    design = arms[name]["design"]
-    first = arms.get(design["of"], {}).get("design")
-    if not first or design["budget"] in (None, first["budget"]):
-        return False
-    skipped = ("of", "budget", "steps")
-    return all(design[key] == first[key] for key in design if key not in skipped)
-
-
 def transfer_table(results: Results) -> Table:
     """Arms with a smaller model's curriculum or reference losses, beside no replay, fixed, RoD."""
     arms = results["arms"]
-    rod = (arms.get("rod", {}).get("design") or {}).get("references")
-    helped = [
-        name
-        for name, arm in arms.items()
-        if arm["design"]
-        and (arm["design"]["curriculum"] or arm["design"]["references"] not in (None, [], rod))
-    ]
+    names = helped(arms)
     beside = [n for n in arms if parse_arm(n).kind in ("no_replay", "fixed", "rod")]
     columns = (
         _ARM,
@@ -86,7 +63,7 @@ def transfer_table(results: Results) -> Table:
         *(Column(key, _MEASURES[key][0], _MEASURES[key][1]) for key in list(_MEASURES)[:3]),
     )
     rows = []
-    for name in [*beside, *helped] if helped else []:
+    for name in [*beside, *names] if names else []:
         design = arms[name]["design"] or {}
         references = ", ".join(design.get("references") or []) or None
         said = {"curriculum": design.get("curriculum"), "references": references}

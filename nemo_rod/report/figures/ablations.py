@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.designs import continued, helped, varying, with_fixed_share
 from nemo_rod.report.figures.canvas import TOP, Canvas
 from nemo_rod.report.figures.labels import label_right, label_width
 from nemo_rod.report.figures.plane import TITLES, X_TITLE, Plane, draw_plane, points_of
@@ -23,34 +24,10 @@ _SIGNS = {"multiplier": "m", "kappa": "\u03ba"}
 _TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # of m = 1.5, 2, 4, 8, ...
 
 
-def varying(results: Results, key: str, of: str = "rod") -> list[str]:
-    """An arm and its variants that differ in one key alone, by that key's value."""
-    designs = {name: arm["design"] or {} for name, arm in results["arms"].items()}
-    if of not in designs or designs[of].get(key) is None:
-        return []
-    linked = {"budget", "steps"} if key == "budget" else {key}
-
-    def rest(name: str) -> dict[str, Any]:
-        return {k: v for k, v in designs[name].items() if k not in {"of", *linked}}
-
-    names = [
-        name
-        for name, design in designs.items()
-        if name == of or (design.get("of") == of and rest(name) == rest(of))
-    ]
-    names = [name for name in names if name == of or designs[name][key] != designs[of][key]]
-    return sorted(names, key=lambda name: float(designs[name][key]))
-
-
 def components(results: Results, canvas: Canvas) -> Figure | None:
     """Fixed allocations that choose at random or by score, controls, and joint selection."""
-    arms = results["arms"]
-    names = [
-        name
-        for name, arm in arms.items()
-        if arm["design"] and (arm["design"]["share"] is not None or arm["design"]["follow"])
-    ]
-    if "rod" not in arms or not names:
+    names = with_fixed_share(results["arms"])
+    if "rod" not in results["arms"] or not names:
         return None
     return _planes([Plane([*names, "rod"])], results, canvas)
 
@@ -68,8 +45,7 @@ def weighting(results: Results, canvas: Canvas) -> Figure | None:
 def budgets(results: Results, canvas: Canvas) -> Figure | None:
     """Fixed replay trained on beyond the common budget, and RoD at it and beyond."""
     arms = results["arms"]
-    paths = [varying(results, "budget", of=name) for name in arms if _may_go_on(name)]
-    paths = [path for path in paths if len(path) > 1]
+    paths = continued(arms)
     if not paths:
         return None
     texts = {}
@@ -79,20 +55,14 @@ def budgets(results: Results, canvas: Canvas) -> Figure | None:
             budget = arms[name]["design"]["budget"]
             texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{TIMES}"
     names = [name for path in paths for name in path]
-    names += [n for n in arms if _may_go_on(n) and n not in names and not n.startswith("merge")]
+    names += [n for n in arms if _may_go_on(n) and n not in names]
     return _planes([Plane(names, paths=paths, texts=texts)], results, canvas)
 
 
 def transfer(results: Results, canvas: Canvas, replicates: Sequence[Results] = ()) -> Figure | None:
     """Arms that follow another model's curriculum or take its losses, beside RoD's own."""
     arms = results["arms"]
-    own = arms["rod"]["design"]["references"] if arms.get("rod", {}).get("design") else None
-    names = [
-        name
-        for name, arm in arms.items()
-        if arm["design"]
-        and (arm["design"]["curriculum"] or arm["design"]["references"] not in (None, [], own))
-    ]
+    names = helped(arms)
     if not names:
         return None
     beside = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
@@ -117,8 +87,8 @@ def _planes(
 
 def _swept(results: Results, key: str, canvas: Canvas) -> Figure | None:
     """A plane of the arms that differ in `key`, and their replay share over tenths of the run."""
-    names = varying(results, key)
     arms = results["arms"]
+    names = varying(arms, key)
     if len(names) < 2 or not points_of(arms, names, "val_forgetting"):
         return None
     texts = {name: f"{_SIGNS[key]} = {arms[name]['design'][key]:g}" for name in names}

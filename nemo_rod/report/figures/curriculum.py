@@ -104,8 +104,8 @@ def _draw_bands(
         axes.axvline(step, color=light("muted"), linewidth=1, linestyle=(0, (3, 3)), zorder=4)
         axes.annotate(
             f"{times}\N{MULTIPLICATION SIGN}", (step, 1), (3, -2),
-            xycoords=("data", "axes fraction"), textcoords="offset points", ha="left", va="top", color=light("muted"),
-            fontsize=canvas.font_size, zorder=6,
+            xycoords=("data", "axes fraction"), textcoords="offset points", ha="left", va="top",
+            color=light("muted"), fontsize=canvas.font_size, zorder=6,
         )  # fmt: skip
     last_B = slice(-max(len(step_B) // 10, 1), None)
     edges_O = np.concatenate([[0.0], top_BO[last_B].mean(axis=0)])

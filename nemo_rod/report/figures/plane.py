@@ -154,9 +154,7 @@ def _marker(arm: ArmName) -> str:
 
 
 def _marker_size(arm: ArmName) -> float:
-    return {"rod": 17.0, "rod_variant": 11.0, "merge": 6.0, "ablation": 7.0, "control": 7.0}.get(
-        arm.kind, 7.5
-    )
+    return {"rod": 17.0, "rod_variant": 11.0, "merge": 6.0}.get(arm.kind, 7.5)
 
 
 def _draw_chord(axes: Axes, results: Results, alpha: float = 1.0) -> list[Point]:

@@ -43,7 +43,7 @@ def forgetting_profile(settings: Sequence[Results], canvas: Canvas) -> Figure | 
     is_one = len(settings) == 1
     figure, boxes = canvas.panels(
         len(shown), (5.6 if canvas.narrow else 4.9) + 0.22 * (not is_one), columns=1,
-        top=TOP + above + 0.22 * (not is_one), right=label_width(sum(texts, []), canvas),
+        top=TOP + above + 0.22 * (not is_one), right=label_width([text for labels in texts for text in labels], canvas),
     )  # fmt: skip
     for (results, names), labels, box in zip(shown, texts, boxes, strict=True):
         axes = canvas.axes(
