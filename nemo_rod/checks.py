@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.config import PREFIXES, Config, Optimisation, Parallel, Scoring, Selection
+from nemo_rod.config import PREFIXES, Config, Optimisation, Parallel, Scoring, Selection, Tasks
 from nemo_rod.variants import arm_settings
 
 
@@ -56,6 +56,7 @@ def check(config: Config) -> None:
     _check_selection("selection", config.selection)
     _check_scoring("scoring", config.scoring, config)
     _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
+    _check_tasks(config.tasks)
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)
@@ -123,6 +124,21 @@ def _check_scoring(where: str, value: Scoring, config: Config) -> None:
             f"{parallel.context} and parallel.tensor={parallel.tensor} with sequence="
             f"{str(parallel.sequence).lower()} need a multiple of {shares}; choose a longer prefix "
             "or another layout."
+        )
+
+
+def _check_tasks(tasks: Tasks) -> None:
+    _expect(tasks.backend in ("hf", "vllm"), "tasks.backend", tasks.backend, "hf or vllm")
+    _expect(tasks.batch_size >= 1, "tasks.batch_size", tasks.batch_size, ">= 1")
+    _expect(tasks.held_out >= 0, "tasks.held_out", tasks.held_out, ">= 0")
+    for key in ("limit", "few_shot"):
+        value = getattr(tasks, key)
+        least = 1 if key == "limit" else 0
+        _expect(value is None or value >= least, f"tasks.{key}", value, f">= {least}, or null")
+    if tasks.capabilities and tasks.held_out:
+        raise ValueError(
+            "tasks.capabilities and tasks.held_out are both set: ask them in two runs, because the "
+            "forgetting of tasks is the mean over all capabilities."
         )
 
 

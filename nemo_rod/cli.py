@@ -36,6 +36,7 @@ One stage at a time:
   nemo-rod train    recipe=NAME arm=ARM           one arm
   nemo-rod merge    recipe=NAME arm=merge_0.4     weights between base and specialist
   nemo-rod evaluate recipe=NAME                   held-out losses of every arm
+  nemo-rod evaluate recipe=NAME tasks=paper       and benchmarks, through lm-eval
   nemo-rod report   recipe=NAME                   tables, figures and the page
 
 On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):

@@ -178,6 +178,23 @@ class Launcher:
 
 
 @dataclass
+class Tasks:
+    """Benchmarks that every arm is asked through lm-eval, by capability (paper, appendix B.5).
+
+    `tasks=paper` is the paper's list, `tasks=held_out` needs no network, `tasks=none` asks nothing.
+    """
+
+    capabilities: dict[str, list[str]] = field(default_factory=dict)  # names of lm-eval's tasks
+    held_out: int = 0  # questions from the held-out blocks of each replay source; 0 for none
+    backend: str = "hf"  # lm-eval's model: "hf", or "vllm"
+    arguments: dict[str, Any] = field(default_factory=dict)  # of it, such as tensor_parallel_size
+    batch_size: int = 16  # requests in one forward pass
+    few_shot: int | None = None  # examples before a question; null: each task's own number
+    limit: int | None = None  # questions of each task, at most, for trials; null: all
+    seed: int = 1234  # of the choice of examples
+
+
+@dataclass
 class Plan:
     """What `nemo-rod plan` takes for granted. All of it is estimate, so all of it is a key.
 
@@ -214,6 +231,7 @@ class Config:
     train: Optimisation = field(default_factory=Optimisation)
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
+    tasks: Tasks = field(default_factory=Tasks)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)

@@ -23,7 +23,7 @@ ARROWS = {
     "jobs": {"config"},
     "megatron": {"corpus", "selection", "config", "jobs", "progress"},
     "nemo_rl": {"corpus", "selection", "megatron", "config", "jobs", "progress"},
-    "evaluation": {"corpus", "selection", "megatron"},
+    "evaluation": {"corpus", "selection", "megatron", "jobs", "progress"},
     "swap_in": {"corpus", "selection", "megatron"},
     "report": {"selection"},
     "tools": {"corpus", "selection", "launch", "progress"},

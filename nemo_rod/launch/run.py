@@ -94,7 +94,7 @@ def merge(config: Config) -> None:
 
 
 def evaluate(config: Config) -> None:
-    """Held-out losses of every arm that has none yet."""
+    """Held-out losses, and the tasks, of every arm that has none yet."""
     _carry_out(config, [evaluate_link(config)])
 
 
@@ -133,6 +133,8 @@ def _here(config: Config, links: list[Link]) -> None:
         if config.dry_run:
             state = "done" if link.is_there() else "to do"
             _say(f"{label}: {state}  (nemo-rod {link.command}, {link.folder})")
+            if link.preview:
+                _say(f"    {link.preview()}")
             continue
         record = Record(Path(config.run_dir), link.name)
         with record.only_one():
