@@ -13,7 +13,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.config import Config, config_folder, to_config
+from nemo_rod.checks import to_config
+from nemo_rod.config import Config, config_folder
 from nemo_rod.jobs import Stopped
 from nemo_rod.launch import run
 from nemo_rod.launch.plan import plan

@@ -28,13 +28,25 @@ ARROWS = {
     "report": {"selection"},
     "tools": {"corpus", "selection", "launch", "progress"},
     "config": set(),
+    "variants": {"config", "selection"},
+    "checks": {"config", "variants"},
     "plan": {"config"},
     "launch": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
-        *("config", "jobs", "plan", "progress"),
+        *("config", "checks", "variants", "jobs", "plan", "progress"),
     },
     "cli": {
-        *("launch", "nemo_rl", "config", "jobs", "corpus", "selection", "report", "evaluation"),
+        *(
+            "launch",
+            "nemo_rl",
+            "config",
+            "checks",
+            "jobs",
+            "corpus",
+            "selection",
+            "report",
+            "evaluation",
+        ),
         *("swap_in", "tools"),
     },
 }

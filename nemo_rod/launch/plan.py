@@ -11,7 +11,7 @@ from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.corpus.shards import write_json
-from nemo_rod.launch.stages import SPECIALIST, Stages
+from nemo_rod.launch.stages import Stages
 from nemo_rod.launch.work import corpus_blocks, stage_works
 from nemo_rod.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.plan.flops import forward_flops
@@ -19,6 +19,7 @@ from nemo_rod.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
 from nemo_rod.plan.shapes import Shape, read_shape
 from nemo_rod.plan.speed import Speed, processor
 from nemo_rod.plan.table import format_plan
+from nemo_rod.variants import SPECIALIST
 
 
 def plan(config: Config) -> None:

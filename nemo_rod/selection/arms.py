@@ -7,6 +7,12 @@
     max_replay           the whole corpus                         TakeAll
     base                 replay alone (a base trained here)       TakeAll
 
+What a variant of `rod` may be instead:
+
+    at a constant share  balanced                                 FixedShare
+    following an arm     as many of each role or source as it     TakeAll
+    on its curriculum    the batches that it recorded             TakeAll
+
 `merge_<lambda>` is made of two others' weights and trains nothing (paper, appendix B.4).
 """
 
@@ -20,9 +26,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
+from nemo_rod.selection.curriculum import Curriculum
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow, Store
-from nemo_rod.selection.policies import Joint, Policy, TakeAll
-from nemo_rod.selection.references import References
+from nemo_rod.selection.lowest import ReferenceLosses
+from nemo_rod.selection.policies import FixedShare, Joint, Policy, TakeAll, Within
+from nemo_rod.selection.recorded_pools import FollowedPools, GroupedBy, RecordedPools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,11 @@ class Arm:
         multiplier: candidates per trained block (m).
         retention: share of the replay blocks that takes part; only for balance "corpus".
         kappa: weight of replay scores; None trains on the whole pool.
+        share: constant share of replay in every batch; None for none.
+        adaptation: with a constant share, how new blocks are chosen.
+        replay: the same of replay.
+        recorded: file of another arm's curriculum; None for none.
+        follow_by: counts that are taken from it, of each "role" or "source"; None takes its blocks.
     """
 
     name: str
@@ -50,9 +63,29 @@ class Arm:
     multiplier: float = 1.0
     retention: float = 1.0
     kappa: float | None = None
+    share: float | None = None
+    adaptation: Within = "random"
+    replay: Within = "random"
+    recorded: str | None = None
+    follow_by: GroupedBy | None = None
 
-    def pools(self) -> Pools:
-        """The candidates of every step."""
+    def pools(self, store: Store | None = None) -> Pools:
+        """The candidates of every step.
+
+        Args:
+            store: what a recorded curriculum must have been recorded with; None checks nothing.
+
+        Raises:
+            ValueError: a curriculum that is missing, or was recorded with something else.
+        """
+        if self.recorded is None:
+            return self._drawn()
+        curriculum = Curriculum.open(self.recorded, read_only=True)
+        if self.follow_by is None:
+            return RecordedPools(curriculum, store)
+        return FollowedPools(self._drawn(), curriculum, by=self.follow_by, store=store)
+
+    def _drawn(self) -> Pools:
         if self.balance == "replay":
             return ReplayStream(self)
         return Candidates(
@@ -67,14 +100,24 @@ class Arm:
 
     def policy(self) -> Policy:
         """How the batch is chosen from a pool."""
-        return TakeAll() if self.kappa is None else Joint(self.kappa)
+        if self.recorded is not None or (self.kappa is None and self.share is None):
+            return TakeAll()
+        if self.share is not None:
+            return FixedShare(self.share, self.adaptation, self.replay)
+        assert self.kappa is not None
+        return Joint(self.kappa)
+
+    @property
+    def num_candidates(self) -> int:
+        """Candidates at every step (C), whether or not a recorded curriculum is there yet."""
+        return self.batch_size if self.recorded is not None else self._drawn().size
 
     def compute(self, steps: int) -> float:
         """Cost of a run in plain steps, where a forward pass of one trained batch counts 1/3.
 
         Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements).
         """
-        scored = self.pools().size / self.batch_size if self.policy().needs_scores else 0.0
+        scored = self.num_candidates / self.batch_size if self.policy().needs_scores else 0.0
         return steps * (1 + scored / 3)
 
 
@@ -87,7 +130,7 @@ class StoreWithSources(Store, Protocol):
 
 
 def curriculum_header(
-    arm: Arm, store: StoreWithSources, references: References | None, *, config: str
+    arm: Arm, store: StoreWithSources, references: ReferenceLosses | None, *, config: str
 ) -> CurriculumHeader:
     """Returns what an arm's curriculum is only valid with.
 
@@ -98,7 +141,7 @@ def curriculum_header(
         config: digest of whatever else decides the choices.
     """
     return CurriculumHeader(
-        num_candidates=arm.pools().size,
+        num_candidates=arm.num_candidates,
         num_chosen=arm.batch_size,
         block_size=store.block_size,
         store=store.digest,
@@ -142,11 +185,11 @@ def arm_kind(name: str) -> str:
         return "base"
     if re.fullmatch(r"merge_(0(\.\d+)?|1(\.0+)?)", name):
         return "merged"
-    if name in ("no_replay", "max_replay", "rod", "rod_compute_matched") or _fixed_share(name):
+    if name in ("no_replay", "max_replay", "rod") or _fixed_share(name):
         return "trained"
     raise ValueError(
         f"There is no arm '{name}': expected base, no_replay, fixed_<percent>, max_replay, "
-        "merge_<lambda>, rod or rod_compute_matched; change 'arms' or 'arm'."
+        "merge_<lambda>, rod, or a name in 'variants'; change 'arms' or 'arm'."
     )
 
 
@@ -169,7 +212,7 @@ def make_arm(
     """Builds a trained arm from its name.
 
     Args:
-        name: no_replay, fixed_<percent>, max_replay, rod or rod_compute_matched.
+        name: base, no_replay, fixed_<percent>, max_replay or rod.
         num_adaptation: adaptation blocks in the store.
         num_replay: replay blocks in the store.
         batch_size: blocks trained on in one step (k).
@@ -188,7 +231,7 @@ def make_arm(
         "batch_size": batch_size,
         "seed": seed,
     }
-    if name.startswith("rod"):
+    if name == "rod":
         return Arm(**common, balance=balance, multiplier=multiplier, kappa=kappa)  # type: ignore
     if name == "base":
         return Arm(**common, balance="replay")  # type: ignore[arg-type]

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose
+from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.policies import Policy
-from nemo_rod.selection.references import References, block_loss
+from nemo_rod.selection.references import block_loss
 
 
 class BlockScorer(Protocol):
@@ -47,7 +48,7 @@ class Selector:
         policy: Policy,
         batch_size: int,
         block_size: int,
-        references: References | None = None,
+        references: ReferenceLosses | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> None:
         if policy.needs_scores and references is None:
