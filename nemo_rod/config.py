@@ -195,6 +195,14 @@ class Tasks:
 
 
 @dataclass
+class Report:
+    """What the report shows beside this run. The folders are only read."""
+
+    seeds: list[str] = field(default_factory=list)  # more runs of the recipe, with other seeds
+    settings: list[str] = field(default_factory=list)  # runs of other recipes, drawn side by side
+
+
+@dataclass
 class Plan:
     """What `nemo-rod plan` takes for granted. All of it is estimate, so all of it is a key.
 
@@ -232,6 +240,7 @@ class Config:
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
     tasks: Tasks = field(default_factory=Tasks)
+    report: Report = field(default_factory=Report)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)

@@ -125,7 +125,11 @@ def report_link(config: Config) -> Link:
                 f"{folder} holds no arm: run `nemo-rod run recipe={config.recipe}` first."
             )
         results = build_report(
-            runs[0], recipe=config.recipe, replicates=runs[1:], report_dir=folder / "report"
+            runs[0],
+            recipe=config.recipe,
+            replicates=[*runs[1:], *map(Path, config.report.seeds)],
+            settings=list(map(Path, config.report.settings)),
+            report_dir=folder / "report",
         )
         print(format_checks(results))
 

@@ -40,11 +40,11 @@ def forgetting_profile(settings: Sequence[Results], canvas: Canvas) -> Figure | 
     texts = [[_slope_text(results, name) for name in names] for results, names in shown]
     sources = [shorten(name, canvas) for results, _ in shown for name in _vulnerability(results)]
     above = 0.25 + 0.71 * label_width(sources, canvas)
+    right = label_width([text for labels in texts for text in labels], canvas)
     is_one = len(settings) == 1
     figure, boxes = canvas.panels(
         len(shown), (5.6 if canvas.narrow else 4.9) + 0.22 * (not is_one), columns=1,
-        top=TOP + above + 0.22 * (not is_one),
-        right=label_width([text for labels in texts for text in labels], canvas),
+        top=TOP + above + 0.22 * (not is_one), right=right,
     )  # fmt: skip
     for (results, names), labels, box in zip(shown, texts, boxes, strict=True):
         axes = canvas.axes(
