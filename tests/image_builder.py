@@ -41,7 +41,13 @@ class Builder:
     def bootstrap(self, tag: str) -> None:
         """A base image of Debian's Python."""
         archive = self.root / "base.tar"
-        command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm"]
+        command = [
+            "mmdebstrap",
+            "--variant=minbase",
+            "--dpkgopt=force-unsafe-io",
+            f"--include={PACKAGES}",
+            "bookworm",
+        ]
         done = subprocess.run([*command, str(archive)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         container = self("from", "scratch").strip()

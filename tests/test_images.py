@@ -1,8 +1,8 @@
 """Container images: sound Dockerfiles, and both images built for real and used.
 
-`make test-images` builds them with buildah over a base made from Debian's packages,
-and runs a whole recipe in the one for machines without a GPU. It needs root, `buildah`, `mmdebstrap`
-and 10 GB of disk, and takes some fifteen minutes on two cores. The other tests here only read files.
+`make test-images` builds them with buildah over a base made from Debian's packages, and runs a
+whole recipe in the one for machines without a GPU. It needs root, `buildah`, `mmdebstrap` and 10 GB
+of disk, and takes some twenty minutes on two cores. The other tests here only read files.
 """
 
 from __future__ import annotations
