@@ -193,7 +193,7 @@ def make_arm(
     Raises:
         ValueError: if the store cannot serve the arm.
     """
-    common = {
+    common: dict[str, Any] = {
         "name": name,
         "num_adaptation": num_adaptation,
         "num_replay": num_replay,
@@ -201,17 +201,15 @@ def make_arm(
         "seed": seed,
     }
     if name.startswith("rod"):
-        return Arm(  # type: ignore[arg-type]
-            **common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths
-        )
+        return Arm(**common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths)
     if name == "base":
-        return Arm(**common, balance="replay")  # type: ignore[arg-type]
+        return Arm(**common, balance="replay")
     share = _fixed_share(name)
     if share is not None:
         retention = retention_for_share(share, num_adaptation, num_replay)
     else:
         retention = 0.0 if name == "no_replay" else 1.0
-    return Arm(**common, balance="corpus", retention=retention)  # type: ignore[arg-type]
+    return Arm(**common, balance="corpus", retention=retention)
 
 
 def _fixed_share(name: str) -> float | None:
