@@ -73,6 +73,7 @@ def prefix_fidelity(
         reference_sums_C8: The same of the reference models.
         block_size: Tokens per block (S).
     """
+    assert choice.score is not None
     metrics: dict[str, float | None] = {}
     for name, eighths in PREFIXES.items():
         score_C = reducible_loss(
@@ -88,12 +89,13 @@ def prefix_fidelity(
 
 def rank_correlation(a_N: npt.NDArray[np.floating], b_N: npt.NDArray[np.floating]) -> float:
     """Spearman's rank correlation; equal values share their mean rank."""
-    ranks = [_mean_ranks(values) for values in (a_N, b_N)]
-    if min(np.ptp(rank) for rank in ranks) == 0:
-        return float("nan")
-    return float(np.corrcoef(ranks)[0, 1])
+    a, b = (_mean_ranks(values) for values in (a_N, b_N))
+    a, b = a - a.mean(), b - b.mean()
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / scale if scale else math.nan
 
 
 def _mean_ranks(values_N: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
     _, inverse, counts = np.unique(values_N, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2
+    return mean_rank[inverse]
