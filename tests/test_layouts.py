@@ -169,6 +169,27 @@ def test_mixture_of_experts_in_every_layout(
     assert_same_run(moe.root / "single", moe.root / layout)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "tensor", "pipeline", "sequence"),
+    [
+        (1, 1, 1, 0),
+        pytest.param(2, 1, 1, 0, marks=pytest.mark.layouts),
+        pytest.param(1, 2, 1, 1, marks=pytest.mark.layouts),
+        pytest.param(1, 1, 2, 0, marks=pytest.mark.layouts),
+    ],
+)
+def test_the_model_reads_a_prefix_alone_and_gives_its_part_of_the_sums(
+    torchrun: Torchrun, replicas: int, tensor: int, pipeline: int, sequence: int
+) -> None:
+    worker = Path(__file__).parent / "prefix_worker.py"
+    for said in torchrun(replicas * tensor * pipeline, worker, tensor, pipeline, sequence):
+        rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        assert [(row["eighths"], row["shape"]) for row in rows] == [(e, [7, e]) for e in (4, 2, 1)]
+        for row in rows:
+            assert row["read"] == [8 * row["eighths"]]
+            assert row["difference"] < 1e-5 * row["largest"]
+
+
 @pytest.mark.layouts
 @pytest.mark.parametrize(("context", "replicas"), [(2, 1), (2, 2), (4, 1)])
 def test_context_parallel_ranks_add_up(torchrun: Torchrun, context: int, replicas: int) -> None:

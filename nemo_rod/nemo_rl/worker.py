@@ -99,8 +99,8 @@ class RoDWorkerMixin:
 
         Returns:
             On the last rank `loss` and `score` float32 `[C]` or None, `chosen` int64 `[K]`,
-            `threshold`, `excluded`, `seconds` of the parts, and `metrics` of the update; None on
-            the others.
+            `threshold`, `excluded`, `seconds` of the parts, metrics of `prefixes`, and `metrics`
+            of the update; None on the others.
         """
         import torch.distributed as dist
 
@@ -123,6 +123,7 @@ class RoDWorkerMixin:
             "threshold": choice.threshold,
             "excluded": choice.excluded,
             "seconds": choice.seconds,
+            "prefixes": choice.prefixes,
             "metrics": update_metrics(trained["global_loss"], trained, seconds),
         }
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose
+from nemo_rod.selection.fidelity import prefix_fidelity
 from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.policies import Policy
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
@@ -74,16 +75,35 @@ class Selector:
         """Draws, scores and selects: the paper's algorithm 1 up to the update."""
         begin = time.perf_counter()
         pool = self.pools.pool(step)
-        reference_C = None
-        if self.policy.needs_scores:
-            assert self.references is not None
-            reference_C = self.references.prefix(pool.block_ids, self.eighths)
+        if not self.policy.needs_scores:
+            return choose(pool, self.policy, self.batch_size, _never)
+        assert self.references is not None
+        reference_sums = self.references.checked_sums(pool.block_ids)
         lookup = time.perf_counter() - begin
+        sums = np.empty(0, dtype=np.float32)
 
         def losses() -> LossPair:
-            assert reference_C is not None
+            nonlocal sums
             sums = scorer.chunk_sums(pool.block_ids, self.eighths)
-            return block_loss(sums, self.block_size, self.eighths), reference_C
+            return (
+                block_loss(sums, self.block_size, self.eighths),
+                block_loss(reference_sums, self.block_size, self.eighths),
+            )
 
         choice = choose(pool, self.policy, self.batch_size, losses, self.on_nonfinite)
-        return replace(choice, seconds={"lookup": lookup, **choice.seconds})
+        prefixes, begin = {}, time.perf_counter()
+        if self.eighths == NUM_CHUNKS:
+            prefixes = prefix_fidelity(
+                choice,
+                self.policy,
+                sums_C8=sums,
+                reference_sums_C8=reference_sums,
+                block_size=self.block_size,
+            )
+        seconds = {"lookup": lookup, **choice.seconds}
+        seconds["selection"] += time.perf_counter() - begin
+        return replace(choice, seconds=seconds, prefixes=prefixes)
+
+
+def _never() -> LossPair:
+    raise AssertionError("the policy needs no scores")
