@@ -30,6 +30,9 @@ class ReferenceLosses(Protocol):
     def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
         """Return reference losses over the first eighths of the blocks."""
 
+    def checked_sums(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return what those are made of: partial sums of the token losses, float32 [C, 8]."""
+
 
 class LowestReferences:
     """Looks blocks up in several `References` that each cover the store; see there.
@@ -51,6 +54,15 @@ class LowestReferences:
     def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
         """Return the lowest over the first eighths of the blocks; see `References.prefix`."""
         return self._lowest([one.prefix(block_ids, eighths) for one in self._references])
+
+    def checked_sums(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return partial sums of which every prefix is the lowest, float32 [C, 8]."""
+        # eight float32 add up without rounding in float64, so that a lone reference stays as it is
+        totals = [
+            np.cumsum(one.checked_sums(block_ids), axis=1, dtype=np.float64)
+            for one in self._references
+        ]
+        return np.diff(np.minimum.reduce(totals), axis=1, prepend=0.0).astype(np.float32)
 
     def _lowest(self, losses: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
         lowest: npt.NDArray[np.float32] = np.minimum.reduce(losses)
