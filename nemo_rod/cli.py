@@ -13,7 +13,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.config import Config, config_folder, to_config
+from nemo_rod.checks import to_config
+from nemo_rod.config import Config, config_folder
 from nemo_rod.jobs import Stopped
 from nemo_rod.launch import run
 from nemo_rod.launch.plan import plan
@@ -35,6 +36,7 @@ One stage at a time:
   nemo-rod train    recipe=NAME arm=ARM           one arm
   nemo-rod merge    recipe=NAME arm=merge_0.4     weights between base and specialist
   nemo-rod evaluate recipe=NAME                   held-out losses of every arm
+  nemo-rod evaluate recipe=NAME tasks=paper       and benchmarks, through lm-eval
   nemo-rod report   recipe=NAME                   tables, figures and the page
 
 On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):

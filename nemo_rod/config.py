@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
 
 @dataclass
@@ -58,6 +58,30 @@ class Selection:
     balance: str = "expected"  # "expected" as in the paper, or "exact" halves in every pool
     kappa: float = 1.0  # weight of the replay scores against the adaptation scores
     on_nonfinite: str = "refuse"  # a score that is no number ends the run, or "exclude" its block
+
+
+@dataclass
+class Variant:
+    """An arm that is another one but for what is set here: the paper's ablations, and more.
+
+    `hydra_configs/variants/paper.yaml` names those of the paper; any recipe can train them.
+    """
+
+    of: str | None = None  # arm it varies, or a variant; null: the arm of this name itself
+    steps: int | None = None  # updates; goes before budget and compute
+    budget: float | None = None  # updates, in those of train.steps
+    compute: float | None = None  # plain steps' worth of work, scoring included, in train.steps
+    train: dict[str, Any] = field(default_factory=dict)  # keys of train with other values
+    selection: dict[str, Any] = field(default_factory=dict)  # keys of selection with other values
+    scoring: dict[str, Any] = field(default_factory=dict)  # keys of scoring with other values
+    retention: float | None = None  # share of the replay blocks kept, of fixed_<percent>
+    share: Any = None  # constant share of replay in a batch, or the arm whose recorded mean it is
+    adaptation: str | None = None  # with share: new blocks chosen at "random" (default) or by "rho"
+    replay: str | None = None  # with share: the same of replay
+    follow: str | None = None  # arm whose recorded counts it repeats, with blocks drawn at random
+    follow_by: str | None = None  # counts of each "role" at a step (default), or of each "source"
+    curriculum: str | None = None  # folder of a run, or of its arm, on whose batches it trains
+    references: list[str] | None = None  # lowest of these counts: specialist, base, another run
 
 
 @dataclass
@@ -120,7 +144,7 @@ class Cluster:
 
     gpu: str | None = None  # name of the GPU, such as B200; none: CPU processes
     gpus_per_node: int = 0  # also the processes that a job starts on a node
-    gpu_memory_gib: float = 0.0  # of one GPU, as CUDA reports it
+    gpu_memory_gib: float = 0.0  # of one GPU, as CUDA reports it; 0: not known, all layouts fit
     cpu_cores: int = 1  # of a node
     node_memory_gib: float = 0.0  # of a node
     account: str | None = None  # sbatch --account
@@ -154,6 +178,31 @@ class Launcher:
 
 
 @dataclass
+class Tasks:
+    """Benchmarks that every arm is asked through lm-eval, by capability (paper, appendix B.5).
+
+    `tasks=paper` is the paper's list, `tasks=held_out` needs no network, `tasks=none` asks nothing.
+    """
+
+    capabilities: dict[str, list[str]] = field(default_factory=dict)  # names of lm-eval's tasks
+    held_out: int = 0  # questions from the held-out blocks of each replay source; 0 for none
+    backend: str = "hf"  # lm-eval's model: "hf", or "vllm"
+    arguments: dict[str, Any] = field(default_factory=dict)  # of it, such as tensor_parallel_size
+    batch_size: int = 16  # requests in one forward pass
+    few_shot: int | None = None  # examples before a question; null: each task's own number
+    limit: int | None = None  # questions of each task, at most, for trials; null: all
+    seed: int = 1234  # of the choice of examples
+
+
+@dataclass
+class Report:
+    """What the report shows beside this run. The folders are only read."""
+
+    seeds: list[str] = field(default_factory=list)  # more runs of the recipe, with other seeds
+    settings: list[str] = field(default_factory=list)  # runs of other recipes, drawn side by side
+
+
+@dataclass
 class Plan:
     """What `nemo-rod plan` takes for granted. All of it is estimate, so all of it is a key.
 
@@ -179,9 +228,7 @@ class Config:
     run_dir: str = MISSING  # where all results go
     arms: list[str] = field(default_factory=list)  # the training runs to compare
     arm: str | None = None  # the one arm of a single-stage command
-    arm_steps: dict[str, int] = field(
-        default_factory=dict
-    )  # of arms with another budget than train
+    variants: dict[str, Any] = field(default_factory=dict)  # name -> how it varies an arm (Variant)
     seed: int = 42  # of every draw of the stages that are run
     dry_run: bool = False  # show what would run, and stop
     rebuild: list[str] = field(default_factory=list)  # stages to do again although they are there
@@ -192,6 +239,8 @@ class Config:
     train: Optimisation = field(default_factory=Optimisation)
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
+    tasks: Tasks = field(default_factory=Tasks)
+    report: Report = field(default_factory=Report)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
     launcher: Launcher = field(default_factory=Launcher)
@@ -204,172 +253,3 @@ def config_folder() -> Path:
     """Folder of Hydra's groups: inside the installed package, or the checkout's own."""
     packaged = Path(__file__).parent / "_configs"
     return packaged if packaged.is_dir() else Path(__file__).parent.parent / "hydra_configs"
-
-
-def to_config(composed: DictConfig) -> Config:
-    """Turns Hydra's composed tree into a checked `Config`.
-
-    Raises:
-        ValueError: naming the key, what was found, what was expected and what to do.
-    """
-    missing = sorted(OmegaConf.missing_keys(composed))
-    if missing:
-        raise ValueError(
-            f"Key '{missing[0]}' has no value: set it on the command line or in the recipe."
-        )
-    config = OmegaConf.to_object(composed)
-    assert isinstance(config, Config)
-    check(config)
-    return config
-
-
-def check(config: Config) -> None:
-    """Refuses what cannot run, before anything starts.
-
-    Raises:
-        ValueError: one sentence.
-    """
-    parallel = config.parallel
-    _check_parallel(parallel)
-    _expect(
-        config.launcher.kind in ("local", "slurm", "ray", "nemo_rl"),
-        "launcher.kind",
-        config.launcher.kind,
-        "local, slurm, ray or nemo_rl",
-    )
-    _expect(
-        config.domain.block_size % (8 * parallel.context) == 0,
-        "domain.block_size",
-        config.domain.block_size,
-        "a multiple of 8, for the 8 partial sums of each block's loss, times parallel.context",
-    )
-    _expect(
-        config.model.precision in ("bf16", "fp32"),
-        "model.precision",
-        config.model.precision,
-        "bf16 or fp32",
-    )
-    _expect(
-        config.selection.balance in ("expected", "exact"),
-        "selection.balance",
-        config.selection.balance,
-        "expected or exact",
-    )
-    _expect(
-        config.selection.on_nonfinite in ("refuse", "exclude"),
-        "selection.on_nonfinite",
-        config.selection.on_nonfinite,
-        "refuse or exclude",
-    )
-    _expect(
-        config.selection.multiplier >= 1,
-        "selection.multiplier",
-        config.selection.multiplier,
-        ">= 1",
-    )
-    _expect(config.selection.kappa >= 0, "selection.kappa", config.selection.kappa, ">= 0")
-    _expect(
-        config.scoring.micro_batch_size >= 1,
-        "scoring.micro_batch_size",
-        config.scoring.micro_batch_size,
-        ">= 1",
-    )
-    check_prefix(config.scoring, config.domain.block_size, parallel)
-    _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
-    _check_optimisation("train", config.train, parallel)
-    if config.pretrain is not None:
-        _check_optimisation("pretrain", config.pretrain, parallel)
-    if (config.model.hf is None) == (config.model.architecture is None):
-        raise ValueError(
-            "The recipe must name its base model once: set model.hf to a Hugging Face checkpoint, "
-            "or model.architecture (with pretrain) for a base that is trained here."
-        )
-    if config.model.architecture is not None and config.pretrain is None:
-        raise ValueError("model.architecture is set without pretrain: say how the base is trained.")
-    if config.model.architecture is not None:
-        _check_architecture(config.model.architecture, parallel)
-
-
-def check_prefix(scoring: Scoring, block_size: int, parallel: Parallel) -> None:
-    """Refuses a prefix that is none, or that a layout cannot share out.
-
-    Raises:
-        ValueError: naming the key, what was found, what was expected and what to do.
-    """
-    _expect(scoring.prefix in PREFIXES, "scoring.prefix", scoring.prefix, ", ".join(PREFIXES))
-    # context parallelism deals out runs of positions in pairs, sequence parallelism one run a rank
-    shares = (2 * parallel.context if parallel.context > 1 else 1) * (
-        parallel.tensor if parallel.sequence else 1
-    )
-    length = block_size * scoring.eighths // 8
-    if scoring.eighths < 8 and length % shares:
-        raise ValueError(
-            f"scoring.prefix={scoring.prefix} leaves {length} tokens of domain.block_size="
-            f"{block_size}, which this layout cannot share out: parallel.context="
-            f"{parallel.context} and parallel.tensor={parallel.tensor} with sequence="
-            f"{str(parallel.sequence).lower()} need a multiple of {shares}; choose a longer prefix "
-            "or another layout."
-        )
-
-
-def _check_parallel(parallel: Parallel) -> None:
-    for key in ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert"):
-        _expect(getattr(parallel, key) >= 1, f"parallel.{key}", getattr(parallel, key), ">= 1")
-    sharing = parallel.data * parallel.tensor * parallel.context
-    for wrong, keys, why in (
-        (parallel.virtual_pipeline > 1 and parallel.pipeline == 1,
-         f"virtual_pipeline={parallel.virtual_pipeline}", "needs parallel.pipeline > 1"),
-        (parallel.sequence and parallel.tensor == 1, "sequence=true", "needs parallel.tensor > 1"),
-        (sharing % parallel.expert, f"expert={parallel.expert}",
-         f"must divide data x tensor x context = {sharing}"),
-        (parallel.expert > 1 and parallel.tensor > 1 and not parallel.sequence,
-         f"expert={parallel.expert}", "with parallel.tensor > 1 needs parallel.sequence=true"),
-    ):  # fmt: skip
-        if wrong:
-            raise ValueError(f"parallel.{keys} {why}: choose another parallel layout.")
-
-
-def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> None:
-    _expect(value.steps >= 1, f"{name}.steps", value.steps, ">= 1")
-    _expect(value.lr > 0, f"{name}.lr", value.lr, "> 0")
-    _expect(value.micro_batch_size >= 1, f"{name}.micro_batch_size", value.micro_batch_size, ">= 1")
-    share = value.micro_batch_size * parallel.data
-    if value.batch_size < 1 or value.batch_size % share:
-        raise ValueError(
-            f"{name}.batch_size={value.batch_size} does not divide into micro-batches: "
-            f"{name}.micro_batch_size={value.micro_batch_size} on parallel.data={parallel.data} "
-            f"replicas needs a multiple of {share}; change one of the three."
-        )
-    rounds = value.batch_size // share
-    if parallel.virtual_pipeline > 1 and rounds % parallel.pipeline:
-        raise ValueError(
-            f"parallel.virtual_pipeline={parallel.virtual_pipeline} needs a number of micro-"
-            f"batches per replica that parallel.pipeline={parallel.pipeline} divides, but "
-            f"{name}.batch_size={value.batch_size} makes {rounds}: change one of them."
-        )
-
-
-def _check_architecture(architecture: dict[str, Any], parallel: Parallel) -> None:
-    """Refuses a layout that does not divide the model."""
-    architecture = {"num_experts": 1, **architecture}
-    stages = parallel.pipeline * parallel.virtual_pipeline
-    axis = "pipeline" if parallel.virtual_pipeline == 1 else "pipeline x virtual_pipeline"
-    rules = {
-        "num_hidden_layers": (axis, stages),
-        "num_attention_heads": ("tensor", parallel.tensor),
-        "num_key_value_heads": ("tensor", parallel.tensor),
-        "intermediate_size": ("tensor", parallel.tensor),
-        "vocab_size": ("tensor", parallel.tensor),
-        "num_experts": ("expert", parallel.expert),
-    }
-    for key, (axis, size) in rules.items():
-        if key in architecture and architecture[key] % size:
-            raise ValueError(
-                f"parallel.{axis}={size} does not divide the model: {key}={architecture[key]} "
-                f"must be a multiple of it; choose another parallel layout."
-            )
-
-
-def _expect(holds: bool, key: str, found: Any, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"{key}={found!r} is not valid: expected {expected}.")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "nemo_rod" / "config.py"
-GROUPS = ("recipe", "model", "domain", "parallel", "cluster", "launcher")
+GROUPS = ("recipe", "model", "domain", "parallel", "cluster", "launcher", "variants", "tasks")
 _HEAD = """# Configuration
 
 <!-- Made from nemo_rod/config.py: UPDATE_GOLDEN=1 make test ARGS="-k docs" writes it anew. -->
@@ -39,9 +39,12 @@ def page() -> str:
     sections.append(_section("All of a run", "", classes["Config"], classes, comments))
     for field in _fields(classes["Config"]):
         key, kind = ast.unparse(field.target), _kind(field)
+        prefix = f"{key}."
+        if key == "variants":
+            kind, prefix = "Variant", f"{key}.NAME."
         if kind in classes and key != "pretrain":  # which has the keys of train
             title = f"`{key}`" if key != "train" else "`train`, and `pretrain`"
-            sections.append(_section(title, f"{key}.", classes[kind], classes, comments))
+            sections.append(_section(title, prefix, classes[kind], classes, comments))
     return "\n".join(sections)
 
 

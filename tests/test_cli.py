@@ -12,7 +12,7 @@ from composing import RECIPES, composed
 
 from nemo_rod.config import config_folder
 from nemo_rod.launch.prepare import source_specs
-from nemo_rod.selection.arms import arm_kind
+from nemo_rod.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
 
@@ -28,7 +28,8 @@ def test_every_recipe_composes_and_validates(recipe: str) -> None:
     config = composed(f"recipe={recipe}")
     assert config.recipe == recipe
     assert config.run_dir == f"runs/{recipe}"
-    assert {arm_kind(name) for name in config.arms} <= {"base", "trained", "merged"}
+    kinds = {arm_settings(config, name).kind for name in config.arms}
+    assert kinds <= {"base", "trained", "merged"}
     roles = {spec.role for spec in source_specs(config.domain)}
     assert roles == {"adaptation", "replay"}
 

@@ -50,9 +50,9 @@ LOSSES: dict[str, tuple[tuple[float, float], tuple[float, ...]]] = {
     "rod_compute_matched": ((1.97, 2.15), (0.12, 0.18, 0.13, 0.15)),
 }
 ARM_KEYS = {
-    "adapt_loss", "val_forgetting", "task_forgetting", "forgetting_by_source", "replay_share",
-    "share_by_decile", "sampling_ratio_by_source", "trained_tokens", "scored_tokens", "compute",
-    "wall_seconds", "seed",
+    "adapt_loss", "val_forgetting", "task_forgetting", "capability_change",
+    "forgetting_by_source", "replay_share", "share_by_decile", "sampling_ratio_by_source",
+    "trained_tokens", "scored_tokens", "compute", "wall_seconds", "seed", "design",
 }  # fmt: skip
 
 
@@ -242,14 +242,54 @@ def test_profile_against_numpy(results: dict[str, Any]) -> None:
     assert results["profile"]["fixed_32"]["pearson_r"] is None
 
 
+ACCURACY = {
+    "base": {"math": 0.5, "code": 0.25},
+    "no_replay": {"math": 0.3125, "code": 0.125},
+    "fixed_32": {"math": 0.4375, "code": 0.25},
+    "rod": {"math": 0.25, "code": 0.75},
+}
+
+
+def write_tasks(run: FakeRun, arms: Iterable[str] = ACCURACY) -> None:
+    """Writes answers to two tasks, as the real evaluation does."""
+    for arm in arms:
+        asked = {"version": 1, "few_shot": 0, "prompts": "0f"}
+        tasks = {
+            "configuration": {"backend": "hf", "limit": None},
+            "capabilities": ACCURACY[arm],
+            "tasks": {
+                name: {"accuracy": v, "leaves": {name: asked}} for name, v in ACCURACY[arm].items()
+            },
+        }
+        (run.folder / "arms" / arm / "tasks.json").write_text(json.dumps(tasks))
+
+
 def test_task_forgetting_caps_every_capability(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", arms=("base", "rod"))
-    accuracy = {"base": {"math": 0.5, "code": 0.25}, "rod": {"math": 0.25, "code": 0.75}}
-    for arm, tasks in accuracy.items():
-        file = run.folder / "arms" / arm / "evaluation.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"tasks": tasks}))
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
+    write_tasks(run, ("base", "rod"))
     arms = results_of(read_run(run.folder))["arms"]
     assert arms["rod"]["task_forgetting"] == 0.125 and arms["base"]["task_forgetting"] == 0.0
+    assert arms["rod"]["capability_change"] == {"math": -0.25, "code": 0.5}
+    assert arms["no_replay"]["task_forgetting"] is arms["no_replay"]["capability_change"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"configuration": {"backend": "hf", "limit": 5}}, "limit 5 but arm 'base' has None"),
+        ({"tasks": {"math": {"leaves": {"math": {"version": 1, "few_shot": 0, "prompts": "ff"}}}}},
+         "prompts of math ff but arm 'base' has 0f"),
+    ],
+)  # fmt: skip
+def test_arms_that_were_asked_other_things_are_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "rod"))
+    write_tasks(run, ("base", "rod"))
+    file = run.folder / "arms" / "rod" / "tasks.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=words):
+        read_run(run.folder)
 
 
 # ---------------------------------------------------------------- checks

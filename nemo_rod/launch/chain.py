@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from nemo_rod.config import Config
@@ -14,6 +15,9 @@ from nemo_rod.launch import handover
 from nemo_rod.launch.evaluate import evaluate_arms, not_evaluated
 from nemo_rod.launch.handover import Stage
 from nemo_rod.launch.stages import Stages
+from nemo_rod.launch.tasks import FILE, ask_arms, check_tasks, has_tasks, not_asked
+
+MEASURED = ("evaluation.json", FILE)  # what is known of a model, beside what it is
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Link:
             needs are done. Raises ValueError if they were made from something else.
         run: does it here.
         results: what must give way for it to be done again.
+        preview: checks what can be checked beforehand, and says in a line what it would do.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Link:
     is_done: Callable[[], bool]
     run: Callable[[], None]
     results: tuple[Path, ...]
+    preview: Callable[[], str] | None = None
 
     def move_aside(self) -> None:
         """Makes room for it to be done again."""
@@ -60,7 +66,8 @@ def whole_chain(config: Config) -> list[Link]:
 
 def stage_link(stages: Stages, stage: Stage) -> Link:
     """The link of a stage."""
-    evaluation = stages.results.arm(stage.name) / "evaluation.json"  # void with the base's weights
+    # void with the model's weights
+    measured = [stages.results.arm(stage.name) / name for name in MEASURED]
     return Link(
         name=stage.name,
         command=stage.command,
@@ -71,16 +78,24 @@ def stage_link(stages: Stages, stage: Stage) -> Link:
         is_there=lambda: (stage.folder / "manifest.json").exists(),
         is_done=lambda: handover.is_done(stage),
         run=lambda: handover.make(stage),
-        results=(stage.folder, stage.partial, evaluation),
+        results=(stage.folder, stage.partial, *measured),
     )
 
 
 def evaluate_link(config: Config) -> Link:
-    """Held-out losses of every arm that has none yet."""
+    """Held-out losses, and the tasks, of every arm that has none yet."""
     stages = Stages(config)
     wanted = [config.arm] if config.arm else config.arms
     names = ["base", *(name for name in wanted if name != "base")]
-    files = [stages.results.arm(name) / "evaluation.json" for name in names]
+    wanted_files = MEASURED if has_tasks(config) else MEASURED[:1]
+    files = [stages.results.arm(name) / file for name in names for file in wanted_files]
+
+    def run() -> None:
+        if not_asked(stages, names):
+            check_tasks(config)  # a wrong name is found before hours of work
+        if not_evaluated(stages, names):
+            evaluate_arms(stages, names)
+        ask_arms(stages, names)
 
     return Link(
         name="evaluate",
@@ -90,9 +105,10 @@ def evaluate_link(config: Config) -> Link:
         runs_model=True,
         folder=stages.results.path / "arms",
         is_there=lambda: all(file.exists() for file in files),
-        is_done=lambda: not not_evaluated(stages, names),
-        run=lambda: evaluate_arms(stages, names),
+        is_done=lambda: not (not_evaluated(stages, names) or not_asked(stages, names)),
+        run=run,
         results=tuple(files),
+        preview=partial(check_tasks, config) if has_tasks(config) else None,
     )
 
 
@@ -109,7 +125,11 @@ def report_link(config: Config) -> Link:
                 f"{folder} holds no arm: run `nemo-rod run recipe={config.recipe}` first."
             )
         results = build_report(
-            runs[0], recipe=config.recipe, replicates=runs[1:], report_dir=folder / "report"
+            runs[0],
+            recipe=config.recipe,
+            replicates=[*runs[1:], *map(Path, config.report.seeds)],
+            settings=list(map(Path, config.report.settings)),
+            report_dir=folder / "report",
         )
         print(format_checks(results))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.launch.handover import outputs
-from nemo_rod.selection.arms import arm_kind
 
 
 class RunFolder:
@@ -46,7 +45,7 @@ class RunFolder:
         """Digest of an arm's weights; refuses, with the command to run, if there are none."""
         if name == "base":
             return outputs(self.base, made_by=self.command("pretrain"))["weights"]
-        command = "merge" if arm_kind(name) == "merged" else "train"
+        command = "merge" if name.startswith("merge_") else "train"
         made_by = f"{self.command(command)} arm={name}"
         return outputs(self.arm(name), made_by=made_by)["weights"]
 

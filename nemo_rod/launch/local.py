@@ -45,13 +45,7 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
     start = nodes.start(Order(str(job_file), str(log), world_size, free_port()))
     endings = [run_torchrun(start.order, nodes, launcher, start.has_failed_elsewhere)]
     endings += start.wait_elsewhere(launcher.grace_seconds)
-    # A job that saved is safe, whatever else was said; a rank that was killed is the cause of what
-    # the others say.
-    for kind in ("stopped", "killed", "error", "ended"):
-        for ending in endings:
-            if kind in ending:
-                sentence = f"{ending[kind]} (log: {log})"
-                raise Stopped(sentence) if kind == "stopped" else RuntimeError(sentence)
+    refuse_bad_ending(endings, log)
 
 
 def run_torchrun(
@@ -72,6 +66,32 @@ def run_torchrun(
     log = Path(order.log)
     if nodes.rank:
         log = log.with_name(f"{log.stem}.node{nodes.rank}{log.suffix}")
+    first_rank = nodes.rank * (order.world_size // nodes.count)
+    said = run_process(torchrun(order, nodes), log, launcher, is_alone, first_rank)
+    if set(said) == {"ended"}:
+        said["ended"] = f"node {nodes.rank}: {said['ended']}"
+    return said
+
+
+def run_process(
+    command: list[str],
+    log: Path,
+    launcher: Launcher,
+    is_alone: Callable[[], bool] = lambda: False,
+    first_rank: int = 0,
+) -> Ending:
+    """Runs a command whose output goes to a log, shows its progress, and waits.
+
+    Args:
+        command: the program and its arguments.
+        log: is added to.
+        launcher: threads of each process, and the time it has to stop.
+        is_alone: asked now and then; once it is true, the command is ended.
+        first_rank: of its processes.
+
+    Returns:
+        Nothing if it ended well. Else what it said of its end, by kind.
+    """
     env = {
         **os.environ,
         "OMP_NUM_THREADS": str(launcher.threads),
@@ -83,7 +103,7 @@ def run_torchrun(
     said: Ending = {}
     with open(log, "a") as file:
         process = subprocess.Popen(
-            torchrun(order, nodes),
+            command,
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -93,7 +113,6 @@ def run_torchrun(
             preexec_fn=_before_torchrun,
         )
         with _ending(process) as asked:
-            first_rank = nodes.rank * (order.world_size // nodes.count)
             # not in this thread: a process that outlives the job may keep the pipe open
             reader = threading.Thread(
                 target=_follow, args=(process, file, said, first_rank), daemon=True
@@ -103,11 +122,27 @@ def run_torchrun(
             reader.join(timeout=10)
     if process.returncode == 0:
         return {}
-    said = said or {"ended": f"node {nodes.rank}: exit status {process.returncode}"}
+    said = said or {"ended": f"exit status {process.returncode}"}
     if asked and "stopped" not in said:  # it was only starting, or its kind of job never saves
         how = said.get("killed") or said.get("error") or said["ended"]
         said["stopped"] = f"it was asked to stop, and ended ({how}): run it again to go on"
     return said
+
+
+def refuse_bad_ending(endings: list[Ending], log: Path) -> None:
+    """Raises what a job's processes said of their end, if they did not end well.
+
+    Raises:
+        Stopped: if the job was asked to stop; it has saved.
+        RuntimeError: if the job failed: which rank, and why.
+    """
+    # A job that saved is safe, whatever else was said; a rank that was killed is the cause of what
+    # the others say.
+    for kind in ("stopped", "killed", "error", "ended"):
+        for ending in endings:
+            if kind in ending:
+                sentence = f"{ending[kind]} (log: {log})"
+                raise Stopped(sentence) if kind == "stopped" else RuntimeError(sentence)
 
 
 def torchrun(order: Order, nodes: Nodes) -> list[str]:

@@ -7,14 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import Config, Optimisation
+from nemo_rod.config import Config, Optimisation, Scoring
 from nemo_rod.corpus.shards import write_json
 from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.launch.digests import digest
 from nemo_rod.launch.folder import RunFolder
+from nemo_rod.launch.handover import outputs
 from nemo_rod.launch.local import run_job
 from nemo_rod.launch.nemo_rl import run_on_nemo_rl
+from nemo_rod.selection import Curriculum, replay_share
 from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.variants import ArmSettings, arm_settings
 
 
 class ModelJobs:
@@ -28,15 +31,16 @@ class ModelJobs:
     def __init__(self, config: Config, results: RunFolder) -> None:
         self.config, self.results = config, results
 
-    def common(self, name: str, out: Path) -> dict[str, Any]:
-        """What every job of this run is told."""
+    def common(self, name: str, out: Path, scoring: Scoring | None = None) -> dict[str, Any]:
+        """What every job of this run is told; `scoring` if it is not the recipe's."""
+        scoring = scoring or self.config.scoring
         return {
             "name": name,
             "blocks": str(self.results.blocks),
             "out": str(out),
             "parallel": self.config.parallel,
             "precision": self.config.model.precision,
-            "scoring_micro_batch_size": self.config.scoring.micro_batch_size,
+            "scoring_micro_batch_size": scoring.micro_batch_size,
             "seed": self.config.seed,
             "stall_seconds": self.config.launcher.stall_seconds,
         }
@@ -56,25 +60,28 @@ class ModelJobs:
             log=self.results.log(job.name),
         )
 
-    def schedule(self, name: str) -> Optimisation:
-        """The arm's own number of steps; all else is the same for all arms."""
-        train = self.config.train
-        if name in self.config.arm_steps:
-            return dataclasses.replace(train, steps=self.config.arm_steps[name])
-        if name != "rod_compute_matched":
-            return train
-        # as many plain steps' worth of compute as a fixed-replay arm, scoring included
-        share = self.config.scoring.eighths / 8
-        per_step = 1 + self.config.selection.multiplier * share / 3
-        return dataclasses.replace(train, steps=round(train.steps / per_step))
+    def settings(self, name: str) -> ArmSettings:
+        """Every key of an arm, its variant's applied."""
+        return arm_settings(self.config, name)
 
-    def arm(
-        self, name: str, optimisation: Optimisation, blocks: dict[str, Any] | None = None
-    ) -> Arm:
-        """An arm's pools and policy, over the store's blocks or over as many as are planned."""
-        selection, blocks = self.config.selection, blocks or self.results.block_counts()
-        return make_arm(
-            name,
+    def arm(self, name: str, blocks: dict[str, Any] | None = None) -> Arm:
+        """An arm's pools and policy, over the store's blocks or over as many as are planned.
+
+        Args:
+            name: of a trained arm, or base.
+            blocks: how many are planned. Recorded curricula are then not looked at: a share that
+                they decide is taken for a half, which costs the same.
+
+        Raises:
+            ValueError: a curriculum that it needs is missing or does not fit.
+        """
+        planned, blocks = blocks is not None, blocks or self.results.block_counts()
+        settings = None if name == "base" else self.settings(name)
+        optimisation = self.config.pretrain if settings is None else settings.train
+        selection = self.config.selection if settings is None else settings.selection
+        assert optimisation is not None
+        arm = make_arm(
+            settings.of if settings else name,
             num_adaptation=blocks["num_adaptation"],
             num_replay=blocks["num_replay"],
             batch_size=optimisation.batch_size,
@@ -82,27 +89,61 @@ class ModelJobs:
             balance=selection.balance,  # type: ignore[arg-type]
             kappa=selection.kappa,
             seed=self.config.seed,
-            eighths=self.config.scoring.eighths,
+            eighths=(settings.scoring if settings else self.config.scoring).eighths,
         )
+        if settings is None:
+            return arm
+        return self._vary(arm, settings, None if planned else blocks["digest"])
+
+    def _vary(self, arm: Arm, settings: ArmSettings, store: str | None) -> Arm:
+        """Applies what a variant does to pools and policy; `store` None if nothing is recorded."""
+        arm = dataclasses.replace(arm, name=settings.name)
+        if settings.retention is not None:
+            arm = dataclasses.replace(arm, retention=settings.retention)
+        if settings.share is not None:
+            share = settings.share
+            if isinstance(share, str):
+                share = 0.5 if store is None else self._recorded_share(share)
+            within = {"adaptation": settings.adaptation, "replay": settings.replay}
+            return dataclasses.replace(arm, kappa=None, share=share, **within)  # type: ignore
+        file = self.recorded(settings)
+        if file is None:
+            return arm
+        if store is not None:
+            _refuse_unfit(file, settings, store)
+        by: Any = settings.follow_by if settings.follow else None
+        return dataclasses.replace(arm, kappa=None, recorded=str(file), follow_by=by)
+
+    def recorded(self, settings: ArmSettings) -> Path | None:
+        """File of the curriculum that decides what an arm trains on; None for none."""
+        if settings.follow is not None:
+            return self.results.arm(settings.follow) / "curriculum.rod"
+        if settings.curriculum is None:
+            return None
+        folder = Path(settings.curriculum)
+        file = folder / "curriculum.rod"
+        return file if file.exists() else folder / "arms" / "rod" / "curriculum.rod"
+
+    def _recorded_share(self, name: str) -> float:
+        outputs(self.results.arm(name), made_by=f"{self.results.command('train')} arm={name}")
+        file = self.results.arm(name) / "curriculum.rod"
+        with Curriculum.open(file, read_only=True) as curriculum:
+            return replay_share(curriculum)
 
     def train(
-        self,
-        name: str,
-        folder: Path,
-        model: Path,
-        arm: Arm,
-        optimisation: Optimisation,
-        references: list[Path],
+        self, folder: Path, model: Path, arm: Arm, optimisation: Optimisation, used: list[Path]
     ) -> None:
-        """Trains an arm from `model` into `folder`."""
-        decides = {"arm": dataclasses.asdict(arm), "train": dataclasses.asdict(optimisation)}
+        """Trains an arm from `model` into `folder`, with the references `used`."""
+        settings = None if arm.name == "base" else self.settings(arm.name)
+        selection = settings.selection if settings else self.config.selection
+        decides = {"arm": decided(arm), "train": dataclasses.asdict(optimisation)}
         job = TrainJob(
-            **self.common(name, folder),
+            **self.common(arm.name, folder, settings.scoring if settings else None),
             model=str(model),
             arm=dataclasses.asdict(arm),
             optimisation=optimisation,
-            references=[str(reference) for reference in references],
-            on_nonfinite=self.config.selection.on_nonfinite,
+            references=[str(reference) for reference in used],
+            on_nonfinite=selection.on_nonfinite,
             checkpoint_every=self.config.checkpoint.every,
             checkpoint_keep=self.config.checkpoint.keep,
             validation_every=self.config.validation.every,
@@ -111,25 +152,69 @@ class ModelJobs:
         )
         self.run(job, folder)
 
-    def describe(self, folder: Path, name: str, arm: Arm, optimisation: Optimisation) -> None:
+    def describe(self, folder: Path, arm: Arm) -> None:
         """`arm.json`: what the run was and what it cost, for the report."""
-        steps = optimisation.steps
-        block_size = self.config.domain.block_size
+        settings = self.settings(arm.name)
+        steps, block_size = settings.train.steps, self.config.domain.block_size
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         description = {
-            "arm": name,
+            "arm": arm.name,
             "kind": "trained",
+            "of": settings.of,
             "seed": self.config.seed,
             "steps": steps,
-            "batch_size": optimisation.batch_size,
+            "budget": steps / self.config.train.steps,
+            "batch_size": arm.batch_size,
             "block_size": block_size,
-            "multiplier": arm.multiplier,
+            "multiplier": arm.num_candidates / arm.batch_size,
             "scored_eighths": arm.eighths,
             "pools": arm.balance,
+            "retention": arm.retention if arm.balance == "corpus" else None,
             "policy": type(arm.policy()).__name__,
-            "trained_tokens": steps * optimisation.batch_size * block_size,
+            "kappa": arm.kappa,
+            "share": arm.share,
+            "share_of": settings.share if isinstance(settings.share, str) else None,
+            "adaptation": arm.adaptation if arm.share is not None else None,
+            "replay": arm.replay if arm.share is not None else None,
+            "follow": settings.follow,
+            "follow_by": settings.follow_by if settings.follow else None,
+            "curriculum": settings.curriculum,
+            "references": list(settings.references) if settings.scores else [],
+            "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,
+            "train": dataclasses.asdict(settings.train),
+            "trained_tokens": steps * arm.batch_size * block_size,
             "scored_tokens": round(steps * arm.scored_blocks * block_size),
             "compute": arm.compute(steps),
             "wall_seconds": sum(row["timing/train/total"] for row in rows),
         }
         write_json(folder / "arm.json", description)
+
+
+def decided(arm: Arm) -> dict[str, Any]:
+    """What an arm trains on, as plain values: its curriculum by content, wherever it lies."""
+    values = dataclasses.asdict(arm)
+    if arm.recorded is not None:
+        values["recorded"] = digest(Path(arm.recorded).read_bytes())
+    return values
+
+
+def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
+    """Refuses a curriculum that an arm cannot train on, before anything is trained."""
+    where = f"variants.{settings.name}"
+    if not file.exists():
+        raise ValueError(f"{file} is not there yet, but {where} needs it: record it first.")
+    steps, batch_size = settings.train.steps, settings.train.batch_size
+    with Curriculum.open(file, read_only=True) as curriculum:
+        found = curriculum.header
+        for wrong, what, has, needs, cure in (
+            (found.store != store, "block store", found.store, store,
+             "prepare the same blocks for both runs"),
+            (found.num_chosen != batch_size, "batches of", found.num_chosen, batch_size,
+             f"set {where}.train.batch_size to what was recorded"),
+            (curriculum.next_step < steps, "steps", curriculum.next_step, steps,
+             f"set {where}.steps to what was recorded, or to fewer"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(
+                    f"{file} was recorded with {what} {has}, but {where} has {needs}: {cure}."
+                )

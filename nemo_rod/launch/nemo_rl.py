@@ -77,6 +77,7 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
     o = job.optimisation
     rod |= {
         "arm": job.arm["name"],
+        "variant": job.arm,
         "references": job.references,
         "steps": o.steps,
         "warmup_fraction": o.warmup_fraction,

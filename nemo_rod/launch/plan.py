@@ -11,7 +11,7 @@ from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.corpus.shards import write_json
-from nemo_rod.launch.stages import SPECIALIST, Stages
+from nemo_rod.launch.stages import Stages
 from nemo_rod.launch.work import corpus_blocks, stage_works
 from nemo_rod.plan.costs import (
     PlanResult,
@@ -28,6 +28,7 @@ from nemo_rod.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
 from nemo_rod.plan.shapes import Shape, read_shape
 from nemo_rod.plan.speed import Speed, processor
 from nemo_rod.plan.table import format_plan
+from nemo_rod.variants import SPECIALIST
 
 
 def plan(config: Config) -> None:
@@ -225,7 +226,7 @@ def _memory(config: Config, shape: Shape) -> Memory:
         expert_imbalance=config.plan.expert_imbalance,
         reserve=config.plan.memory_reserve,
     )
-    limit = cluster.gpu_memory_gib * GIB if cluster.gpu else None
+    limit = cluster.gpu_memory_gib * GIB or None
     return memory_per_gpu(shape, parallel, load, limit)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.config import Config, to_config
+from nemo_rod.checks import to_config
+from nemo_rod.config import Config
 from nemo_rod.launch.chain import Link
 
 _CONFIG_HEAD = """\

@@ -17,9 +17,9 @@ from nemo_rod.launch.nodes import Nodes
 from nemo_rod.launch.plan import check_before_submitting
 from nemo_rod.launch.record import Record
 from nemo_rod.launch.render import render_local, write_files
-from nemo_rod.launch.stages import SPECIALIST, Stages
+from nemo_rod.launch.stages import Stages
 from nemo_rod.launch.submit import submit
-from nemo_rod.selection.arms import arm_kind
+from nemo_rod.variants import SPECIALIST, arm_settings
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -68,14 +68,14 @@ def pretrain(config: Config) -> None:
 
 def score(config: Config) -> None:
     """Reference losses: of the base on replay and of the specialist on adaptation, or of one."""
-    references = {"base": "base", SPECIALIST: "specialist"}
+    references = {"base": "base", SPECIALIST: "specialist", "base_adaptation": "base_adaptation"}
     if config.arm is not None and config.arm not in references:
         raise ValueError(
-            f"arm={config.arm} is no reference model: expected base or {SPECIALIST}, or no arm for "
-            "both."
+            f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, or "
+            "base_adaptation for the base on new blocks; or no arm for the first two."
         )
     stages = Stages(config)
-    names = [references[config.arm]] if config.arm else list(references.values())
+    names = [references[config.arm]] if config.arm else ["base", "specialist"]
     _carry_out(config, [stage_link(stages, stages.reference(name)) for name in names])
 
 
@@ -94,7 +94,7 @@ def merge(config: Config) -> None:
 
 
 def evaluate(config: Config) -> None:
-    """Held-out losses of every arm that has none yet."""
+    """Held-out losses, and the tasks, of every arm that has none yet."""
     _carry_out(config, [evaluate_link(config)])
 
 
@@ -105,7 +105,7 @@ def report(config: Config) -> None:
 
 def _arms(config: Config, kind: str) -> list[str]:
     names = [config.arm] if config.arm else config.arms
-    found = [name for name in names if arm_kind(name) == kind]
+    found = [name for name in names if arm_settings(config, name).kind == kind]
     if not found:
         raise ValueError(
             f"There is no {kind} arm among {names}: name one with arm=... or arms=[...]."
@@ -133,6 +133,8 @@ def _here(config: Config, links: list[Link]) -> None:
         if config.dry_run:
             state = "done" if link.is_there() else "to do"
             _say(f"{label}: {state}  (nemo-rod {link.command}, {link.folder})")
+            if link.preview:
+                _say(f"    {link.preview()}")
             continue
         record = Record(Path(config.run_dir), link.name)
         with record.only_one():

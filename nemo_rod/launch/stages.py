@@ -4,6 +4,8 @@ r"""The stages of a recipe, from raw text to evaluated models.
                   \--> no_replay -> references/specialist -> rod --+-> evaluate -> report
                   \--> fixed_<percent>, merge_<lambda> ------------+
 
+Variants of `rod` need what they replace nothing of, and the arms whose curriculum they follow.
+
 A stage's inputs name everything that decides its result. The seed decides an arm's; the parallel
 layout decides nothing and is only noted, so that a base and its references serve any layout.
 """
@@ -21,10 +23,17 @@ from nemo_rod.jobs import ScoreJob
 from nemo_rod.launch.digests import weights_digest
 from nemo_rod.launch.folder import RunFolder
 from nemo_rod.launch.handover import Inputs, Stage, flatten, outputs
-from nemo_rod.launch.model_jobs import ModelJobs
-from nemo_rod.selection.arms import arm_kind, merge_weight
+from nemo_rod.launch.model_jobs import ModelJobs, decided
+from nemo_rod.selection.arms import merge_weight
+from nemo_rod.selection.reference_folder import open_folder
+from nemo_rod.variants import SPECIALIST, ArmSettings
 
-SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
+# references that a run can make: the model, and the role of the blocks that it scores
+REFERENCES = {
+    "base": ("base", "replay"),
+    "specialist": (SPECIALIST, "adaptation"),
+    "base_adaptation": ("base", "adaptation"),  # where the base counts beside the specialist
+}
 
 
 class Stages:
@@ -41,19 +50,49 @@ class Stages:
 
     def all(self) -> list[Stage]:
         """Every stage that the recipe's arms need, in an order that they can run in."""
-        kinds = {name: arm_kind(name) for name in self.config.arms if name != "base"}
-        selecting = [name for name in kinds if name.startswith("rod")]
-        trained = [name for name, kind in kinds.items() if kind == "trained"]
-        merged = [name for name, kind in kinds.items() if kind == "merged"]
+        wanted = {name: self.jobs.settings(name) for name in self.config.arms if name != "base"}
+        trained = self._trained([arm for arm in wanted.values() if arm.kind == "trained"])
+        merged = [name for name, arm in wanted.items() if arm.kind == "merged"]
+        used = {name for arm in trained for name in self._references(arm)}
+        needs_specialist = "specialist" in used or merged or SPECIALIST in wanted
         stages = [self.prepare(), self.make_base()]
-        if selecting:
-            stages.append(self.reference("base"))
-        if selecting or merged or SPECIALIST in trained:
+        stages += [self.reference(n) for n in ("base", "base_adaptation") if n in used]
+        if needs_specialist:
             stages.append(self.train(SPECIALIST))
-        if selecting:
+        if "specialist" in used:
             stages.append(self.reference("specialist"))
-        stages += [self.train(name) for name in trained if name != SPECIALIST]
+        stages += [self.train(arm.name) for arm in trained if arm.name != SPECIALIST]
         return stages + [self.merge(name) for name in merged]
+
+    def _trained(self, arms: list[ArmSettings]) -> list[ArmSettings]:
+        """The arms, each after the one whose curriculum it follows."""
+        found: dict[str, ArmSettings] = {}
+
+        def add(arm: ArmSettings) -> None:
+            if arm.recorded_by is not None:
+                add(self.jobs.settings(arm.recorded_by))
+            found.setdefault(arm.name, arm)
+
+        for arm in arms:
+            add(arm)
+        return list(found.values())
+
+    def _references(self, arm: ArmSettings) -> list[str]:
+        """References of this run that an arm scores with."""
+        if not arm.scores:
+            return []
+        of_new_blocks = {"specialist": "specialist", "base": "base_adaptation"}
+        return ["base", *(of_new_blocks[n] for n in arm.references if n in of_new_blocks)]
+
+    def _reference_folders(self, arm: ArmSettings) -> list[Path]:
+        """Folders of reference losses that an arm scores with, those of other runs included."""
+        if not arm.scores:
+            return []
+        others = [n for n in arm.references if n not in ("specialist", "base")]
+        return [
+            *(self.results.reference(name) for name in self._references(arm)),
+            *(RunFolder(Path(run), self.config.recipe).reference("specialist") for run in others),
+        ]
 
     def prepare(self) -> Stage:
         """Text -> blocks."""
@@ -109,8 +148,8 @@ class Stages:
                     seed=self.config.seed,
                 )
                 check_tokenizer(folder / "init", self.results.blocks)
-                arm = self.jobs.arm("base", optimisation)
-                self.jobs.train("base", folder, folder / "init", arm, optimisation, [])
+                arm = self.jobs.arm("base")
+                self.jobs.train(folder, folder / "init", arm, optimisation, [])
             return {"weights": weights_digest(folder / "hf")}
 
         title = "the base model" if model.hf else "train the base model from nothing"
@@ -127,8 +166,8 @@ class Stages:
         )
 
     def reference(self, name: str) -> Stage:
-        """Losses of the base on replay, or of the specialist on adaptation."""
-        role, arm = {"base": ("replay", "base"), "specialist": ("adaptation", SPECIALIST)}[name]
+        """Losses of one model on all blocks of one role: one of `REFERENCES`."""
+        arm, role = REFERENCES[name]
 
         def inputs() -> Inputs:
             return {
@@ -149,7 +188,7 @@ class Stages:
 
         return Stage(
             f"references_{name}",
-            f"score arm={arm}",
+            f"score arm={name if name == 'base_adaptation' else arm}",
             self.results.reference(name),
             inputs,
             make,
@@ -160,32 +199,32 @@ class Stages:
 
     def train(self, name: str) -> Stage:
         """One arm."""
-        optimisation = self.jobs.schedule(name)
-        references = [self.results.reference(r) for r in ("specialist", "base")]
+        settings = self.jobs.settings(name)
+        references = self._reference_folders(settings)
 
         def inputs() -> Inputs:
-            arm = self.jobs.arm(name, optimisation)
             made_of = {
                 "blocks": self.results.block_counts()["digest"],
                 "base": self.results.weights("base"),
             }
-            made_of |= flatten("arm", dataclasses.asdict(arm))
-            made_of |= flatten("train", dataclasses.asdict(optimisation))
+            made_of |= flatten("arm", decided(self.jobs.arm(name)))
+            made_of |= flatten("train", dataclasses.asdict(settings.train))
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
-            if arm.policy().needs_scores:
-                for folder in references:
-                    outputs(folder, made_by=self.results.command("score"))
-                made_of |= {"specialist": self.results.weights(SPECIALIST)}
+            for folder in references:
+                outputs(folder, made_by=self.results.command("score"))
+            if references:
+                made_of |= self._reference_weights(settings)
             return made_of
 
         def make(folder: Path) -> dict[str, Any]:
-            arm = self.jobs.arm(name, optimisation)
-            used = references if arm.policy().needs_scores else []
-            self.jobs.train(name, folder, self.results.checkpoint("base"), arm, optimisation, used)
-            self.jobs.describe(folder, name, arm, optimisation)
+            arm, start = self.jobs.arm(name), self.results.checkpoint("base")
+            self.jobs.train(folder, start, arm, settings.train, references)
+            self.jobs.describe(folder, arm)
             return {"weights": weights_digest(folder / "hf")}
 
-        scored = name.startswith("rod")
+        needs = [f"references_{reference}" for reference in self._references(settings)]
+        if settings.recorded_by is not None:
+            needs.append(settings.recorded_by)
         return Stage(
             name,
             f"train arm={name}",
@@ -193,9 +232,22 @@ class Stages:
             inputs,
             make,
             f"train {name}",
-            needs=("base", *(("references_base", "references_specialist") if scored else ())),
+            needs=("base", *needs),
             note=self._note(),
         )
+
+    def _reference_weights(self, arm: ArmSettings) -> Inputs:
+        """Digests of the models whose losses on new blocks an arm takes off."""
+        found: Inputs = {}
+        for number, name in enumerate(arm.references):
+            if name == "specialist":
+                found[name] = self.results.weights(SPECIALIST)
+            elif name == "base":
+                found["lowest with base"] = self.results.weights("base")
+            else:
+                folder = RunFolder(Path(name), self.config.recipe).reference("specialist")
+                found[f"references.{number}"] = open_folder(folder).manifest.model
+        return found
 
     def merge(self, name: str) -> Stage:
         """(1 - lambda) base + lambda specialist (paper, appendix B.4)."""

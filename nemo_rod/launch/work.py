@@ -9,10 +9,9 @@ from nemo_rod.config import Config
 from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.launch.handover import Stage
 from nemo_rod.launch.prepare import source_specs
-from nemo_rod.launch.stages import Stages
+from nemo_rod.launch.stages import REFERENCES, Stages
 from nemo_rod.plan.costs import Work
 from nemo_rod.plan.shapes import Shape
-from nemo_rod.selection.arms import arm_kind
 
 BYTES_PER_TOKEN = 4.0  # of text, for caps in bytes under a tokenizer with a large vocabulary
 REFERENCE_BYTES = 44  # of a block: sums, hash, checksum
@@ -75,7 +74,7 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
     """
     stages = Stages(config)
     works = [_work(stage, stages, shape, blocks) for stage in stages.all()]
-    models = 1 + sum(arm_kind(name) != "base" for name in config.arms)
+    models = 1 + sum(name != "base" for name in config.arms)
     held = blocks["held_adaptation"] + blocks["held_replay"]
     return [*works, Work(name="evaluate", read=held * models)]
 
@@ -89,17 +88,17 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
         seconds = _preparing(config, blocks)
         return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
     if command == "score":
-        role = "replay" if name == "references_base" else "adaptation"
+        _, role = REFERENCES[name.removeprefix("references_")]
         return Work(
             name=name, read=blocks[f"num_{role}"], disk=blocks[f"num_{role}"] * REFERENCE_BYTES
         )
     if command == "merge" or (command == "pretrain" and config.model.hf):
         return Work(name=name, disk=weights)
     base = command == "pretrain"
-    optimisation = config.pretrain if base else stages.jobs.schedule(name)
+    optimisation = config.pretrain if base else stages.jobs.settings(name).train
     assert optimisation is not None
-    arm = stages.jobs.arm(name, optimisation, blocks)
-    pool = arm.pools().size if arm.policy().needs_scores else 0
+    arm = stages.jobs.arm(name, blocks)
+    pool = arm.num_candidates if arm.policy().needs_scores else 0
     candidates = pool or optimisation.batch_size
     kept = config.checkpoint.keep * shape.parameters * CHECKPOINT_BYTES[config.model.precision]
     curriculum = optimisation.steps * (20 + 16 * candidates + candidates // 8)

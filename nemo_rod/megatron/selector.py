@@ -19,7 +19,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
-from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, References, Selector
+from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, ReferenceLosses, Selector
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
 
@@ -45,7 +45,7 @@ class RoDSelector:
         pools: Pools,
         policy: Policy,
         batch_size: int,
-        references: References | None = None,
+        references: ReferenceLosses | None = None,
         on_nonfinite: OnNonfinite = "refuse",
         scoring_micro_batch_size: int = 1,
         eighths: int = NUM_CHUNKS,

@@ -33,7 +33,7 @@ from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.recorder import Recorder
 from nemo_rod.megatron.selector import RoDSelector
 from nemo_rod.megatron.validation import Validation
-from nemo_rod.selection import References
+from nemo_rod.selection import open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
 
 
@@ -58,10 +58,10 @@ def train(
     out = Path(job.out)
     store = BlockStore(job.blocks)
     arm = Arm(**job.arm)
-    references = References.open(job.references, store) if job.references else None
+    references = open_references(job.references, store) if job.references else None
     selector = RoDSelector(
         store=store,
-        pools=arm.pools(),
+        pools=arm.pools(store),
         policy=arm.policy(),
         batch_size=job.optimisation.batch_size,
         references=references,

@@ -24,7 +24,7 @@ from nemo_rod.jobs import Stopped
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.learners import Learner, make_learner
 from nemo_rod.nemo_rl.remote import call_all
-from nemo_rod.selection import CurriculumHeader, References
+from nemo_rod.selection import CurriculumHeader, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
 from nemo_rod.selection.journal import Journal
 
@@ -82,7 +82,7 @@ def setup(config: dict[str, Any]) -> Run:
     arm = build_arm(config, store)
     references = None
     if arm.policy().needs_scores:
-        references = References.open(rod["references"], store)
+        references = open_references(rod["references"], store)
     header = curriculum_header(arm, store, references, config=_digest(config))
 
     checkpointer = CheckpointManager(config["checkpointing"])
@@ -120,6 +120,8 @@ def open_store(config: dict[str, Any]) -> BlockStore:
 def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
     """The pools and the policy of the configured arm."""
     rod = config["rod"]
+    if rod["variant"] is not None:
+        return Arm(**rod["variant"])
     return make_arm(
         rod["arm"],
         num_adaptation=store.num_adaptation,

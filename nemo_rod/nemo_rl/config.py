@@ -26,6 +26,7 @@ class RoD:
     blocks: str = MISSING  # folder of the block store, seen by every node
     out: str = MISSING  # gets curriculum.rod and metrics.jsonl, or reference losses
     arm: str = "rod"  # what is trained: rod, no_replay, fixed_<percent> ...
+    variant: dict[str, Any] | None = None  # pools and policy as our own recipes resolve them
     references: list[str] = field(default_factory=list)  # folders of reference losses
     steps: int = MISSING  # updates
     warmup_fraction: float = Optimisation.warmup_fraction  # share of the steps, at the beginning

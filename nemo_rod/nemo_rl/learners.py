@@ -19,7 +19,7 @@ from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.batches import train_batch
 from nemo_rod.nemo_rl.remote import call_all
 from nemo_rod.nemo_rl.worker import Task, deal, update_metrics
-from nemo_rod.selection import Choice, References, Selector
+from nemo_rod.selection import Choice, Selector, open_references
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
@@ -85,7 +85,7 @@ class InDriver:
             policy=arm.policy(),
             batch_size=arm.batch_size,
             block_size=self.store.block_size,
-            references=References.open(task.references, self.store) if task.references else None,
+            references=open_references(task.references, self.store) if task.references else None,
             on_nonfinite=task.on_nonfinite,
         )
         self.loss = compat.loss_function()

@@ -17,7 +17,7 @@ import numpy as np
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.batches import train_batch
-from nemo_rod.selection import OnNonfinite, References, Selector
+from nemo_rod.selection import OnNonfinite, Selector, open_references
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses
 
@@ -83,7 +83,7 @@ class RoDWorkerMixin:
             arm = Arm(**task.arm)
             references = None
             if task.references:
-                references = References.open(task.references, self._rod_store)
+                references = open_references(task.references, self._rod_store)
             self._rod_selector = Selector(
                 pools=arm.pools(),
                 policy=arm.policy(),

@@ -1,19 +1,25 @@
 """What the name of an arm says: its kind, its place in a list, how people read it.
 
-Arms are named `base no_replay fixed_<percent> max_replay merge_<lambda> rod rod_<variant>`; any
-other name is taken as it is and listed last.
+Arms are named `base no_replay fixed_<percent> max_replay merge_<lambda> rod rod_<variant>`, and in
+ablations `<random|rho>_<random|rho>` (of new data, of replay) and `control_<what>`; any other name
+is taken as it is and listed last.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-Kind = Literal["base", "no_replay", "fixed", "max_replay", "merge", "rod", "rod_variant", "other"]
+Kind = Literal[
+    "base", "no_replay", "fixed", "max_replay", "merge", "rod", "rod_variant",
+    "ablation", "control", "other",
+]  # fmt: skip
 
 _ORDER: tuple[Kind, ...] = (
-    "base", "no_replay", "fixed", "max_replay", "merge", "rod", "rod_variant", "other",
+    "base", "no_replay", "fixed", "max_replay", "merge", "rod", "rod_variant", "ablation",
+    "control", "other",
 )  # fmt: skip
 _WHOLE: dict[str, tuple[Kind, str]] = {
     "base": ("base", "base"),
@@ -56,6 +62,22 @@ def parse_arm(name: str) -> ArmName:
     if match := re.fullmatch(r"merge_(\d*[._]?\d+)", name):
         value = float(match[1].replace("_", "."))
         return ArmName(name, "merge", value, f"merge {value:g}")
+    if match := re.fullmatch(r"(random|rho)_(random|rho)", name):
+        new, old = (word.replace("rho", "\u03c1") for word in match.groups())
+        return ArmName(name, "ablation", 0.0, f"new by {new}, replay by {old}")
+    if name.startswith("control_"):
+        return ArmName(name, "control", 0.0, "random, RoD's " + name[8:].replace("_", " "))
+    if match := re.fullmatch(r"rod_(kappa_|m)(\d+(?:\.\d+)?)", name):
+        sign = {"kappa_": "\u03ba", "m": "m"}[match[1]]
+        return ArmName(name, "rod_variant", float(match[2]), f"RoD {sign} = {match[2]}")
     if name.startswith("rod_"):
         return ArmName(name, "rod_variant", 0.0, "RoD " + name[4:].replace("_", " "))
     return ArmName(name, "other", 0.0, name.replace("_", " "))
+
+
+def is_of_frontier(name: str, arm: Mapping[str, Any]) -> bool:
+    """Whether an arm belongs into the picture of all arms, rather than into that of an ablation."""
+    if name == "base":
+        return False
+    of = (arm.get("design") or {}).get("of")
+    return of in (None, name) or name in ("max_replay", "rod_compute_matched")

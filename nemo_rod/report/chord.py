@@ -95,6 +95,17 @@ def pearson(x: Mapping[str, float], y: Mapping[str, float]) -> float | None:
     return float(dx @ dy / math.sqrt((dx @ dx) * (dy @ dy)))
 
 
+def outlier(x: Mapping[str, float]) -> str | None:
+    """The source that draws a fit on x most to itself: the one farthest from the mean of x.
+
+    None below four sources, where too few would be left without it.
+    """
+    if len(x) <= MIN_POINTS:
+        return None
+    mean = math.fsum(x.values()) / len(x)
+    return max(x, key=lambda name: abs(x[name] - mean))
+
+
 def _pairs(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray] | None:
     names = [name for name in x if name in y]
     if len(names) < MIN_POINTS:

@@ -12,42 +12,15 @@ from typing import Any
 
 from nemo_rod.report import table
 from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.captions import TITLES, caption
+from nemo_rod.report.paper import title_of
+from nemo_rod.report.paper_tables import paper_table
 from nemo_rod.report.style import COLOURS, arm_colour, css_variables
 from nemo_rod.report.summary import summarise
 from nemo_rod.report.table import typeset
 
 Results = Mapping[str, Any]
 Pictures = Mapping[str, tuple[str, str]]  # name -> SVG for desktops, SVG for phones
-
-_FIGURES: dict[str, tuple[str, str]] = {
-    "frontier": (
-        "Adaptation against forgetting",
-        "Towards the lower left is better. The blue line is the chord: what fixed replay would "
-        "reach at shares between those that were run, straight in ln F_val as on this axis. "
-        "The dashed line is RoD's distance from it at equal forgetting.{base}{replicates}",
-    ),
-    "replay_share": (
-        "How much is replayed, what, and when",
-        "Bands are replay sources, the line is their sum: the replay share of the trained batch. "
-        "Dots are means over tenths of the run, in percent.",
-    ),
-    "scores": (
-        "The two demands that compete",
-        "Mean score of the adaptation candidates (what is left to learn), of the replay candidates "
-        "(what has been forgotten), and the score of the last block that still got a place.",
-    ),
-    "forgetting_profile": (
-        "Who is protected",
-        "One point per replay source and arm. The dotted diagonal is no replay at all; a flat line "
-        "protects most those sources that would be forgotten most.",
-    ),
-    "sampling_ratio": (
-        "Who is replayed",
-        "How much more often than it was offered each source was trained on. RoD follows the "
-        "forgetting that is left under replay; a source that is forgotten badly but recovers from "
-        "a few blocks needs little of it, which weakens the relation with no-replay forgetting.",
-    ),
-}
 
 _STYLE = """
 :root { color-scheme: light dark; --font: system-ui, -apple-system, "Segoe UI", sans-serif; LIGHT }
@@ -149,12 +122,14 @@ def render_page(results: Results, pictures: Pictures) -> str:
     sections = [
         _header(results),
         _checks(results),
-        _section("Adaptation against forgetting", _figure("frontier", results, pictures)),
+        _section(TITLES["frontier"], _figure("frontier", results, pictures)),
         _arms(results),
         *(
-            _section(_FIGURES[name][0], _figure(name, results, pictures))
-            for name in ("replay_share", "scores", "forgetting_profile", "sampling_ratio")
+            _section(title, _figure(name, results, pictures))
+            for name, title in TITLES.items()
+            if name != "frontier"
         ),
+        _paper(results),
         _sources(results),
         _seeds(results),
         _footer(results),
@@ -166,18 +141,6 @@ def render_page(results: Results, pictures: Pictures) -> str:
         + "\n".join(section for section in sections if section)
         + "\n</main>\n</body>\n</html>\n"
     )
-
-
-def caption(name: str, results: Results) -> str:
-    """A figure's caption for these results."""
-    base = results["arms"].get("base")
-    where = ""
-    if base and base["adapt_loss"] is not None:
-        where = (
-            f" The base model ({base['adapt_loss']:.3f} nats, no forgetting) is off the picture."
-        )
-    others = " Faint marks and lines are the other seeds." if results["replicates"] else ""
-    return _FIGURES[name][1].format(base=where, replicates=others)
 
 
 def _section(title: str, content: str) -> str:
@@ -278,6 +241,15 @@ def _costs(results: Results) -> str:
         "specialist and the reference losses are needed once for all arms of a setting and are not "
         "part of an arm's compute above.</p>" + costs.to_html()
     )
+
+
+def _paper(results: Results) -> str:
+    rows = paper_table(results)
+    text = (
+        f'<p class="small">This setting is the paper\'s, which calls it '
+        f"{escape(title_of(results['recipe']))}; it ran every arm once.</p>"
+    )
+    return _section("Beside the paper's numbers", text + rows.to_html()) if rows.rows else ""
 
 
 def _sources(results: Results) -> str:

@@ -5,11 +5,11 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     adapt_loss                 weighted mean of the held-out losses of the adaptation sources
     forgetting_by_source       l(o) - l_base(o) per replay source, uncapped
     val_forgetting             F_val = sum_o w_o max(0, l(o) - l_base(o)), w normalised
+    capability_change          accuracy less the base model's, per capability
     task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
-    profile                    linear fit of an arm's forgetting on no-replay forgetting, and
-                               Pearson's r of its sampling ratio with forgetting
+    profile                    of sources, see `profile.py`
 
 Comparisons with fixed replay are made along the chord (`chord.py`) through the fixed arms and the
 no-replay arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
@@ -21,7 +21,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nemo_rod.report.chord import Chord, ChordPoint, linear_fit, pearson
+from nemo_rod.report.chord import Chord, ChordPoint
+from nemo_rod.report.profile import profiles_of
 from nemo_rod.report.run import ROLES, Arm, Run
 
 SCHEMA = 1
@@ -44,7 +45,7 @@ def results_of(run: Run) -> dict[str, Any]:
         "recipe": run.recipe,
         "seed": run.seed,
         "arms": arms,
-        "profile": _profiles(arms, reference),
+        "profile": profiles_of(arms, reference),
         "reference_arm": reference,
         "chord": chord_arms if chord else [],
         "comparisons": {
@@ -52,6 +53,7 @@ def results_of(run: Run) -> dict[str, Any]:
         },
         "costs": _costs(run),
         "sources": run.block_counts,
+        "base_loss_by_source": run.arms["base"].replay_loss if "base" in run.arms else None,
         "notes": notes + _notes(run),
     }
 
@@ -89,6 +91,7 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
         "adapt_loss": _weighted_mean(arm.adaptation_loss, run.block_counts["adaptation"]),
         "val_forgetting": _weighted_mean(capped, run.block_counts["replay"]),
         "task_forgetting": _task_forgetting(arm, base),
+        "capability_change": _capability_change(arm, base),
         "forgetting_by_source": forgetting,
         "replay_share": float(history.share_T.mean()) if history else None,
         "share_by_decile": history.share_by_decile() if history else None,
@@ -98,6 +101,7 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
         "compute": arm.compute,
         "wall_seconds": arm.wall_seconds,
         "seed": arm.seed,
+        "design": arm.design,
     }
 
 
@@ -118,34 +122,17 @@ def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> fl
 
 
 def _task_forgetting(arm: Arm, base: Arm | None) -> float | None:
+    change = _capability_change(arm, base)
+    if not change:
+        return None
+    return math.fsum(max(0.0, -value) for value in change.values()) / len(change)
+
+
+def _capability_change(arm: Arm, base: Arm | None) -> dict[str, float] | None:
+    """Accuracy less the base model's, per capability."""
     if base is None or not base.accuracy or not arm.accuracy:
         return None
-    shared = [name for name in base.accuracy if name in arm.accuracy]
-    drops = [max(0.0, base.accuracy[name] - arm.accuracy[name]) for name in shared]
-    return math.fsum(drops) / len(drops) if drops else None
-
-
-def _profiles(arms: Mapping[str, Mapping[str, Any]], reference: str | None) -> dict[str, Any]:
-    """Slope and intercept of the forgetting profile and Pearson's r, per arm beyond no-replay."""
-    vulnerability = arms.get("no_replay", {}).get("forgetting_by_source") or {}
-    residual = arms[reference]["forgetting_by_source"] or {} if reference else {}
-    profiles = {}
-    for name, arm in arms.items():
-        if name in ("base", "no_replay"):
-            continue
-        fit = linear_fit(vulnerability, arm["forgetting_by_source"] or {})
-        ratio = {
-            source: value
-            for source, value in (arm["sampling_ratio_by_source"] or {}).items()
-            if value is not None
-        }
-        profiles[name] = {
-            "slope": fit[0] if fit else None,
-            "intercept": fit[1] if fit else None,
-            "pearson_r": pearson(ratio, vulnerability),
-            "pearson_r_residual": pearson(ratio, residual),
-        }
-    return profiles
+    return {name: value - base.accuracy[name] for name, value in arm.accuracy.items()}
 
 
 def _chord_arms(run: Run, reference: str | None) -> tuple[list[str], list[str]]:

@@ -2,6 +2,7 @@
 
     runs/<recipe>/blocks/<role>/<source>/manifest.json    training blocks of a source
     runs/<recipe>/arms/<arm>/evaluation.json              held-out losses
+    runs/<recipe>/arms/<arm>/tasks.json                   accuracy by capability and task
     runs/<recipe>/arms/<arm>/arm.json                     what training or merging cost
     runs/<recipe>/arms/<arm>/curriculum.rod               what was trained on
     runs/<recipe>/arms/<arm>/metrics.jsonl                time per step
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ from nemo_rod.report.arms import ArmName, parse_arm
 from nemo_rod.report.history import History, read_history
 
 ROLES = ("adaptation", "replay")
+# What `arm.json` says of an arm beside its costs.
+DESIGN = (
+    "of", "steps", "budget", "multiplier", "kappa", "share", "adaptation", "replay", "follow",
+    "follow_by", "curriculum", "references",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Arm:
         seed: Seed of its evaluation or training.
         adaptation_loss: Held-out loss per adaptation source, in nats per token.
         replay_loss: Held-out loss per replay source, in nats per token.
-        accuracy: Accuracy per capability in [0, 1], None if no tasks were run.
+        tasks: What the tasks were asked with and answered, None if none were run.
         steps: Updates; None if not trained.
         batch_size: Blocks per update (k); None if not trained.
         block_size: Tokens per block (S); None if not trained.
@@ -44,13 +50,14 @@ class Arm:
         wall_seconds: None if unknown.
         seconds_per_step: Median over the run; None if unknown.
         history: What was drawn and chosen; None for arms that do not train.
+        design: What sets the arm apart, as `arm.json` says; None if not trained.
     """
 
     name: ArmName
     seed: int | None
     adaptation_loss: dict[str, float]
     replay_loss: dict[str, float]
-    accuracy: dict[str, float] | None
+    tasks: dict[str, Any] | None
     steps: int | None
     batch_size: int | None
     block_size: int | None
@@ -60,6 +67,12 @@ class Arm:
     wall_seconds: float | None
     seconds_per_step: float | None
     history: History | None
+    design: dict[str, Any] | None
+
+    @property
+    def accuracy(self) -> dict[str, float] | None:
+        """Accuracy per capability in [0, 1], None if no tasks were run."""
+        return self.tasks["capabilities"] if self.tasks else None
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,7 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     arms = [_read_arm(folder, block_counts) for folder in evaluated]
     arms.sort(key=lambda arm: arm.name.order)
     _check_same_sources(run_dir, arms)
+    _check_same_tasks(run_dir, arms)
     return Run(
         recipe=run_dir.resolve().name,
         arms={arm.name.name: arm for arm in arms},
@@ -155,7 +169,9 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         seed=evaluation.get("seed", facts.get("seed")),
         adaptation_loss=losses["adaptation"],
         replay_loss=losses["replay"],
-        accuracy=evaluation.get("tasks"),
+        tasks=_read_json(tasks_file, ("configuration", "capabilities", "tasks"))
+        if (tasks_file := folder / "tasks.json").is_file()
+        else None,
         steps=facts.get("steps"),
         batch_size=facts.get("batch_size"),
         block_size=facts.get("block_size"),
@@ -165,6 +181,7 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         wall_seconds=facts.get("wall_seconds"),
         seconds_per_step=_seconds_per_step(folder / "metrics.jsonl"),
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
+        design={key: facts.get(key) for key in DESIGN} if facts else None,
     )
 
 
@@ -192,6 +209,35 @@ def _check_same_sources(run_dir: Path, arms: list[Arm]) -> None:
                     f"{sorted(found)} but arm {first.name.name!r} has {sorted(expected)}; "
                     f"evaluate both on the same blocks"
                 )
+
+
+def _check_same_tasks(run_dir: Path, arms: list[Arm]) -> None:
+    """All arms must have been asked the same, or their accuracies say nothing."""
+    asked = [arm for arm in arms if arm.tasks]
+    for arm in asked[1:]:
+        for what, found, expected in _differences_of_tasks(arm, asked[0]):
+            raise ValueError(
+                f"{run_dir}/arms/{arm.name.name}/tasks.json has {what} {found} but arm "
+                f"{asked[0].name.name!r} has {expected}; ask both again with one task configuration"
+            )
+
+
+def _differences_of_tasks(arm: Arm, other: Arm) -> Iterator[tuple[str, Any, Any]]:
+    assert arm.tasks and other.tasks
+    yield from _unequal(arm.tasks["configuration"], other.tasks["configuration"], "")
+    for name, entry in arm.tasks["tasks"].items():
+        theirs = other.tasks["tasks"].get(name, {}).get("leaves", {})
+        for leaf, asked in entry["leaves"].items():
+            same = {key: asked[key] for key in ("version", "few_shot", "prompts")}
+            yield from _unequal(same, theirs.get(leaf, {}), f" of {leaf}")
+
+
+def _unequal(
+    found: Mapping[str, Any], expected: Mapping[str, Any], where: str
+) -> Iterator[tuple[str, Any, Any]]:
+    for key, value in found.items():
+        if value != expected.get(key):
+            yield f"{key}{where}", value, expected.get(key)
 
 
 def _seconds_per_step(metrics_file: Path) -> float | None:

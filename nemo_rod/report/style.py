@@ -49,6 +49,8 @@ _OF_KIND = {
     "merge": "merge",
     "rod": "rod",
     "rod_variant": "rod",
+    "ablation": "other",
+    "control": "adaptation",
     "other": "other",
 }
 

@@ -199,6 +199,9 @@ def seeds_table(results: Results) -> Table:
         label = run_label(run, i)
         columns.append(Column(f"adapt_loss_{i}", f"Adaptation loss, {label}", decimals(3)))
         columns.append(Column(f"val_forgetting_{i}", f"F_val, {label}", decimals(3)))
+    for key, title in (("adapt_loss", "Adaptation loss"), ("val_forgetting", "F_val")):
+        columns.append(Column(f"{key}_mean", f"{title}, mean", decimals(3)))
+        columns.append(Column(f"{key}_range", f"{title}, range", decimals(3)))
     names = sorted({n for run in runs for n in run["arms"]}, key=lambda name: parse_arm(name).order)
     rows = []
     for name in names:
@@ -207,6 +210,11 @@ def seeds_table(results: Results) -> Table:
             arm = run["arms"].get(name, {})
             row[f"adapt_loss_{i}"] = arm.get("adapt_loss")
             row[f"val_forgetting_{i}"] = arm.get("val_forgetting")
+        for key in ("adapt_loss", "val_forgetting"):
+            values = [row[f"{key}_{i}"] for i in range(len(runs)) if row[f"{key}_{i}"] is not None]
+            if len(values) > 1:
+                row[f"{key}_mean"] = sum(values) / len(values)
+                row[f"{key}_range"] = max(values) - min(values)
         rows.append(row)
     return Table("seeds", tuple(columns), tuple(rows))
 

@@ -19,6 +19,7 @@ from nemo_rod.selection.candidates import (
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, selection_metrics
 from nemo_rod.selection.curriculum import Curriculum, StepRecord
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
+from nemo_rod.selection.lowest import LowestReferences, ReferenceLosses, open_references
 from nemo_rod.selection.policies import (
     FixedShare,
     Joint,
@@ -27,7 +28,7 @@ from nemo_rod.selection.policies import (
     reducible_loss,
     threshold,
 )
-from nemo_rod.selection.recorded_pools import RecordedPools
+from nemo_rod.selection.recorded_pools import FollowedPools, RecordedPools, replay_share
 from nemo_rod.selection.reference_folder import ReferenceManifest
 from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references import References, block_loss, num_targets
@@ -40,12 +41,15 @@ __all__ = [
     "Curriculum",
     "CurriculumHeader",
     "FixedShare",
+    "FollowedPools",
     "Joint",
+    "LowestReferences",
     "OnNonfinite",
     "Policy",
     "Pool",
     "Pools",
     "RecordedPools",
+    "ReferenceLosses",
     "ReferenceManifest",
     "ReferenceWriter",
     "References",
@@ -58,8 +62,10 @@ __all__ = [
     "compact",
     "logged_ids",
     "num_targets",
+    "open_references",
     "reducible_loss",
     "remove_logs",
+    "replay_share",
     "retention_for_share",
     "selection_metrics",
     "threshold",

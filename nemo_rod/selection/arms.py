@@ -7,6 +7,12 @@
     max_replay           the whole corpus                         TakeAll
     base                 replay alone (a base trained here)       TakeAll
 
+What a variant of `rod` may be instead:
+
+    at a constant share  balanced                                 FixedShare
+    following an arm     as many of each role or source as it     TakeAll
+    on its curriculum    the batches that it recorded             TakeAll
+
 `merge_<lambda>` is made of two others' weights and trains nothing (paper, appendix B.4).
 """
 
@@ -20,10 +26,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
+from nemo_rod.selection.curriculum import Curriculum
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow, Store
-from nemo_rod.selection.policies import Joint, Policy, TakeAll
+from nemo_rod.selection.lowest import ReferenceLosses
+from nemo_rod.selection.policies import FixedShare, Joint, Policy, TakeAll, Within
+from nemo_rod.selection.recorded_pools import FollowedPools, GroupedBy, RecordedPools
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
-from nemo_rod.selection.references import References
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +49,11 @@ class Arm:
         retention: share of the replay blocks that takes part; only for balance "corpus".
         kappa: weight of replay scores; None trains on the whole pool.
         eighths: how much of every candidate is scored, from its beginning.
+        share: constant share of replay in every batch; None for none.
+        adaptation: with a constant share, how new blocks are chosen.
+        replay: the same of replay.
+        recorded: file of another arm's curriculum; None for none.
+        follow_by: counts that are taken from it, of each "role" or "source"; None takes its blocks.
     """
 
     name: str
@@ -53,9 +66,29 @@ class Arm:
     retention: float = 1.0
     kappa: float | None = None
     eighths: int = NUM_CHUNKS
+    share: float | None = None
+    adaptation: Within = "random"
+    replay: Within = "random"
+    recorded: str | None = None
+    follow_by: GroupedBy | None = None
 
-    def pools(self) -> Pools:
-        """The candidates of every step."""
+    def pools(self, store: Store | None = None) -> Pools:
+        """The candidates of every step.
+
+        Args:
+            store: what a recorded curriculum must have been recorded with; None checks nothing.
+
+        Raises:
+            ValueError: a curriculum that is missing, or was recorded with something else.
+        """
+        if self.recorded is None:
+            return self._drawn()
+        curriculum = Curriculum.open(self.recorded, read_only=True)
+        if self.follow_by is None:
+            return RecordedPools(curriculum, store)
+        return FollowedPools(self._drawn(), curriculum, by=self.follow_by, store=store)
+
+    def _drawn(self) -> Pools:
         if self.balance == "replay":
             return ReplayStream(self)
         return Candidates(
@@ -70,7 +103,17 @@ class Arm:
 
     def policy(self) -> Policy:
         """How the batch is chosen from a pool."""
-        return TakeAll() if self.kappa is None else Joint(self.kappa)
+        if self.recorded is not None or (self.kappa is None and self.share is None):
+            return TakeAll()
+        if self.share is not None:
+            return FixedShare(self.share, self.adaptation, self.replay)
+        assert self.kappa is not None
+        return Joint(self.kappa)
+
+    @property
+    def num_candidates(self) -> int:
+        """Candidates at every step (C), whether or not a recorded curriculum is there yet."""
+        return self.batch_size if self.recorded is not None else self._drawn().size
 
     def compute(self, steps: int) -> float:
         """Cost of a run in plain steps, where a forward pass of one trained batch counts 1/3.
@@ -85,7 +128,7 @@ class Arm:
         """Candidates that are scored in one step, a prefix of one counted as that share of it."""
         if not self.policy().needs_scores:
             return 0.0
-        return self.pools().size * self.eighths / NUM_CHUNKS
+        return self.num_candidates * self.eighths / NUM_CHUNKS
 
 
 class StoreWithSources(Store, Protocol):
@@ -97,7 +140,7 @@ class StoreWithSources(Store, Protocol):
 
 
 def curriculum_header(
-    arm: Arm, store: StoreWithSources, references: References | None, *, config: str
+    arm: Arm, store: StoreWithSources, references: ReferenceLosses | None, *, config: str
 ) -> CurriculumHeader:
     """Returns what an arm's curriculum is only valid with.
 
@@ -108,7 +151,7 @@ def curriculum_header(
         config: digest of whatever else decides the choices.
     """
     return CurriculumHeader(
-        num_candidates=arm.pools().size,
+        num_candidates=arm.num_candidates,
         num_chosen=arm.batch_size,
         block_size=store.block_size,
         store=store.digest,
@@ -152,11 +195,11 @@ def arm_kind(name: str) -> str:
         return "base"
     if re.fullmatch(r"merge_(0(\.\d+)?|1(\.0+)?)", name):
         return "merged"
-    if name in ("no_replay", "max_replay", "rod", "rod_compute_matched") or _fixed_share(name):
+    if name in ("no_replay", "max_replay", "rod") or _fixed_share(name):
         return "trained"
     raise ValueError(
         f"There is no arm '{name}': expected base, no_replay, fixed_<percent>, max_replay, "
-        "merge_<lambda>, rod or rod_compute_matched; change 'arms' or 'arm'."
+        "merge_<lambda>, rod, or a name in 'variants'; change 'arms' or 'arm'."
     )
 
 
@@ -180,7 +223,7 @@ def make_arm(
     """Builds a trained arm from its name.
 
     Args:
-        name: no_replay, fixed_<percent>, max_replay, rod or rod_compute_matched.
+        name: base, no_replay, fixed_<percent>, max_replay or rod.
         num_adaptation: adaptation blocks in the store.
         num_replay: replay blocks in the store.
         batch_size: blocks trained on in one step (k).
@@ -200,7 +243,7 @@ def make_arm(
         "batch_size": batch_size,
         "seed": seed,
     }
-    if name.startswith("rod"):
+    if name == "rod":
         return Arm(**common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths)
     if name == "base":
         return Arm(**common, balance="replay")

@@ -72,21 +72,32 @@ class Canvas:
         figure.set_facecolor(light("surface"))
         return figure
 
-    def panels(self, count: int, height: float, *, top: float = TOP) -> tuple[Figure, list[Box]]:
-        """A figure and the boxes of `count` axes: side by side, on a phone one above the other.
+    def panels(
+        self,
+        count: int,
+        height: float,
+        *,
+        columns: int = 2,
+        top: float = TOP,
+        right: float = RIGHT,
+    ) -> tuple[Figure, list[Box]]:
+        """A figure and the boxes of `count` axes, row by row; on a phone one above the other.
 
         Args:
             count: Number of axes.
             height: Inches of each row.
+            columns: Axes in a row, at most.
             top: Inches left free above each.
+            right: Inches left free to the right of each.
         """
-        rows = count if self.narrow else 1
-        width = self.width / (count // rows)
+        columns = 1 if self.narrow else min(columns, count)
+        rows = -(-count // columns)
+        width = self.width / columns
         boxes = [
             (
-                (0.0 if self.narrow else i * width) + LEFT,
-                (rows - 1 - i) * height + BOTTOM if self.narrow else BOTTOM,
-                width - LEFT - RIGHT,
+                (i % columns) * width + LEFT,
+                (rows - 1 - i // columns) * height + BOTTOM,
+                width - LEFT - right,
                 height - BOTTOM - top,
             )
             for i in range(count)

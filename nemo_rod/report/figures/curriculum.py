@@ -6,14 +6,16 @@ Shape suffixes: T = steps, B = bins of consecutive steps, O = sources.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.report.figures.canvas import BOTTOM, LEFT, TOP, Canvas
+from nemo_rod.report.figures.canvas import TOP, Box, Canvas
 from nemo_rod.report.figures.labels import label_right, label_width, shorten
 from nemo_rod.report.history import History
+from nemo_rod.report.paper import category_of
 from nemo_rod.report.style import NUM_SOURCES, light
 
 if TYPE_CHECKING:
@@ -26,25 +28,63 @@ _MAX_BINS, _MIN_BINS = 80, 20
 _BLOCKS_PER_BIN = 256  # enough for a share to be steady
 
 
-def replay_share(
-    history: History, deciles: Sequence[float] | None, canvas: Canvas
-) -> Figure | None:
-    """Replay share of the trained batch over training, stacked by source, with its deciles."""
-    steady = len(history.step_T) * history.batch_size // _BLOCKS_PER_BIN
-    step_B, chosen_BO = _binned(
-        history,
-        history.chosen_TO / history.batch_size,
-        max_bins=max(_MIN_BINS, min(steady, _MAX_BINS)),
-    )
-    names, colours, share_BO = _stack(history, chosen_BO)
-    if not names:
+@dataclass(frozen=True)
+class Training:
+    """A run of RoD to draw.
+
+    Attributes:
+        history: What it drew and chose.
+        deciles: Its replay share by tenths of the run, None if it is too short.
+        num_adaptation: Adaptation blocks in the store.
+        heading: Names the setting where there are several.
+    """
+
+    history: History
+    deciles: Sequence[float] | None
+    num_adaptation: int
+    heading: str = ""
+
+
+def replay_share(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
+    """Replay share of the trained batch over training, stacked by source, with its deciles.
+
+    Sources of the paper are taken together by category. Lines mark where as many adaptation blocks
+    were trained on as there are, once, twice and so on.
+    """
+    shown = [(run, *_stacked(run.history)) for run in runs]
+    shown = [row for row in shown if row[2]]
+    if not shown:
         return None
-    names = [shorten(name, canvas) for name in names]
-    height = 3.5 if canvas.narrow else 3.9
-    figure = canvas.figure(height)
-    right = label_width(names, canvas)
-    box = (LEFT, BOTTOM, canvas.width - LEFT - right, height - BOTTOM - TOP)
-    axes = canvas.axes(figure, box, "training step", "share of the trained batch (%)")
+    names = [[shorten(name, canvas) for name in row[2]] for row in shown]
+    texts_of_all = [text for texts in names for text in texts]
+    figure, boxes = _over_training(canvas, [row[0].heading for row in shown], texts_of_all, 3.9)
+    for (run, step_B, _, colours, share_BO), texts, box in zip(shown, names, boxes, strict=True):
+        title = "share of the trained batch (%)"
+        axes = canvas.axes(figure, box, "training step", title, heading=run.heading)
+        ends = _draw_bands(axes, run, step_B, colours, share_BO, canvas)
+        label_right(axes, texts, ends, colours, canvas)
+    return figure
+
+
+def _over_training(
+    canvas: Canvas, headings: Sequence[str], texts: Sequence[str], height: float
+) -> tuple[Figure, list[Box]]:
+    """A panel for each setting, all of the canvas' width, with room for texts at the right."""
+    top = TOP + (0.22 if any(headings) else 0.0)
+    height = (height - 0.4 if canvas.narrow else height) + top - TOP
+    right = label_width(texts, canvas)
+    return canvas.panels(len(headings), height, columns=1, top=top, right=right)
+
+
+def _draw_bands(
+    axes: Axes,
+    run: Training,
+    step_B: Floats,
+    colours: Sequence[str],
+    share_BO: Floats,
+    canvas: Canvas,
+) -> list[float]:
+    """Bands, their sum, deciles and exposures; returns the height of each band at the end."""
     top_BO = 100 * np.cumsum(share_BO, axis=1)
     bottom_B = np.zeros(len(step_B))
     for i, colour in enumerate(colours):
@@ -54,16 +94,40 @@ def replay_share(
         )  # fmt: skip
         bottom_B = top_BO[:, i]
     axes.plot(step_B, bottom_B, color=light("ink"), linewidth=1.6, zorder=3)
-    highest = max(float(bottom_B.max()), 100 * max(deciles or [0.0]), 1.0)
-    axes.set_ylim(0, 1.22 * highest)
-    axes.set_xlim(history.step_T[0], history.step_T[-1])
+    highest = max(float(bottom_B.max()), 100 * max(run.deciles or [0.0]), 1.0)
+    axes.set_ylim(0, 1.3 * highest)
+    axes.set_xlim(run.history.step_T[0], run.history.step_T[-1])
     axes.grid(visible=False, axis="x")
-    if deciles:
-        _draw_deciles(axes, history, deciles, (step_B, bottom_B), canvas)
+    if run.deciles:
+        _draw_deciles(axes, run.history, run.deciles, (step_B, bottom_B), canvas)
+    for times, step in exposures(run.history, run.num_adaptation):
+        axes.axvline(step, color=light("muted"), linewidth=1, linestyle=(0, (3, 3)), zorder=4)
+        axes.annotate(
+            f"{times}\N{MULTIPLICATION SIGN}", (step, 1), (3, -2),
+            xycoords=("data", "axes fraction"), textcoords="offset points", ha="left", va="top",
+            color=light("muted"), fontsize=canvas.font_size, zorder=6,
+        )  # fmt: skip
     last_B = slice(-max(len(step_B) // 10, 1), None)
     edges_O = np.concatenate([[0.0], top_BO[last_B].mean(axis=0)])
-    label_right(axes, names, list((edges_O[:-1] + edges_O[1:]) / 2), colours, canvas)
-    return figure
+    return [float(height) for height in (edges_O[:-1] + edges_O[1:]) / 2]
+
+
+def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
+    """Steps by which adaptation blocks worth the whole corpus were trained on once, twice, ...
+
+    Args:
+        history: What was chosen.
+        num_adaptation: Adaptation blocks in the store.
+
+    Returns:
+        How often, and the first step by which it was reached.
+    """
+    if num_adaptation <= 0:
+        return []
+    trained_T = history.chosen_TO[:, ~history.is_replay_O].sum(axis=1).cumsum()
+    whole = int(trained_T[-1]) // num_adaptation
+    reached = [int(np.searchsorted(trained_T, n * num_adaptation)) for n in range(1, whole + 1)]
+    return [(n, int(history.step_T[i])) for n, i in enumerate(reached, start=1)]
 
 
 def _draw_deciles(
@@ -90,51 +154,70 @@ def _draw_deciles(
         )  # fmt: skip
 
 
-def _stack(history: History, share_BO: Floats) -> tuple[list[str], list[str], Floats]:
-    """Names, colours and shares of the bands: replay sources, the smallest ones taken together."""
-    replay = [i for i in range(len(history.source_names)) if history.is_replay_O[i]]
-    replay = [i for i in replay if share_BO[:, i].sum() > 0]
-    by_size = sorted(replay, key=lambda i: -share_BO[:, i].sum())
+def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
+    """Mean steps, and names, colours and shares of the bands, the largest first.
+
+    Bands are the replay sources, or their categories where the paper has them; the smallest ones
+    are taken together.
+    """
+    steady = len(history.step_T) * history.batch_size // _BLOCKS_PER_BIN
+    bins = max(_MIN_BINS, min(steady, _MAX_BINS))
+    step_B, share_BO = _binned(history, history.chosen_TO / history.batch_size, max_bins=bins)
+    bands: dict[str, Floats] = {}
+    for i in np.flatnonzero(history.is_replay_O):
+        name = category_of(history.source_names[i]) or history.source_names[i]
+        bands[name] = bands.get(name, 0.0) + share_BO[:, i]
+    # Colours go by the order of sources in the store, bands from the largest up.
+    place = {name: i for i, name in enumerate(n for n in bands if bands[n].sum() > 0)}
+    by_size = sorted(place, key=lambda name: -bands[name].sum())
     own = by_size if len(by_size) <= NUM_SOURCES else by_size[: NUM_SOURCES - 1]
     rest = by_size[len(own) :]
-    # Colours go by the order of sources in the store, bands from the largest up.
-    names = [history.source_names[i] for i in own]
-    colours = [light(f"source-{sorted(own).index(i)}") for i in own]
-    columns = [share_BO[:, i] for i in own]
+    order = sorted(own, key=lambda name: place[name])
+    names, columns = list(own), [bands[name] for name in own]
+    colours = [light(f"source-{order.index(name)}") for name in own]
     if rest:
         names.append(f"{len(rest)} others")
         colours.append(light("source-rest"))
-        columns.append(share_BO[:, rest].sum(axis=1))
-    return names, colours, np.array(columns).T
+        columns.append(np.sum([bands[name] for name in rest], axis=0))
+    return step_B, names, colours, np.array(columns).T
 
 
-def scores(history: History, canvas: Canvas) -> Figure | None:
+def scores(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
     """Mean scores of adaptation and replay candidates over training, with the threshold tau."""
-    if not history.is_scored:
+    runs = [run for run in runs if run.history.is_scored]
+    if not runs:
         return None
-    series = [
-        ("\u03c1 adaptation", light("adaptation"), "-", history.rho_adaptation_T),
-        ("\u03c1 replay", light("replay"), "-", history.rho_replay_T),
-        ("\u03c4 threshold", light("ink"), (0, (4, 2)), history.threshold_T),
-    ]
-    series = [row for row in series if np.isfinite(row[3]).any()]
-    names = [row[0] for row in series]
-    height = 3.3 if canvas.narrow else 3.6
-    figure = canvas.figure(height)
-    right = label_width(names, canvas)
-    box = (LEFT, BOTTOM, canvas.width - LEFT - right, height - BOTTOM - TOP)
-    axes = canvas.axes(figure, box, "training step", "mean reducible loss (nats per token)")
-    ends = []
-    for _, colour, style, value_T in series:
+    names = list(_SERIES)
+    figure, boxes = _over_training(canvas, [run.heading for run in runs], names, 3.6)
+    for run, box in zip(runs, boxes, strict=True):
+        title = "mean reducible loss (nats per token)"
+        axes = canvas.axes(figure, box, "training step", title, heading=run.heading)
+        _draw_scores(axes, run.history, canvas)
+    return figure
+
+
+_SERIES = {
+    "\u03c1 adaptation": ("adaptation", "-", "rho_adaptation_T"),
+    "\u03c1 replay": ("replay", "-", "rho_replay_T"),
+    "\u03c4 threshold": ("ink", (0, (4, 2)), "threshold_T"),
+}
+
+
+def _draw_scores(axes: Axes, history: History, canvas: Canvas) -> None:
+    ends: dict[str, float] = {}
+    for name, (colour, style, attribute) in _SERIES.items():
+        value_T: Floats = getattr(history, attribute)
+        if not np.isfinite(value_T).any():
+            continue
         step_B, value_B1 = _binned(history, value_T[:, None])
         value_B = value_B1[:, 0]
-        axes.plot(step_B, value_B, color=colour, linestyle=style, linewidth=1.8, zorder=3)
-        ends.append(float(value_B[np.isfinite(value_B)][-1]))
+        axes.plot(step_B, value_B, color=light(colour), linestyle=style, linewidth=1.8, zorder=3)
+        ends[name] = float(value_B[np.isfinite(value_B)][-1])
     axes.axhline(0, color=light("rule"), linewidth=1, zorder=1)
     axes.set_xlim(history.step_T[0], history.step_T[-1])
     axes.grid(visible=False, axis="x")
-    label_right(axes, names, ends, [row[1] for row in series], canvas)
-    return figure
+    colours = [light(_SERIES[name][0]) for name in ends]
+    label_right(axes, list(ends), list(ends.values()), colours, canvas)
 
 
 def _binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tuple[Floats, Floats]:

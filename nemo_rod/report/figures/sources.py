@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nemo_rod.report.arms import parse_arm
-from nemo_rod.report.chord import linear_fit, pearson
-from nemo_rod.report.figures.canvas import BOTTOM, LEFT, TOP, Canvas
+from nemo_rod.report.chord import linear_fit
+from nemo_rod.report.figures.canvas import TOP, Canvas
 from nemo_rod.report.figures.labels import (
     Label,
     label_right,
@@ -18,6 +18,7 @@ from nemo_rod.report.figures.labels import (
     shorten,
     spread,
 )
+from nemo_rod.report.paper import paper_value, title_of
 from nemo_rod.report.style import arm_colour, light
 
 if TYPE_CHECKING:
@@ -27,28 +28,64 @@ if TYPE_CHECKING:
 Results = Mapping[str, Any]
 
 
-def forgetting_profile(results: Results, canvas: Canvas) -> Figure | None:
-    """Forgetting left per source and arm against forgetting without replay, with linear fits."""
+def forgetting_profile(settings: Sequence[Results], canvas: Canvas) -> Figure | None:
+    """Forgetting left per source and arm against forgetting without replay, with linear fits.
+
+    One panel for each setting. Broken lines are the fits without the source that has most weight.
+    """
+    shown = [(results, _profiled(results)) for results in settings]
+    shown = [(results, names) for results, names in shown if names]
+    if not shown:
+        return None
+    texts = [[_slope_text(results, name) for name in names] for results, names in shown]
+    sources = [shorten(name, canvas) for results, _ in shown for name in _vulnerability(results)]
+    above = 0.25 + 0.71 * label_width(sources, canvas)
+    right = label_width([text for labels in texts for text in labels], canvas)
+    is_one = len(settings) == 1
+    figure, boxes = canvas.panels(
+        len(shown), (5.6 if canvas.narrow else 4.9) + 0.22 * (not is_one), columns=1,
+        top=TOP + above + 0.22 * (not is_one), right=right,
+    )  # fmt: skip
+    for (results, names), labels, box in zip(shown, texts, boxes, strict=True):
+        axes = canvas.axes(
+            figure, box, "forgetting without replay (nats per token)",
+            "forgetting left (nats per token)", y_title_offset=9 + 72 * above,
+            heading="" if is_one else title_of(results["recipe"]),
+        )  # fmt: skip
+        _draw_profiles(axes, results, names, labels, canvas)
+    return figure
+
+
+def _vulnerability(results: Results) -> dict[str, float]:
+    return results["arms"].get("no_replay", {}).get("forgetting_by_source") or {}
+
+
+def _profiled(results: Results) -> list[str]:
+    """Arms that have a profile to show."""
     arms = results["arms"]
-    vulnerability = arms.get("no_replay", {}).get("forgetting_by_source")
     names = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
     names = [name for name in names if arms[name]["forgetting_by_source"]]
-    if not vulnerability or not names:
-        return None
-    height = 5.6 if canvas.narrow else 4.9
-    figure = canvas.figure(height)
-    slopes = {name: results["profile"][name]["slope"] for name in names}
-    texts = [
-        parse_arm(name).label + (f"\nslope {slope:.2f}" if slope is not None else "")
-        for name, slope in slopes.items()
-    ]
-    right = label_width(texts, canvas)
-    above = 0.25 + 0.71 * label_width([shorten(name, canvas) for name in vulnerability], canvas)
-    box = (LEFT, BOTTOM, canvas.width - LEFT - right, height - BOTTOM - TOP - above)
-    axes = canvas.axes(
-        figure, box, "forgetting without replay (nats per token)",
-        "forgetting left (nats per token)", y_title_offset=9 + 72 * above,
-    )  # fmt: skip
+    return names if _vulnerability(results) else []
+
+
+def _slope_text(results: Results, name: str) -> str:
+    """An arm's label with its slope, the paper's beside it, and that without the outlier."""
+    profile, label = results["profile"][name], parse_arm(name).label
+    slope, without = profile["slope"], profile["slope_without"]
+    if slope is None:
+        return label
+    paper = (paper_value("fig:forgetting_profiles_extended", "slope", results["recipe"]) or {}).get(
+        name
+    )
+    said = f" (paper {paper:.2f})" if paper is not None else ""
+    text = f"{label}\nslope {slope:.2f}{said}"
+    return text + (f"\nbroken {without:.2f}" if without is not None else "")
+
+
+def _draw_profiles(
+    axes: Axes, results: Results, names: Sequence[str], texts: Sequence[str], canvas: Canvas
+) -> None:
+    arms, vulnerability = results["arms"], _vulnerability(results)
     left = [value for name in names for value in arms[name]["forgetting_by_source"].values()]
     _frame_profile(axes, list(vulnerability.values()), left, canvas)
     parsed = [parse_arm(name) for name in arms]
@@ -58,14 +95,15 @@ def forgetting_profile(results: Results, canvas: Canvas) -> Figure | None:
             axes,
             vulnerability,
             arms[name]["forgetting_by_source"],
+            results["profile"][name],
             colour,
             is_rod=parse_arm(name).kind == "rod",
         )
         for name, colour in zip(names, colours, strict=True)
     ]
-    label_right(axes, texts, ends, colours, canvas, lines=2)
+    lines = max(text.count("\n") for text in texts) + 1
+    label_right(axes, texts, ends, colours, canvas, lines=lines)
     _label_top(axes, vulnerability, canvas)
-    return figure
 
 
 def _frame_profile(
@@ -92,6 +130,7 @@ def _draw_arm(
     axes: Axes,
     vulnerability: Mapping[str, float],
     by_source: Mapping[str, float],
+    profile: Mapping[str, Any],
     colour: str,
     *,
     is_rod: bool,
@@ -102,15 +141,19 @@ def _draw_arm(
         "*" if is_rod else "o", color=colour, markersize=10 if is_rod else 5.5,
         markeredgewidth=0, zorder=5 if is_rod else 4,
     )  # fmt: skip
-    fit = linear_fit(vulnerability, by_source)
-    if fit is None:
-        return max(by_source.values())
     edges = np.array(axes.get_xlim())
-    axes.plot(
-        edges, fit[1] + fit[0] * edges, color=colour, linewidth=2.0 if is_rod else 1.3, alpha=0.9,
-        zorder=3,
-    )  # fmt: skip
-    return float(fit[1] + fit[0] * edges[1])
+    ends = [max(by_source.values())]
+    for suffix, style in (("", "-"), ("_without", (0, (4, 3)))):
+        slope, intercept = profile[f"slope{suffix}"], profile[f"intercept{suffix}"]
+        if slope is None:
+            continue
+        thick = (2.0 if is_rod else 1.3) - (0.5 if suffix else 0)
+        axes.plot(
+            edges, intercept + slope * edges, color=colour, linewidth=thick, linestyle=style,
+            alpha=0.6 if suffix else 0.9, zorder=3,
+        )  # fmt: skip
+        ends.append(float(intercept + slope * edges[1]))
+    return ends[min(1, len(ends) - 1)]
 
 
 def _label_top(axes: Axes, position: Mapping[str, float], canvas: Canvas) -> None:
@@ -137,38 +180,65 @@ def _label_top(axes: Axes, position: Mapping[str, float], canvas: Canvas) -> Non
         )  # fmt: skip
 
 
-def sampling_ratio(results: Results, canvas: Canvas) -> Figure | None:
-    """RoD's sampling ratio per source against two measures of how much the source needs replay."""
-    arms = results["arms"]
-    ratio = {
-        name: value
-        for name, value in (arms.get("rod", {}).get("sampling_ratio_by_source") or {}).items()
-        if value is not None
-    }
+def sampling_ratio(settings: Sequence[Results], canvas: Canvas) -> Figure | None:
+    """RoD's sampling ratio per source against two measures of how much the source needs replay.
+
+    A row for each setting: forgetting without replay, and what is left under fixed replay.
+    """
     panels = []
-    for arm in ("no_replay", results["reference_arm"]):
-        by_source = arms.get(arm, {}).get("forgetting_by_source") if arm else None
-        if ratio and by_source:
-            panels.append((parse_arm(arm).label, by_source))
+    for results in settings:
+        arms = results["arms"]
+        ratio = {
+            name: value
+            for name, value in (arms.get("rod", {}).get("sampling_ratio_by_source") or {}).items()
+            if value is not None
+        }
+        for arm, key in (("no_replay", ""), (results["reference_arm"], "_residual")):
+            by_source = arms.get(arm, {}).get("forgetting_by_source") if arm else None
+            if ratio and by_source:
+                panels.append((results, parse_arm(arm).label, key, by_source, ratio))
     if not panels:
         return None
-    figure, boxes = canvas.panels(len(panels), 3.4 if canvas.narrow else 3.9)
-    for (label, by_source), box in zip(panels, boxes, strict=True):
-        title = f"forgetting under {label} (nats per token)"
-        axes = canvas.axes(figure, box, title, "sampling ratio under RoD")
-        _draw_ratio(axes, by_source, ratio, canvas)
+    heading = 0.22 if len(settings) > 1 else 0.0
+    height = (3.4 if canvas.narrow else 3.9) + heading
+    figure, boxes = canvas.panels(len(panels), height, top=TOP + heading)
+    for (results, label, key, by_source, ratio), box in zip(panels, boxes, strict=True):
+        axes = canvas.axes(
+            figure, box, f"forgetting under {label} (nats per token)", "sampling ratio under RoD",
+            heading=title_of(results["recipe"]) if heading else "",
+        )  # fmt: skip
+        _draw_ratio(axes, by_source, ratio, _r_text(results, key), canvas)
     return figure
 
 
+def _r_text(results: Results, key: str) -> str:
+    """Pearson's r, the paper's beside it, and that without the outlier."""
+    profile = results["profile"]["rod"]
+    r, without = profile[f"pearson_r{key}"], profile[f"pearson_r{key}_without"]
+    if r is None:
+        return "r not defined"
+    paper = (
+        None if key else paper_value("fig:oversampling_extended", "pearson_r", results["recipe"])
+    )
+    text = f"r = {r:.2f}" + (f" (paper {paper:.2f})" if paper is not None else "")
+    if without is not None:
+        text += f"\n{without:.2f} without {profile['without']}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
 def _draw_ratio(
-    axes: Axes, by_source: Mapping[str, float], ratio: Mapping[str, float], canvas: Canvas
+    axes: Axes,
+    by_source: Mapping[str, float],
+    ratio: Mapping[str, float],
+    text: str,
+    canvas: Canvas,
 ) -> None:
     names = [name for name in ratio if name in by_source]
     x = np.array([by_source[name] for name in names])
     y = np.array([ratio[name] for name in names])
     pad_x, pad_y = 0.16 * max(np.ptp(x), 1e-3), 0.16 * max(np.ptp(y), 0.1)
     axes.set_xlim(x.min() - pad_x, x.max() + pad_x)
-    axes.set_ylim(min(y.min(), 1.0) - pad_y, max(y.max(), 1.0) + pad_y)
+    axes.set_ylim(min(y.min(), 1.0) - pad_y, max(y.max(), 1.0) + 2 * pad_y)
     axes.axhline(1, color=light("rule"), linewidth=1, zorder=1)
     line: list[tuple[float, float]] = []
     fit = linear_fit(by_source, ratio)
@@ -186,8 +256,6 @@ def _draw_ratio(
     ]
     one = [(float(px), 1.0) for px in np.linspace(*axes.get_xlim(), 60)]
     place_labels(axes, labels, avoid=line + one, size=canvas.font_size)
-    r = pearson(by_source, ratio)
-    text = "r not defined" if r is None else f"r = {r:.2f}".replace("-", "\N{MINUS SIGN}")
     axes.annotate(
         text, (0, 1), (6, -4),
         xycoords="axes fraction", textcoords="offset points", ha="left", va="top",

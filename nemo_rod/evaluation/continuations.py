@@ -1,0 +1,118 @@
+"""Questions made of held-out blocks: which of four texts goes on from what was read?
+
+A question shows the first half of a held-out block and four short texts: the one that follows, and
+what follows at the same place in three other held-out blocks of that source. Every replay source
+becomes one task of lm-eval, a yaml beside the questions, and one capability of its own. What a
+model knows of a source is measured on blocks that it never saw, without any download.
+
+    <folder>/held_out_<source>.yaml
+    <folder>/held_out_<source>.jsonl     {"context": ..., "choices": [...], "answer": ...}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemo_rod.corpus import BlockStore
+from nemo_rod.corpus.store import StoreSource
+from nemo_rod.corpus.tokenizer import Tokenizer
+
+NUM_CHOICES = 4
+PREFIX = "held_out_"
+_CHOICE_SHARE = 16  # a choice is that part of a block long
+_YAML = """\
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: context
+doc_to_choice: choices
+doc_to_target: answer
+target_delimiter: ""
+metric_list:
+  - {{metric: acc, aggregation: mean, higher_is_better: true}}
+  - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
+metadata: {{version: 1}}
+"""
+
+
+def write_held_out_tasks(
+    blocks: Path, folder: Path, tokenizer: Tokenizer, *, num_questions: int
+) -> dict[str, list[str]]:
+    """Writes a task for every replay source.
+
+    Args:
+        blocks: The block store.
+        folder: Gets the tasks; files of the same names are replaced.
+        tokenizer: That made the blocks.
+        num_questions: Per source, at most; the first held-out blocks are taken.
+
+    Returns:
+        The names of the tasks by capability, which is the source's name.
+
+    Raises:
+        ValueError: If the tokenizer is another, or a source has too few held-out blocks.
+    """
+    store = BlockStore(blocks, split="holdout")
+    store.check_tokenizer(tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    capabilities = {}
+    for source in store.sources:
+        if source.role != "replay":
+            continue
+        if source.count < NUM_CHOICES:
+            raise ValueError(
+                f"Source {source.name} of {blocks} has {source.count} held-out blocks, expected "
+                f"{NUM_CHOICES} or more to make questions of: choose another tasks=... group, or "
+                "raise domain.holdout_fraction."
+            )
+        name = PREFIX + source.name
+        file = (folder / f"{name}.jsonl").absolute()
+        lines = (json.dumps(q) + "\n" for q in questions(store, source, tokenizer, num_questions))
+        file.write_text("".join(lines), encoding="utf-8")
+        yaml = _YAML.format(name=name, file=json.dumps(str(file)))
+        (folder / f"{name}.yaml").write_text(yaml, encoding="utf-8")
+        capabilities[source.name] = [name]
+    return capabilities
+
+
+def questions(
+    store: BlockStore, source: StoreSource, tokenizer: Tokenizer, num_questions: int
+) -> Iterator[dict[str, Any]]:
+    """The questions of a source: the same for every model, in the order of its held-out blocks.
+
+    Blocks of which no three others go on differently make no question.
+    """
+    half = store.block_size // 2
+    length = max(store.block_size // _CHOICE_SHARE, 1)
+    ids = np.arange(source.start, source.start + source.count)
+    for number in range(min(num_questions, source.count)):
+        tokens_S = store.tokens([ids[number]])[0]
+        right = tokenizer.decode(tokens_S[half : half + length])
+        wrong: list[str] = []
+        for other in _order(source.name, number, source.count):
+            text = tokenizer.decode(store.tokens([ids[other]])[0][half : half + length])
+            if other != number and text != right and text not in wrong:
+                wrong.append(text)
+            if len(wrong) == NUM_CHOICES - 1:
+                break
+        else:
+            continue
+        answer = number % NUM_CHOICES
+        choices = [*wrong[:answer], right, *wrong[answer:]]
+        context = tokenizer.decode(tokens_S[:half])
+        yield {"context": context, "choices": choices, "answer": answer}
+
+
+def _order(source: str, number: int, count: int) -> NDArray[np.int64]:
+    """A fixed shuffle of the source's held-out blocks for one question."""
+    key = hashlib.blake2b(f"{source}/{number}".encode(), digest_size=8, person=b"rod-tasks-v1")
+    return np.random.default_rng(int.from_bytes(key.digest())).permutation(count)

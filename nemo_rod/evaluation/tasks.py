@@ -1,0 +1,231 @@
+"""Benchmark tasks through lm-eval, by capability (paper, appendix "Evaluation").
+
+Every entry of a capability is a task or a group of lm-eval's. Its score is length-normalised
+accuracy where the task defines it and plain accuracy otherwise; a group's is that over all its
+questions. A capability's accuracy is the mean over its entries.
+
+What decides the numbers is recorded with them: versions, backend, settings, and of each task its
+version, its shots and a digest of every prompt, choice and answer. Only models that were asked the
+very same questions can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.corpus.shards import write_json
+
+METRICS = ("acc_norm", "acc")  # the first one that a task defines
+BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> what runs it
+_AT_ONCE = 8  # entries between two savings: each call of lm-eval also describes the whole machine
+Capabilities = Mapping[str, Sequence[str]]
+
+
+@dataclass
+class TaskJob:
+    """What the process that asks one model is told.
+
+    Attributes:
+        name: Of the model, for progress.
+        model: Hugging Face checkpoint.
+        out: File that the process writes; what is done so far lies beside it.
+        capabilities: Names of lm-eval's tasks or groups by capability.
+        include: Folder of further task descriptions; none: lm-eval's own.
+        backend: lm-eval's model, "hf" or "vllm".
+        arguments: Of lm-eval's model, besides the checkpoint.
+        batch_size: Requests in one forward pass.
+        few_shot: Examples before a question; None for each task's own number.
+        limit: Questions of each task, at most; None for all.
+        seed: Of the choice of examples, and of lm-eval's other draws.
+    """
+
+    name: str
+    model: str
+    out: str
+    capabilities: dict[str, list[str]]
+    include: str | None
+    backend: str
+    arguments: dict[str, Any]
+    batch_size: int
+    few_shot: int | None
+    limit: int | None
+    seed: int
+
+    def configuration(self) -> dict[str, Any]:
+        """What must be the same for models that are compared, versions included."""
+        compared = dataclasses.asdict(self)
+        for key in ("name", "model", "out", "include", "batch_size"):
+            del compared[key]
+        packages = ("lm_eval", BACKENDS[self.backend])
+        return {**compared, **{name: _version(name) for name in packages}}
+
+
+def check_installed(backend: str) -> None:
+    """Refuses a backend that is not here.
+
+    Raises:
+        ValueError: naming what to install.
+    """
+    for module in ("lm_eval", BACKENDS[backend]):
+        if importlib.util.find_spec(module) is None:
+            extra = "eval,vllm" if module == "vllm" else "eval"
+            raise ValueError(
+                f"tasks={backend} needs {module}, which is not installed: pip install "
+                f"'nemo-rod[{extra}]', or set tasks=none."
+            )
+
+
+def missing_tasks(capabilities: Capabilities) -> list[str]:
+    """Names of which the installed lm-eval has no task and no group."""
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager()
+    known = {*manager.all_subtasks, *manager.all_groups}
+    return [name for names in capabilities.values() for name in names if name not in known]
+
+
+def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
+    """Asks one model everything and writes `job.out`; goes on where an earlier attempt stopped.
+
+    Args:
+        job: What to ask, and whom.
+        show: Told the number of finished entries and what comes next.
+
+    Raises:
+        ValueError: If a task defines no accuracy, or an earlier attempt had other settings.
+    """
+    configuration = job.configuration()
+    out = Path(job.out)
+    partial = out.with_suffix(".partial.json")
+    done = _earlier(partial, configuration)
+    entries = [name for names in job.capabilities.values() for name in names]
+    left = [name for name in entries if name not in done]
+    ask = _asker(job) if left else None
+    for start in range(0, len(left), _AT_ONCE):
+        portion = left[start : start + _AT_ONCE]
+        show(len(done), portion[0])
+        assert ask is not None
+        results = ask(portion)
+        done |= {name: entry_of(name, results) for name in portion}
+        write_json(partial, {"configuration": configuration, "tasks": done})
+    show(len(entries), "")
+    accuracy = capability_accuracy(
+        job.capabilities, {name: entry["accuracy"] for name, entry in done.items()}
+    )
+    result = {"configuration": configuration, "capabilities": accuracy}
+    write_json(out, {**result, "tasks": {name: done[name] for name in entries}})
+    partial.unlink(missing_ok=True)
+
+
+def capability_accuracy(
+    capabilities: Capabilities, accuracy: Mapping[str, float]
+) -> dict[str, float]:
+    """The mean accuracy of each capability's entries, all alike."""
+    return {
+        capability: math.fsum(accuracy[name] for name in names) / len(names)
+        for capability, names in capabilities.items()
+    }
+
+
+def _earlier(partial: Path, configuration: dict[str, Any]) -> dict[str, Any]:
+    """What an interrupted attempt has answered."""
+    if not partial.exists():
+        return {}
+    earlier = json.loads(partial.read_text())
+    if earlier["configuration"] != json.loads(json.dumps(configuration)):
+        raise ValueError(
+            f"{partial} was begun with another task configuration: add rebuild=[evaluate] to "
+            "ask again, or choose another run_dir."
+        )
+    done: dict[str, Any] = earlier["tasks"]
+    return done
+
+
+def _asker(job: TaskJob) -> Callable[[list[str]], Mapping[str, Any]]:
+    """Loads the model once; the returned function gives lm-eval's results on some entries."""
+    from lm_eval import simple_evaluate
+    from lm_eval.api.registry import get_model
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=job.include, include_defaults=job.include is None)
+    arguments = {"pretrained": job.model, **job.arguments}
+    more: dict[str, Any] = {"batch_size": job.batch_size}
+    if job.backend == "hf":
+        import torch
+
+        more["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    model = get_model(job.backend).create_from_arg_obj(arguments, more)
+
+    def ask(names: list[str]) -> Mapping[str, Any]:
+        return simple_evaluate(
+            model,
+            tasks=names,
+            task_manager=manager,
+            num_fewshot=job.few_shot,
+            limit=job.limit,
+            bootstrap_iters=0,
+            log_samples=True,
+            random_seed=job.seed,
+            numpy_random_seed=job.seed,
+            torch_random_seed=job.seed,
+            fewshot_random_seed=job.seed,
+        )
+
+    return ask
+
+
+def entry_of(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """lm-eval's results of one task or group, as they are written down.
+
+    Raises:
+        ValueError: If a task has no accuracy.
+    """
+    leaves = {}
+    for leaf in _leaves(name, results):
+        samples = results["samples"][leaf]
+        scores = results["results"][leaf]
+        metric = next((m for m in METRICS if f"{m},none" in scores), None)
+        if metric is None:
+            raise ValueError(
+                f"Task {leaf} reports {sorted(scores)}, expected one of {METRICS}: take it out of "
+                "tasks.capabilities."
+            )
+        leaves[leaf] = {
+            "metric": metric,
+            "accuracy": float(scores[f"{metric},none"]),
+            "questions": len({sample["doc_id"] for sample in samples}),
+            "version": results["versions"].get(leaf),
+            "few_shot": results["n-shot"].get(leaf),
+            "prompts": prompts_digest(samples),
+        }
+    total = sum(leaf["questions"] for leaf in leaves.values())
+    right = math.fsum(leaf["questions"] * leaf["accuracy"] for leaf in leaves.values())
+    return {"accuracy": right / total, "questions": total, "leaves": leaves}
+
+
+def _leaves(name: str, results: Mapping[str, Any]) -> list[str]:
+    """The tasks of a task or group, those of its subgroups included."""
+    if name in results["samples"]:
+        return [name]
+    inner = results["group_subtasks"][name]
+    return sorted({leaf for child in inner for leaf in _leaves(child, results)})
+
+
+def prompts_digest(samples: Sequence[Mapping[str, Any]]) -> str:
+    """Digest of every prompt, choice and answer of a task, whatever order they were asked in."""
+    keys = ("doc_hash", "prompt_hash", "target_hash")
+    lines = sorted(json.dumps([s["doc_id"], *(s[key] for key in keys)]) for s in samples)
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+def _version(module: str) -> str:
+    return importlib.metadata.version(module)

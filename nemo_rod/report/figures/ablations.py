@@ -1,0 +1,112 @@
+"""What RoD's parts, its pool, its weights, its budget and a smaller model's help are worth.
+
+Which arms belong to a picture is read from what sets them apart (`arm.json`), not from their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.designs import continued, helped, varying, with_fixed_share
+from nemo_rod.report.figures.canvas import TOP, Canvas
+from nemo_rod.report.figures.labels import label_right, label_width
+from nemo_rod.report.figures.plane import TITLES, X_TITLE, Plane, draw_plane, points_of
+from nemo_rod.report.style import light
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Results = Mapping[str, Any]
+TIMES = "\N{MULTIPLICATION SIGN}"
+_SIGNS = {"multiplier": "m", "kappa": "\u03ba"}
+_TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # of m = 1.5, 2, 4, 8, ...
+
+
+def components(results: Results, canvas: Canvas) -> Figure | None:
+    """Fixed allocations that choose at random or by score, controls, and joint selection."""
+    names = with_fixed_share(results["arms"])
+    if "rod" not in results["arms"] or not names:
+        return None
+    return _planes([Plane([*names, "rod"])], results, canvas)
+
+
+def pool_size(results: Results, canvas: Canvas) -> Figure | None:
+    """The candidate multiplier m: where it leads, and the replay share that emerges."""
+    return _swept(results, "multiplier", canvas)
+
+
+def weighting(results: Results, canvas: Canvas) -> Figure | None:
+    """The weight kappa of the replay scores: where it leads, and the share that emerges."""
+    return _swept(results, "kappa", canvas)
+
+
+def budgets(results: Results, canvas: Canvas) -> Figure | None:
+    """Fixed replay trained on beyond the common budget, and RoD at it and beyond."""
+    arms = results["arms"]
+    paths = continued(arms)
+    if not paths:
+        return None
+    texts = {}
+    for path in paths:
+        of = next(name for name in path if arms[name]["design"]["of"] in (None, name))
+        for name in path:
+            budget = arms[name]["design"]["budget"]
+            texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{TIMES}"
+    names = [name for path in paths for name in path]
+    names += [n for n in arms if _may_go_on(n) and n not in names]
+    return _planes([Plane(names, paths=paths, texts=texts)], results, canvas)
+
+
+def transfer(results: Results, canvas: Canvas, replicates: Sequence[Results] = ()) -> Figure | None:
+    """Arms that follow another model's curriculum or take its losses, beside RoD's own."""
+    arms = results["arms"]
+    names = helped(arms)
+    if not names:
+        return None
+    beside = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
+    return _planes([Plane([*beside, *names])], results, canvas, replicates)
+
+
+def _may_go_on(name: str) -> bool:
+    return parse_arm(name).kind in ("fixed", "rod")
+
+
+def _planes(
+    planes: Sequence[Plane], results: Results, canvas: Canvas, replicates: Sequence[Results] = ()
+) -> Figure | None:
+    if not any(points_of(results["arms"], plane.names, plane.measure) for plane in planes):
+        return None
+    figure, boxes = canvas.panels(len(planes), 3.6 if canvas.narrow else 4.3)
+    for plane, box in zip(planes, boxes, strict=True):
+        axes = canvas.axes(figure, box, X_TITLE, TITLES[plane.measure], heading=plane.heading)
+        draw_plane(axes, results, plane, canvas, replicates=replicates)
+    return figure
+
+
+def _swept(results: Results, key: str, canvas: Canvas) -> Figure | None:
+    """A plane of the arms that differ in `key`, and their replay share over tenths of the run."""
+    arms = results["arms"]
+    names = varying(arms, key)
+    if len(names) < 2 or not points_of(arms, names, "val_forgetting"):
+        return None
+    texts = {name: f"{_SIGNS[key]} = {arms[name]['design'][key]:g}" for name in names}
+    shown = [name for name in names if arms[name]["share_by_decile"]]
+    count = 1 + bool(shown)
+    right = label_width(list(texts.values()), canvas)
+    height = 3.6 if canvas.narrow else 4.1
+    figure, boxes = canvas.panels(count, height, top=TOP, right=right)
+    axes = canvas.axes(figure, boxes[0], X_TITLE, TITLES["val_forgetting"])
+    draw_plane(axes, results, Plane(names, texts=texts, paths=[names]), canvas)
+    if shown:
+        axes = canvas.axes(figure, boxes[1], "tenth of the run", "replay share (%)")
+        ends = []
+        colours = [light(_TINTS[names.index(name) % len(_TINTS)]) for name in shown]
+        for name, colour in zip(shown, colours, strict=True):
+            share = [100 * value for value in arms[name]["share_by_decile"]]
+            axes.plot(range(1, len(share) + 1), share, "o-", color=colour, markersize=3.5)
+            ends.append(share[-1])
+        axes.set_ylim(bottom=0)
+        label_right(axes, [texts[name] for name in shown], ends, colours, canvas)
+    return figure

@@ -1,0 +1,200 @@
+"""Arms on the plane of adaptation loss and forgetting: marks, labels, the chord, limits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from nemo_rod.report.arms import ArmName, parse_arm
+from nemo_rod.report.figures.labels import Label, place_labels
+from nemo_rod.report.paper import paper_arms
+from nemo_rod.report.results import chord_of
+from nemo_rod.report.style import arm_colour, light
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from nemo_rod.report.figures.canvas import Canvas
+
+Results = Mapping[str, Any]
+Point = tuple[float, float]  # adaptation loss, forgetting
+Measure = Literal["val_forgetting", "task_forgetting"]
+TITLES: dict[Measure, str] = {
+    "val_forgetting": "forgetting F_val (nats per token, log scale)",
+    "task_forgetting": "forgetting of tasks (accuracy)",
+}
+X_TITLE = "adaptation loss (nats per token)"
+
+
+@dataclass(frozen=True)
+class Plane:
+    """What is shown of a run's arms.
+
+    Attributes:
+        names: The arms.
+        measure: Of forgetting, on the vertical axis.
+        heading: What tells these axes from others.
+        texts: Labels of arms that are not called by their own name.
+        paths: Arms to join by a line, in order.
+    """
+
+    names: Sequence[str]
+    measure: Measure = "val_forgetting"
+    heading: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    paths: Sequence[Sequence[str]] = ()
+
+
+def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -> dict[str, Point]:
+    """Where arms lie; those that a logarithm cannot show, or that were not measured, left out."""
+    found = {}
+    for name in names:
+        arm = arms.get(name, {})
+        loss, forgetting = arm.get("adapt_loss"), arm.get(measure)
+        if loss is None or forgetting is None or (measure == "val_forgetting" and forgetting <= 0):
+            continue
+        found[name] = (loss, forgetting)
+    return found
+
+
+def draw_plane(
+    axes: Axes,
+    results: Results,
+    plane: Plane,
+    canvas: Canvas,
+    *,
+    replicates: Sequence[Results] = (),
+    show_gap: bool = False,
+) -> None:
+    """Draws the arms of a plane, the chord behind them, and the paper's own numbers as crosses."""
+    points = points_of(results["arms"], plane.names, plane.measure)
+    paper = points_of(paper_arms(results["recipe"]), list(points), plane.measure)
+    _set_limits(axes, [*points.values(), *paper.values()], plane.measure)
+    is_log = plane.measure == "val_forgetting"
+    for replicate in replicates:
+        _draw_replicate(axes, replicate, plane, with_chord=is_log)
+    lines = _draw_chord(axes, results) if is_log else []
+    for path in plane.paths:
+        ends = [points[name] for name in path if name in points]
+        if len(ends) > 1:
+            colour = arm_colour(parse_arm(path[-1]), [])
+            axes.plot(*zip(*ends, strict=True), color=colour, linewidth=1, alpha=0.5, zorder=2)
+            lines += _along(ends, is_log)
+    names = [parse_arm(name) for name in results["arms"]]
+    labels = []
+    for name, point in points.items():
+        arm = parse_arm(name)
+        _mark(axes, point, arm, arm_colour(arm, names))
+        is_rod = arm.kind == "rod"
+        text = plane.texts.get(name, arm.label)
+        labels.append(Label(*point, text, light("rod" if is_rod else "ink"), is_rod))
+    for name, point in paper.items():
+        axes.plot(
+            *point, "x", color=arm_colour(parse_arm(name), names), markersize=6,
+            markeredgewidth=1.3, zorder=4,
+        )  # fmt: skip
+    labels.sort(key=lambda label: not label.bold)
+    if show_gap and is_log:
+        labels += _draw_gap(axes, results)
+    place_labels(axes, labels, avoid=lines, size=canvas.font_size)
+
+
+def _mark(axes: Axes, point: Point, arm: ArmName, colour: str) -> None:
+    is_open = arm.kind in ("rod_variant", "ablation", "control")
+    axes.plot(
+        *point, _marker(arm), color=colour, markersize=_marker_size(arm), zorder=5,
+        markerfacecolor=light("surface") if is_open else None,
+        markeredgewidth=1.2 if is_open else 0,
+    )  # fmt: skip
+
+
+def _draw_replicate(axes: Axes, replicate: Results, plane: Plane, *, with_chord: bool) -> None:
+    """Chord and arms of a run with another seed, faintly and without labels."""
+    if with_chord:
+        _draw_chord(axes, replicate, alpha=0.25)
+    names = [parse_arm(name) for name in replicate["arms"]]
+    for name, point in points_of(replicate["arms"], plane.names, plane.measure).items():
+        arm = parse_arm(name)
+        axes.plot(
+            *point, _marker(arm), color=arm_colour(arm, names), alpha=0.35,
+            markersize=_marker_size(arm) * 0.6, markeredgewidth=0, zorder=3,
+        )  # fmt: skip
+
+
+def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
+    """Limits with room for labels around the outermost points; a logarithmic axis for F_val."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    loss = np.array([point[0] for point in points])
+    pad_x = 0.12 * max(float(np.ptp(loss)), 0.02)
+    axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels stand to the right
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    if measure == "task_forgetting":
+        high = max(*(point[1] for point in points), 0.01)
+        axes.set_ylim(-0.06 * high, 1.12 * high)
+        return
+    axes.set_yscale("log")
+    log_f = np.log([point[1] for point in points])
+    pad_y = 0.12 * max(float(np.ptp(log_f)), 0.4)
+    axes.set_ylim(np.exp(log_f.min() - pad_y), np.exp(log_f.max() + pad_y))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _marker(arm: ArmName) -> str:
+    return {
+        "rod": "*", "rod_variant": "*", "merge": "D", "max_replay": "s", "control": "v",
+        "ablation": "^", "other": "^",
+    }.get(arm.kind, "o")  # fmt: skip
+
+
+def _marker_size(arm: ArmName) -> float:
+    return {"rod": 17.0, "rod_variant": 11.0, "merge": 6.0}.get(arm.kind, 7.5)
+
+
+def _draw_chord(axes: Axes, results: Results, alpha: float = 1.0) -> list[Point]:
+    """Draws the chord and returns points along it, for labels to keep away from."""
+    chord = chord_of(results["arms"], results["chord"])
+    if chord is None:
+        return []
+    path = [(point.adapt_loss, point.forgetting) for point in chord.points]
+    # Straight between the arms on a logarithmic axis: exactly the interpolation that is judged.
+    colour = light("fixed-2")
+    axes.plot(*zip(*path, strict=True), color=colour, linewidth=1.4, alpha=alpha, zorder=2)
+    return _along(path)
+
+
+def _along(path: Sequence[Point], is_log: bool = True) -> list[Point]:
+    """Points of the straight lines that a path is drawn with."""
+    points = []
+    for (x0, f0), (x1, f1) in itertools.pairwise(path):
+        for t in np.linspace(0, 1, 40):
+            height = f0 ** (1 - t) * f1**t if is_log else f0 + t * (f1 - f0)
+            points.append((float(x0 + t * (x1 - x0)), float(height)))
+    return points
+
+
+def _draw_gap(axes: Axes, results: Results) -> list[Label]:
+    """The distance from RoD to the chord at equal forgetting; returns its label."""
+    chord = chord_of(results["arms"], results["chord"])
+    gap = results["comparisons"].get("rod", {}).get("gap")
+    if chord is None or gap is None:
+        return []
+    rod = results["arms"]["rod"]
+    loss, forgetting = rod["adapt_loss"], rod["val_forgetting"]
+    axes.plot(
+        [loss, loss - gap], [forgetting] * 2, color=light("rod"), linewidth=1.2,
+        linestyle=(0, (2, 1.5)), zorder=4,
+    )  # fmt: skip
+    axes.plot(loss - gap, forgetting, "|", color=light("rod"), markersize=7, zorder=4)
+    text = f"{_signed(gap)} at equal F_val"
+    return [Label(loss - gap, forgetting, text, light("rod"))]
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")

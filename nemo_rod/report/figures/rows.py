@@ -1,0 +1,107 @@
+"""Arms in rows: the change of every capability, and the spread over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nemo_rod.report.arms import is_of_frontier, parse_arm
+from nemo_rod.report.figures.canvas import BOTTOM, RIGHT, TOP, Canvas
+from nemo_rod.report.figures.labels import label_width, shorten
+from nemo_rod.report.paper import paper
+from nemo_rod.report.style import arm_colour, light
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Results = Mapping[str, Any]
+_ROW = 0.24  # inches
+_GAP = 0.7  # rows between two capabilities
+
+
+def capabilities(results: Results, canvas: Canvas) -> Figure | None:
+    """Change of accuracy by capability and arm, in points."""
+    arms = results["arms"]
+    names = [n for n in arms if parse_arm(n).kind in ("no_replay", "fixed", "max_replay", "rod")]
+    names = [name for name in names if arms[name]["capability_change"]]
+    if not names:
+        return None
+    groups = list(arms[names[0]]["capability_change"])
+    labels = [parse_arm(name).label for name in names]
+    left = label_width(labels, canvas)
+    rows = len(groups) * (len(names) + 1 + _GAP)
+    height = BOTTOM + TOP + rows * _ROW
+    figure = canvas.figure(height)
+    box = (left, BOTTOM, canvas.width - left - RIGHT - 0.2, height - BOTTOM - TOP)
+    axes = canvas.axes(figure, box, "change of accuracy against the base model (points)", "")
+    parsed = [parse_arm(name) for name in arms]
+    said = paper()["fig:qwen_task_forgetting"].get(results["recipe"], {})
+    row, places = 0.0, []
+    for group in groups:
+        axes.annotate(
+            group, (0, row), (4, 0), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="left", va="center", color=light("ink"),
+            fontweight="bold", fontsize=canvas.font_size, zorder=6,
+        )  # fmt: skip
+        for name in names:
+            row += 1
+            places.append(row)
+            change = 100 * arms[name]["capability_change"][group]
+            colour = arm_colour(parse_arm(name), parsed)
+            axes.barh(row, change, height=0.72, color=colour, zorder=3)
+            if (theirs := said.get(name, {}).get(group)) is not None:
+                axes.plot(100 * theirs, row, "x", color=light("ink"), markersize=6, zorder=5)
+        row += 1 + _GAP
+    _name_rows(axes, places, labels * len(groups), rows - _GAP, canvas)
+    axes.axvline(0, color=light("rule"), linewidth=1, zorder=4)
+    return figure
+
+
+def seeds(results: Results, replicates: Sequence[Results], canvas: Canvas) -> Figure | None:
+    """Mean and range over seeds of every arm: adaptation loss, and F_val."""
+    runs = [results, *replicates]
+    names = [n for n, arm in results["arms"].items() if is_of_frontier(n, arm)]
+    names += [n for n, arm in results["arms"].items() if n != "base" and n not in names]
+    if not replicates or not names:
+        return None
+    labels = [shorten(parse_arm(name).label, canvas) for name in names]
+    left = label_width(labels, canvas)
+    columns = 1 if canvas.narrow else 2
+    each = BOTTOM + TOP + _ROW * len(names)
+    figure = canvas.figure(each * (2 // columns))
+    width = (canvas.width - left * columns - RIGHT * 2) / columns
+    parsed = [parse_arm(name) for name in names]
+    for i, (measure, title) in enumerate(
+        (("adapt_loss", "adaptation loss (nats)"), ("val_forgetting", "forgetting F_val (nats)"))
+    ):
+        x = left if columns == 1 else left + i * (left + width + RIGHT)
+        y = BOTTOM + (each if columns == 1 and i == 0 else 0.0)
+        axes = canvas.axes(figure, (x, y, width, _ROW * len(names)), title, "")
+        for row, name in enumerate(names):
+            values = [run["arms"].get(name, {}).get(measure) for run in runs]
+            known = [value for value in values if value is not None]
+            if known:
+                _draw_range(axes, row, known, arm_colour(parse_arm(name), parsed))
+        _name_rows(axes, range(len(names)), labels, len(names), canvas)
+    return figure
+
+
+def _draw_range(axes: Axes, row: float, values: Sequence[float], colour: str) -> None:
+    axes.plot(
+        [min(values), max(values)], [row, row], color=colour, linewidth=2, alpha=0.6, zorder=2
+    )
+    axes.plot(values, [row] * len(values), "o", color=colour, markersize=3.5, alpha=0.6, zorder=3)
+    axes.plot(
+        float(np.mean(values)), row, "|", color=colour, markersize=11, markeredgewidth=2, zorder=4
+    )
+
+
+def _name_rows(
+    axes: Axes, places: Sequence[float], labels: Sequence[str], rows: float, canvas: Canvas
+) -> None:
+    axes.set_yticks(list(places), labels, fontsize=canvas.font_size, color=light("ink"))
+    axes.set_ylim(rows - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")

@@ -1,0 +1,42 @@
+"""The paper's own numbers, for the settings that are the paper's; all of them are in paper.json."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """The transcribed numbers by the paper's labels."""
+    content: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text("utf-8"))
+    return content
+
+
+def paper_arms(recipe: str) -> dict[str, dict[str, float]]:
+    """What the paper reports of a recipe's arms; nothing where the setting is not the paper's."""
+    found: dict[str, dict[str, float]] = {}
+    for label in ("tab:cross_scale", "tab:rod_convergence", "tab:frontier_full"):
+        for arm, numbers in paper()[label].get(recipe, {}).items():
+            found[arm] = {**found.get(arm, {}), **numbers}
+    return found
+
+
+def paper_value(label: str, key: str, recipe: str) -> Any:
+    """What a figure of the paper says of a recipe; None if nothing."""
+    return paper()[label].get(key, {}).get(recipe)
+
+
+def title_of(recipe: str) -> str:
+    """What the paper calls a setting; the recipe's own name if it is not the paper's."""
+    return str(paper()["titles"].get(recipe, recipe))
+
+
+def category_of(source: str) -> str | None:
+    """The paper's knowledge category of one of its replay sources; None for any other source."""
+    for category, sources in paper()["categories"].items():
+        if source in sources:
+            return str(category)
+    return None

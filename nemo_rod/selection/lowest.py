@@ -1,0 +1,76 @@
+"""Several reference models for the same blocks: the lowest loss counts.
+
+`min(ref_A, theta_0)` asks of a block only what the better of the two models can do: a specialist
+that is worse than the base on some blocks would leave them a score that says too little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.reference_folder import open_folder
+from nemo_rod.selection.references import HashedBlocks, References
+
+
+class ReferenceLosses(Protocol):
+    """What scoring asks of references: of `References`, or of several at once."""
+
+    digest: str
+
+    def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return reference losses, nats per token, float32 [C]."""
+
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
+        """Return reference losses over the first eighths of the blocks."""
+
+
+class LowestReferences:
+    """Looks blocks up in several `References` that each cover the store; see there.
+
+    Attributes:
+        digest: Digest of all of them, hex.
+    """
+
+    def __init__(self, references: Sequence[References]) -> None:
+        """Combine open references."""
+        self._references = tuple(references)
+        digests = "\n".join(one.digest for one in references).encode()
+        self.digest = hashlib.blake2b(digests, digest_size=16, person=b"rod-refs-low").hexdigest()
+
+    def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return the lowest reference loss of each block, nats per token, float32 [C]."""
+        return self._lowest([one[block_ids] for one in self._references])
+
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
+        """Return the lowest over the first eighths of the blocks; see `References.prefix`."""
+        return self._lowest([one.prefix(block_ids, eighths) for one in self._references])
+
+    def _lowest(self, losses: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        lowest: npt.NDArray[np.float32] = np.minimum.reduce(losses)
+        return lowest
+
+
+def open_references(paths: Iterable[str | Path], store: HashedBlocks) -> ReferenceLosses:
+    """Opens folders of references that cover a store; of several of the same blocks, the lowest.
+
+    Raises:
+        ValueError: as `References.open` does, of folders that overlap but not whole.
+    """
+    alternatives: dict[tuple[int, int], list[Path]] = {}
+    for path in map(Path, paths):
+        manifest = open_folder(path).manifest
+        alternatives.setdefault((manifest.start, manifest.stop), []).append(path)
+    rows = list(zip_longest(*alternatives.values()))
+    first = rows[0] if rows else ()
+    sets = [
+        References.open([one or other for one, other in zip(row, first, strict=True)], store)
+        for row in rows or [()]
+    ]
+    return sets[0] if len(sets) == 1 else LowestReferences(sets)

@@ -1,0 +1,203 @@
+"""Tasks through lm-eval: the arithmetic by hand, and the real library on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from composing import composed
+
+from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.evaluation.continuations import NUM_CHOICES, questions, write_held_out_tasks
+from nemo_rod.evaluation.tasks import capability_accuracy, entry_of, prompts_digest
+from nemo_rod.launch.base import initialise_base
+
+CAPABILITIES = {"knowledge": ["a", "b", "group"], "sense": ["c"]}
+
+
+def sample(doc: int, prompt: str = "p") -> dict[str, Any]:
+    return {"doc_id": doc, "doc_hash": f"d{doc}", "prompt_hash": prompt, "target_hash": "t"}
+
+
+RESULTS: dict[str, Any] = {
+    "samples": {
+        "a": [sample(0), sample(1)],
+        "x": [sample(0)] * 2,
+        "y": [sample(i) for i in range(3)],
+    },
+    "results": {
+        "a": {"acc,none": 0.5, "acc_norm,none": 1.0},
+        "x": {"acc,none": 1.0},
+        "y": {"acc,none": 1 / 3, "acc_norm,none": 0.0},
+        "group": {"alias": "group"},
+    },
+    "group_subtasks": {"group": ["x", "inner"], "inner": ["y"]},
+    "versions": {"a": 1.0, "x": 2},
+    "n-shot": {"a": 0, "x": 5, "y": 5},
+}  # fmt: skip
+
+
+def test_normalised_accuracy_where_it_is_defined() -> None:
+    entry = entry_of("a", RESULTS)
+    assert entry["accuracy"] == 1.0 and entry["leaves"]["a"]["metric"] == "acc_norm"
+    # x has one question, asked with two choices, and no normalised accuracy; y has three
+    entry = entry_of("group", RESULTS)
+    assert list(entry["leaves"]) == ["x", "y"] and entry["questions"] == 4
+    assert entry["accuracy"] == pytest.approx((1 * 1.0 + 3 * 0.0) / 4)
+    assert entry["leaves"]["x"]["metric"] == "acc" and entry["leaves"]["x"]["few_shot"] == 5
+
+
+def test_a_task_without_accuracy_is_refused() -> None:
+    results = RESULTS | {"results": {"a": {"exact_match,none": 1.0}}}
+    with pytest.raises(ValueError, match=r"Task a reports \['exact_match,none'\]"):
+        entry_of("a", results)
+
+
+def test_capabilities_weigh_their_entries_alike() -> None:
+    accuracy = {"a": 0.5, "b": 0.25, "group": 0.75, "c": 0.1}
+    assert capability_accuracy(CAPABILITIES, accuracy) == {"knowledge": 0.5, "sense": 0.1}
+
+
+def test_digest_of_prompts() -> None:
+    asked = [sample(0), sample(1)]
+    assert prompts_digest(asked) == prompts_digest(asked[::-1])
+    assert prompts_digest(asked) != prompts_digest([sample(0), sample(1, "other")])
+
+
+def source(name: str, role: str, generator: str, max_bytes: int = 20_000) -> SourceSpec:
+    return SourceSpec(
+        name=name, role=role, kind="synthetic", files=(generator,), max_bytes=max_bytes
+    )
+
+
+def store(folder: Path, sources: list[SourceSpec], holdout_fraction: float) -> None:
+    prepare(
+        folder, sources, tokenizer=load_tokenizer("byte"), block_size=64,
+        holdout_fraction=holdout_fraction,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks") / "blocks"
+    sources = [source("new", "adaptation", "dialect:0:0.25"), source("old", "replay", "markov:0")]
+    store(folder, sources, holdout_fraction=0.2)
+    return folder
+
+
+def test_questions_are_what_follows_in_the_block(blocks: Path) -> None:
+    held, tokenizer = BlockStore(blocks, split="holdout"), load_tokenizer("byte")
+    (old,) = [place for place in held.sources if place.role == "replay"]
+    made = list(questions(held, old, tokenizer, 20))
+    assert made == list(questions(held, old, tokenizer, 20)) and len(made) > 10
+    texts = {}
+    for tokens_S in held.tokens(np.arange(old.start, old.start + old.count)):
+        texts[tokenizer.decode(tokens_S[:32])] = tokenizer.decode(tokens_S[32:36])
+    for question in made:
+        choices = question["choices"]
+        assert choices[question["answer"]] == texts[question["context"]]
+        assert len(set(choices)) == NUM_CHOICES and set(choices) <= set(texts.values())
+    assert {question["answer"] for question in made} == set(range(NUM_CHOICES))
+
+
+def test_too_few_held_out_blocks_are_refused(tmp_path: Path) -> None:
+    store(tmp_path / "b", [source("old", "replay", "markov:0", 2_000)], holdout_fraction=0.06)
+    with pytest.raises(ValueError, match="held-out blocks, expected 4 or more"):
+        write_held_out_tasks(
+            tmp_path / "b", tmp_path / "t", load_tokenizer("byte"), num_questions=5
+        )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("tasks.backend=gguf", "tasks.backend='gguf' is not valid"),
+        ("tasks.limit=0", "tasks.limit=0 is not valid"),
+        ("+tasks.capabilities.a=[sciq]", "both set"),
+    ],
+)
+def test_wrong_task_keys_are_refused(override: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        composed("recipe=toy_synthetic", "tasks=held_out", override)
+
+
+def test_the_papers_list_has_its_four_groups() -> None:
+    tasks = composed("recipe=toy_synthetic", "tasks=paper").tasks
+    assert [len(names) for names in tasks.capabilities.values()] == [21, 15, 4, 13]
+    names = [name for listed in tasks.capabilities.values() for name in listed]
+    assert len(set(names)) == 53 and sum(name.startswith("mmlu_") for name in names) == 26
+
+
+# ---------------------------------------------------------------- lm-eval itself
+
+
+def ask(job: dict[str, Any], folder: Path) -> str:
+    file = folder / "job.json"
+    file.write_text(json.dumps(job))
+    command = [sys.executable, "-m", "nemo_rod.evaluation", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
+    return "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    architecture = {
+        "model_type": "qwen3", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 64, "tie_word_embeddings": False,
+    }  # fmt: skip
+    initialise_base(architecture, tmp_path / "hf", tokenizer="byte", seed=3)
+    tokenizer = load_tokenizer("byte")
+    made = write_held_out_tasks(blocks, tmp_path / "t", tokenizer, num_questions=12)
+    job = {
+        "name": "m", "model": str(tmp_path / "hf"), "out": str(tmp_path / "tasks.json"),
+        "capabilities": made, "include": str(tmp_path / "t"), "backend": "hf",
+        "arguments": {"dtype": "float32"}, "batch_size": 4, "few_shot": None, "limit": None,
+        "seed": 1,
+    }  # fmt: skip
+    assert ask(job, tmp_path) == ""
+    result = json.loads((tmp_path / "tasks.json").read_text())
+    assert not (tmp_path / "tasks.partial.json").exists()
+    lines = (tmp_path / "t" / "held_out_old.jsonl").read_text().splitlines()
+    asked = [json.loads(line) for line in lines]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", torch_dtype=torch.float32)
+    right = 0
+    for question in asked:
+        scores = []
+        for choice in question["choices"]:
+            context, text = tokenizer.encode_batch([question["context"], choice])
+            ids = torch.tensor(np.concatenate([context, text])[None].astype(np.int64))
+            with torch.no_grad():
+                logs = model(ids).logits[0].log_softmax(-1)
+            total = sum(float(logs[len(context) + i - 1, t]) for i, t in enumerate(text))
+            scores.append(total / len(choice))
+        right += max(range(NUM_CHOICES), key=scores.__getitem__) == question["answer"]
+    leaf = result["tasks"]["held_out_old"]["leaves"]["held_out_old"]
+    assert leaf["questions"] == len(asked) and leaf["metric"] == "acc_norm"
+    assert math.isclose(result["capabilities"]["old"], right / len(asked))
+    # an attempt with another configuration does not go on with the answers of this one
+    partial = tmp_path / "tasks.partial.json"
+    partial.write_text(json.dumps({key: result[key] for key in ("configuration", "tasks")}))
+    assert "another task configuration" in ask(job | {"limit": 3}, tmp_path)
+    # and with the same one it asks nothing again: the model may even be gone
+    assert ask(job | {"model": "nowhere", "batch_size": 1}, tmp_path) == ""
+    assert json.loads((tmp_path / "tasks.json").read_text()) == result
+
+
+@pytest.mark.slow
+def test_lm_eval_knows_the_papers_tasks() -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    from nemo_rod.evaluation.tasks import missing_tasks
+
+    capabilities = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
+    assert missing_tasks({**capabilities, "more": ["no_such_task"]}) == ["no_such_task"]

@@ -1,0 +1,226 @@
+"""Variants of arms: what a name stands for, what is refused, and one real run of each kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from composing import composed
+from test_cli import nemo_rod
+
+from nemo_rod.checks import check
+from nemo_rod.config import Config
+from nemo_rod.launch.stages import Stages
+from nemo_rod.selection import Curriculum
+from nemo_rod.selection.candidates import Candidates
+from nemo_rod.variants import arm_settings
+
+
+def variant(name: str, values: str) -> str:
+    return f"+variants.{name}={values}"
+
+
+@cache
+def recipe(name: str = "toy") -> Config:
+    return composed(f"recipe={name}")
+
+
+def toy(**variants: str) -> Config:
+    """The toy with more variants, each as one would type it, checked."""
+    values = {name: yaml.safe_load(text) for name, text in variants.items()}
+    config = dataclasses.replace(recipe(), variants=recipe().variants | values)
+    check(config)
+    return config
+
+
+def test_variants_can_be_typed_on_the_command_line() -> None:
+    config = composed("recipe=toy", variant("mine", "{of: rod, selection: {kappa: 3}}"))
+    assert arm_settings(config, "mine").selection.kappa == 3
+
+
+def test_a_variant_takes_every_key_it_does_not_set_from_what_it_varies() -> None:
+    config = toy(
+        a="{of: rod_m4, budget: 0.5, selection: {kappa: 2}, train: {lr: 1.0e-3}}",
+        b="{of: a, steps: 7, scoring: {micro_batch_size: 8}}",
+    )
+    a, b = arm_settings(config, "a"), arm_settings(config, "b")
+    assert (a.of, a.kind, a.scores) == ("rod", "trained", True)
+    assert (a.selection.multiplier, a.selection.kappa, a.selection.balance) == (4, 2, "exact")
+    assert (a.train.steps, a.train.lr, a.train.batch_size) == (160, 1e-3, 32)
+    assert (b.train.steps, b.train.lr, b.scoring.micro_batch_size) == (7, 1e-3, 8)
+    assert arm_settings(config, "rod").selection.multiplier == 2
+    assert config.scoring.micro_batch_size == 32
+
+
+def test_budgets() -> None:
+    config = toy(half="{of: rod_m4, compute: 0.5}")
+    steps = {name: arm_settings(config, name).train.steps for name in ("rod", *config.variants)}
+    assert steps["rod"] == 320
+    assert steps["rod_compute_matched"] == round(320 / (1 + 2 / 3))
+    assert steps["half"] == round(0.5 * 320 / (1 + 4 / 3))
+    assert steps["rod_beyond"] == 384
+    assert steps["max_replay"] == 640
+    paper = recipe("german_qwen3_5_9b")
+    assert arm_settings(paper, "max_replay").train.steps == 5869
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ("{of: rodd}", "There is no arm 'rodd'"),
+        ("{of: bad}", "There is no arm 'bad'"),
+        ("{of: merge_0.4}", "varies merge_0.4, which is not trained"),
+        ("{of: no_replay, selection: {kappa: 2}}", "no_replay selects nothing: vary rod"),
+        ("{of: rod, retention: 0.5}", "retention is of fixed replay"),
+        ("{of: fixed_20, retention: 2}", "retention=2.0 is not valid"),
+        ("{of: rod, share: 1.5}", "share=1.5 is not valid"),
+        ("{of: rod, share: [1]}", "share=.1. is not valid"),
+        ("{of: rod, share: 0.3, follow: rod}", "sets share and follow: set one of them"),
+        (
+            "{of: rod, adaptation: rho}",
+            "adaptation='rho' is not valid: expected random or rho",
+        ),
+        ("{of: rod, share: 0.3, replay: best}", "replay='best' is not valid"),
+        ("{of: rod, follow: rod, follow_by: block}", "follow_by='block' is not valid"),
+        ("{of: rod, follow: bad}", "follows itself"),
+        ("{of: rod, follow: base}", "follows base, which is not a trained arm"),
+        ("{of: rod, follow: rod, steps: 321}", "has 321 steps, but follows rod with 320"),
+        ("{of: rod, budget: 0}", "budget=0.0 is not valid: expected > 0"),
+        ("{of: rod, selection: {kapa: 2}}", "selection: Key 'kapa' not in 'Selection'"),
+        ("{of: rod, selection: {multiplier: 0.5}}", "selection.multiplier=0.5 is not valid"),
+        ("{of: rod, scoring: {micro_batch_size: x}}", "scoring: Value 'x'"),
+        ("{of: rod, train: {batch_size: 33}}", "train.batch_size=33 does not divide"),
+    ],
+)
+def test_a_variant_that_cannot_be_is_refused(values: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        toy(bad=values)
+
+
+def test_variants_that_wait_for_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="waits for itself: x -> y -> x"):
+        toy(x="{of: rod, share: y}", y="{of: rod, follow: x}")
+    with pytest.raises(ValueError, match="leads back to itself"):
+        toy(x="{of: y}", y="{of: x}")
+
+
+def names(*arms: str) -> list[str]:
+    config = dataclasses.replace(recipe(), arms=list(arms))
+    return [stage.name for stage in Stages(config).all()]
+
+
+def test_stages_are_those_that_the_variants_need_in_order() -> None:
+    reference = ["prepare", "base", "references_base"]
+    select = ["no_replay", "references_specialist"]
+    assert names("control_share") == [*reference, *select, "rod", "control_share"]
+    assert names("rho_rho", "rod") == [*reference, *select, "rod", "rho_rho"]
+    assert names("rod_min_reference") == [
+        *(*reference, "references_base_adaptation", *select),
+        "rod_min_reference",
+    ]
+    assert names("max_replay") == ["prepare", "base", "max_replay"]
+
+
+TINY = [
+    *("recipe=toy_synthetic", "parallel=single", "pretrain.steps=6", "train.steps=6"),
+    *("pretrain.batch_size=8", "pretrain.micro_batch_size=8", "scoring.micro_batch_size=16"),
+    *("train.batch_size=8", "train.micro_batch_size=8", "checkpoint.every=100"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run with one arm of each kind, and a larger model that takes over from it."""
+    root = tmp_path_factory.mktemp("variants")
+    arms = "rod,control_share,control_source,rho_random,rod_min_reference"
+    done = nemo_rod("run", *TINY, f"arms=[{arms}]", f"run_dir={root / 'small'}", cwd=root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    larger = [
+        f"run_dir={root / 'large'}",
+        "model.architecture.hidden_size=96",
+        variant("rod_transfer", f"{{of: rod, curriculum: {root / 'small'}}}"),
+        variant("rod_small_reference", f"{{of: rod, references: [{root / 'small'}]}}"),
+        "arms=[base,rod_transfer,rod_small_reference]",
+    ]
+    done = nemo_rod("run", *TINY, *larger, cwd=root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root
+
+
+def chosen(folder: Path) -> list[np.ndarray]:
+    curriculum = Curriculum.open(folder / "curriculum.rod", read_only=True)
+    return [record.block_ids[record.chosen] for record in curriculum]
+
+
+def arm(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "arm.json").read_text())
+
+
+@pytest.mark.slow
+def test_controls_keep_counts_of_rod_but_not_its_blocks(runs: Path) -> None:
+    arms = runs / "small" / "arms"
+    header = Curriculum.open(arms / "rod" / "curriculum.rod", read_only=True).header
+    rod = chosen(arms / "rod")
+    by_role, by_source = chosen(arms / "control_share"), chosen(arms / "control_source")
+    for ours, theirs in zip(by_role, rod, strict=True):
+        assert header.is_replay(ours).sum() == header.is_replay(theirs).sum()
+    for ours, theirs in zip(by_source, rod, strict=True):
+        assert sorted(header.source_index(ours)) == sorted(header.source_index(theirs))
+    assert any(set(ours) != set(theirs) for ours, theirs in zip(by_role, rod, strict=True))
+    assert arm(arms / "control_source")["follow_by"] == "source"
+    assert arm(arms / "control_share")["scored_tokens"] == 0
+
+
+@pytest.mark.slow
+def test_component_ablation_trains_at_the_recorded_mean_share(runs: Path) -> None:
+    arms = runs / "small" / "arms"
+    header = Curriculum.open(arms / "rod" / "curriculum.rod", read_only=True).header
+    mean = float(np.mean([header.is_replay(ids).mean() for ids in chosen(arms / "rod")]))
+    facts = arm(arms / "rho_random")
+    assert facts["share"] == pytest.approx(mean)
+    assert (facts["share_of"], facts["adaptation"], facts["replay"]) == ("rod", "rho", "random")
+    counts = [header.is_replay(ids).sum() for ids in chosen(arms / "rho_random")]
+    assert counts == [round(mean * 8)] * 6
+
+
+@pytest.mark.slow
+def test_a_larger_model_trains_on_the_recorded_batches_in_order(runs: Path) -> None:
+    transferred, rod = runs / "large" / "arms" / "rod_transfer", runs / "small" / "arms" / "rod"
+    for ours, theirs in zip(chosen(transferred), chosen(rod), strict=True):
+        assert (ours == theirs).all()
+    facts = arm(transferred)
+    assert facts["scored_tokens"] == 0
+    assert facts["compute"] == facts["steps"] == 6
+    assert facts["curriculum"] == str(runs / "small")
+
+
+@pytest.mark.slow
+def test_a_larger_model_scores_with_the_references_of_a_smaller_one(runs: Path) -> None:
+    folder = runs / "large" / "arms" / "rod_small_reference"
+    assert not (runs / "large" / "references" / "specialist").exists()
+    made_of = json.loads((folder / "manifest.json").read_text())["inputs"]
+    small = json.loads((runs / "small" / "arms" / "no_replay" / "manifest.json").read_text())
+    assert made_of["references.0"] == small["outputs"]["weights"]
+
+
+@pytest.mark.slow
+def test_a_curriculum_that_is_too_short_is_refused_before_training(runs: Path) -> None:
+    transfer = variant("again", f"{{of: rod, curriculum: {runs / 'small'}, steps: 7}}")
+    overrides = [*TINY, transfer, "arm=again", f"run_dir={runs / 'small'}"]
+    done = nemo_rod("train", *overrides, cwd=runs)
+    assert done.returncode == 2
+    assert "was recorded with steps 6, but variants.again has 7" in done.stderr
+    assert not (runs / "small" / "arms" / "again.partial").exists()
+
+
+def test_half_the_retention_keeps_half_of_the_blocks_of_replay() -> None:
+    config = toy(some="{of: fixed_20, retention: 0.5}")
+    blocks = {"num_adaptation": 100, "num_replay": 300, "digest": ""}
+    pools = Stages(config).jobs.arm("some", blocks).pools()
+    assert isinstance(pools, Candidates)
+    assert (pools.num_kept_replay, pools.epoch_size) == (150, 250)
