@@ -113,7 +113,9 @@ def main() -> None:
         kind: selecting(dataclasses.replace(arm, eighths=e)) for kind, e in EIGHTHS.items()
     }
     wrapped = {kind: s.wrap(loop.train_step) for kind, s in selectors.items()}
-    wrapped["forward"] = with_forward_alone(selecting(plain_arm).wrap(loop.train_step), clock)
+    wrapped["forward"] = with_forward_alone(
+        selecting(plain_arm).wrap(loop.train_step), inspect.signature(loop.train_step), clock
+    )
     header = curriculum_header(arm, store, references, config="benchmark")
     journal = Journal(Path(job.out), header, step=0) if dist.get_rank() == 0 else None
     rows: dict[str, list[float]] = defaultdict(list)
@@ -165,6 +167,7 @@ def main() -> None:
     )
     config = bridge_config(job, provider, store, identity_of(header))
     config.checkpoint.save = config.checkpoint.load = None
+    config.train.exit_signal_handler = False
     with (
         patch.object(loop, "train_step", timed),
         patch.object(Selector, "choose", clock.around("choose", Selector.choose)),
@@ -176,9 +179,10 @@ def main() -> None:
     write(out, rows, arm)
 
 
-def with_forward_alone(train_step: Callable, clock: Clock) -> Callable:
+def with_forward_alone(
+    train_step: Callable, signature: inspect.Signature, clock: Clock
+) -> Callable:
     """A step whose schedule first goes forward, as training does, and not back."""
-    signature = inspect.signature(train_step)
 
     def step(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs).arguments

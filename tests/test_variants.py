@@ -62,6 +62,7 @@ def test_budgets() -> None:
     steps = {name: arm_settings(config, name).train.steps for name in ("rod", *config.variants)}
     assert steps["rod"] == 320
     assert steps["rod_compute_matched"] == round(320 / (1 + 2 / 3))
+    assert steps["rod_quarter_compute_matched"] == round(320 / (1 + 2 / 3 / 4))
     assert steps["half"] == round(0.5 * 320 / (1 + 4 / 3))
     assert steps["rod_beyond"] == 384
     assert steps["max_replay"] == 640

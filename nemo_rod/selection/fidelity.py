@@ -10,6 +10,7 @@ Shape suffixes: C = candidates.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -17,7 +18,9 @@ import numpy.typing as npt
 
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.policies import Policy, reducible_loss
-from nemo_rod.selection.references import block_loss
+
+# eighths of a block -> losses of the candidates on their prefixes, float32 [C], nats per token
+PrefixLoss = Callable[[int], npt.NDArray[np.float32]]
 
 PREFIXES = {"half": 4, "quarter": 2, "eighth": 1}  # in eighths of a block
 
@@ -57,29 +60,20 @@ def fidelity(choice: Choice, score_C: npt.NDArray[np.floating], policy: Policy) 
 
 
 def prefix_fidelity(
-    choice: Choice,
-    policy: Policy,
-    *,
-    sums_C8: npt.NDArray[np.float32],
-    reference_sums_C8: npt.NDArray[np.float32],
-    block_size: int,
+    choice: Choice, policy: Policy, loss: PrefixLoss, reference: PrefixLoss
 ) -> dict[str, float | None]:
     """What every prefix would have chosen, as metrics `rod/prefix/<name>/<measure>`.
 
     Args:
         choice: By the scores of whole candidates.
         policy: What chose.
-        sums_C8: Partial sums of the token losses of the candidates, nats.
-        reference_sums_C8: The same of the reference models.
-        block_size: Tokens per block (S).
+        loss: Of the current model.
+        reference: Of the reference models.
     """
     assert choice.score is not None
     metrics: dict[str, float | None] = {}
     for name, eighths in PREFIXES.items():
-        score_C = reducible_loss(
-            block_loss(sums_C8, block_size, eighths),
-            block_loss(reference_sums_C8, block_size, eighths),
-        )
+        score_C = reducible_loss(loss(eighths), reference(eighths))
         if not np.isfinite(score_C[np.isfinite(choice.score)]).all():
             continue  # only some prefixes of a broken block are numbers
         for measure, value in asdict(fidelity(choice, score_C, policy)).items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -78,28 +79,21 @@ class Selector:
         if not self.policy.needs_scores:
             return choose(pool, self.policy, self.batch_size, _never)
         assert self.references is not None
-        reference_sums = self.references.checked_sums(pool.block_ids)
+        reference = partial(self.references.prefix, pool.block_ids)
+        reference_C = reference(self.eighths)
         lookup = time.perf_counter() - begin
-        sums = np.empty(0, dtype=np.float32)
+        sums = np.empty((0, 0), dtype=np.float32)
 
         def losses() -> LossPair:
             nonlocal sums
             sums = scorer.chunk_sums(pool.block_ids, self.eighths)
-            return (
-                block_loss(sums, self.block_size, self.eighths),
-                block_loss(reference_sums, self.block_size, self.eighths),
-            )
+            return block_loss(sums, self.block_size, self.eighths), reference_C
 
         choice = choose(pool, self.policy, self.batch_size, losses, self.on_nonfinite)
         prefixes, begin = {}, time.perf_counter()
         if self.eighths == NUM_CHUNKS:
-            prefixes = prefix_fidelity(
-                choice,
-                self.policy,
-                sums_C8=sums,
-                reference_sums_C8=reference_sums,
-                block_size=self.block_size,
-            )
+            loss = partial(block_loss, sums, self.block_size)
+            prefixes = prefix_fidelity(choice, self.policy, loss, reference)
         seconds = {"lookup": lookup, **choice.seconds}
         seconds["selection"] += time.perf_counter() - begin
         return replace(choice, seconds=seconds, prefixes=prefixes)
