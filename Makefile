@@ -5,6 +5,7 @@ READY := .venv/.ready
 NEMO2 := .venv-nemo2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest
+ENGINE ?= podman
 RL_BIN := .venv-nemo-rl/bin
 RL_READY := .venv-nemo-rl/.ready
 RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -12,7 +13,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .PHONY: help venv demo lint bench
 .PHONY: test test-slow test-layouts test-swap-in test-megatron-lm test-nemo2
-.PHONY: test-slurm test-nemo-rl test-gpu
+.PHONY: test-slurm test-nemo-rl test-gpu test-images image image-cpu
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -24,7 +25,7 @@ $(READY): $(wildcard requirements/*.txt) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, and nemo_rod needs 3.11 or newer: make PYTHON=python3.11 ..." % sys.version_info[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing torch, NVIDIA's trainer and the tools into .venv (2 GB, some minutes)"
-	@$(PIP) -r requirements/torch.txt -r requirements/cpu.txt
+	@$(PIP) -r requirements/torch.txt -r requirements/cpu.txt -r requirements/dev.txt
 	@$(PIP) --no-deps -r requirements/cpu-nodeps.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -62,11 +63,22 @@ $(NEMO2)/.ready: requirements/torch.txt requirements/nemo2.txt pyproject.toml
 test-slurm: $(READY) ## run a recipe on a real Slurm of two nodes, started on loopback for the test
 	$(PYTEST) -m slurm --timeout 7200 -s $(ARGS)
 
+test-images: $(READY) ## build both container images with buildah, and run a recipe in one
+	$(PYTEST) -m images --timeout 7200 -s $(ARGS)
+
+# ENGINE is docker, podman or buildah; BUILD="--build-arg BASE_IMAGE=..." is handed to its build.
+image: ## build the container image nemo-rod:gpu, a thin layer over NVIDIA's (docs/images.md)
+	$(ENGINE) build -f docker/Dockerfile -t nemo-rod:gpu $(BUILD) .
+
+image-cpu: ## build the container image nemo-rod:cpu, for machines without a GPU
+	$(ENGINE) build -f docker/Dockerfile.cpu -t nemo-rod:cpu $(BUILD) .
+
 # An environment of its own: Ray and what NeMo-RL imports are nobody else's business.
 $(RL_READY): $(wildcard requirements/*.txt) pyproject.toml
 	@test -x $(RL_BIN)/python || $(PYTHON) -m venv .venv-nemo-rl
 	@echo "Installing torch, NVIDIA's trainer, Ray and what NeMo-RL imports into .venv-nemo-rl"
-	@$(RL_PIP) -r requirements/torch.txt -r requirements/cpu.txt -r requirements/nemo-rl.txt
+	@$(RL_PIP) -r requirements/torch.txt -r requirements/cpu.txt -r requirements/dev.txt
+	@$(RL_PIP) -r requirements/nemo-rl.txt
 	@$(RL_PIP) --no-deps -r requirements/cpu-nodeps.txt
 	@$(RL_PIP) --no-deps --no-build-isolation --editable .
 	@touch $@

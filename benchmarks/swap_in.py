@@ -32,11 +32,12 @@ def overhead(setting: Setting) -> Iterator[Row]:
 
 def step_seconds(folder: Path, *, pairs: int) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of neighbouring steps, without the selector and with it, float64 `[pairs]` each."""
+    import torch
     import torch.distributed as dist
 
-    from nemo_rod.megatron import cpu
+    from nemo_rod.megatron.cpu import trainers
 
-    cpu.install_trainer()
+    trainers.install_megatron_bridge()
     sys.path.insert(0, str(RECIPE))
     import make_data
     from before import make_config
@@ -49,7 +50,7 @@ def step_seconds(folder: Path, *, pairs: int) -> tuple[np.ndarray, np.ndarray]:
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}.items():
         os.environ.setdefault(name, str(value))
     if not dist.is_initialized():
-        backend = "nccl" if cpu.torch.cuda.is_available() else "gloo"
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
         rendezvous = f"file://{folder}/rendezvous"
         dist.init_process_group(backend, init_method=rendezvous, rank=0, world_size=1)
     make_data.make(folder / "data", documents=2000)

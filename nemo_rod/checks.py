@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.config import Config, Optimisation, Parallel, Scoring, Selection, Tasks
+from nemo_rod.config import PREFIXES, Config, Optimisation, Parallel, Scoring, Selection, Tasks
 from nemo_rod.variants import arm_settings
 
 
@@ -54,7 +54,11 @@ def check(config: Config) -> None:
         "bf16 or fp32",
     )
     _check_selection("selection", config.selection)
-    _check_scoring("scoring", config.scoring)
+    _check_scoring("scoring", config.scoring, config)
+    rule = config.convergence
+    _expect(rule.tolerance >= 0, "convergence.tolerance", rule.tolerance, ">= 0")
+    _expect(rule.patience >= 1, "convergence.patience", rule.patience, ">= 1")
+    _expect(rule.decay_epochs > 0, "convergence.decay_epochs", rule.decay_epochs, "> 0")
     _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
     _check_tasks(config.tasks)
     _check_optimisation("train", config.train, parallel)
@@ -71,6 +75,10 @@ def check(config: Config) -> None:
         _check_architecture(config.model.architecture, parallel)
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
+    for name in [config.arm] if config.arm else config.arms:
+        if name in config.variants and arm_settings(config, name).converge:
+            every = config.validation.every
+            _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can converge")
 
 
 def _check_arm(config: Config, name: str) -> None:
@@ -80,7 +88,7 @@ def _check_arm(config: Config, name: str) -> None:
         return
     _check_optimisation(f"variants.{name}.train", arm.train, config.parallel)
     _check_selection(f"variants.{name}.selection", arm.selection)
-    _check_scoring(f"variants.{name}.scoring", arm.scoring)
+    _check_scoring(f"variants.{name}.scoring", arm.scoring, config)
     row = [name]
     while (before := arm_settings(config, row[-1]).recorded_by) is not None:
         if before in row:
@@ -106,10 +114,25 @@ def _check_selection(where: str, value: Selection) -> None:
     _expect(value.kappa >= 0, f"{where}.kappa", value.kappa, ">= 0")
 
 
-def _check_scoring(where: str, value: Scoring) -> None:
+def _check_scoring(where: str, value: Scoring, config: Config) -> None:
     _expect(
         value.micro_batch_size >= 1, f"{where}.micro_batch_size", value.micro_batch_size, ">= 1"
     )
+    _expect(value.prefix in PREFIXES, f"{where}.prefix", value.prefix, ", ".join(PREFIXES))
+    parallel, block_size = config.parallel, config.domain.block_size
+    # context parallelism deals out runs of positions in pairs, sequence parallelism one run a rank
+    shares = (2 * parallel.context if parallel.context > 1 else 1) * (
+        parallel.tensor if parallel.sequence else 1
+    )
+    length = block_size * value.eighths // 8
+    if value.eighths < 8 and length % shares:
+        raise ValueError(
+            f"{where}.prefix={value.prefix} leaves {length} tokens of domain.block_size="
+            f"{block_size}, which this layout cannot share out: parallel.context="
+            f"{parallel.context} and parallel.tensor={parallel.tensor} with sequence="
+            f"{str(parallel.sequence).lower()} need a multiple of {shares}; choose a longer prefix "
+            "or another layout."
+        )
 
 
 def _check_tasks(tasks: Tasks) -> None:

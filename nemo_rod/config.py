@@ -74,6 +74,7 @@ class Variant:
     train: dict[str, Any] = field(default_factory=dict)  # keys of train with other values
     selection: dict[str, Any] = field(default_factory=dict)  # keys of selection with other values
     scoring: dict[str, Any] = field(default_factory=dict)  # keys of scoring with other values
+    converge: bool | None = None  # end when the adaptation loss has converged; steps are the most
     retention: float | None = None  # share of the replay blocks kept, of fixed_<percent>
     share: Any = None  # constant share of replay in a batch, or the arm whose recorded mean it is
     adaptation: str | None = None  # with share: new blocks chosen at "random" (default) or by "rho"
@@ -89,6 +90,15 @@ class Scoring:
     """The forward-only pass over candidates, and over whole corpora."""
 
     micro_batch_size: int = MISSING  # blocks in one forward pass of one replica
+    prefix: str = "1"  # share of a candidate that is scored, its beginning: 1, 1/2, 1/4 or 1/8
+
+    @property
+    def eighths(self) -> int:
+        """Of every candidate that are scored; the references have its loss in as many parts."""
+        return PREFIXES[self.prefix]
+
+
+PREFIXES = {"1": 8, "1/2": 4, "1/4": 2, "1/8": 1}  # scoring.prefix -> eighths of a block
 
 
 @dataclass
@@ -105,6 +115,15 @@ class Validation:
 
     every: int = 0  # steps between two looks; 0 for never
     blocks: int = 64  # held-out blocks looked at per source, at most
+
+
+@dataclass
+class Convergence:
+    """When an arm with `converge` ends: its losses are those of `validation`."""
+
+    tolerance: float = 0.002  # nats by which a loss must be below the best to be better
+    patience: int = 3  # looks in a row that are not better
+    decay_epochs: float = 0.5  # of the arm's own data with a decaying learning rate, afterwards
 
 
 @dataclass
@@ -135,7 +154,7 @@ class Cluster:
 
     gpu: str | None = None  # name of the GPU, such as B200; none: CPU processes
     gpus_per_node: int = 0  # also the processes that a job starts on a node
-    gpu_memory_gib: float = 0.0  # of one GPU, as CUDA reports it
+    gpu_memory_gib: float = 0.0  # of one GPU, as CUDA reports it; 0: not known, all layouts fit
     cpu_cores: int = 1  # of a node
     node_memory_gib: float = 0.0  # of a node
     account: str | None = None  # sbatch --account
@@ -234,6 +253,7 @@ class Config:
     report: Report = field(default_factory=Report)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
+    convergence: Convergence = field(default_factory=Convergence)
     launcher: Launcher = field(default_factory=Launcher)
     cluster: Cluster = field(default_factory=Cluster)
     plan: Plan = field(default_factory=Plan)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "nemo_rod" / "config.py"
-GROUPS = ("recipe", "model", "domain", "parallel", "cluster", "launcher", "tasks", "variants")
+GROUPS = ("recipe", "model", "domain", "parallel", "cluster", "launcher", "variants", "tasks")
 _HEAD = """# Configuration
 
 <!-- Made from nemo_rod/config.py: UPDATE_GOLDEN=1 make test ARGS="-k docs" writes it anew. -->

@@ -23,12 +23,12 @@ RECIPE = Path(__file__).parent.parent / "recipes" / "swap_in" / "megatron_bridge
 
 
 def main() -> None:
-    from nemo_rod.megatron import cpu  # makes the next one importable
+    from nemo_rod.megatron.cpu import trainers  # makes the next one importable
 
     from megatron.core.rerun_state_machine import RerunStateMachine  # isort: skip
 
     torch.set_num_threads(1)
-    cpu.install_trainer()
+    trainers.install_megatron_bridge()
     # megatron-core 0.16.1 cannot print what a job that runs every step twice has found
     RerunStateMachine._maybe_report_stats = lambda self: None
     dist.init_process_group("gloo")

@@ -56,12 +56,31 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
         (["selection.balance=half"], "selection.balance='half' is not valid: expected expected or"),
         (["selection.multiplier=0.5"], "selection.multiplier=0.5 is not valid"),
         (["model.hf=a/model"], "must name its base model once"),
+        (["scoring.prefix=1/3"], "scoring.prefix='1/3' is not valid: expected 1, 1/2, 1/4, 1/8."),
+        (
+            ["scoring.prefix=1/8", "parallel.context=16", "domain.block_size=128"],
+            "scoring.prefix=1/8 leaves 16 tokens",
+        ),
+        (
+            [
+                "scoring.prefix=1/8",
+                "parallel.tensor=2",
+                "parallel.sequence=true",
+                "domain.block_size=8",
+            ],
+            "need a multiple of 2; choose a longer prefix",
+        ),
         (["train.lr=0"], "train.lr=0.0 is not valid: expected > 0"),
     ],
 )
 def test_what_cannot_run_is_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
         composed("recipe=toy", *overrides)
+
+
+@pytest.mark.parametrize(("prefix", "eighths"), [("1", 8), ("1/2", 4), ("1/4", 2), ("1/8", 1)])
+def test_a_prefix_is_typed_as_a_share(prefix: str, eighths: int) -> None:
+    assert composed("recipe=toy", f"scoring.prefix={prefix}").scoring.eighths == eighths
 
 
 def test_unknown_recipe_and_key_keep_hydras_suggestions() -> None:

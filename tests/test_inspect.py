@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -296,6 +297,19 @@ def test_the_doctor_says_what_to_do(
     assert told["apt"] == ("-", "apt-get and dpkg-deb missing: use recipe=toy_synthetic")
     assert told[str(tmp_path)][0] == "NO"
     assert f"there is no complete block store in {tmp_path}" in shown
+
+
+def test_the_doctor_finds_what_pip_does_not_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sources_on_a_path").mkdir()
+    (tmp_path / "sources_on_a_path" / "core.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    look = partial(doctor._installed, "x", "sources-on-a-path", "install it")
+    found = look(module="sources_on_a_path.core")
+    assert (found.fine, found.found) == (True, "there, but pip does not list it")
+    for module in ("sources_on_a_path.other", "nowhere_at_all.core", None):
+        assert look(module=module).fine is False
 
 
 # --- what is refused

@@ -164,3 +164,36 @@ def test_nodes_and_gpus_follow_the_layout() -> None:
     part = directives(rendered("toy", "slurm", "cluster.gpu_option=gres")["rod.sbatch"])
     assert (part["nodes"], part["gres"], part["cpus-per-task"]) == ("1", "gpu:2", "28")
     assert "exclusive" not in part
+
+
+def srun_options(stage: str) -> dict[str, str]:
+    """Options of the srun that every job starts, by name."""
+    (block,) = re.findall(r"^srun_options=\(\n(.*?)^\)", stage, re.MULTILINE | re.DOTALL)
+    words = [line.strip().removeprefix("--").partition("=") for line in block.splitlines()]
+    return {name: value.strip("'") for name, _, value in words}
+
+
+def test_jobs_run_in_the_container_that_the_documents_promise() -> None:
+    files = rendered("toy", "slurm")
+    options = srun_options(files["stage.sh"])
+    here = "/shared/project"
+    assert options["container-image"] == "/shared/nemo_rod.sqsh"
+    assert options["container-mounts"].split(",") == [
+        f"{here}/runs/toy:{here}/runs/toy",
+        f"{here}:{here}",
+        "/shared/data:/data",
+    ]
+    assert options["container-workdir"] == here
+    assert options["no-container-mount-home"] == ""
+    assert " python3 -m nemo_rod.cli train " in files["rod.sbatch"]  # the image's
+    other = rendered("toy", "slurm", "cluster.python=/opt/other/bin/python3")["rod.sbatch"]
+    assert " /opt/other/bin/python3 -m nemo_rod.cli train " in other
+    page = (Path(__file__).parent.parent / "docs" / "clusters.md").read_text()
+    promised = set(re.findall(r"^\| `--([\w-]*container[\w-]*)` \|", page, re.MULTILINE))
+    assert promised == {name for name in options if "container" in name}
+
+
+def test_without_an_image_jobs_run_the_python_that_submits() -> None:
+    files = rendered("toy", "slurm", "cluster.image=null")
+    assert not [name for name in srun_options(files["stage.sh"]) if "container" in name]
+    assert f" {sys.executable} -m nemo_rod.cli train " in files["rod.sbatch"]

@@ -36,6 +36,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             ["launcher=slurm", *CLUSTER, *TWELVE],
             "The layout's 12 processes do not fill nodes of cluster.gpus_per_node=8",
         ),
+        (["launcher=slurm", *CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
         (["launcher=ray", *CLUSTER, "launcher.nemo_rl=null"], "set launcher.nemo_rl and"),
         (["launcher=slurm", *CLUSTER, "launcher.kind=pbs"], "expected local, slurm, ray"),
     ],
@@ -49,12 +50,28 @@ def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: st
 
 def test_without_slurm_only_a_dry_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    config = composed("recipe=toy", "launcher=slurm", *CLUSTER)
+    config = composed("recipe=toy", "launcher=slurm", *CLUSTER, "cluster.image=null")
     with pytest.raises(ValueError, match="needs sbatch, which is not on this machine"):
         submit(config, whole_chain(config), render)
     config.dry_run = True
     submit(config, whole_chain(config), render)
     assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
+
+
+def test_image_must_be_there_when_jobs_are_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    image = tmp_path / "rod.sqsh"
+    config = composed("recipe=toy", "launcher=slurm", *CLUSTER, f"cluster.image={image}")
+    with pytest.raises(ValueError, match=re.escape(f"cluster.image={image} is not there")):
+        submit(config, whole_chain(config), render)
+    image.touch()
+    with pytest.raises(ValueError, match="needs sbatch"):  # the next thing it asks for
+        submit(config, whole_chain(config), render)
+    config.cluster.image = "registry.example.com#team/nemo_rod:tag"
+    with pytest.raises(ValueError, match="needs sbatch"):
+        submit(config, whole_chain(config), render)
 
 
 def test_template_makes_a_cluster_of_ones_own() -> None:

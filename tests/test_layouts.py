@@ -32,8 +32,13 @@ def single(tiny: Setting) -> list[Any]:
     return tiny.rod("single", LAYOUTS["single"], tiny.root / "weights")
 
 
+@pytest.fixture(scope="module")
+def single_prefix(tiny: Setting) -> list[Any]:
+    return tiny.rod("single", LAYOUTS["single"], tiny.root / "prefix_weights", eighths=2)
+
+
 def hugging_face_losses(checkpoint: Path, tokens: np.ndarray) -> np.ndarray:
-    """Mean loss over the S - 1 next-token targets of each block, nats, float64 `[C]`."""
+    """Mean loss over the next-token targets within each row of tokens, nats, float64 `[C]`."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -46,15 +51,18 @@ def hugging_face_losses(checkpoint: Path, tokens: np.ndarray) -> np.ndarray:
     return loss.view(len(ids), -1).mean(dim=1).numpy()
 
 
-def assert_choice_is_plain_arithmetic(tiny: Setting, records: list[Any]) -> None:
+def assert_choice_is_plain_arithmetic(
+    tiny: Setting, records: list[Any], weights: str = "weights", length: int | None = None
+) -> None:
+    """The oracle reads the first `length` tokens of every candidate, or all of them."""
     store, pools = tiny.store, tiny.arm("rod").pools()
     assert [record.step for record in records] == list(range(STEPS))
     smallest_gap, replay = np.inf, 0
     for record in records:
         pool = pools.pool(record.step)
         assert (record.block_ids == pool.block_ids).all()
-        tokens = store.tokens(pool.block_ids)
-        now = hugging_face_losses(tiny.root / "weights" / str(record.step), tokens)
+        tokens = store.tokens(pool.block_ids)[:, :length]
+        now = hugging_face_losses(tiny.root / weights / str(record.step), tokens)
         reference = np.where(
             pool.is_replay,
             hugging_face_losses(tiny.base, tokens),
@@ -90,6 +98,18 @@ def test_choice_equals_plain_arithmetic_on_exported_weights(
     assert_choice_is_plain_arithmetic(tiny, single)
 
 
+def test_a_prefix_is_scored_against_the_reference_of_the_same_prefix(
+    tiny: Setting, single: list[Any], single_prefix: list[Any]
+) -> None:
+    # a quarter of 64 tokens are 16 positions; the target of the last is token 17
+    assert_choice_is_plain_arithmetic(tiny, single_prefix, "prefix_weights", length=17)
+    # both choose from the same pools, and not the same
+    assert all(
+        (a.block_ids == b.block_ids).all() for a, b in zip(single, single_prefix, strict=True)
+    )
+    assert any((a.chosen != b.chosen).any() for a, b in zip(single, single_prefix, strict=True))
+
+
 def test_replay_scores_are_exactly_zero_at_the_base(tiny: Setting, single: list[Any]) -> None:
     first = single[0]
     is_replay = tiny.store.is_replay(first.block_ids)
@@ -119,6 +139,15 @@ def test_same_choice_and_training_in_every_layout(
     assert_same_run(tiny.root / "single", tiny.root / layout)
 
 
+@pytest.mark.layouts
+@pytest.mark.parametrize("layout", ["dp2", "tp2_sp", "pp2_vpp2"])
+def test_same_choice_by_prefix_in_other_layouts(
+    tiny: Setting, single_prefix: list[Any], layout: str
+) -> None:
+    tiny.rod(layout, LAYOUTS[layout], eighths=2)
+    assert_same_run(tiny.root / "single_2_eighths", tiny.root / f"{layout}_2_eighths")
+
+
 @pytest.fixture(scope="module")
 def single_moe(moe: Setting) -> list[Any]:
     return moe.rod("single", MOE_LAYOUTS["single"], moe.root / "weights")
@@ -138,6 +167,27 @@ def test_mixture_of_experts_in_every_layout(
 ) -> None:
     moe.rod(layout, MOE_LAYOUTS[layout])
     assert_same_run(moe.root / "single", moe.root / layout)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "tensor", "pipeline", "sequence"),
+    [
+        (1, 1, 1, 0),
+        pytest.param(2, 1, 1, 0, marks=pytest.mark.layouts),
+        pytest.param(1, 2, 1, 1, marks=pytest.mark.layouts),
+        pytest.param(1, 1, 2, 0, marks=pytest.mark.layouts),
+    ],
+)
+def test_the_model_reads_a_prefix_alone_and_gives_its_part_of_the_sums(
+    torchrun: Torchrun, replicas: int, tensor: int, pipeline: int, sequence: int
+) -> None:
+    worker = Path(__file__).parent / "prefix_worker.py"
+    for said in torchrun(replicas * tensor * pipeline, worker, tensor, pipeline, sequence):
+        rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        assert [(row["eighths"], row["shape"]) for row in rows] == [(e, [7, e]) for e in (4, 2, 1)]
+        for row in rows:
+            assert row["read"] == [8 * row["eighths"]]
+            assert row["difference"] < 1e-5 * row["largest"]
 
 
 @pytest.mark.layouts

@@ -21,13 +21,23 @@ SETUP = Setup(
     micro_batch_size=1,
     scoring_micro_batch_size=4,
 )
+SHAPE = read_shape(
+    {
+        "model_type": "llama",
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+)
 ROD = Work(name="rod", steps=10, batch_size=32, pool_size=64)
 
 
 def test_a_selecting_step_by_hand() -> None:
     # 32 blocks of 1000 tokens at 3 GFLOP each, on 4 processes of 1 TFLOP/s
     update = 32 * 1000 * 3e9 / 4e12
-    stage = cost(ROD, SETUP)
+    stage = cost(ROD, SETUP, SHAPE)
     assert stage.update_seconds == pytest.approx(update)
     assert stage.scoring_seconds == pytest.approx(64 * 1000 * 1e9 / 4e12)
     assert stage.scoring_share == pytest.approx(2 / 5)  # m / (m + 3)
@@ -40,7 +50,7 @@ def test_a_selecting_step_by_hand() -> None:
 
 @pytest.mark.parametrize(("multiplier", "share"), [(1, 1 / 4), (2, 2 / 5), (4, 4 / 7), (8, 8 / 11)])
 def test_the_share_of_scoring_follows_the_multiplier(multiplier: int, share: float) -> None:
-    stage = cost(replace(ROD, pool_size=32 * multiplier), SETUP)
+    stage = cost(replace(ROD, pool_size=32 * multiplier), SETUP, SHAPE)
     assert stage.scoring_share == pytest.approx(share)
 
 
@@ -50,7 +60,9 @@ def test_pools_are_filled_up_to_whole_micro_batches_of_every_replica() -> None:
     assert SETUP.padded(0) == (0.0, 0)
     wide = replace(SETUP, scoring_micro_batch_size=32)
     assert wide.padded(64) == (128.0, 1)
-    assert cost(ROD, wide).scoring_seconds == pytest.approx(2 * cost(ROD, SETUP).scoring_seconds)
+    assert cost(ROD, wide, SHAPE).scoring_seconds == pytest.approx(
+        2 * cost(ROD, SETUP, SHAPE).scoring_seconds
+    )
 
 
 def test_stages_of_a_pipeline_wait() -> None:
@@ -69,28 +81,29 @@ def test_a_quick_backward_pass_makes_forward_passes_dearer() -> None:
 
 
 def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not() -> None:
-    read = cost(Work(name="references_base", read=1600), SETUP)
+    read = cost(Work(name="references_base", read=1600), SETUP, SHAPE)
     assert read.gpu_hours == pytest.approx(1600 * 1000 * 1e9 / 1e12 / 3600)
-    prepare = cost(Work(name="prepare", cpu_seconds=7200, disk=5.0), SETUP)
+    prepare = cost(Work(name="prepare", cpu_seconds=7200, disk=5.0), SETUP, SHAPE)
     assert (prepare.hours, prepare.gpu_hours, prepare.flops, prepare.disk) == (2, 0, 0, 5)
 
 
 def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() -> None:
-    config = {
-        "model_type": "llama",
-        "vocab_size": 64,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    shape = read_shape(config)
-    whole, half = forward_flops(shape, 1000), forward_flops(shape, 1000, prefix=500)
+    whole, half = forward_flops(SHAPE, 1000), forward_flops(SHAPE, 1000, prefix=500)
     setup = replace(SETUP, speed=replace(SPEED, forward_flops=whole))
-    saved = prefix_saving([ROD], setup, shape, 0.5)
+    saved = prefix_saving([ROD], setup, SHAPE, 4)
     seconds = 10 * 64 * (1000 * whole - 500 * half) / 4e12
     assert saved.gpu_hours == pytest.approx(seconds * 4 / 3600)
-    assert saved.what == "score the first 500 tokens of a block alone"
+    assert saved.what == "score the first 500 tokens of a block alone: scoring.prefix=1/2"
+    prefix = replace(ROD, eighths=4)
+    plain, half_scored = cost(ROD, setup, SHAPE), cost(prefix, setup, SHAPE)
+    assert plain.gpu_hours - half_scored.gpu_hours == pytest.approx(saved.gpu_hours)
+    assert half_scored.scored_tokens == plain.scored_tokens / 2 == 10 * 64 * 500
+    assert half_scored.flops == pytest.approx(10 * (3 * 32 * 1000 * whole + 64 * 500 * half))
+    # seen from there, another half of the tokens is left to spare
+    further = prefix_saving([prefix], setup, SHAPE, 2)
+    assert further.gpu_hours + saved.gpu_hours == pytest.approx(
+        prefix_saving([ROD], setup, SHAPE, 2).gpu_hours
+    )
 
 
 def test_numbers_for_people() -> None:

@@ -173,6 +173,11 @@ def test_what_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "new" / "plan.json").is_file()
 
 
+def test_a_gpu_of_unknown_memory_is_not_judged(tmp_path: Path) -> None:
+    plan = plan_of("legal_qwen3_5_9b", "cluster.gpu_memory_gib=0", run_dir=tmp_path)
+    assert plan.memory.limit is None and plan.memory.fits
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_rod.evaluation.forgetting import forgetting_by_source, validation_forgetting
 from nemo_rod.report import build_report, format_checks
 from nemo_rod.report.checks import judge
 from nemo_rod.report.figures import Canvas, forgetting_profile, frontier, inline_svg, sampling_ratio
@@ -27,6 +26,7 @@ from nemo_rod.report.table import arms_table
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.curriculum import Curriculum
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
+from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
 
 K, S, STEPS = 4, 8, 23
 COUNTS = {
@@ -52,7 +52,7 @@ LOSSES: dict[str, tuple[tuple[float, float], tuple[float, ...]]] = {
 ARM_KEYS = {
     "adapt_loss", "val_forgetting", "task_forgetting", "capability_change",
     "forgetting_by_source", "replay_share", "share_by_decile", "sampling_ratio_by_source",
-    "trained_tokens", "scored_tokens", "compute", "wall_seconds", "seed",
+    "trained_tokens", "scored_tokens", "compute", "wall_seconds", "seed", "design",
 }  # fmt: skip
 
 

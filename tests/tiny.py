@@ -110,7 +110,7 @@ class Setting:
             self.score("base", self.base, "replay"),
         ]
 
-    def arm(self, name: str) -> Arm:
+    def arm(self, name: str, *, eighths: int = 8) -> Arm:
         return make_arm(
             name,
             num_adaptation=self.store.num_adaptation,
@@ -120,6 +120,7 @@ class Setting:
             balance="expected",
             kappa=1.0,
             seed=7,
+            eighths=eighths,
         )
 
     def train(self, name: str, model: Path, *, steps: int, lr: float) -> Path:
@@ -128,10 +129,10 @@ class Setting:
         self.torchrun(1, "nemo_rod.megatron", job)
         return out
 
-    def rod(self, layout: str, parallel: Parallel, *extra: object) -> list[Any]:
+    def rod(self, layout: str, parallel: Parallel, *extra: object, eighths: int = 8) -> list[Any]:
         """Trains RoD in a layout; returns its records."""
-        out = self.root / layout
-        job = self.rod_job(out, parallel)
+        out = self.root / (layout if eighths == 8 else f"{layout}_{eighths}_eighths")
+        job = self.rod_job(out, parallel, eighths=eighths)
         self.torchrun(parallel.world_size, WORKER, job, *extra, timeout=300)
         return list(Curriculum.open(out / "curriculum.rod", read_only=True))
 
@@ -180,6 +181,7 @@ class Setting:
         references: list[Path],
         checkpoint_every: int = 10_000,
         stall_seconds: float = 0,
+        eighths: int = 8,
     ) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         optimisation = Optimisation(
@@ -195,7 +197,7 @@ class Setting:
             seed=7,
             stall_seconds=stall_seconds,
             model=str(model),
-            arm=dataclasses.asdict(self.arm(arm)),
+            arm=dataclasses.asdict(self.arm(arm, eighths=eighths)),
             optimisation=optimisation,
             references=[str(folder) for folder in references],
             checkpoint_every=checkpoint_every,

@@ -166,7 +166,7 @@ def _asker(job: TaskJob) -> Callable[[list[str]], Mapping[str, Any]]:
     model = get_model(job.backend).create_from_arg_obj(arguments, more)
 
     def ask(names: list[str]) -> Mapping[str, Any]:
-        return simple_evaluate(  # type: ignore[no-any-return]
+        return simple_evaluate(
             model,
             tasks=names,
             task_manager=manager,

@@ -13,7 +13,16 @@ from nemo_rod.config import Config
 from nemo_rod.corpus.shards import write_json
 from nemo_rod.launch.stages import Stages
 from nemo_rod.launch.work import corpus_blocks, stage_works
-from nemo_rod.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
+from nemo_rod.plan.costs import (
+    PlanResult,
+    Saving,
+    Setup,
+    StageCost,
+    Work,
+    cost,
+    of_prefix,
+    prefix_saving,
+)
 from nemo_rod.plan.flops import forward_flops
 from nemo_rod.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
 from nemo_rod.plan.shapes import Shape, read_shape
@@ -80,7 +89,7 @@ def make_plan(config: Config) -> PlanResult:
     )
     blocks = corpus_blocks(config)
     works = stage_works(config, shape, blocks)
-    costs = [cost(work, setup) for work in works]
+    costs = [cost(work, setup, shape) for work in works]
     return PlanResult(
         recipe=config.recipe,
         model={
@@ -217,7 +226,7 @@ def _memory(config: Config, shape: Shape) -> Memory:
         expert_imbalance=config.plan.expert_imbalance,
         reserve=config.plan.memory_reserve,
     )
-    limit = cluster.gpu_memory_gib * GIB if cluster.gpu else None
+    limit = cluster.gpu_memory_gib * GIB or None
     return memory_per_gpu(shape, parallel, load, limit)
 
 
@@ -225,14 +234,18 @@ def _savings(works: Sequence[Work], setup: Setup, shape: Shape) -> list[Saving]:
     selecting = [work for work in works if work.pool_size]
     if not selecting:
         return []
-    hours = {work.name: cost(work, setup).gpu_hours for work in works}
+    hours = {work.name: cost(work, setup, shape).gpu_hours for work in works}
     references = hours["references_base"] + hours["references_specialist"]
-    scoring = sum(work.steps * setup.scoring_seconds(work.pool_size) for work in selecting) / 3600
+    scoring = sum(
+        work.steps * of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
+        for work in selecting
+    )
+    shorter = [e for e in (4, 2) if e < min(work.eighths for work in selecting)]
     return [
-        *(prefix_saving(selecting, setup, shape, share) for share in (0.5, 0.25)),
+        *(prefix_saving(selecting, setup, shape, eighths) for eighths in shorter),
         Saving(
             what="replay the curriculum that a smaller model recorded: nothing is scored here",
-            gpu_hours=scoring * setup.speed.processes + references,
+            gpu_hours=scoring / 3600 * setup.speed.processes + references,
         ),
         Saving(
             what="take a smaller model's specialist as reference, less what that costs; "

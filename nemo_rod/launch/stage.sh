@@ -20,7 +20,7 @@ told_to_stop() {
 
 # The time limit is near (--signal=B:USR1@...): srun hands the signal on to every process of the
 # step. A TERM would end srun instead.
-# shellcheck disable=SC2329 # the trap calls it
+# shellcheck disable=SC2317,SC2329 # the trap calls it
 near_the_limit() {
   echo "stage.sh: the time limit is near, asking the stage to save and stop"
   limit=near

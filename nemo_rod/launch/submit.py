@@ -96,6 +96,8 @@ def _check_cluster(config: Config) -> None:
                 f"cluster.{key} is still '{getattr(cluster, key)}': set it to your own, or to null "
                 "if your cluster has none."
             )
+    if cluster.image is not None:
+        _check_image(cluster.image, must_exist=not config.dry_run)
     if not re.fullmatch(r"(\d+-)?\d{1,2}:\d\d:\d\d", cluster.time):
         raise ValueError(
             f"cluster.time={cluster.time} is not valid: expected HH:MM:SS or D-HH:MM:SS, in YAML "
@@ -115,6 +117,23 @@ def _check_cluster(config: Config) -> None:
         raise ValueError(
             "launcher=ray needs NeMo-RL's checkout and a container: set launcher.nemo_rl and "
             "cluster.image."
+        )
+
+
+def _check_image(image: str, *, must_exist: bool) -> None:
+    """Refuses a file that pyxis would look for in a registry, or in vain."""
+    file = Path(image)
+    if file.suffix != ".sqsh" and not file.is_absolute():
+        return
+    if not file.is_absolute():
+        raise ValueError(
+            f"cluster.image={image} is relative, and pyxis takes that for the address of a "
+            f"registry: expected the whole path, such as {file.absolute()}."
+        )
+    if must_exist and not file.is_file():
+        raise ValueError(
+            f"cluster.image={image} is not there: expected a file that `enroot import` made, on a "
+            "file system that all nodes share, or a registry's address."
         )
 
 

@@ -107,6 +107,7 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
         steps=optimisation.steps,
         batch_size=optimisation.batch_size,
         pool_size=pool,
+        eighths=arm.eighths,
         disk=weights + kept + curriculum,
     )
 

@@ -12,10 +12,12 @@ import torch
 
 from nemo_rod.corpus.store import BlockStore
 
+Batch = dict[str, torch.Tensor]
+
 
 def micro_batches(
     store: BlockStore, block_ids: np.ndarray, micro_batch_size: int
-) -> Iterator[dict[str, torch.Tensor]]:
+) -> Iterator[Batch]:
     """Yields batches of `micro_batch_size` blocks in order.
 
     Args:
@@ -42,3 +44,9 @@ def micro_batches(
             "position_ids": position_ids,
         }
         yield {name: tensor.cuda(non_blocking=True) for name, tensor in batch.items()}
+
+
+def prefixes(batches: Iterator[Batch], length: int) -> Iterator[Batch]:
+    """Yields the first `length` positions of batches `[b, S]`; the last one keeps its target."""
+    for batch in batches:
+        yield {name: tensor[:, :length].contiguous() for name, tensor in batch.items()}

@@ -14,18 +14,16 @@ from typing import Any
 import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
-from nemo_rod.selection.reference_folder import NUM_CHUNKS
-
 
 @contextmanager
-def sliced_logits(model: list, num_slices: int = NUM_CHUNKS) -> Iterator[None]:
+def sliced_logits(model: list, num_slices: int) -> Iterator[None]:
     """Inside, the model's last stage computes its loss in slices of the sequence.
 
     Only for forward passes without gradients: a backward pass would keep every slice anyway.
 
     Args:
         model: the model's chunks on this rank.
-        num_slices: slices that a block is cut into; one per partial sum by default.
+        num_slices: slices that a sample is cut into, one per partial sum.
     """
     heads = [module for chunk in model for module in chunk.modules() if _is_head(module)]
     for module in heads:

@@ -18,13 +18,12 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.utils import get_batch_on_this_cp_rank, get_model_config
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.batches import micro_batches
+from nemo_rod.megatron.batches import Batch, micro_batches, prefixes
 from nemo_rod.megatron.forward_only import forward_only, refuse_unsafe
 from nemo_rod.megatron.logits import sliced_logits
 from nemo_rod.selection.curriculum_header import Store
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
-Batch = dict[str, torch.Tensor]
 # (micro-batches, chunk of the model) -> what the chunk gives, and the mask of its losses
 ForwardStep = Callable[[Any, Any], tuple[Any, torch.Tensor]]
 
@@ -68,25 +67,26 @@ class BlockLosses:
         self.config = get_model_config(model[0])
         refuse_unsafe(self.config, getattr(model[0], "ddp_config", None), splits_context=True)
 
-    def chunk_sums(self, block_ids: np.ndarray) -> np.ndarray:
+    def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
         """Partial sums of the token losses of blocks; a collective call of all ranks.
 
         Args:
             block_ids: int64 `[C]`, the same on every rank.
+            eighths: how much of every block goes through the model, from its beginning.
 
         Returns:
-            float32 `[C, 8]` in nats, the same on every rank: sums over eighths of the block.
+            float32 `[C, eighths]` in nats, the same on every rank: sums over eighths of the block.
         """
         dp, pp = self.groups.dp, self.groups.pp
         mine = self._share(block_ids)
-        sums = torch.empty(len(mine), NUM_CHUNKS, dtype=torch.float32).cuda()
-        outputs = self._forward(mine)
+        sums = torch.empty(len(mine), eighths, dtype=torch.float32).cuda()
+        outputs = self._forward(mine, eighths)
         if outputs:
             torch.cat(outputs, out=sums)
         if pp.size() > 1:  # only the last stage has losses
             dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
         if dp.size() > 1:
-            everyone = torch.empty(dp.size() * len(mine), NUM_CHUNKS, dtype=torch.float32).cuda()
+            everyone = torch.empty(dp.size() * len(mine), eighths, dtype=torch.float32).cuda()
             dist.all_gather_into_tensor(everyone, sums, group=dp)
             sums = everyone
         return sums[: len(block_ids)].cpu().numpy()
@@ -118,8 +118,9 @@ class BlockLosses:
         start = self.groups.dp.rank() * per_rank
         return padded[start : start + per_rank]
 
-    def _forward(self, block_ids: np.ndarray) -> list[torch.Tensor]:
-        batches = [self.batches(block_ids) for _ in self.model]
+    def _forward(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> list[torch.Tensor]:
+        length = self.store.block_size * eighths // NUM_CHUNKS
+        batches = [prefixes(self.batches(block_ids), length) for _ in self.model]
         pipeline: dict[str, Any] = {}
         if self.groups.pp.size() > 1:  # megatron-core 0.15 does not take it otherwise
             pipeline["p2p_communicator"] = P2PCommunicator(
@@ -131,14 +132,15 @@ class BlockLosses:
             self.forward_step,
             beat=self.beat,
             cp=self.groups.cp,
+            num_chunks=eighths,
             data_iterator=batches if len(batches) > 1 else batches[0],
             num_microbatches=len(block_ids) // self.micro_batch_size,
-            seq_length=self.store.block_size,
+            seq_length=length,
             micro_batch_size=self.micro_batch_size,
             pg_collection=self.groups,
             **pipeline,
         )
-        return [output[:, :NUM_CHUNKS] for output in outputs]
+        return [output[:, :eighths] for output in outputs]
 
 
 def scoring_pass(
@@ -148,6 +150,7 @@ def scoring_pass(
     *,
     beat: Callable[[], None] = lambda: None,
     cp: dist.ProcessGroup | None = None,
+    num_chunks: int = NUM_CHUNKS,
     **options: Any,
 ) -> list[torch.Tensor]:
     """Runs a trainer's schedule forward-only for the losses of its samples.
@@ -158,20 +161,21 @@ def scoring_pass(
         forward_step: how a micro-batch goes through the model.
         beat: called after every micro-batch.
         cp: the context-parallel group, if `forward_step` gives this rank's positions alone.
+        num_chunks: equal parts of every sample that the losses are summed over.
         options: what else the schedule is called with.
 
     Returns:
-        float32 `[b, 9]` per micro-batch on ranks of the last pipeline stage, nothing elsewhere:
-        the sums of the token losses over eighths of each sample, in nats, and how many targets
-        they are of.
+        float32 `[b, num_chunks + 1]` per micro-batch on ranks of the last pipeline stage, nothing
+        elsewhere: the sums of the token losses over the parts of each sample, in nats, and how many
+        targets they are of.
     """
 
     def step(batches: Any, chunk: Any, *_: Any) -> tuple:
         output, loss_mask = forward_step(batches, chunk)
         beat()
-        return output, partial(_chunk_sums, loss_mask, cp=cp)
+        return output, partial(_chunk_sums, loss_mask, cp=cp, num_chunks=num_chunks)
 
-    with forward_only(model, get_model_config(model[0])), sliced_logits(model):
+    with forward_only(model, get_model_config(model[0])), sliced_logits(model, num_chunks):
         outputs = schedule(
             forward_step_func=step,
             model=model,
@@ -207,13 +211,14 @@ def _chunk_sums(
     non_loss_data: bool = True,
     *,
     cp: dist.ProcessGroup | None = None,
+    num_chunks: int = NUM_CHUNKS,
 ) -> torch.Tensor:
-    """Token losses `[b, s]` -> float32 `[b, 9]`: sums over eighths, and the number of targets."""
+    """Token losses `[b, s]` -> float32 `[b, num_chunks + 1]`: sums, and the number of targets."""
     mask = loss_mask.view(loss.shape).float()
     masked = loss.float() * mask
     if cp is not None and cp.size() > 1:
         masked = _at_their_places(masked, cp)
-    sums = masked.view(len(loss), NUM_CHUNKS, -1).sum(dim=-1)
+    sums = masked.view(len(loss), num_chunks, -1).sum(dim=-1)
     return torch.cat([sums, mask.sum(dim=-1, keepdim=True)], dim=1)
 
 

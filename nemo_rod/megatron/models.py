@@ -9,7 +9,7 @@ import torch
 from megatron.bridge import AutoBridge
 
 from nemo_rod.config import Parallel
-from nemo_rod.megatron import cpu
+from nemo_rod.megatron.cpu import trainers
 
 
 def model_provider(
@@ -30,7 +30,7 @@ def model_provider(
     Raises:
         ValueError: if the layout does not divide the model or the processes.
     """
-    cpu.install_trainer()
+    trainers.install_megatron_bridge()
     bridge = AutoBridge.from_hf_pretrained(hf)
     provider = bridge.to_megatron_provider(load_weights=True)
     _check_layout(provider, hf, parallel)

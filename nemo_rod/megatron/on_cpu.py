@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 
-from nemo_rod.megatron import cpu, cpu_hosts
+from nemo_rod.megatron import cpu
+from nemo_rod.megatron.cpu import trainers
 
 
 def main(arguments: list[str]) -> None:
@@ -33,9 +34,9 @@ def main(arguments: list[str]) -> None:
     """
     prepare: dict[str, Callable[[], None]] = {
         "core": cpu.install,
-        "megatron_bridge": cpu.install_trainer,
-        "megatron_lm": cpu_hosts.install_megatron_lm,
-        "nemo2": cpu_hosts.install_nemo2,
+        "megatron_bridge": trainers.install_megatron_bridge,
+        "megatron_lm": trainers.install_megatron_lm,
+        "nemo2": trainers.install_nemo2,
     }
     if len(arguments) < 2 or arguments[0] not in prepare:
         hosts = "|".join(prepare)

@@ -20,6 +20,7 @@ from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, ReferenceLosses, Selector
+from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
 
 class RoDSelector:
@@ -33,6 +34,7 @@ class RoDSelector:
         references: reference losses; needed if the policy needs scores.
         on_nonfinite: what to do with a score that is no number: "refuse" or "exclude".
         scoring_micro_batch_size: blocks in one forward-only pass of one replica.
+        eighths: how much of every candidate is scored, from its beginning.
         beat: called whenever this rank got on a bit.
     """
 
@@ -46,6 +48,7 @@ class RoDSelector:
         references: ReferenceLosses | None = None,
         on_nonfinite: OnNonfinite = "refuse",
         scoring_micro_batch_size: int = 1,
+        eighths: int = NUM_CHUNKS,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.selector = Selector(
@@ -55,6 +58,7 @@ class RoDSelector:
             block_size=store.block_size,
             references=references,
             on_nonfinite=on_nonfinite,
+            eighths=eighths,
         )
         self.store = store
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat

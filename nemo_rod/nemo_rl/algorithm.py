@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.config import PREFIXES
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.jobs import Stopped
@@ -130,6 +131,7 @@ def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
         balance=rod["selection"]["balance"],
         kappa=rod["selection"]["kappa"],
         seed=rod["seed"],
+        eighths=PREFIXES[rod["scoring"]["prefix"]],
     )
 
 

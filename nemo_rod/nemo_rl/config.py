@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_rod.config import Optimisation, Scoring, Selection, Validation, config_folder
+from nemo_rod.config import PREFIXES, Optimisation, Scoring, Selection, Validation, config_folder
 from nemo_rod.nemo_rl import compat
 
 
@@ -125,6 +125,7 @@ def check(config: dict[str, Any]) -> None:
     parallel = megatron if megatron["enabled"] else policy["dtensor_cfg"]
     context, fused = parallel["context_parallel_size"], compat.fused_loss_key(megatron)
     balance, nonfinite = rod["selection"]["balance"], rod["selection"]["on_nonfinite"]
+    prefix = rod["scoring"]["prefix"]
     for fine, key, found, expected in (
         (rod["choose_in"] in ("workers", "driver"), "rod.choose_in", rod["choose_in"],
          "workers or driver"),
@@ -132,6 +133,9 @@ def check(config: dict[str, Any]) -> None:
         (balance in ("expected", "exact"), "rod.selection.balance", balance, "expected or exact"),
         (nonfinite in ("refuse", "exclude"), "rod.selection.on_nonfinite", nonfinite,
          "refuse or exclude"),
+        (prefix in PREFIXES, "rod.scoring.prefix", prefix, ", ".join(PREFIXES)),
+        (in_workers or prefix == "1", "rod.scoring.prefix", prefix,
+         "1 where stock workers score: they read whole blocks"),
         (megatron["enabled"] or not in_workers, "policy.megatron_cfg.enabled", False,
          "true, or rod.choose_in=driver with rod.worker=null"),
         (rod["worker"] or not in_workers, "rod.worker", None,

@@ -120,12 +120,15 @@ class Logprobs:
     def __init__(self, policy: Any, store: BlockStore) -> None:
         self.policy, self.store = policy, store
 
-    def chunk_sums(self, block_ids: np.ndarray) -> np.ndarray:
+    def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
         """Returns the sums of the token losses over eighths of each block, float32 `[C, 8]`.
+
+        Of whole blocks: a policy's log-probabilities have no other length.
 
         NeMo-RL's log-probability at position j is that of token j, and 0 at position 0; a token
         loss belongs to the position that predicts it, one earlier.
         """
+        assert eighths == NUM_CHUNKS, "check() refuses a prefix here"
         share = num_replicas(self.policy) * self.policy.cfg["logprob_batch_size"]
         padded = np.resize(block_ids, -(-len(block_ids) // share) * share)
         logprobs = self.policy.get_logprobs(train_batch(self.store.tokens(padded)))["logprobs"]

@@ -21,7 +21,7 @@ from nemo_rod.selection import (
     logged_ids,
     remove_logs,
 )
-from nemo_rod.selection.reference_folder import role_manifest
+from nemo_rod.selection.reference_folder import NUM_CHUNKS, role_manifest
 
 _BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
 
@@ -81,8 +81,9 @@ class _InWorkers:
         self.policy, self.stall_seconds = policy, stall_seconds
         call_all(policy, "rod_setup", stall_seconds=stall_seconds, task=task)
 
-    def chunk_sums(self, block_ids: np.ndarray) -> np.ndarray:
-        """Returns float32 `[C, 8]`."""
+    def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
+        """Returns float32 `[C, 8]`: of whole blocks, as references are."""
+        assert eighths == NUM_CHUNKS, "references are of whole blocks"
         return call_all(
             self.policy, "rod_score", stall_seconds=self.stall_seconds, block_ids=block_ids
         )[-1]

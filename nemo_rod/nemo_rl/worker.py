@@ -91,6 +91,7 @@ class RoDWorkerMixin:
                 block_size=self._rod_store.block_size,
                 references=references,
                 on_nonfinite=task.on_nonfinite,
+                eighths=arm.eighths,
             )
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
@@ -98,8 +99,8 @@ class RoDWorkerMixin:
 
         Returns:
             On the last rank `loss` and `score` float32 `[C]` or None, `chosen` int64 `[K]`,
-            `threshold`, `excluded`, `seconds` of the parts, and `metrics` of the update; None on
-            the others.
+            `threshold`, `excluded`, `seconds` of the parts, metrics of `prefixes`, and `metrics`
+            of the update; None on the others.
         """
         import torch.distributed as dist
 
@@ -122,6 +123,7 @@ class RoDWorkerMixin:
             "threshold": choice.threshold,
             "excluded": choice.excluded,
             "seconds": choice.seconds,
+            "prefixes": choice.prefixes,
             "metrics": update_metrics(trained["global_loss"], trained, seconds),
         }
 

@@ -23,6 +23,7 @@ class Work:
         steps: updates.
         batch_size: blocks trained on in one update.
         pool_size: candidates that are scored for one update; 0 where none are.
+        eighths: of every candidate that are scored.
         read: blocks that are read once, forward only.
         cpu_seconds: of work that needs no GPU.
         disk: bytes that are left behind.
@@ -32,6 +33,7 @@ class Work:
     steps: int = 0
     batch_size: int = 0
     pool_size: int = 0
+    eighths: int = 8
     read: float = 0.0
     cpu_seconds: float = 0.0
     disk: float = 0.0
@@ -99,25 +101,39 @@ class Setup:
         blocks, passes = self.padded(num_blocks)
         return self.speed.forward(blocks * self.block_size, passes)
 
+    def scoring_flops(self, num_blocks: float) -> float:
+        """FLOPs of the same, padding included."""
+        return self.padded(num_blocks)[0] * self.block_size * self.speed.forward_flops
 
-def cost(work: Work, setup: Setup) -> StageCost:
+
+def of_prefix(setup: Setup, shape: Shape, eighths: int) -> Setup:
+    """The setup of a pass over the first eighths of every block."""
+    if eighths == 8:
+        return setup
+    size = setup.block_size * eighths // 8
+    flops = forward_flops(shape, setup.block_size, prefix=size)
+    return replace(setup, block_size=size, speed=replace(setup.speed, forward_flops=flops))
+
+
+def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
     """What one stage costs."""
+    candidates = of_prefix(setup, shape, work.eighths)
     speed, size = setup.speed, setup.block_size
     scoring = update = 0.0
-    flops = setup.padded(work.read)[0] * size * speed.forward_flops
+    flops = setup.scoring_flops(work.read)
     seconds = work.cpu_seconds + setup.scoring_seconds(work.read)
     if work.steps:
         num_micro_batches = work.batch_size // (setup.micro_batch_size * setup.parallel.data)
         update = speed.training(work.batch_size * size, num_micro_batches)
-        scoring = setup.scoring_seconds(work.pool_size)
+        scoring = candidates.scoring_seconds(work.pool_size)
         seconds += work.steps * (scoring + update)
-        blocks = 3.0 * work.batch_size + setup.padded(work.pool_size)[0]
-        flops += work.steps * blocks * size * speed.forward_flops
+        trained = 3.0 * work.batch_size * size * speed.forward_flops
+        flops += work.steps * (trained + candidates.scoring_flops(work.pool_size))
     on_gpu = bool(work.steps or work.read)
     return StageCost(
         name=work.name,
         trained_tokens=float(work.steps * work.batch_size * size),
-        scored_tokens=(work.steps * work.pool_size + work.read) * size,
+        scored_tokens=work.steps * work.pool_size * candidates.block_size + work.read * size,
         flops=flops,
         hours=seconds / 3600,
         gpu_hours=seconds / 3600 * speed.processes if on_gpu else 0.0,
@@ -140,22 +156,20 @@ class Saving:
     gpu_hours: float
 
 
-def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, share: float) -> Saving:
-    """What scoring only the first `share` of every block saves in the training steps of `works`."""
-    size = setup.block_size
-    prefix = int(size * share)
-    shorter = replace(
-        setup,
-        block_size=prefix,
-        speed=replace(setup.speed, forward_flops=forward_flops(shape, size, prefix=prefix)),
-    )
+def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, eighths: int) -> Saving:
+    """What scoring only the first eighths of every block saves in the training steps of `works`."""
+    shorter = of_prefix(setup, shape, eighths)
     seconds = sum(
-        work.steps * (s.scoring_seconds(work.pool_size)) * sign
+        work.steps
+        * (
+            of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
+            - shorter.scoring_seconds(work.pool_size)
+        )
         for work in works
-        for s, sign in ((setup, 1), (shorter, -1))
     )
     return Saving(
-        what=f"score the first {prefix:,} tokens of a block alone",
+        what=f"score the first {shorter.block_size:,} tokens of a block alone: "
+        f"scoring.prefix=1/{8 // eighths}",
         gpu_hours=seconds / 3600 * setup.speed.processes,
     )
 

@@ -31,6 +31,7 @@ from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow, St
 from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.policies import FixedShare, Joint, Policy, TakeAll, Within
 from nemo_rod.selection.recorded_pools import FollowedPools, GroupedBy, RecordedPools
+from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class Arm:
         multiplier: candidates per trained block (m).
         retention: share of the replay blocks that takes part; only for balance "corpus".
         kappa: weight of replay scores; None trains on the whole pool.
+        eighths: how much of every candidate is scored, from its beginning.
         share: constant share of replay in every batch; None for none.
         adaptation: with a constant share, how new blocks are chosen.
         replay: the same of replay.
@@ -63,6 +65,7 @@ class Arm:
     multiplier: float = 1.0
     retention: float = 1.0
     kappa: float | None = None
+    eighths: int = NUM_CHUNKS
     share: float | None = None
     adaptation: Within = "random"
     replay: Within = "random"
@@ -112,13 +115,27 @@ class Arm:
         """Candidates at every step (C), whether or not a recorded curriculum is there yet."""
         return self.batch_size if self.recorded is not None else self._drawn().size
 
+    @property
+    def epoch_blocks(self) -> int:
+        """Blocks of one pass over what a plain arm trains on: its "epoch"."""
+        drawn = self._drawn()
+        assert isinstance(drawn, Candidates)
+        return drawn.epoch_size
+
     def compute(self, steps: int) -> float:
         """Cost of a run in plain steps, where a forward pass of one trained batch counts 1/3.
 
-        Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements).
+        Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements),
+        scoring a prefix of them that share of it.
         """
-        scored = self.num_candidates / self.batch_size if self.policy().needs_scores else 0.0
-        return steps * (1 + scored / 3)
+        return steps * (1 + self.scored_blocks / self.batch_size / 3)
+
+    @property
+    def scored_blocks(self) -> float:
+        """Candidates that are scored in one step, a prefix of one counted as that share of it."""
+        if not self.policy().needs_scores:
+            return 0.0
+        return self.num_candidates * self.eighths / NUM_CHUNKS
 
 
 class StoreWithSources(Store, Protocol):
@@ -208,6 +225,7 @@ def make_arm(
     balance: Balance,
     kappa: float,
     seed: int,
+    eighths: int = NUM_CHUNKS,
 ) -> Arm:
     """Builds a trained arm from its name.
 
@@ -220,11 +238,12 @@ def make_arm(
         balance: of the candidate pools of arms that select.
         kappa: weight of replay scores of arms that select.
         seed: of the candidate stream.
+        eighths: of every candidate that are scored, for arms that select.
 
     Raises:
         ValueError: if the store cannot serve the arm.
     """
-    common = {
+    common: dict[str, Any] = {
         "name": name,
         "num_adaptation": num_adaptation,
         "num_replay": num_replay,
@@ -232,15 +251,15 @@ def make_arm(
         "seed": seed,
     }
     if name == "rod":
-        return Arm(**common, balance=balance, multiplier=multiplier, kappa=kappa)  # type: ignore
+        return Arm(**common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths)
     if name == "base":
-        return Arm(**common, balance="replay")  # type: ignore[arg-type]
+        return Arm(**common, balance="replay")
     share = _fixed_share(name)
     if share is not None:
         retention = retention_for_share(share, num_adaptation, num_replay)
     else:
         retention = 0.0 if name == "no_replay" else 1.0
-    return Arm(**common, balance="corpus", retention=retention)  # type: ignore[arg-type]
+    return Arm(**common, balance="corpus", retention=retention)
 
 
 def _fixed_share(name: str) -> float | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -37,8 +37,10 @@ class Choice:
         score: float32 `[C]`; None where the policy needs no scores.
         chosen: int64 `[K]`, positions in the pool, ascending.
         threshold: tau, the smallest chosen score; NaN without scores.
-        seconds: of the parts "scoring" and "selection".
+        seconds: of the parts "scoring" and "selection", and of "lookup", the pool and its
+            references, where a `Selector` did that.
         excluded: candidates that could not be chosen because their score was no number.
+        prefixes: metrics of what scores of prefixes would have chosen (`fidelity.py`).
     """
 
     pool: Pool
@@ -48,6 +50,7 @@ class Choice:
     threshold: float
     seconds: dict[str, float]
     excluded: int = 0
+    prefixes: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def block_ids(self) -> npt.NDArray[np.int64]:
@@ -139,5 +142,6 @@ def selection_metrics(
         "rod/threshold": None if score is None else float(choice.threshold),
         "rod/excluded": choice.excluded,
         **means,
+        **choice.prefixes,
         **{f"rod/share/{name}": float(c) for name, c in zip(names, count, strict=True)},
     }

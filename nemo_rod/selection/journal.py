@@ -44,7 +44,8 @@ class Journal:
         Args:
             step: The step that just ended.
             choice: What it trained on.
-            metrics: Whatever else is known of it; JSON values.
+            metrics: Seconds of the step, `timing/train/total` and `timing/train/update`, and
+                whatever else is known of it; JSON values.
         """
         self._curriculum.append(
             step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
@@ -52,7 +53,10 @@ class Journal:
         header = self._curriculum.header
         source = header.source_index(choice.block_ids)
         names = [row.name for row in header.sources]
-        row = {"step": step, **metrics, **selection_metrics(choice, source, names)}
+        total, update = (metrics[f"timing/train/{part}"] for part in ("total", "update"))
+        # what choosing adds to a plain step, as a share of that
+        overhead = {"rod/overhead": total / update - 1}
+        row = {"step": step, **metrics, **overhead, **selection_metrics(choice, source, names)}
         append_line(self._metrics, row)
         return row
 

@@ -152,6 +152,10 @@ class References:
 
     def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
         """Return reference losses over the first eighths of the blocks; see `block_loss`."""
+        return block_loss(self.checked_sums(block_ids), self.block_size, eighths)
+
+    def checked_sums(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return partial sums of the token losses, float32 [C, 8]; raises as `references[...]`."""
         assert self._store is not None, "opened without a store: look blocks up by_hash"
         block_ids = np.asarray(block_ids, dtype=np.int64)
         records_C = self._records(block_ids)
@@ -162,7 +166,7 @@ class References:
                 f"the block store holds ({(~same_C).sum()} of {len(same_C)} looked up): the "
                 "store's files were changed; prepare and score again"
             )
-        return block_loss(records_C["sums"], self.block_size, eighths)
+        return records_C["sums"]
 
     def by_hash(
         self, hashes: npt.NDArray[np.uint8], eighths: int = NUM_CHUNKS

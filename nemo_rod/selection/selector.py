@@ -7,6 +7,8 @@ Shapes: C candidates, K chosen blocks (global).
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,16 +16,23 @@ import numpy.typing as npt
 
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose
+from nemo_rod.selection.fidelity import prefix_fidelity
 from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.policies import Policy
+from nemo_rod.selection.reference_folder import NUM_CHUNKS
 from nemo_rod.selection.references import block_loss
 
 
 class BlockScorer(Protocol):
     """Scores blocks with the current model."""
 
-    def chunk_sums(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Return the sums of the token losses over eighths of each block, nats [C, 8]."""
+    def chunk_sums(
+        self, block_ids: npt.NDArray[np.int64], eighths: int = NUM_CHUNKS
+    ) -> npt.NDArray[np.float32]:
+        """Return the sums of the token losses over the first eighths of each block.
+
+        Nats, float32 [C, eighths].
+        """
 
 
 class Selector:
@@ -36,6 +45,8 @@ class Selector:
         block_size: Tokens per block (S).
         references: Reference losses; needed if the policy needs scores.
         on_nonfinite: See `choose`.
+        eighths: How much of every candidate is scored, from its beginning. Its score is then that
+            of the prefix: the model's loss on it less the reference's on the same tokens.
 
     Raises:
         ValueError: A policy that needs scores, and no references.
@@ -50,6 +61,7 @@ class Selector:
         block_size: int,
         references: ReferenceLosses | None = None,
         on_nonfinite: OnNonfinite = "refuse",
+        eighths: int = NUM_CHUNKS,
     ) -> None:
         if policy.needs_scores and references is None:
             raise ValueError(
@@ -57,15 +69,41 @@ class Selector:
             )
         self.pools, self.policy = pools, policy
         self.batch_size, self.block_size, self.references = batch_size, block_size, references
-        self.on_nonfinite = on_nonfinite
+        self.on_nonfinite, self.eighths = on_nonfinite, eighths
 
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update."""
+        begin = time.perf_counter()
         pool = self.pools.pool(step)
+        if not self.policy.needs_scores:
+            return choose(pool, self.policy, self.batch_size, _never)
+        assert self.references is not None
+        reference_sums = self.references.checked_sums(pool.block_ids)
+        lookup = time.perf_counter() - begin
+        sums = np.empty(0, dtype=np.float32)
 
         def losses() -> LossPair:
-            assert self.references is not None
-            sums = scorer.chunk_sums(pool.block_ids)
-            return block_loss(sums, self.block_size), self.references[pool.block_ids]
+            nonlocal sums
+            sums = scorer.chunk_sums(pool.block_ids, self.eighths)
+            return (
+                block_loss(sums, self.block_size, self.eighths),
+                block_loss(reference_sums, self.block_size, self.eighths),
+            )
 
-        return choose(pool, self.policy, self.batch_size, losses, self.on_nonfinite)
+        choice = choose(pool, self.policy, self.batch_size, losses, self.on_nonfinite)
+        prefixes, begin = {}, time.perf_counter()
+        if self.eighths == NUM_CHUNKS:
+            prefixes = prefix_fidelity(
+                choice,
+                self.policy,
+                sums_C8=sums,
+                reference_sums_C8=reference_sums,
+                block_size=self.block_size,
+            )
+        seconds = {"lookup": lookup, **choice.seconds}
+        seconds["selection"] += time.perf_counter() - begin
+        return replace(choice, seconds=seconds, prefixes=prefixes)
+
+
+def _never() -> LossPair:
+    raise AssertionError("the policy needs no scores")

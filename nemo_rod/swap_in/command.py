@@ -46,9 +46,9 @@ def main(arguments: Sequence[str]) -> None:
         ValueError: a key or a value that cannot be used.
     """
     command = parse(arguments)
-    from nemo_rod.megatron import cpu
+    from nemo_rod.megatron.cpu import trainers
 
-    cpu.install_trainer()
+    trainers.install_megatron_bridge()
     swap_in.score(
         command.host,
         _named(command.job, "job")(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -61,8 +62,10 @@ def look(blocks: Path | None = None) -> Iterator[Finding]:
     yield Finding("python", new, platform.python_version(), "use Python 3.11 or newer")
     yield _installed("hydra", "hydra-core", "needed for recipes: pip install hydra-core")
     yield _installed("torch", "torch", _TRAINING)
-    yield _installed("megatron-core", "megatron-core", _TRAINING)
-    yield _installed("megatron-bridge", "megatron-bridge", _TRAINING)
+    for name in ("core", "bridge"):
+        yield _installed(
+            f"megatron-{name}", f"megatron-{name}", _TRAINING, module=f"megatron.{name}"
+        )
     yield _installed(
         "transformers", "transformers", "needed for checkpoints and tokenizers: make venv"
     )
@@ -83,11 +86,26 @@ def look(blocks: Path | None = None) -> Iterator[Finding]:
     yield Finding("apt", None if tools else True, found, "use recipe=toy_synthetic")
 
 
-def _installed(what: str, package: str, advice: str, missing: bool | None = False) -> Finding:
+def _installed(
+    what: str,
+    package: str,
+    advice: str,
+    missing: bool | None = False,
+    module: str | None = None,
+) -> Finding:
     try:
         return Finding(what, True, importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
+        if module is not None and _can_be_found(module):  # NVIDIA's images have sources on a path
+            return Finding(what, True, "there, but pip does not list it")
         return Finding(what, missing, "not installed", advice)
+
+
+def _can_be_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent
+        return False
 
 
 def _attempt(what: str, action: Callable[[], str], advice: str) -> Finding:

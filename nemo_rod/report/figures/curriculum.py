@@ -182,7 +182,7 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
     if rest:
         names.append(f"{len(rest)} others")
         colours.append(light("source-rest"))
-        columns.append(sum(bands[name] for name in rest))
+        columns.append(np.sum([bands[name] for name in rest], axis=0))
     return step_B, names, colours, np.array(columns).T
 
 

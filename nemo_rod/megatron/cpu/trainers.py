@@ -1,18 +1,34 @@
-"""Lets the training loops of Megatron-LM and NeMo 2.x start on a machine without CUDA.
+"""Lets Megatron-Bridge, Megatron-LM and NeMo 2.x start on a machine without CUDA.
 
-On top of `cpu.install()`, and like it: nothing of theirs is edited, and nothing happens where CUDA
-is available. Call before the job's script runs. Verified with Megatron-LM at tag core_v0.16.1 and
-with nemo-toolkit 2.7.3 on megatron-core 0.15.3.
+On top of `cpu.install()`. Call before the job starts.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
-from nemo_rod.megatron.cpu import while_counting_one_device
+
+@functools.cache
+def install_megatron_bridge() -> None:
+    """Let Megatron-Bridge convert checkpoints and initialise its `pretrain()` without CUDA."""
+    if torch.cuda.is_available():
+        return
+    from megatron.bridge.training import initialize, setup
+
+    setup.initialize_megatron = functools.partial(
+        initialize.initialize_megatron, allow_no_cuda=True
+    )
+    initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
+    _name_experts_globally()
+    # the wheel ships the compiled helper but no Makefile: running `make` would exit the process
+    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
+        initialize.compile_helpers = lambda: None
 
 
 def install_megatron_lm() -> None:
@@ -26,9 +42,9 @@ def install_megatron_lm() -> None:
     training.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True
     )
-    initialize._set_random_seed = while_counting_one_device(initialize._set_random_seed)
+    initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
     # with a device counted it makes the process groups, but also sets that device
-    initialize._initialize_distributed = while_counting_one_device(
+    initialize._initialize_distributed = _while_counting_one_device(
         initialize._initialize_distributed
     )
     cast(Any, torch.cuda).set_device = lambda device: None
@@ -49,7 +65,7 @@ def install_nemo2() -> None:
     from nemo.lightning.io import pl
     from nemo.lightning.pytorch.callbacks import ProgressPrinter
 
-    megatron_init._set_random_seed = while_counting_one_device(megatron_init._set_random_seed)
+    megatron_init._set_random_seed = _while_counting_one_device(megatron_init._set_random_seed)
     # moves a loaded checkpoint's CUDA tensors to the current device, and insists that there is one
     pl._fix_tensors_device = lambda checkpoint: checkpoint
     # rank 0 alone gathers the times of all ranks' timers; where none is on this gathers nothing,
@@ -71,3 +87,38 @@ def _unpin_metrics() -> None:
         return move(self, *args, **options)
 
     torch.tensor, cast(Any, torch.Tensor).to = tensor, to
+
+
+def _while_counting_one_device(function: Callable) -> Callable:
+    """Wraps a function of a trainer that skips its work where it counts no device.
+
+    Such are the seeding of the model-parallel random state and, in Megatron-LM, the making of the
+    process groups.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        real, torch.cuda.device_count = torch.cuda.device_count, lambda: 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.cuda.device_count = real
+
+    return wrapper
+
+
+def _name_experts_globally() -> None:
+    """Bridge numbers the experts of an expert-parallel rank only in TransformerEngine's layout.
+
+    Without TransformerEngine experts are modules of their own. Left alone, every rank would load
+    the weights of the first rank's experts, silently, and none could be exported.
+    """
+    from megatron.bridge.models.conversion import model_bridge
+
+    to_global = model_bridge._megatron_local_name_to_global
+    own_module = re.compile(r"experts\.local_experts\.(\d+)\.(linear_fc\d\.\w+)")
+
+    def name(models: Any, config: Any, param_name: str, vp_stage: int | None = None) -> str:
+        return to_global(models, config, own_module.sub(r"experts.\2\1", param_name), vp_stage)
+
+    model_bridge._megatron_local_name_to_global = name

@@ -1,0 +1,231 @@
+"""One process of the job whose steps are measured: torchrun _step_worker.py JOB ROUNDS OUT."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.jobs import TrainJob, read_job
+from nemo_rod.selection import References, Selector
+from nemo_rod.selection.arms import Arm, curriculum_header
+from nemo_rod.selection.journal import Journal
+
+WARM_UP = 4  # rounds
+# plain and rod are neighbours, whatever the turn begins with
+KINDS = ("plain", "rod", "prefix_half", "prefix_quarter", "forward")
+EIGHTHS = {"rod": 8, "prefix_half": 4, "prefix_quarter": 2}
+
+
+class Clock:
+    """Seconds of named parts, added up until they are taken.
+
+    On a CPU it is the processor's time of this rank, so that other work on the machine, and waiting
+    for other ranks that are held up by it, do not count; on a GPU wall time.
+    """
+
+    def __init__(self) -> None:
+        self.now = time.perf_counter if torch.cuda.is_available() else time.process_time
+        self.parts: dict[str, float] = defaultdict(float)
+
+    def around(self, name: str, function: Callable) -> Callable:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = self.now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.parts[name] += self.now() - begin
+
+        return timed
+
+    def reading(self, function: Callable[..., Iterator]) -> Callable[..., Iterator]:
+        def timed(*args: Any, **kwargs: Any) -> Iterator:
+            batches = function(*args, **kwargs)
+            following = self.around("reading", lambda: next(batches, None))
+            while (batch := following()) is not None:
+                yield batch
+
+        return timed
+
+    def take(self) -> dict[str, float]:
+        parts, self.parts = self.parts, defaultdict(float)
+        return parts
+
+
+def main() -> None:
+    from megatron.bridge.training import train as loop
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.pretrain import pretrain
+
+    from nemo_rod.megatron import losses, selector
+    from nemo_rod.megatron.identity import identity_of
+    from nemo_rod.megatron.models import model_provider
+    from nemo_rod.megatron.trainer import bridge_config
+
+    torch.set_num_threads(1)
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    job, rounds, out = read_job(Path(sys.argv[1])), int(sys.argv[2]), Path(sys.argv[3])
+    assert isinstance(job, TrainJob)
+    steps = len(KINDS) * (WARM_UP + rounds)
+    job = dataclasses.replace(
+        job,
+        out=tempfile.mkdtemp(dir=out.parent),
+        optimisation=dataclasses.replace(job.optimisation, steps=steps),
+        checkpoint_every=10 * steps,
+    )
+    store, arm = BlockStore(job.blocks), Arm(**job.arm)
+    references = References.open(job.references, store)
+    clock = Clock()
+
+    def selecting(arm: Arm) -> Any:
+        return selector.RoDSelector(
+            store=store,
+            pools=arm.pools(),
+            policy=arm.policy(),
+            batch_size=arm.batch_size,
+            references=references if arm.policy().needs_scores else None,
+            scoring_micro_batch_size=job.scoring_micro_batch_size,
+            eighths=arm.eighths,
+        )
+
+    plain_arm = dataclasses.replace(arm, balance="corpus", multiplier=1.0, kappa=None)
+    selectors = {"plain": selecting(plain_arm)} | {
+        kind: selecting(dataclasses.replace(arm, eighths=e)) for kind, e in EIGHTHS.items()
+    }
+    wrapped = {kind: s.wrap(loop.train_step) for kind, s in selectors.items()}
+    wrapped["forward"] = with_forward_alone(selecting(plain_arm).wrap(loop.train_step), clock)
+    header = curriculum_header(arm, store, references, config="benchmark")
+    journal = Journal(Path(job.out), header, step=0) if dist.get_rank() == 0 else None
+    rows: dict[str, list[float]] = defaultdict(list)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        done, turn = divmod(len(rows["order"]), len(KINDS))
+        order = KINDS if done % 2 else KINDS[::-1]  # neither of two neighbours always comes first
+        kind = order[turn]
+        rows["order"].append(0.0)
+        synchronise()
+        clock.take()
+        wall, begin = time.perf_counter(), clock.now()
+        result = wrapped[kind](*args, **kwargs)
+        synchronise()
+        seconds, parts = clock.now() - begin, clock.take()
+        wall = time.perf_counter() - wall
+        if kind in ("plain", "rod"):
+            rows[f"{kind} on the wall"].append(wall)
+        if kind == "forward":
+            seconds = parts["forward"]
+        if kind == "rod":
+            choice = selectors[kind].choice
+            begin = time.perf_counter()  # also on a CPU: it waits for the disk
+            if journal is not None:
+                record(journal, done, choice, wall)
+            parts["recording"] = time.perf_counter() - begin
+            # reading what is trained on belongs to the update, in a plain step as well
+            parts["reading"] = parts["read to score"]
+            parts["model"] = parts["scoring pass"] - parts["reading"]
+            rows["outside"].append(parts["choose"] - parts["model"] + parts["recording"])
+            rows["scoring"].append(parts["model"])
+            for part in ("reading", "recording"):
+                rows[part].append(parts[part])
+            for part in ("lookup", "selection"):
+                rows[part].append(choice.seconds[part])
+        rows[kind].append(seconds)
+        return result
+
+    def scoring_pass(*args: Any, **kwargs: Any) -> Any:
+        """The real one; what was read until it ends was read to score."""
+        result = plain_pass(*args, **kwargs)
+        synchronise()
+        clock.parts["read to score"] += clock.parts.pop("reading", 0.0)
+        return result
+
+    plain_pass = losses.scoring_pass
+    _, provider = model_provider(
+        job.model, job.parallel, precision=job.precision, block_size=store.block_size
+    )
+    config = bridge_config(job, provider, store, identity_of(header))
+    config.checkpoint.save = config.checkpoint.load = None
+    with (
+        patch.object(loop, "train_step", timed),
+        patch.object(Selector, "choose", clock.around("choose", Selector.choose)),
+        patch.object(losses, "scoring_pass", clock.around("scoring pass", scoring_pass)),
+        patch.object(losses, "micro_batches", clock.reading(losses.micro_batches)),
+        patch.object(selector, "micro_batches", clock.reading(selector.micro_batches)),
+    ):
+        pretrain(config, forward_step)
+    write(out, rows, arm)
+
+
+def with_forward_alone(train_step: Callable, clock: Clock) -> Callable:
+    """A step whose schedule first goes forward, as training does, and not back."""
+    signature = inspect.signature(train_step)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs).arguments
+        schedule = call["forward_backward_func"]
+
+        def forward_first(**options: Any) -> Any:
+            batches = list(options["data_iterator"])
+            alone = options | {"data_iterator": iter(batches), "forward_only": True}
+            synchronise()
+            clock.around("forward", lambda: (schedule(**alone), synchronise()))()
+            return schedule(**options | {"data_iterator": iter(batches)})
+
+        return train_step(**call | {"forward_backward_func": forward_first})
+
+    return step
+
+
+def record(journal: Journal, step: int, choice: Any, seconds: float) -> None:
+    pool = dataclasses.replace(choice.pool, step=step)
+    update = seconds - sum(choice.seconds.values())
+    metrics = {"timing/train/total": seconds, "timing/train/update": update}
+    journal.append(step, dataclasses.replace(choice, pool=pool), metrics)
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def write(out: Path, rows: dict[str, list[float]], arm: Arm) -> None:
+    """The slowest rank of every step, but of what lies outside the model the least waiting."""
+    rows.pop("order")
+    mine = {name: values[WARM_UP:] for name, values in rows.items()}
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    if dist.get_rank() == 0:
+        result: dict[str, Any] = {
+            name: (np.min if name == "outside" else np.max)([r[name] for r in every], axis=0)
+            for name in mine
+        }
+        # rank 0 alone records
+        waited_least = np.min([np.subtract(r["outside"], r["recording"]) for r in every], axis=0)
+        result["outside"] = waited_least + result["recording"]
+        sizes = {"num_candidates": arm.pools().size, "num_chosen": arm.batch_size}
+        out.write_text(json.dumps({n: v.tolist() for n, v in result.items()} | sizes))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""PyTorch's CUDA functions that can only raise without CUDA: here they mean the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+_CPU = torch.device("cpu")
+
+
+def redirect() -> None:
+    """Redirects devices, streams, tensor types and random state to the CPU's, and mends gloo."""
+    _redirect_devices()
+    _redirect_random_state()
+    _densify_gloo_scatter()
+
+
+class _Stream:
+    """A stream or event that is always done: on CPU everything is synchronous."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def wait_stream(self, *_: Any) -> None: ...
+    def wait_event(self, *_: Any) -> None: ...
+    def wait(self, *_: Any) -> None: ...
+    def record(self, *_: Any) -> None: ...
+    def record_event(self, *_: Any) -> _Stream:
+        return self
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+class _TypeName(str):
+    """'torch.FloatTensor' that also equals 'torch.cuda.FloatTensor'.
+
+    The gradient clipping and the distributed optimizer compare these names.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and str.__eq__(self, other.replace("torch.cuda.", "torch."))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def _redirect_devices() -> None:
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: _CPU
+    cuda.synchronize = lambda *_, **__: None
+    stream = _Stream()
+    cuda.current_stream = cuda.default_stream = lambda *_, **__: stream
+    cuda.Stream = cuda.Event = _Stream
+    cuda.stream = lambda _: _Stream()
+
+    def on_cpu(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if torch.device(kwargs.get("device") or _CPU).type == "cuda":
+                kwargs["device"] = _CPU
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    makers = ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "empty_like")
+    for name in makers:
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+    tensor, module = cast(Any, torch.Tensor), cast(Any, torch.nn.Module)
+    tensor.cuda = lambda self, *_, **__: self
+    module.cuda = lambda self, *_, **__: self
+
+    tensor_type = torch.Tensor.type
+
+    def type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        out = tensor_type(self, *args, **kwargs)
+        return _TypeName(out) if isinstance(out, str) else out
+
+    tensor.type = type_name
+
+
+def _redirect_random_state() -> None:
+    """CUDA's generator becomes the CPU default generator, the one dropout draws from."""
+    cuda: Any = torch.cuda
+
+    def seed(value: int) -> None:
+        torch.default_generator.manual_seed(int(value))
+
+    cuda.manual_seed = cuda.manual_seed_all = seed
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda device=None: torch.get_rng_state()
+    cuda.set_rng_state = cuda.random.set_rng_state = lambda state, device=None: torch.set_rng_state(
+        state
+    )
+
+
+def _densify_gloo_scatter() -> None:
+    """Gloo scatters strided chunks as if they were dense, silently.
+
+    Bridge's tensor-parallel weight loading passes strided chunks and relies on the copy to the
+    device to make them dense. Contiguous inputs are passed on unchanged.
+    """
+    import torch.distributed as dist
+
+    scatter = dist.scatter
+
+    def dense_scatter(tensor: Any, scatter_list: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if scatter_list is not None:
+            scatter_list = [chunk.contiguous() for chunk in scatter_list]
+        return scatter(tensor, scatter_list, *args, **kwargs)
+
+    dist.scatter = dense_scatter

@@ -1,0 +1,101 @@
+"""How faithful cheaper scores are: what they would have chosen of the same pool.
+
+Scoring whole candidates leaves the loss of every eighth of them behind, and so the exact score of
+every prefix, for nothing. A run that scores in full thus tells what each `scoring.prefix` would
+have chosen at every step, on its own data.
+
+Shape suffixes: C = candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.choice import Choice
+from nemo_rod.selection.policies import Policy, reducible_loss
+from nemo_rod.selection.references import block_loss
+
+PREFIXES = {"half": 4, "quarter": 2, "eighth": 1}  # in eighths of a block
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """A choice by other scores beside the choice that was made.
+
+    Attributes:
+        overlap: share of the chosen blocks that both choose.
+        share_drift: its replay share less that of the choice that was made.
+        rank_correlation: Spearman's, between the scores of all candidates; NaN where either has no
+            order.
+    """
+
+    overlap: float
+    share_drift: float
+    rank_correlation: float
+
+
+def fidelity(choice: Choice, score_C: npt.NDArray[np.floating], policy: Policy) -> Fidelity:
+    """Compares a scored choice with the one that other scores make of the same pool.
+
+    Args:
+        choice: What was chosen.
+        score_C: The other scores, nats [C].
+        policy: What chose, and chooses here.
+    """
+    assert choice.score is not None
+    is_replay_C, padding_C = choice.pool.is_replay, np.isneginf(choice.score)
+    score_C = np.where(padding_C, -np.inf, score_C)
+    chosen = policy.select(score_C, is_replay_C, len(choice.chosen))
+    both = len(np.intersect1d(chosen, choice.chosen))
+    drift = is_replay_C[chosen].mean() - is_replay_C[choice.chosen].mean()
+    correlation = rank_correlation(choice.score[~padding_C], score_C[~padding_C])
+    return Fidelity(both / len(chosen), float(drift), correlation)
+
+
+def prefix_fidelity(
+    choice: Choice,
+    policy: Policy,
+    *,
+    sums_C8: npt.NDArray[np.float32],
+    reference_sums_C8: npt.NDArray[np.float32],
+    block_size: int,
+) -> dict[str, float | None]:
+    """What every prefix would have chosen, as metrics `rod/prefix/<name>/<measure>`.
+
+    Args:
+        choice: By the scores of whole candidates.
+        policy: What chose.
+        sums_C8: Partial sums of the token losses of the candidates, nats.
+        reference_sums_C8: The same of the reference models.
+        block_size: Tokens per block (S).
+    """
+    assert choice.score is not None
+    metrics: dict[str, float | None] = {}
+    for name, eighths in PREFIXES.items():
+        score_C = reducible_loss(
+            block_loss(sums_C8, block_size, eighths),
+            block_loss(reference_sums_C8, block_size, eighths),
+        )
+        if not np.isfinite(score_C[np.isfinite(choice.score)]).all():
+            continue  # only some prefixes of a broken block are numbers
+        for measure, value in asdict(fidelity(choice, score_C, policy)).items():
+            metrics[f"rod/prefix/{name}/{measure}"] = value if math.isfinite(value) else None
+    return metrics
+
+
+def rank_correlation(a_N: npt.NDArray[np.floating], b_N: npt.NDArray[np.floating]) -> float:
+    """Spearman's rank correlation; equal values share their mean rank."""
+    a, b = (_mean_ranks(values) for values in (a_N, b_N))
+    a, b = a - a.mean(), b - b.mean()
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / scale if scale else math.nan
+
+
+def _mean_ranks(values_N: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    _, inverse, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2
+    return mean_rank[inverse]

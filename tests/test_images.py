@@ -1,0 +1,156 @@
+"""Container images: sound Dockerfiles, and both images built for real and used.
+
+`make test-images` builds them with buildah over a base made from Debian's packages, and runs a
+whole recipe in the one for machines without a GPU. It needs root, `buildah`, `mmdebstrap` and 10 GB
+of disk, and takes some twenty minutes on two cores. The other tests here only read files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from image_builder import PROGRAMS, ROOT, Builder, image_builder
+
+DOCKERFILES = sorted((ROOT / "docker").glob("Dockerfile*"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WORKERS = "/opt/ray_venvs/nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
+
+
+def test_dockerfiles_pass_hadolint() -> None:
+    here = shutil.which("hadolint", path=Path(sys.executable).parent)
+    program = here or shutil.which("hadolint")
+    if program is None:
+        pytest.skip("hadolint is not installed: make venv")
+    files = [*DOCKERFILES, *(ROOT / "tests" / "images").glob("Dockerfile*")]
+    done = subprocess.run([program, "--no-color", *map(str, files)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_base_is_an_argument_and_the_user_is_not_root(file: Path) -> None:
+    text = file.read_text()
+    instructions = [line for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
+    assert re.fullmatch(r"ARG BASE_IMAGE=\S+:(?!latest)\S+", instructions[0])
+    assert {line for line in instructions if line.startswith("FROM ")} <= {
+        "FROM ${BASE_IMAGE}",
+        "FROM ${BASE_IMAGE} AS wheel",
+        "FROM ${BASE_IMAGE} AS environment",
+        "FROM environment",
+    }
+    *_, user = re.findall(r"^USER (\d+)", text, re.MULTILINE)
+    assert int(user) > 0
+    assert "<<" not in text  # buildah and older engines know no heredocs
+
+
+def test_documents_build_from_files_that_exist() -> None:
+    named = {
+        (page.name, file)
+        for page in PAGES
+        for file in re.findall(r"\bbuild .*?-f (\S+)", page.read_text())
+    }
+    assert named
+    assert [(page, file) for page, file in named if not (ROOT / file).is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
+        pytest.fail(f"{', '.join(missing)} missing: apt-get install buildah mmdebstrap")
+    with image_builder(tmp_path_factory.mktemp("images")) as started:
+        _timed(started, "base", lambda: started.bootstrap("base"))
+        yield started
+
+
+@pytest.fixture(scope="module")
+def cpu_image(builder: Builder) -> str:
+    _timed(builder, "cpu", lambda: builder.build("docker/Dockerfile.cpu", "cpu", "localhost/base"))
+    return "localhost/cpu"
+
+
+@pytest.fixture(scope="module")
+def nemo_rl_base(builder: Builder, cpu_image: str) -> str:
+    """An image that is laid out as NeMo-RL's, without nemo_rod."""
+    environment = ("--target", "environment")
+    builder.build("docker/Dockerfile.cpu", "environment", "localhost/base", *environment)
+    builder.build("tests/images/Dockerfile.nemo_rl", "nemo-rl", "localhost/environment")
+    return "localhost/nemo-rl"
+
+
+@pytest.fixture(scope="module")
+def gpu_image(builder: Builder, nemo_rl_base: str) -> str:
+    _timed(builder, "gpu", lambda: builder.build("docker/Dockerfile", "gpu", nemo_rl_base))
+    return "localhost/gpu"
+
+
+def _timed(builder: Builder, tag: str, work: Callable[[], None]) -> None:
+    start = time.monotonic()
+    work()
+    size = builder.size(f"localhost/{tag}")
+    print(f"\n{tag}: {time.monotonic() - start:.0f} s, {size / 1e9:.2f} GB", flush=True)
+
+
+@pytest.mark.images
+def test_cpu_image_runs_a_recipe(builder: Builder, cpu_image: str, tmp_path: Path) -> None:
+    settings = builder.settings(cpu_image)
+    assert (settings["Entrypoint"], settings["Cmd"]) == (["nemo-rod"], ["run", "recipe=toy"])
+    assert settings["Volumes"] == {"/rod/runs": {}}
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(0o777)
+    start = time.monotonic()
+    said = builder.run(
+        cpu_image,
+        *settings["Entrypoint"],
+        *("run", "recipe=toy_synthetic"),
+        options=["--volume", f"{runs}:/rod/runs"],
+    )
+    print(f"\nrecipe: {time.monotonic() - start:.0f} s\n{said[-2000:]}", flush=True)
+    report = runs / "toy_synthetic" / "report"
+    arms = json.loads((report / "results.json").read_text())["arms"]
+    assert {"base", "no_replay", "rod"} <= set(arms)
+    assert (report / "index.html").stat().st_uid == int(settings["User"].split(":")[0]) != 0
+
+
+@pytest.mark.images
+def test_cpu_image_serves_any_user(builder: Builder, cpu_image: str, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(0o777)
+    options = ["--user", "12345:12345", "--volume", f"{runs}:/rod/runs"]
+    builder.run(cpu_image, "nemo-rod", "prepare", "recipe=toy_synthetic", options=options)
+    assert (runs / "toy_synthetic" / "blocks" / "manifest.json").stat().st_uid == 12345
+
+
+@pytest.mark.images
+def test_layer_over_nemo_rl_adds_the_package_and_nothing_else(
+    builder: Builder, nemo_rl_base: str, gpu_image: str
+) -> None:
+    def packages(image: str, python: str) -> set[str]:
+        return set(
+            builder.run(image, "python3", "-m", "pip", "--python", python, "freeze").splitlines()
+        )
+
+    before, after = packages(nemo_rl_base, "python3"), packages(gpu_image, "python3")
+    assert before < after
+    assert {re.split("==| @ ", line)[0] for line in after - before} == {"nemo-rod"}
+    worker = f"{WORKERS}/bin/python"
+    names = {re.split("==| @ ", line)[0] for line in packages(gpu_image, worker)}
+    assert {"nemo-rod", "hydra-core", "omegaconf", "numpy"} <= names
+    assert "torch" not in names
+
+
+@pytest.mark.images
+def test_layer_over_nemo_rl_works_without_root(builder: Builder, gpu_image: str) -> None:
+    assert builder.settings(gpu_image)["User"].split(":")[0] == "10001"
+    said = builder.run(gpu_image, "nemo-rod", "doctor")
+    assert re.search(r"^ok +trainer ", said, re.MULTILINE), said
+    program = "import nemo_rod; print(nemo_rod.__file__)"
+    assert WORKERS in builder.run(gpu_image, f"{WORKERS}/bin/python", "-c", program)
