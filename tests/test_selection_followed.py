@@ -14,7 +14,7 @@ from nemo_rod.selection import Curriculum, CurriculumHeader, FollowedPools, Join
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.lowest import open_references
 from nemo_rod.selection.reference_log import compact
-from nemo_rod.selection.references import References, block_loss
+from nemo_rod.selection.references import References
 
 STEPS, K = 9, 8
 ROD = make_arm(
@@ -102,9 +102,9 @@ def test_of_several_references_of_a_block_the_lowest_counts(tmp_path):
 
     lowest = open_references([specialist, replay, base], store)
     one, other = (References.open([folder, replay], store) for folder in (specialist, base))
-    found = block_loss(lowest.checked_sums(ids), store.block_size)
-    assert (found == np.minimum(one[ids], other[ids])).all()
-    assert (found[:40:3] == other[ids][:40:3]).all()
-    assert (found[40:] == one[ids][40:]).all()
+    assert (lowest[ids] == np.minimum(one[ids], other[ids])).all()
+    assert (lowest[ids][:40:3] == other[ids][:40:3]).all()
+    assert (lowest[ids][40:] == one[ids][40:]).all()
+    assert (lowest.prefix(ids, 3) == np.minimum(one.prefix(ids, 3), other.prefix(ids, 3))).all()
     assert len({lowest.digest, one.digest, other.digest}) == 3
     assert open_references([specialist, replay], store).digest == one.digest

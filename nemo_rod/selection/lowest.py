@@ -24,15 +24,15 @@ class ReferenceLosses(Protocol):
 
     digest: str
 
-    def checked_sums(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """Return the sums of the reference's token losses over eighths of blocks, nats [C, 8]."""
+    def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return reference losses, nats per token, float32 [C]."""
+
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
+        """Return reference losses over the first eighths of the blocks."""
 
 
 class LowestReferences:
     """Looks blocks up in several `References` that each cover the store; see there.
-
-    The reference of a block is the model with the lowest loss on the whole of it, the first of
-    equals, also where only a prefix of the block is scored.
 
     Attributes:
         digest: Digest of all of them, hex.
@@ -44,12 +44,16 @@ class LowestReferences:
         digests = "\n".join(one.digest for one in references).encode()
         self.digest = hashlib.blake2b(digests, digest_size=16, person=b"rod-refs-low").hexdigest()
 
-    def checked_sums(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """Return the sums of the model that is best on each block, nats, float32 [C, 8]."""
-        sums_MC8 = np.stack([one.checked_sums(block_ids) for one in self._references])
-        total_MC = sums_MC8.astype(np.float64).sum(axis=-1)
-        best_C = np.argmin(total_MC, axis=0)
-        lowest: npt.NDArray[np.float32] = sums_MC8[best_C, np.arange(len(best_C))]
+    def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return the lowest reference loss of each block, nats per token, float32 [C]."""
+        return self._lowest([one[block_ids] for one in self._references])
+
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
+        """Return the lowest over the first eighths of the blocks; see `References.prefix`."""
+        return self._lowest([one.prefix(block_ids, eighths) for one in self._references])
+
+    def _lowest(self, losses: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        lowest: npt.NDArray[np.float32] = np.minimum.reduce(losses)
         return lowest
 
 
