@@ -22,7 +22,7 @@ _HOMES = {
     "Curriculum": "nemo_rod.selection.curriculum",
     "RoDSelector": "nemo_rod.megatron.selector",
     "install": "nemo_rod.swap_in",
-    "validation_forgetting": "nemo_rod.evaluation.forgetting",
+    "validation_forgetting": "nemo_rod.selection.forgetting",
 }
 
 __all__ = ["__version__", *_HOMES]

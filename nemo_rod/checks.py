@@ -55,6 +55,10 @@ def check(config: Config) -> None:
     )
     _check_selection("selection", config.selection)
     _check_scoring("scoring", config.scoring, config)
+    rule = config.convergence
+    _expect(rule.tolerance >= 0, "convergence.tolerance", rule.tolerance, ">= 0")
+    _expect(rule.patience >= 1, "convergence.patience", rule.patience, ">= 1")
+    _expect(rule.decay_epochs > 0, "convergence.decay_epochs", rule.decay_epochs, "> 0")
     _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
     _check_tasks(config.tasks)
     _check_optimisation("train", config.train, parallel)
@@ -71,6 +75,10 @@ def check(config: Config) -> None:
         _check_architecture(config.model.architecture, parallel)
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
+    for name in [config.arm] if config.arm else config.arms:
+        if name in config.variants and arm_settings(config, name).converge:
+            every = config.validation.every
+            _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can converge")
 
 
 def _check_arm(config: Config, name: str) -> None:

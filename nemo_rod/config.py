@@ -74,6 +74,7 @@ class Variant:
     train: dict[str, Any] = field(default_factory=dict)  # keys of train with other values
     selection: dict[str, Any] = field(default_factory=dict)  # keys of selection with other values
     scoring: dict[str, Any] = field(default_factory=dict)  # keys of scoring with other values
+    converge: bool | None = None  # end when the adaptation loss has converged; steps are the most
     retention: float | None = None  # share of the replay blocks kept, of fixed_<percent>
     share: Any = None  # constant share of replay in a batch, or the arm whose recorded mean it is
     adaptation: str | None = None  # with share: new blocks chosen at "random" (default) or by "rho"
@@ -114,6 +115,15 @@ class Validation:
 
     every: int = 0  # steps between two looks; 0 for never
     blocks: int = 64  # held-out blocks looked at per source, at most
+
+
+@dataclass
+class Convergence:
+    """When an arm with `converge` ends: its losses are those of `validation`."""
+
+    tolerance: float = 0.002  # nats by which a loss must be below the best to be better
+    patience: int = 3  # looks in a row that are not better
+    decay_epochs: float = 0.5  # of the arm's own data with a decaying learning rate, afterwards
 
 
 @dataclass
@@ -243,6 +253,7 @@ class Config:
     report: Report = field(default_factory=Report)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
+    convergence: Convergence = field(default_factory=Convergence)
     launcher: Launcher = field(default_factory=Launcher)
     cluster: Cluster = field(default_factory=Cluster)
     plan: Plan = field(default_factory=Plan)

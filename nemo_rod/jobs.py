@@ -68,6 +68,7 @@ class TrainJob(ModelJob):
         validation_every: steps between two looks at held-out blocks; 0 for never.
         validation_blocks: held-out blocks looked at per source, at most.
         config_digest: identifies the configuration in the curriculum's header.
+        convergence: when to end before the last step (`selection.convergence.Rule`); None for not.
     """
 
     model: str
@@ -80,6 +81,7 @@ class TrainJob(ModelJob):
     validation_every: int = 0
     validation_blocks: int = 64
     config_digest: str = ""
+    convergence: dict[str, Any] | None = None
 
 
 @dataclass

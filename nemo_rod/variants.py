@@ -38,6 +38,7 @@ class ArmSettings:
         train: its schedule.
         selection: how its batches are chosen.
         scoring: how its candidates are scored.
+        converge: whether it ends when its adaptation loss has converged, `train.steps` at most.
         retention: share of the replay blocks kept; None where `of` says it.
         share: constant share of replay, or the arm whose recorded mean it is; None for none.
         adaptation: with a constant share: new blocks are chosen at "random" or by "rho".
@@ -55,6 +56,7 @@ class ArmSettings:
     train: Optimisation
     selection: Selection
     scoring: Scoring
+    converge: bool = False
     retention: float | None = None
     share: float | str | None = None
     adaptation: str = "random"
@@ -90,6 +92,11 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
     for key in _set_keys(merged):
         if key in _OF_ROD and root != "rod":
             raise ValueError(f"{where}.{key} is set, but {root} selects nothing: vary rod instead.")
+    if merged.converge and root == "rod":
+        raise ValueError(
+            f"{where}.converge is for arms without selection: vary no_replay, fixed_<percent> or "
+            "max_replay."
+        )
     if merged.retention is not None and not root.startswith("fixed_"):
         raise ValueError(f"{where}.retention is of fixed replay: vary fixed_<percent>, not {root}.")
     _check_choices(where, name, merged)
@@ -108,6 +115,7 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         train=_schedule(config, where, merged, scored),
         selection=selection,
         scoring=scoring,
+        converge=bool(merged.converge),
         retention=merged.retention,
         share=merged.share,
         adaptation=merged.adaptation or "random",
@@ -191,14 +199,17 @@ def _schedule(config: Config, where: str, variant: Variant, scored: float) -> Op
         value = getattr(variant, key)
         if value is not None and not value > 0:
             raise ValueError(f"{where}.{key}={value} is not valid: expected > 0.")
-    if variant.steps is not None:
-        return dataclasses.replace(train, steps=variant.steps)
     steps = float(train.steps)
-    if variant.compute is not None:  # a forward pass costs a third of an update
+    if variant.steps is not None:
+        steps = variant.steps
+    elif variant.compute is not None:  # a forward pass costs a third of an update
         steps *= variant.compute / (1 + scored / 3)
     elif variant.budget is not None:
         steps *= variant.budget
-    return dataclasses.replace(train, steps=max(1, round(steps)))
+    longer = dataclasses.replace(train, steps=max(1, round(steps)))
+    if variant.converge:  # the warm-up does not depend on how long it may last at most
+        longer.warmup_fraction = train.warmup_fraction * train.steps / longer.steps
+    return longer
 
 
 def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:

@@ -307,7 +307,7 @@ def test_failed_worker_ends_the_driver_with_the_cause(
     runs: Runs, tmp_path: Path, fault: str, cause: str
 ) -> None:
     recipe = runs.recipe(tmp_path)
-    process = runs.start("train", "--config", recipe, "rod.stall_seconds=40", fault=fault)
+    process = runs.start("train", "--config", recipe, "rod.stall_seconds=25", fault=fault)
     metrics, deadline = tmp_path / "metrics.jsonl", time.monotonic() + 300
     while not (metrics.exists() and len(rows(tmp_path)) == 2):
         assert process.poll() is None, process.communicate()[0][-5000:]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_rod.evaluation.forgetting import forgetting_by_source, validation_forgetting
 from nemo_rod.report import build_report, format_checks
 from nemo_rod.report.checks import judge
 from nemo_rod.report.figures import Canvas, forgetting_profile, frontier, inline_svg, sampling_ratio
@@ -27,6 +26,7 @@ from nemo_rod.report.table import arms_table
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.curriculum import Curriculum
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
+from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
 
 K, S, STEPS = 4, 8, 23
 COUNTS = {

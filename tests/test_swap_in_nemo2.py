@@ -122,6 +122,16 @@ def test_a_killed_job_repeats_and_skips_nothing(jobs: Jobs) -> None:
     assert jobs.steps("killed", "loss")[-4:] == jobs.steps("rod", "loss")[-4:]
 
 
+def test_a_job_goes_on_with_the_selector(jobs: Jobs) -> None:
+    """From a checkpoint without it, right behind what was read: 4 steps of 8 are 2 pools of 16."""
+    jobs.run("adopted", "stock", base="base", die_at=5, fails=True)
+    jobs.run("adopted", "joint", base="base")
+    assert jobs.steps("adopted", "step") == [*range(6), *range(4, STEPS)]
+    whole, adopted = jobs.curriculum("rod"), jobs.curriculum("adopted")
+    assert adopted.step.tolist() == list(range(4, STEPS))
+    assert (adopted.block_ids == whole.block_ids[2:6]).all()
+
+
 def test_refusals(jobs: Jobs) -> None:
     """Sentences, from the objects that a job is made of; see nemo2_refusals.py."""
     target = HERE / "nemo2_refusals.py"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nemo_rod.evaluation.forgetting import (
+from nemo_rod.evaluation.merging import merge_checkpoints
+from nemo_rod.selection.forgetting import (
     forgetting_by_source,
     validation_forgetting,
     weighted_loss,
 )
-from nemo_rod.evaluation.merging import merge_checkpoints
 
 __all__ = ["forgetting_by_source", "merge_checkpoints", "validation_forgetting", "weighted_loss"]

@@ -17,6 +17,7 @@ from nemo_rod.launch.local import run_job
 from nemo_rod.launch.nemo_rl import run_on_nemo_rl
 from nemo_rod.selection import Curriculum, replay_share
 from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.selection.convergence import Rule
 from nemo_rod.variants import ArmSettings, arm_settings
 
 
@@ -130,13 +131,27 @@ class ModelJobs:
         with Curriculum.open(file, read_only=True) as curriculum:
             return replay_share(curriculum)
 
+    def convergence(self, arm: Arm) -> Rule | None:
+        """When an arm ends before its last step; None if it does not."""
+        if arm.name == "base" or not self.settings(arm.name).converge:
+            return None
+        rule = self.config.convergence
+        decay_steps = round(rule.decay_epochs * arm.epoch_blocks / arm.batch_size)
+        return Rule(rule.tolerance, rule.patience, max(1, decay_steps))
+
     def train(
         self, folder: Path, model: Path, arm: Arm, optimisation: Optimisation, used: list[Path]
     ) -> None:
         """Trains an arm from `model` into `folder`, with the references `used`."""
         settings = None if arm.name == "base" else self.settings(arm.name)
         selection = settings.selection if settings else self.config.selection
+        rule = self.convergence(arm)
+        if rule is not None:  # the decay is as long, wherever it begins
+            decay = min(1.0, rule.decay_steps / optimisation.steps)
+            optimisation = dataclasses.replace(optimisation, decay_fraction=decay)
         decides = {"arm": decided(arm), "train": dataclasses.asdict(optimisation)}
+        if rule is not None:
+            decides["convergence"] = dataclasses.asdict(rule)
         job = TrainJob(
             **self.common(arm.name, folder, settings.scoring if settings else None),
             model=str(model),
@@ -149,14 +164,16 @@ class ModelJobs:
             validation_every=self.config.validation.every,
             validation_blocks=self.config.validation.blocks,
             config_digest=digest(json.dumps(decides, sort_keys=True).encode()),
+            convergence=dataclasses.asdict(rule) if rule else None,
         )
         self.run(job, folder)
 
     def describe(self, folder: Path, arm: Arm) -> None:
         """`arm.json`: what the run was and what it cost, for the report."""
         settings = self.settings(arm.name)
-        steps, block_size = settings.train.steps, self.config.domain.block_size
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        steps, block_size = len(rows), self.config.domain.block_size
+        rule = self.convergence(arm)
         description = {
             "arm": arm.name,
             "kind": "trained",
@@ -170,6 +187,7 @@ class ModelJobs:
             "scored_eighths": arm.eighths,
             "pools": arm.balance,
             "retention": arm.retention if arm.balance == "corpus" else None,
+            "convergence": dataclasses.asdict(rule) if rule else None,
             "policy": type(arm.policy()).__name__,
             "kappa": arm.kappa,
             "share": arm.share,

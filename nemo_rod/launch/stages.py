@@ -207,7 +207,11 @@ class Stages:
                 "blocks": self.results.block_counts()["digest"],
                 "base": self.results.weights("base"),
             }
-            made_of |= flatten("arm", decided(self.jobs.arm(name)))
+            arm = self.jobs.arm(name)
+            made_of |= flatten("arm", decided(arm))
+            if (rule := self.jobs.convergence(arm)) is not None:
+                made_of |= flatten("convergence", dataclasses.asdict(rule))
+                made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
             made_of |= flatten("train", dataclasses.asdict(settings.train))
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
             for folder in references:

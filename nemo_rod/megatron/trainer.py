@@ -27,6 +27,7 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import Stopped, TrainJob
+from nemo_rod.megatron.convergence import UntilConverged
 from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.megatron.identity import ChosenBlocks, identity_of, refuse_foreign_checkpoint
 from nemo_rod.megatron.models import model_provider, save_hf
@@ -35,6 +36,7 @@ from nemo_rod.megatron.selector import RoDSelector
 from nemo_rod.megatron.validation import Validation
 from nemo_rod.selection import open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
+from nemo_rod.selection.convergence import Rule
 
 
 def train(
@@ -87,6 +89,11 @@ def train(
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
     every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
     config = bridge_config(job, provider, store, identity)
+    if job.convergence is not None:
+        rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"
+        every.append(UntilConverged(rule, validation, store, metrics, steps=steps))
+        # a checkpoint may hold an end that was moved, and its file of metrics says the same
+        config.scheduler.override_opt_param_scheduler = True
     refuse_unsafe(provider, config.ddp, splits_context=True)
     try:
         with selector.installed():

@@ -17,7 +17,7 @@ import numpy as np
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.batches import train_batch
-from nemo_rod.nemo_rl.remote import call_all
+from nemo_rod.nemo_rl.remote import call_all, set_up
 from nemo_rod.nemo_rl.worker import Task, deal, update_metrics
 from nemo_rod.selection import Choice, Selector, open_references
 from nemo_rod.selection.arms import Arm
@@ -47,7 +47,7 @@ class InWorkers:
     def __init__(self, policy: Any, task: Task, *, stall_seconds: float) -> None:
         self.policy, self.stall_seconds = policy, stall_seconds
         self.pools = Arm(**task.arm).pools() if task.arm else None
-        self._call("rod_setup", task=task)
+        set_up(policy, stall_seconds=stall_seconds, task=task)
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:
         """Sends the step's number; only ids, losses and scores of one rank come back."""

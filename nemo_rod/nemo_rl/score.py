@@ -11,7 +11,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl.algorithm import make_policy, open_store
 from nemo_rod.nemo_rl.config import SHORT_PRECISION
 from nemo_rod.nemo_rl.learners import Logprobs, num_replicas
-from nemo_rod.nemo_rl.remote import call_all
+from nemo_rod.nemo_rl.remote import call_all, set_up
 from nemo_rod.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
 from nemo_rod.selection import (
@@ -79,7 +79,7 @@ class _InWorkers:
 
     def __init__(self, policy: Any, task: Task, stall_seconds: float) -> None:
         self.policy, self.stall_seconds = policy, stall_seconds
-        call_all(policy, "rod_setup", stall_seconds=stall_seconds, task=task)
+        set_up(policy, stall_seconds=stall_seconds, task=task)
 
     def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
         """Returns float32 `[C, 8]`: of whole blocks, as references are."""

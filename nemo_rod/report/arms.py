@@ -64,12 +64,13 @@ def parse_arm(name: str) -> ArmName:
         return ArmName(name, "merge", value, f"merge {value:g}")
     if match := re.fullmatch(r"(random|rho)_(random|rho)", name):
         new, old = (word.replace("rho", "\u03c1") for word in match.groups())
-        return ArmName(name, "ablation", 0.0, f"new by {new}, replay by {old}")
+        return ArmName(name, "ablation", 0.0, f"new {new}, replay {old}")
     if name.startswith("control_"):
-        return ArmName(name, "control", 0.0, "random, RoD's " + name[8:].replace("_", " "))
+        what = {"share": "shares", "source": "shares by source"}.get(name[8:], name[8:])
+        return ArmName(name, "control", 0.0, f"random, RoD's {what}")
     if match := re.fullmatch(r"rod_(kappa_|m)(\d+(?:\.\d+)?)", name):
         sign = {"kappa_": "\u03ba", "m": "m"}[match[1]]
-        return ArmName(name, "rod_variant", float(match[2]), f"RoD {sign} = {match[2]}")
+        return ArmName(name, "rod_variant", 0.0, f"RoD {sign} = {match[2]}")
     if name.startswith("rod_"):
         return ArmName(name, "rod_variant", 0.0, "RoD " + name[4:].replace("_", " "))
     return ArmName(name, "other", 0.0, name.replace("_", " "))

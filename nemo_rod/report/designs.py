@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Arms = Mapping[str, Mapping[str, Any]]  # of a results dictionary
+OWN = {"specialist", "base"}  # reference losses of the run itself
 
 
 def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
@@ -48,11 +49,10 @@ def with_fixed_share(arms: Arms) -> list[str]:
 
 
 def helped(arms: Arms) -> list[str]:
-    """Arms on another run's curriculum, or with other reference losses than RoD's own."""
-    own = (arms.get("rod", {}).get("design") or {}).get("references")
+    """Arms on another run's curriculum, or with another run's reference losses."""
     return [
         name
         for name, arm in arms.items()
         if arm["design"]
-        and (arm["design"]["curriculum"] or arm["design"]["references"] not in (None, [], own))
+        and (arm["design"]["curriculum"] or {*(arm["design"]["references"] or [])} - OWN)
     ]

@@ -115,6 +115,13 @@ class Arm:
         """Candidates at every step (C), whether or not a recorded curriculum is there yet."""
         return self.batch_size if self.recorded is not None else self._drawn().size
 
+    @property
+    def epoch_blocks(self) -> int:
+        """Blocks of one pass over what a plain arm trains on: its "epoch"."""
+        drawn = self._drawn()
+        assert isinstance(drawn, Candidates)
+        return drawn.epoch_size
+
     def compute(self, steps: int) -> float:
         """Cost of a run in plain steps, where a forward pass of one trained batch counts 1/3.
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nemo_rod.report.figures.canvas import TOP, Box, Canvas
 from nemo_rod.report.figures.labels import label_right, label_width, shorten
 from nemo_rod.report.history import History
-from nemo_rod.report.paper import category_of
+from nemo_rod.report.paper import category_of, paper
 from nemo_rod.report.style import NUM_SOURCES, light
 
 if TYPE_CHECKING:
@@ -174,7 +174,11 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
     rest = by_size[len(own) :]
     order = sorted(own, key=lambda name: place[name])
     names, columns = list(own), [bands[name] for name in own]
-    colours = [light(f"source-{order.index(name)}") for name in own]
+    # Categories keep their colour from setting to setting.
+    fixed = list(paper()["categories"])
+    colours = [
+        light(f"source-{fixed.index(name) if name in fixed else order.index(name)}") for name in own
+    ]
     if rest:
         names.append(f"{len(rest)} others")
         colours.append(light("source-rest"))

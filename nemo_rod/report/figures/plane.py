@@ -78,21 +78,22 @@ def draw_plane(
     for replicate in replicates:
         _draw_replicate(axes, replicate, plane, with_chord=is_log)
     lines = _draw_chord(axes, results) if is_log else []
+    names = [parse_arm(name) for name in results["arms"]]
     for path in plane.paths:
         ends = [points[name] for name in path if name in points]
         if len(ends) > 1:
-            colour = arm_colour(parse_arm(path[-1]), [])
+            colour = arm_colour(_as_drawn(results, path[-1])[0], names)
             axes.plot(*zip(*ends, strict=True), color=colour, linewidth=1, alpha=0.5, zorder=2)
             lines += _along(ends, is_log)
-    names = [parse_arm(name) for name in results["arms"]]
     labels = []
     for name, point in points.items():
-        arm = parse_arm(name)
-        _mark(axes, point, arm, arm_colour(arm, names))
+        arm, is_open = _as_drawn(results, name)
+        _mark(axes, point, arm, arm_colour(arm, names), is_open=is_open)
         is_rod = arm.kind == "rod"
-        text = plane.texts.get(name, arm.label)
+        text = plane.texts.get(name, parse_arm(name).label)
         labels.append(Label(*point, text, light("rod" if is_rod else "ink"), is_rod))
     for name, point in paper.items():
+        lines.append(point)
         axes.plot(
             *point, "x", color=arm_colour(parse_arm(name), names), markersize=6,
             markeredgewidth=1.3, zorder=4,
@@ -103,8 +104,16 @@ def draw_plane(
     place_labels(axes, labels, avoid=lines, size=canvas.font_size)
 
 
-def _mark(axes: Axes, point: Point, arm: ArmName, colour: str) -> None:
-    is_open = arm.kind in ("rod_variant", "ablation", "control")
+def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:
+    """The arm whose mark and colour an arm has, and whether the mark is an open one."""
+    arm = parse_arm(name)
+    of = (results["arms"][name].get("design") or {}).get("of")
+    if arm.kind == "other" and of not in (None, name):
+        return parse_arm(of), True
+    return arm, arm.kind in ("rod_variant", "ablation", "control")
+
+
+def _mark(axes: Axes, point: Point, arm: ArmName, colour: str, *, is_open: bool) -> None:
     axes.plot(
         *point, _marker(arm), color=colour, markersize=_marker_size(arm), zorder=5,
         markerfacecolor=light("surface") if is_open else None,
@@ -141,7 +150,8 @@ def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
     log_f = np.log([point[1] for point in points])
     pad_y = 0.12 * max(float(np.ptp(log_f)), 0.4)
     axes.set_ylim(np.exp(log_f.min() - pad_y), np.exp(log_f.max() + pad_y))
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    is_wide = float(np.ptp(log_f)) > np.log(4)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_wide else range(1, 10)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 

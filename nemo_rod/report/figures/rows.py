@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nemo_rod.report.arms import is_of_frontier, parse_arm
-from nemo_rod.report.figures.canvas import BOTTOM, RIGHT, TOP, Canvas
+from nemo_rod.report.figures.canvas import BOTTOM, LEFT, RIGHT, TOP, Canvas
 from nemo_rod.report.figures.labels import label_width, shorten
 from nemo_rod.report.paper import paper
 from nemo_rod.report.style import arm_colour, light
@@ -61,32 +62,54 @@ def capabilities(results: Results, canvas: Canvas) -> Figure | None:
 
 
 def seeds(results: Results, replicates: Sequence[Results], canvas: Canvas) -> Figure | None:
-    """Mean and range over seeds of every arm: adaptation loss, and F_val."""
+    """Mean and range over seeds: of every arm's adaptation loss and F_val, and of RoD's share."""
     runs = [results, *replicates]
     names = [n for n, arm in results["arms"].items() if is_of_frontier(n, arm)]
-    names += [n for n, arm in results["arms"].items() if n != "base" and n not in names]
+    names += [n for n in results["arms"] if n != "base" and n not in names]
     if not replicates or not names:
         return None
     labels = [shorten(parse_arm(name).label, canvas) for name in names]
-    left = label_width(labels, canvas)
-    columns = 1 if canvas.narrow else 2
-    each = BOTTOM + TOP + _ROW * len(names)
-    figure = canvas.figure(each * (2 // columns))
-    width = (canvas.width - left * columns - RIGHT * 2) / columns
-    parsed = [parse_arm(name) for name in names]
-    for i, (measure, title) in enumerate(
-        (("adapt_loss", "adaptation loss (nats)"), ("val_forgetting", "forgetting F_val (nats)"))
-    ):
-        x = left if columns == 1 else left + i * (left + width + RIGHT)
-        y = BOTTOM + (each if columns == 1 and i == 0 else 0.0)
-        axes = canvas.axes(figure, (x, y, width, _ROW * len(names)), title, "")
+    left, rows = label_width(labels, canvas), _ROW * len(names)
+    shares = [run["arms"].get("rod", {}).get("share_by_decile") for run in runs]
+    shares = [share for share in shares if share]
+    below = _SHARE if len(shares) > 1 else 0.0
+    each = BOTTOM + TOP + rows
+    figure = canvas.figure(each * (2 if canvas.narrow else 1) + below)
+    width = canvas.width - left - RIGHT
+    if not canvas.narrow:
+        width = (width - 2 * RIGHT) / 2
+    parsed = [parse_arm(name) for name in results["arms"]]
+    for i, (measure, title) in enumerate(_OVER_SEEDS.items()):
+        x = left if canvas.narrow else left + i * (width + 2 * RIGHT)
+        y = below + BOTTOM + (each if canvas.narrow and i == 0 else 0.0)
+        axes = canvas.axes(figure, (x, y, width, rows), title, "")
         for row, name in enumerate(names):
             values = [run["arms"].get(name, {}).get(measure) for run in runs]
             known = [value for value in values if value is not None]
             if known:
                 _draw_range(axes, row, known, arm_colour(parse_arm(name), parsed))
-        _name_rows(axes, range(len(names)), labels, len(names), canvas)
+        has_names = canvas.narrow or i == 0
+        _name_rows(axes, range(len(names)), labels if has_names else [], len(names), canvas)
+    if below:
+        box = (LEFT, BOTTOM, canvas.width - LEFT - RIGHT, below - BOTTOM - TOP)
+        axes = canvas.axes(figure, box, "tenth of the run", "replay share of RoD (%)")
+        _draw_band(axes, 100 * np.array(shares))
     return figure
+
+
+_SHARE = 2.9  # inches
+_OVER_SEEDS = {"adapt_loss": "adaptation loss (nats)", "val_forgetting": "forgetting F_val (nats)"}
+
+
+def _draw_band(axes: Axes, share_RD: npt.NDArray[np.float64]) -> None:
+    """Mean and range over runs (R) of a value by tenths of the run (D)."""
+    tenth_D = np.arange(1, share_RD.shape[1] + 1)
+    colour = light("rod")
+    axes.fill_between(
+        tenth_D, share_RD.min(axis=0), share_RD.max(axis=0), color=colour, alpha=0.25, linewidth=0
+    )
+    axes.plot(tenth_D, share_RD.mean(axis=0), "o-", color=colour, markersize=4)
+    axes.set_ylim(bottom=0)
 
 
 def _draw_range(axes: Axes, row: float, values: Sequence[float], colour: str) -> None:
@@ -102,6 +125,8 @@ def _draw_range(axes: Axes, row: float, values: Sequence[float], colour: str) ->
 def _name_rows(
     axes: Axes, places: Sequence[float], labels: Sequence[str], rows: float, canvas: Canvas
 ) -> None:
-    axes.set_yticks(list(places), labels, fontsize=canvas.font_size, color=light("ink"))
+    axes.set_yticks(
+        list(places), labels or [""] * len(places), fontsize=canvas.font_size, color=light("ink")
+    )
     axes.set_ylim(rows - 0.4, -0.6)
     axes.grid(visible=False, axis="y")

@@ -79,7 +79,7 @@ def _slope_text(results: Results, name: str) -> str:
     )
     said = f" (paper {paper:.2f})" if paper is not None else ""
     text = f"{label}\nslope {slope:.2f}{said}"
-    return text + (f"\nbroken {without:.2f}" if without is not None else "")
+    return text + (f"\nbroken line {without:.2f}" if without is not None else "")
 
 
 def _draw_profiles(

@@ -1,0 +1,91 @@
+"""A run ends half an epoch after its loss converged, also if it was killed on the way."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from test_resume import kill_after, rows
+from tiny import LAYOUTS, Setting, metric
+
+from nemo_rod.selection.convergence import Rule, adaptation_loss
+
+
+def slow_converged_at(losses, tolerance, patience):
+    """The same rule, from its words: the last `patience` looks beat no best before them."""
+    for last in range(patience, len(losses)):
+        best, waiting = math.inf, []
+        for done, loss in losses[: last + 1]:
+            better = loss < best - tolerance
+            waiting = [] if better else [*waiting, done]
+            best = loss if better else best
+        if len(waiting) >= patience:
+            return waiting[-1]
+    return None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_rule_is_what_it_says(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    values = 2 * np.exp(-np.arange(30) / 6) + 0.1 * random.random(30)
+    losses = [(5 * (i + 1), float(value)) for i, value in enumerate(values)]
+    for tolerance in (0.0, 0.02, 0.5):
+        for patience in (1, 2, 4):
+            found = Rule(tolerance, patience, 1).converged_at(losses)
+            assert found == slow_converged_at(losses, tolerance, patience)
+
+
+def test_losses_that_go_on_falling_never_converge() -> None:
+    assert Rule(0.01, 1, 1).converged_at([(i, 5 - 0.1 * i) for i in range(40)]) is None
+
+
+def test_the_loss_is_that_of_new_sources_by_their_size() -> None:
+    look = {
+        "validation/adaptation/a/loss": 2.0,
+        "validation/adaptation/b/loss": 3.0,
+        "validation/replay/c/loss": 9.0,
+    }
+    assert adaptation_loss(look, {"a": 3, "b": 1}) == 2.25
+    assert adaptation_loss({"train/loss": 1.0}, {"a": 3, "b": 1}) is None
+
+
+def converging(tiny: Setting, name: str) -> Path:
+    """Writes the job of a run that converges after 6 of at most 20 steps, and decays for 4."""
+    out = tiny.root / name
+    job = tiny._job(
+        *("no_replay", out, LAYOUTS["dp2"]),
+        model=tiny.base,
+        steps=20,
+        lr=3e-3,
+        references=[],
+        checkpoint_every=2,
+    )
+    values = json.loads(job.read_text())
+    values["convergence"] = {"tolerance": 100.0, "patience": 2, "decay_steps": 4}
+    values["optimisation"]["decay_fraction"] = 4 / 20
+    values["validation_every"] = 2
+    job.write_text(json.dumps(values))
+    return job
+
+
+@pytest.mark.slow
+def test_killed_before_and_after_converging_equals_uninterrupted(tiny: Setting) -> None:
+    whole, broken = converging(tiny, "whole_converging"), converging(tiny, "broken_converging")
+    tiny.torchrun(2, "nemo_rod.megatron", whole)
+    kill_after(4, broken, 2)
+    kill_after(8, broken, 2)
+    tiny.torchrun(2, "nemo_rod.megatron", broken)
+
+    assert [row["step"] for row in rows(whole.parent)] == list(range(10))
+    assert rows(broken.parent) == rows(whole.parent)
+    one, other = (load_file(job.parent / "hf" / "model.safetensors") for job in (whole, broken))
+    assert all((one[name] == other[name]).all() for name in one)
+
+    lr = metric(whole.parent, "train/lr")
+    decay = [3e-4 + 0.5 * (3e-3 - 3e-4) * (1 + math.cos(math.pi * i / 4)) for i in range(4)]
+    assert lr[2:7] == pytest.approx([3e-3] * 5)
+    assert lr[6:] == pytest.approx(decay)
