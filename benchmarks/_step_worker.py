@@ -23,9 +23,10 @@ import torch.distributed as dist
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import TrainJob, read_job
-from nemo_rod.selection import References, Selector
+from nemo_rod.selection import Selector
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.journal import Journal
+from nemo_rod.selection.lowest import open_references
 
 WARM_UP = 4  # rounds
 # plain and rod are neighbours, whatever the turn begins with
@@ -94,13 +95,13 @@ def main() -> None:
         checkpoint_every=10 * steps,
     )
     store, arm = BlockStore(job.blocks), Arm(**job.arm)
-    references = References.open(job.references, store)
+    references = open_references(job.references, store)
     clock = Clock()
 
     def selecting(arm: Arm) -> Any:
         return selector.RoDSelector(
             store=store,
-            pools=arm.pools(),
+            pools=arm.pools(store),
             policy=arm.policy(),
             batch_size=arm.batch_size,
             references=references if arm.policy().needs_scores else None,
@@ -226,7 +227,7 @@ def write(out: Path, rows: dict[str, list[float]], arm: Arm) -> None:
         # rank 0 alone records
         waited_least = np.min([np.subtract(r["outside"], r["recording"]) for r in every], axis=0)
         result["outside"] = waited_least + result["recording"]
-        sizes = {"num_candidates": arm.pools().size, "num_chosen": arm.batch_size}
+        sizes = {"num_candidates": arm.num_candidates, "num_chosen": arm.batch_size}
         out.write_text(json.dumps({n: v.tolist() for n, v in result.items()} | sizes))
     dist.barrier()
 

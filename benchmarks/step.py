@@ -24,25 +24,29 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _rows import Measurement, Row, Setting, median_ms, over, run, under
 from data_plane import NUM_CANDIDATES, appends, lookups, pools, write_store
+from omegaconf import OmegaConf
 
-from nemo_rod.corpus import BlockStore
-from nemo_rod.selection import Joint
+from nemo_rod.config import Optimisation, Parallel, config_folder
+from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.corpus.documents import ROLES
+from nemo_rod.jobs import TrainJob, write_job
+from nemo_rod.launch.base import initialise_base
+from nemo_rod.selection import Joint, ReferenceWriter, compact
+from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.reference_folder import role_manifest
 
-RECIPE = (
-    "recipe=toy_synthetic",  # its text is made up, and the rest is brought to the size of the toy
-    "domain.block_size=128",
-    "pretrain.steps=4",
-    "train.steps=4",
-    "scoring.micro_batch_size=32",
-)
 PAPER = "german_nemotron_nano_12b_v2"
-LAYOUTS = {"single": 1, "dp2": 2, "tp2": 2}
+LAYOUTS = {"single": Parallel(), "dp2": Parallel(data=2), "tp2": Parallel(tensor=2)}
+RECIPES = Path(__file__).parent.parent / "recipes"
+TOY_BLOCK_SIZE = 128  # of its domain, whose text is not needed here
 GOALS = {"rod_over_limit": 1.03, "prefix_half": 1.37, "prefix_quarter": 1.20, "outside_model": 2.0}
 
 
@@ -50,7 +54,7 @@ def layout(name: str, setting: Setting) -> Iterator[Row]:
     """One layout on this machine."""
     job = make_job(setting.folder, name)
     rounds = 10 if setting.quick else 40
-    seconds = measure(job, processes=LAYOUTS[name], rounds=rounds)
+    seconds = measure(job, processes=LAYOUTS[name].world_size, rounds=rounds)
     rod, plain, forward = seconds["rod"], seconds["plain"], seconds["forward"]
     multiplier = seconds["num_candidates"] / seconds["num_chosen"]
     ratio, limit = np.median(rod / plain), 1 + multiplier * np.median(forward / plain)
@@ -71,13 +75,56 @@ def layout(name: str, setting: Setting) -> Iterator[Row]:
 
 
 def make_job(folder: Path, parallel: str) -> Path:
-    """A store, a base, references and the job of a RoD run, by the real stages."""
-    common = (*RECIPE, f"run_dir={folder}", "parallel=single")
-    for command in (("prepare",), ("pretrain",), ("train", "arm=no_replay"), ("score",)):
-        nemo_rod(*command, *common)
-    # trains its few steps, too: the job's file is what is wanted
-    nemo_rod("train", "arm=rod", *common[:-1], f"parallel={parallel}")
-    return folder / "arms" / "rod" / "job.json"
+    """A store of made-up text, an untrained model, made-up references, and the job."""
+    toy, group = OmegaConf.load(RECIPES / "toy.yaml"), config_folder()
+    domain = OmegaConf.load(group / "domain" / "synthetic.yaml")
+    model = OmegaConf.load(group / "model" / "toy_qwen3.yaml")
+    sources = [SourceSpec(name=name, **spec) for name, spec in to_plain(domain.sources).items()]
+    prepare(
+        folder / "blocks", sources, tokenizer=load_tokenizer("byte"), block_size=TOY_BLOCK_SIZE,
+        holdout_fraction=domain.holdout_fraction, holdout_seed=domain.holdout_seed,
+    )  # fmt: skip
+    store = BlockStore(folder / "blocks")
+    initialise_base(to_plain(model.architecture), folder / "model", tokenizer="byte", seed=0)
+    arm = make_arm(
+        "rod", num_adaptation=store.num_adaptation, num_replay=store.num_replay,
+        batch_size=toy.train.batch_size, multiplier=2, balance=toy.selection.balance, kappa=1.0,
+        seed=0,
+    )  # fmt: skip
+    job = TrainJob(
+        name="rod",
+        blocks=str(folder / "blocks"),
+        out=str(folder),
+        parallel=LAYOUTS[parallel],
+        precision=model.precision,
+        scoring_micro_batch_size=toy.scoring.micro_batch_size,
+        seed=0,
+        stall_seconds=0,
+        model=str(folder / "model"),
+        arm=asdict(arm),
+        optimisation=Optimisation(**to_plain(toy.train)),
+        references=[made_up_references(folder, store, role) for role in ROLES],
+    )
+    write_job(job, folder / "job.json")
+    return folder / "job.json"
+
+
+def made_up_references(folder: Path, store: BlockStore, role: str) -> str:
+    """What is chosen does not matter for the time."""
+    manifest = role_manifest(store, role, model="benchmark", precision="fp32")
+    out, ids = folder / "references" / role, np.arange(manifest.start, manifest.stop)
+    out.mkdir(parents=True)
+    sums = np.random.default_rng(0).random((len(ids), 8), dtype=np.float32)
+    writer = ReferenceWriter(out, rank=0, manifest=manifest)
+    writer.append(ids, sums, store.hashes(ids))
+    writer.close()
+    compact(out, manifest=manifest, hashes=store.hashes)
+    return str(out)
+
+
+def to_plain(values: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = OmegaConf.to_container(values)  # type: ignore[assignment]
+    return plain
 
 
 def nemo_rod(*arguments: str) -> None:

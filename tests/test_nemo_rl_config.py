@@ -26,7 +26,8 @@ RECIPES = sorted((Path(__file__).parent.parent / "recipes" / "nemo_rl").glob("*.
 
 GOOD: dict[str, Any] = {
     "rod": {"choose_in": "workers", "steps": 3, "worker": "a.B", "hf": False,
-            "selection": {"balance": "expected", "on_nonfinite": "refuse"}},
+            "selection": {"balance": "expected", "on_nonfinite": "refuse"},
+            "scoring": {"prefix": "1"}},
     "policy": {
         "train_global_batch_size": 16,
         "train_micro_batch_size": 2,
@@ -66,6 +67,7 @@ def test_good_configuration_passes() -> None:
         ("rod.worker", None, "rod.worker is None: expected a worker class"),
         ("rod.selection.balance", "half", "rod.selection.balance is 'half'"),
         ("rod.selection.on_nonfinite", "skip", "expected refuse or exclude"),
+        ("rod.scoring.prefix", "2/3", "rod.scoring.prefix is '2/3': expected 1, 1/2, 1/4, 1/8."),
         ("policy.generation", {"temperature": 0.7}, "policy.generation is 'a section'"),
         ("policy.dynamic_batching.enabled", True, "policy.dynamic_batching.enabled is True"),
         ("policy.sequence_packing.enabled", True, "policy.sequence_packing.enabled is True"),
@@ -81,6 +83,14 @@ def test_what_cannot_run_is_refused(key: str, value: Any, sentence: str) -> None
     with pytest.raises(ValueError) as caught:
         check(changed(key, value))
     assert sentence in str(caught.value)
+
+
+def test_stock_workers_read_whole_blocks() -> None:
+    prefix = changed("rod.scoring.prefix", "1/2")
+    check(prefix)
+    prefix["rod"] |= {"choose_in": "driver", "worker": None}
+    with pytest.raises(ValueError, match="is '1/2': expected 1 where stock"):
+        check(prefix)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -137,7 +147,7 @@ def recipe(gpus_per_node: int = 0) -> Config:
 
 def test_training_job_in_nemo_rls_terms() -> None:
     arm = make_arm("rod", num_adaptation=9, num_replay=9, batch_size=16, multiplier=2,
-                   balance="expected", kappa=1.0, seed=5)  # fmt: skip
+                   balance="expected", kappa=1.0, seed=5, eighths=2)  # fmt: skip
     optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3)
     values = nemo_rl_values(
         TrainJob(
@@ -148,6 +158,7 @@ def test_training_job_in_nemo_rls_terms() -> None:
     )
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.arm, rod.steps, rod.seed, rod.out, rod.hf) == ("rod", 10, 5, "out", True)
+    assert rod.scoring.prefix == "1/4"
     assert rod.references == ["r"] and rod.selection.multiplier == 2.0
     policy = values["policy"]
     assert policy["train_global_batch_size"] == 16 and policy["train_micro_batch_size"] == 2

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from nemo_rod.config import Config
+from nemo_rod.config import PREFIXES, Config
 from nemo_rod.jobs import Job, ScoreJob, TrainJob
 from nemo_rod.nemo_rl.config import SHORT_PRECISION
 
@@ -88,6 +88,8 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
         "validation": {"every": job.validation_every, "blocks": job.validation_blocks},
         "hf": True,
     }
+    prefix = next(name for name, eighths in PREFIXES.items() if eighths == job.arm["eighths"])
+    rod["scoring"] |= {"prefix": prefix}
     policy |= {
         "train_global_batch_size": o.batch_size,
         "train_micro_batch_size": o.micro_batch_size,
