@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from nemo_rod.report import build_report, format_checks
+from nemo_rod.report.captions import TITLES
 from nemo_rod.report.checks import judge
 from nemo_rod.report.figures import Canvas, forgetting_profile, frontier, inline_svg, sampling_ratio
 from nemo_rod.report.results import results_of
@@ -506,8 +507,10 @@ def test_inline_figures_follow_the_theme(results: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_labels_in_figures_do_not_overlap(results: dict[str, Any], narrow: bool) -> None:
-    for draw in (frontier, forgetting_profile, sampling_ratio):
-        figure = draw(results, Canvas(narrow))
+    for draw, shown in (
+        (frontier, results), (forgetting_profile, [results]), (sampling_ratio, [results]),
+    ):  # fmt: skip
+        figure = draw(shown, Canvas(narrow))  # type: ignore[operator]
         assert figure is not None
         for axes in figure.axes:
             texts = [text for text in axes.texts if text.get_text() and not text.get_rotation()]
@@ -516,6 +519,70 @@ def test_labels_in_figures_do_not_overlap(results: dict[str, Any], narrow: bool)
                 assert not box_a.overlaps(box_b), (draw.__name__, a.get_text(), b.get_text())
             for box in boxes:
                 assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rod_m4": ("rod", {"multiplier": 4.0}),
+    "rod_kappa_2": ("rod", {"kappa": 2.0}),
+    "random_rho": ("rod", {"share": 0.3, "adaptation": "random", "replay": "rho"}),
+    "control_share": ("rod", {"follow": "rod", "follow_by": "role"}),
+    "rod_beyond": ("rod", {"budget": 1.2, "steps": 28}),
+    "fixed_32_converged": ("fixed_32", {"budget": 2.0, "steps": 46}),
+    "rod_transfer": ("rod", {"curriculum": "runs/small", "references": []}),
+}
+
+
+def add_variants(run: FakeRun) -> None:
+    """Variants of arms, as copies whose `arm.json` says what sets them apart."""
+    plain = {
+        "budget": 1.0, "multiplier": 1.0, "kappa": None, "share": None, "adaptation": None,
+        "replay": None, "follow": None, "follow_by": None, "curriculum": None, "references": [],
+    }  # fmt: skip
+    arms = run.folder / "arms"
+    for name in ("rod", "fixed_10", "fixed_32"):
+        rod = {"multiplier": 2.0, "kappa": 1.0, "references": ["specialist"]}
+        design = {**plain, **(rod if name == "rod" else {}), "of": name}
+        file = arms / name / "arm.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | design))
+    for name, (of, change) in VARIANTS.items():
+        shutil.copytree(arms / of, arms / name)
+        file = arms / name / "arm.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change | {"arm": name}))
+
+
+def test_everything_at_once(tmp_path: Path) -> None:
+    few = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
+    run = write_run(tmp_path / "german_qwen3_5_4b", arms=few)
+    add_variants(run)
+    write_tasks(run)
+    second = write_run(tmp_path / "seed_8", arms=few, seed=8, shift=0.01)
+    other = write_run(tmp_path / "other", arms=few, seed=9)
+    before = sorted(other.folder.rglob("*"))
+    results = build_report(run.folder, replicates=[second.folder], settings=[other.folder])
+    assert sorted(other.folder.rglob("*")) == before
+    report = run.folder / "report"
+    assert {file.stem for file in (report / "figures").iterdir()} == set(TITLES)
+    assert (report / "index.html").read_text().count("<svg") == 2 * len(TITLES)
+    assert [setting["recipe"] for setting in results["settings"]] == ["other"]
+    arms, read = results["arms"], {}
+    for name in ("paper", "budgets", "transfer", "base_loss", "capabilities", "seeds"):
+        with (report / "tables" / f"{name}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        read[name] = {next(iter(row.values())): row for row in rows}
+    rod = read["paper"]["rod"]
+    assert float(rod["adapt_loss"]) == arms["rod"]["adapt_loss"]
+    assert float(rod["paper_adapt_loss"]) == 1.859 and float(rod["paper_task_forgetting"]) == 0.107
+    assert read["paper"]["fixed_65"]["adapt_loss"] == ""  # the paper's alone
+    assert list(read["budgets"]) == ["fixed_32", "fixed_32_converged", "rod", "rod_beyond"]
+    assert float(read["budgets"]["rod_beyond"]["budget"]) == 1.2
+    assert read["transfer"]["rod_transfer"]["curriculum"] == "runs/small"
+    assert float(read["capabilities"]["math"]["rod"]) == -0.25
+    overall = sum(BASE[o] * n for o, n in COUNTS["replay"].items()) / 80
+    assert float(read["base_loss"]["overall"]["loss"]) == pytest.approx(overall)
+    assert float(read["base_loss"]["overall"]["paper_loss"]) == 1.08
+    pair = [r["arms"]["rod"]["adapt_loss"] for r in (results, results["replicates"][0])]
+    assert float(read["seeds"]["rod"]["adapt_loss_mean"]) == pytest.approx(sum(pair) / 2)
+    assert float(read["seeds"]["rod"]["adapt_loss_range"]) == pytest.approx(max(pair) - min(pair))
 
 
 def test_a_report_on_few_arms_leaves_out_what_it_cannot_show(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_rod.report.arms import parse_arm
-from nemo_rod.report.chord import Chord, ChordPoint, linear_fit, pearson
+from nemo_rod.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
 from nemo_rod.report.claims import Bounds
+from nemo_rod.report.designs import continued, helped, varying, with_fixed_share
+from nemo_rod.report.figures.curriculum import exposures
 from nemo_rod.report.figures.labels import spread
 from nemo_rod.report.history import read_history
+from nemo_rod.report.profile import profiles_of
 from nemo_rod.report.style import COLOURS, arm_colour, with_variables
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.curriculum import Curriculum
@@ -254,3 +258,78 @@ def test_an_empty_curriculum_is_refused(tmp_path: Path) -> None:
         curriculum.truncate(0)
     with pytest.raises(ValueError, match="holds no step"):
         read_history(tmp_path / "curriculum.rod")
+
+
+# ---------------------------------------------------------------- designs, profiles, exposures
+
+DESIGN: dict[str, Any] = {
+    "of": "rod", "steps": 100, "budget": 1.0, "multiplier": 2.0, "kappa": 1.0, "share": None,
+    "adaptation": None, "replay": None, "follow": None, "follow_by": None, "curriculum": None,
+    "references": ["specialist"],
+}  # fmt: skip
+
+
+def arms_of(**changes: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Arms of results with what sets them apart; None for one that was not trained."""
+    return {
+        name: {"design": None if change is None else {**DESIGN, **change}}
+        for name, change in changes.items()
+    }
+
+
+def test_variants_in_one_key_alone() -> None:
+    arms = arms_of(
+        rod={}, wide={"multiplier": 4.0}, narrow={"multiplier": 1.5}, base=None,
+        both={"multiplier": 8.0, "kappa": 2.0}, heavy={"kappa": 0.5}, other={"of": "x"},
+        beyond={"budget": 1.2, "steps": 120}, fixed_9={"of": "fixed_9", "kappa": None},
+        fixed_9_long={"of": "fixed_9", "kappa": None, "budget": 2.0, "steps": 200},
+        random_rho={"share": 0.3}, control={"follow": "rod"},
+        copied={"curriculum": "runs/a", "references": []}, lent={"references": ["runs/a"]},
+        lowest={"references": ["specialist", "base"]},
+    )  # fmt: skip
+    assert varying(arms, "multiplier") == ["narrow", "rod", "wide"]
+    assert varying(arms, "kappa") == ["heavy", "rod"]
+    assert continued(arms) == [["rod", "beyond"], ["fixed_9", "fixed_9_long"]]
+    assert with_fixed_share(arms) == ["random_rho", "control"]
+    assert helped(arms) == ["copied", "lent"]
+    assert varying(arms_of(base=None), "kappa") == [] and varying({}, "kappa") == []
+
+
+def test_profiles_with_and_without_the_outlier() -> None:
+    rng = np.random.default_rng(5)
+    names = list("abcdefg")
+    x = dict(zip(names, rng.uniform(0, 1, 7), strict=True)) | {"d": 9.0}
+    y = dict(zip(names, rng.uniform(0, 1, 7), strict=True))
+    ratio = dict(zip(names, rng.uniform(0, 2, 7), strict=True))
+    fixed = dict(zip(names, rng.uniform(0, 1, 7), strict=True))
+    arms = {
+        "no_replay": {"forgetting_by_source": x, "sampling_ratio_by_source": None},
+        "fixed_32": {"forgetting_by_source": fixed, "sampling_ratio_by_source": None},
+        "rod": {"forgetting_by_source": y, "sampling_ratio_by_source": ratio},
+    }
+    rod = profiles_of(arms, "fixed_32")["rod"]
+    kept = [name for name in names if name != "d"]
+    assert rod["without"] == "d"
+
+    def pick(values: dict[str, float], over: list[str]) -> list[float]:
+        return [values[name] for name in over]
+
+    for suffix, over in (("", names), ("_without", kept)):
+        slope, intercept = np.polyfit(pick(x, over), pick(y, over), 1)
+        assert math.isclose(rod[f"slope{suffix}"], slope)
+        assert math.isclose(rod[f"intercept{suffix}"], intercept)
+        r = np.corrcoef(pick(x, over), pick(ratio, over))[0, 1]
+        assert math.isclose(rod[f"pearson_r{suffix}"], r)
+        r = np.corrcoef(pick(fixed, over), pick(ratio, over))[0, 1]
+        assert math.isclose(rod[f"pearson_r_residual{suffix}"], r)
+    assert outlier({"a": 1.0, "b": 2.0, "c": 9.0}) is None
+
+
+def test_exposures_by_counting(tmp_path: Path) -> None:
+    # chosen: 2, 1, 0, 2, 1 adaptation blocks; three of them are in the store
+    chosen = [[0, 1], [0, 2], [2, 3], [0, 1], [0, 2]]
+    steps: list[Step] = [([0, 1, 10, 15], picked, [1.0, 1.0, 0.0, 0.0]) for picked in chosen]
+    write_curriculum(tmp_path / "curriculum.rod", steps)
+    history = read_history(tmp_path / "curriculum.rod")
+    assert exposures(history, 3) == [(1, 1), (2, 4)]
+    assert exposures(history, 7) == [] and exposures(history, 0) == []
