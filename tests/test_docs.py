@@ -145,7 +145,7 @@ def test_recipes_compose(call: str, my: Path) -> None:
     words = [word for word in whole_recipes()[call] if word not in ("--cfg", "job")]
     overrides = [word for word in words if word not in ("-m", "--config-dir", "my")]
     if "-m" in words:  # the first job of a sweep
-        overrides = [word.split(",")[0] for word in overrides]
+        overrides = [word if "[" in word else word.split(",")[0] for word in overrides]
     if "--config-dir" in words:
         overrides.append(f"hydra.searchpath=[file://{my}]")
     composed(*overrides)
