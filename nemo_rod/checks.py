@@ -76,9 +76,13 @@ def check(config: Config) -> None:
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
     for name in [config.arm] if config.arm else config.arms:
-        if name in config.variants and arm_settings(config, name).converge:
-            every = config.validation.every
-            _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can converge")
+        if name == "base":
+            continue
+        arm, every = arm_settings(config, name), config.validation.every
+        steered = arm.scores and arm.selection.target_forgetting is not None
+        if arm.converge or steered:
+            why = "converge" if arm.converge else "follow its forgetting"
+            _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can {why}")
 
 
 def _check_arm(config: Config, name: str) -> None:
@@ -112,6 +116,15 @@ def _check_selection(where: str, value: Selection) -> None:
     )
     _expect(value.multiplier >= 1, f"{where}.multiplier", value.multiplier, ">= 1")
     _expect(value.kappa >= 0, f"{where}.kappa", value.kappa, ">= 0")
+    _expect(value.gain > 0, f"{where}.gain", value.gain, "> 0")
+    share, forgetting = value.target_share, value.target_forgetting
+    _expect(share is None or 0 < share < 1, f"{where}.target_share", share, "in (0, 1), or null")
+    fine = forgetting is None or forgetting > 0
+    _expect(fine, f"{where}.target_forgetting", forgetting, "> 0, or null")
+    if share is not None and forgetting is not None:
+        raise ValueError(f"{where} sets target_share and target_forgetting: set one of them.")
+    if value.kappa == 0 and (share or forgetting):
+        raise ValueError(f"{where}.kappa=0 cannot be steered: set what it begins with.")
 
 
 def _check_scoring(where: str, value: Scoring, config: Config) -> None:

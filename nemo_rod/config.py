@@ -57,6 +57,9 @@ class Selection:
     multiplier: float = 2.0  # candidates per trained block (m)
     balance: str = "expected"  # "expected" as in the paper, or "exact" halves in every pool
     kappa: float = 1.0  # weight of the replay scores against the adaptation scores
+    target_share: float | None = None  # steers kappa until this share of a batch is replay
+    target_forgetting: float | None = None  # steers kappa to this F_val of held-out replay, nats
+    gain: float = 0.1  # change of ln kappa for an error as large as the target: a step, or a look
     on_nonfinite: str = "refuse"  # a score that is no number ends the run, or "exclude" its block
 
 

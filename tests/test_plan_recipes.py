@@ -96,7 +96,9 @@ def test_the_papers_settings_have_its_budgets(recipe: str) -> None:
     found = stages(plan)
     budget, longer = PAPER[recipe]
     for arm in config.arms:
-        if arm.startswith(("fixed", "rod", "no_replay")):
+        if arm == "rod_transfer":  # as much as the smaller model recorded
+            assert found[arm].trained_tokens / 1e9 == pytest.approx(12.00, abs=0.006)
+        elif arm.startswith(("fixed", "rod", "no_replay")):
             assert found[arm].trained_tokens / 1e9 == pytest.approx(budget, abs=0.006)
     if longer is not None:
         assert found["max_replay"].trained_tokens / 1e9 == pytest.approx(longer, abs=0.006)

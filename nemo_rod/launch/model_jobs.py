@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import Config, Optimisation, Scoring
+from nemo_rod.config import Config, Optimisation, Scoring, Selection
 from nemo_rod.corpus.shards import write_json
 from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.launch.digests import digest
@@ -18,6 +18,7 @@ from nemo_rod.launch.nemo_rl import run_on_nemo_rl
 from nemo_rod.selection import Curriculum, replay_share
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.convergence import Rule
+from nemo_rod.selection.steering import Steering
 from nemo_rod.variants import ArmSettings, arm_settings
 
 
@@ -109,7 +110,7 @@ class ModelJobs:
             return dataclasses.replace(arm, kappa=None, share=share, **within)  # type: ignore
         file = self.recorded(settings)
         if file is None:
-            return arm
+            return dataclasses.replace(arm, steering=_steering(arm, settings.selection))
         if store is not None:
             _refuse_unfit(file, settings, store)
         by: Any = settings.follow_by if settings.follow else None
@@ -190,6 +191,7 @@ class ModelJobs:
             "convergence": dataclasses.asdict(rule) if rule else None,
             "policy": type(arm.policy()).__name__,
             "kappa": arm.kappa,
+            "steering": arm.steering,
             "share": arm.share,
             "share_of": settings.share if isinstance(settings.share, str) else None,
             "adaptation": arm.adaptation if arm.share is not None else None,
@@ -206,6 +208,15 @@ class ModelJobs:
             "wall_seconds": sum(row["timing/train/total"] for row in rows),
         }
         write_json(folder / "arm.json", description)
+
+
+def _steering(arm: Arm, selection: Selection) -> dict[str, Any] | None:
+    """What kappa follows, for an arm that has one."""
+    targets = {"share": selection.target_share, "forgetting": selection.target_forgetting}
+    for quantity, target in targets.items():
+        if target is not None and arm.kappa is not None:
+            return dataclasses.asdict(Steering(quantity, target, selection.gain, arm.kappa))  # type: ignore[arg-type]
+    return None
 
 
 def decided(arm: Arm) -> dict[str, Any]:

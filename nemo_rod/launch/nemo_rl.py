@@ -38,6 +38,8 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
     """A job as the sections of a NeMo-RL recipe, without what NeMo-RL or `rod.yaml` sets."""
     if isinstance(job, TrainJob) and job.convergence is not None:
         raise ValueError(f"{job.name} ends when it has converged: use launcher=local or slurm.")
+    if isinstance(job, TrainJob) and job.arm.get("steering") is not None:
+        raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
     parallel = job.parallel
     if parallel.context > 1 or parallel.virtual_pipeline > 1:
         raise ValueError(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.ranks import from_recorder
 from nemo_rod.megatron.validation import Validation
 from nemo_rod.selection.convergence import Rule, adaptation_loss
+from nemo_rod.selection.journal import read_rows
 
 
 class UntilConverged(Callback):
@@ -37,9 +36,7 @@ class UntilConverged(Callback):
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Goes on with the losses of the steps that are done; all ranks take part."""
-        everyone: list = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, self._recorded() if is_recorder() else None)
-        self.losses = next(losses for losses in everyone if losses is not None)
+        self.losses = from_recorder(self._recorded)
         self._set_end(context)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
@@ -51,9 +48,7 @@ class UntilConverged(Callback):
             self._set_end(context)
 
     def _recorded(self) -> list[tuple[int, float]]:
-        if not self.metrics.exists():
-            return []
-        rows = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        rows = read_rows(self.metrics)
         looks = [(row["step"] + 1, adaptation_loss(row, self.weights)) for row in rows]
         return [(done, loss) for done, loss in looks if loss is not None]
 

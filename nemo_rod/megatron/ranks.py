@@ -15,6 +15,13 @@ def is_recorder() -> bool:
     return dist.get_rank() == dist.get_world_size() - 1
 
 
+def from_recorder(find: Callable[[], T]) -> T:
+    """What the rank that writes finds in its files, on every rank. Collective."""
+    everyone: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, find() if is_recorder() else None)
+    return everyone[-1]  # type: ignore[return-value]
+
+
 def all_or_none(function: Callable[[], T]) -> T:
     """Calls a function on every rank; what one rank cannot do is an error on all. Collective.
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.selector import RoDSelector
-from nemo_rod.megatron.validation import Validation
 from nemo_rod.progress import Progress
 from nemo_rod.selection import CurriculumHeader
 from nemo_rod.selection.journal import Journal, number
+
+
+class HasMetrics(Protocol):
+    """Something that knows metrics of the step that just ended, by name."""
+
+    metrics: dict[str, float]
 
 
 class Recorder(Callback):
@@ -21,7 +28,7 @@ class Recorder(Callback):
     Args:
         folder: gets `metrics.jsonl` and `curriculum.rod`.
         selector: whose choices are recorded.
-        validation: whose held-out losses are recorded.
+        looks: whose `metrics` of the step are recorded, too: held-out losses, kappa.
         header: the curriculum's header: sizes, digests, seed and sources.
         steps: steps of the whole run, for the progress line.
         name: of the run, for the progress line.
@@ -31,13 +38,13 @@ class Recorder(Callback):
         self,
         folder: Path,
         selector: RoDSelector,
-        validation: Validation,
+        looks: Sequence[HasMetrics],
         *,
         header: CurriculumHeader,
         steps: int,
         name: str,
     ) -> None:
-        self.folder, self.selector, self.validation = folder, selector, validation
+        self.folder, self.selector, self.looks = folder, selector, looks
         self.header = header
         self.progress = Progress(name, steps)
         self.journal: Journal | None = None
@@ -65,7 +72,9 @@ class Recorder(Callback):
         assert self.journal is not None and self.selector.choice is not None
         # the step counter moves after this callback, so it still names the step that ran
         step = context.state.train_state.step
-        metrics = {**self._training(context), **self.validation.metrics}
+        metrics = self._training(context)
+        for look in self.looks:
+            metrics |= look.metrics
         row = self.journal.append(step, self.selector.choice, metrics)
         note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
         self.progress.step(step + 1, note)

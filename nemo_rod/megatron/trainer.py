@@ -31,12 +31,14 @@ from nemo_rod.megatron.convergence import UntilConverged
 from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.megatron.identity import ChosenBlocks, identity_of, refuse_foreign_checkpoint
 from nemo_rod.megatron.models import model_provider, save_hf
-from nemo_rod.megatron.recorder import Recorder
+from nemo_rod.megatron.recorder import HasMetrics, Recorder
 from nemo_rod.megatron.selector import RoDSelector
+from nemo_rod.megatron.steering import SteeredKappa
 from nemo_rod.megatron.validation import Validation
 from nemo_rod.selection import open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.convergence import Rule
+from nemo_rod.selection.steering import Steering
 
 
 def train(
@@ -85,9 +87,15 @@ def train(
         micro_batch_size=job.scoring_micro_batch_size,
     )
     steps = job.optimisation.steps
-    recorder = Recorder(out, selector, validation, header=header, steps=steps, name=job.name)
+    steered = None
+    if arm.steering is not None:
+        steered = SteeredKappa(Steering(**arm.steering), selector, validation, out)
+    looks: list[HasMetrics] = [validation, steered] if steered else [validation]
+    recorder = Recorder(out, selector, looks, header=header, steps=steps, name=job.name)
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
     every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
+    if steered is not None:
+        every.append(steered)
     config = bridge_config(job, provider, store, identity)
     if job.convergence is not None:
         rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"

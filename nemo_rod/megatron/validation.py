@@ -37,8 +37,12 @@ class Validation(Callback):
         done = context.state.train_state.step + 1  # the counter moves after this callback
         if not self.every or done % self.every:
             return
+        self.metrics = self.look(context)
+
+    def look(self, context: CallbackContext) -> dict[str, float]:
+        """Scores the held-out blocks with the weights as they are; all ranks take part."""
         groups = get_pg_collection(context.model[0])
         losses = BlockLosses(
             context.model, self.store, groups, micro_batch_size=self.micro_batch_size
         )
-        self.metrics = source_losses(losses, self.store, num_blocks=self.num_blocks)
+        return source_losses(losses, self.store, num_blocks=self.num_blocks)

@@ -48,6 +48,7 @@ class Arm:
         multiplier: candidates per trained block (m).
         retention: share of the replay blocks that takes part; only for balance "corpus".
         kappa: weight of replay scores; None trains on the whole pool.
+        steering: what kappa follows (`steering.Steering`); None keeps it.
         eighths: how much of every candidate is scored, from its beginning.
         share: constant share of replay in every batch; None for none.
         adaptation: with a constant share, how new blocks are chosen.
@@ -65,6 +66,7 @@ class Arm:
     multiplier: float = 1.0
     retention: float = 1.0
     kappa: float | None = None
+    steering: dict[str, Any] | None = None
     eighths: int = NUM_CHUNKS
     share: float | None = None
     adaptation: Within = "random"

@@ -72,6 +72,11 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The metrics of every step in a file that `append_line` wrote; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def keep_steps(path: Path, end: int) -> None:
     """Drops the metrics of step `end` and later, which will be done again, and a torn last line."""
     if not path.exists():
