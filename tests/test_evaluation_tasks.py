@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from composing import composed
+from test_cli import nemo_rod
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.evaluation.continuations import NUM_CHOICES, questions, write_held_out_tasks
@@ -141,7 +142,7 @@ def ask(job: dict[str, Any], folder: Path) -> str:
     file = folder / "job.json"
     file.write_text(json.dumps(job))
     command = [sys.executable, "-m", "nemo_rod.evaluation", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
+    done = subprocess.run(command, capture_output=True, text=True)
     return "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-2000:]
 
 
@@ -163,7 +164,7 @@ def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path
         "name": "m", "model": str(tmp_path / "hf"), "out": str(tmp_path / "tasks.json"),
         "capabilities": made, "include": str(tmp_path / "t"), "backend": "hf",
         "arguments": {"dtype": "float32"}, "batch_size": 4, "few_shot": None, "limit": None,
-        "seed": 1,
+        "seed": 1, "inputs": {"model": "0f"},
     }  # fmt: skip
     assert ask(job, tmp_path) == ""
     result = json.loads((tmp_path / "tasks.json").read_text())
@@ -187,8 +188,11 @@ def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path
     assert math.isclose(result["capabilities"]["old"], right / len(asked))
     # an attempt with another configuration does not go on with the answers of this one
     partial = tmp_path / "tasks.partial.json"
-    partial.write_text(json.dumps({key: result[key] for key in ("configuration", "tasks")}))
+    partial.write_text(
+        json.dumps({key: result[key] for key in ("configuration", "inputs", "tasks")})
+    )
     assert "another task configuration" in ask(job | {"limit": 3}, tmp_path)
+    assert "other weights" in ask(job | {"inputs": {"model": "1e"}}, tmp_path)
     # and with the same one it asks nothing again: the model may even be gone
     assert ask(job | {"model": "nowhere", "batch_size": 1}, tmp_path) == ""
     assert json.loads((tmp_path / "tasks.json").read_text()) == result
@@ -201,3 +205,36 @@ def test_lm_eval_knows_the_papers_tasks() -> None:
 
     capabilities = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
     assert missing_tasks({**capabilities, "more": ["no_such_task"]}) == ["no_such_task"]
+
+
+@pytest.mark.slow
+def test_every_arm_is_asked_the_same_through_the_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    kept = ("dialect", "chain_0", "chain_1")
+    sources = [f"domain.sources.{name}.max_bytes=30000" for name in kept]
+    sources += [f"~domain.sources.chain_{i}" for i in range(2, 9)]
+    run = (
+        "recipe=toy_synthetic", f"run_dir={tmp_path}", "arms=[base,no_replay]", "parallel=single",
+        "pretrain.steps=2", "train.steps=2", *sources,
+    )  # fmt: skip
+    for stage in ("prepare", "pretrain", "train"):
+        assert nemo_rod(stage, *run).returncode == 0
+    asked = nemo_rod("evaluate", *run, "tasks=held_out", "tasks.held_out=6")
+    assert asked.returncode == 0 and "tasks of no_replay" in asked.stderr, asked.stderr[-2000:]
+    read = {
+        name: json.loads((tmp_path / "arms" / name / "tasks.json").read_text())
+        for name in ("base", "no_replay")
+    }
+    assert read["base"]["configuration"] == read["no_replay"]["configuration"]
+    assert set(read["base"]["capabilities"]) == {"chain_0", "chain_1"}
+    assert nemo_rod("report", *run).returncode == 0
+    results = json.loads((tmp_path / "report" / "results.json").read_text())["arms"]["no_replay"]
+    lost = [
+        max(0.0, value - read["no_replay"]["capabilities"][name])
+        for name, value in read["base"]["capabilities"].items()
+    ]
+    assert results["task_forgetting"] == pytest.approx(sum(lost) / 2)
+    again = nemo_rod("evaluate", *run, "tasks=held_out", "tasks.held_out=6")
+    assert "done before" in again.stderr
+    other = nemo_rod("evaluate", *run, "tasks=held_out", "tasks.held_out=7")
+    assert other.returncode == 2 and "made with tasks.held_out=6, but now it is 7" in other.stderr

@@ -46,6 +46,7 @@ class TaskJob:
         few_shot: Examples before a question; None for each task's own number.
         limit: Questions of each task, at most; None for all.
         seed: Of the choice of examples, and of lm-eval's other draws.
+        inputs: What else decides the answers, such as the digest of the weights; written down.
     """
 
     name: str
@@ -59,11 +60,12 @@ class TaskJob:
     few_shot: int | None
     limit: int | None
     seed: int
+    inputs: dict[str, Any]
 
     def configuration(self) -> dict[str, Any]:
         """What must be the same for models that are compared, versions included."""
         compared = dataclasses.asdict(self)
-        for key in ("name", "model", "out", "include", "batch_size"):
+        for key in ("name", "model", "out", "include", "batch_size", "inputs"):
             del compared[key]
         packages = ("lm_eval", BACKENDS[self.backend])
         return {**compared, **{name: _version(name) for name in packages}}
@@ -106,7 +108,8 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
     configuration = job.configuration()
     out = Path(job.out)
     partial = out.with_suffix(".partial.json")
-    done = _earlier(partial, configuration)
+    made_from = {"configuration": configuration, "inputs": job.inputs}
+    done = _earlier(partial, made_from)
     entries = [name for names in job.capabilities.values() for name in names]
     left = [name for name in entries if name not in done]
     ask = _asker(job) if left else None
@@ -116,12 +119,12 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
         assert ask is not None
         results = ask(portion)
         done |= {name: entry_of(name, results) for name in portion}
-        write_json(partial, {"configuration": configuration, "tasks": done})
+        write_json(partial, {**made_from, "tasks": done})
     show(len(entries), "")
     accuracy = capability_accuracy(
         job.capabilities, {name: entry["accuracy"] for name, entry in done.items()}
     )
-    result = {"configuration": configuration, "capabilities": accuracy}
+    result = {**made_from, "capabilities": accuracy}
     write_json(out, {**result, "tasks": {name: done[name] for name in entries}})
     partial.unlink(missing_ok=True)
 
@@ -136,15 +139,15 @@ def capability_accuracy(
     }
 
 
-def _earlier(partial: Path, configuration: dict[str, Any]) -> dict[str, Any]:
+def _earlier(partial: Path, made_from: dict[str, Any]) -> dict[str, Any]:
     """What an interrupted attempt has answered."""
     if not partial.exists():
         return {}
     earlier = json.loads(partial.read_text())
-    if earlier["configuration"] != json.loads(json.dumps(configuration)):
+    if {key: earlier[key] for key in made_from} != json.loads(json.dumps(made_from)):
         raise ValueError(
-            f"{partial} was begun with another task configuration: add rebuild=[evaluate] to "
-            "ask again, or choose another run_dir."
+            f"{partial} was begun with another task configuration or other weights: add "
+            "rebuild=[evaluate] to ask again, or choose another run_dir."
         )
     done: dict[str, Any] = earlier["tasks"]
     return done

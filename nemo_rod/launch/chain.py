@@ -67,7 +67,8 @@ def whole_chain(config: Config) -> list[Link]:
 def stage_link(stages: Stages, stage: Stage) -> Link:
     """The link of a stage."""
     # void with the model's weights
-    measured = [stages.results.arm(stage.name) / name for name in MEASURED]
+    files = (*MEASURED, "tasks.answered.partial.json")
+    measured = [stages.results.arm(stage.name) / name for name in files]
     return Link(
         name=stage.name,
         command=stage.command,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,12 @@ def not_asked(stages: Stages, names: list[str]) -> list[str]:
     """Those of the arms that have no `tasks.json` yet.
 
     Raises:
-        ValueError: if an arm was asked with another configuration, or with other weights.
+        ValueError: if an arm was asked with another configuration, or with other weights; or if
+            lm-eval is not installed.
     """
     if not has_tasks(stages.config):
         return []
+    check_installed(stages.config.tasks.backend)
     return [name for name in names if not _is_asked(stages, name)]
 
 
@@ -76,12 +79,10 @@ def ask_arms(stages: Stages, names: list[str]) -> None:
         folder = stages.results.arm(name)
         folder.mkdir(parents=True, exist_ok=True)
         answered = folder / "tasks.answered.json"
-        job = _job(stages.config, name, stages.results.checkpoint(name), answered)
+        job = _job(stages, name, answered)
         job = dataclasses.replace(job, capabilities=capabilities, include=include)
         _run(job, stages)
-        result = json.loads(answered.read_text())
-        write_json(folder / FILE, {**result, "inputs": {"model": stages.results.weights(name)}})
-        answered.unlink()
+        os.replace(answered, folder / FILE)
 
 
 def _run(job: TaskJob, stages: Stages) -> None:
@@ -108,22 +109,32 @@ def _capabilities(stages: Stages) -> tuple[dict[str, list[str]], str | None]:
     return made, str(folder.absolute())
 
 
-def _job(config: Config, name: str, model: Path, out: Path) -> TaskJob:
-    """What the model is asked, but for which tasks."""
-    tasks = config.tasks
+def _job(stages: Stages, name: str, out: Path) -> TaskJob:
+    """What an arm is asked, but for which tasks."""
+    tasks = stages.config.tasks
     return TaskJob(
         name=name,
-        model=str(model.absolute()),
+        model=str(stages.results.checkpoint(name).absolute()),
         out=str(out.absolute()),
         capabilities={},
         include=None,
         backend=tasks.backend,
-        arguments={"dtype": _DTYPES[config.model.precision], **tasks.arguments},
+        arguments={"dtype": _DTYPES[stages.config.model.precision], **tasks.arguments},
         batch_size=tasks.batch_size,
         few_shot=tasks.few_shot,
         limit=tasks.limit,
         seed=tasks.seed,
+        inputs=_inputs(stages, name),
     )
+
+
+def _inputs(stages: Stages, name: str) -> dict[str, Any]:
+    """What decides the answers beside lm-eval's configuration."""
+    return {
+        "model": stages.results.weights(name),
+        "blocks": stages.results.block_counts()["digest"],
+        "tasks.held_out": stages.config.tasks.held_out,
+    }
 
 
 def _is_asked(stages: Stages, name: str) -> bool:
@@ -131,16 +142,15 @@ def _is_asked(stages: Stages, name: str) -> bool:
     if not path.exists():
         return False
     recorded = json.loads(path.read_text())
-    made_with: dict[str, Any] = {
-        **flatten("tasks", recorded["configuration"]), "model": recorded["inputs"]["model"],
-    }  # fmt: skip
-    job = _job(stages.config, name, stages.results.checkpoint(name), path)
-    if stages.config.tasks.held_out:
-        job.capabilities = recorded["configuration"]["capabilities"]  # made of the run's own blocks
-    else:
-        job.capabilities = stages.config.tasks.capabilities
+    made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
+    job = _job(stages, name, path)
+    # those of held-out blocks are made of the run's own, whose digest is compared
+    own = bool(stages.config.tasks.held_out)
+    job.capabilities = (
+        recorded["configuration"]["capabilities"] if own else stages.config.tasks.capabilities
+    )
     now = flatten("tasks", json.loads(json.dumps(job.configuration())))
-    now["model"] = stages.results.weights(name)
+    now |= job.inputs
     for key in sorted({*made_with, *now}):
         if made_with.get(key) != now.get(key):
             raise ValueError(

@@ -26,8 +26,8 @@ from nemo_rod.report.history import History, read_history
 ROLES = ("adaptation", "replay")
 # What `arm.json` says of an arm beside its costs.
 DESIGN = (
-    "of", "steps", "budget", "multiplier", "kappa", "share", "adaptation", "replay", "follow",
-    "follow_by", "curriculum", "references",
+    "of", "steps", "budget", "multiplier", "scored_eighths", "retention", "kappa", "steering",
+    "share", "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
 )  # fmt: skip
 
 

@@ -73,6 +73,7 @@ def look(blocks: Path | None = None) -> Iterator[Finding]:
         yield _installed(
             name, name, "only for such input: make venv, or pip install nemo-rod[data]", None
         )
+    yield _installed("lm-eval", "lm-eval", "only for tasks=...: pip install nemo-rod[eval]", None)
     yield _attempt("devices", _devices, _TRAINING)
     yield _attempt("trainer", _trainer, _TRAINING)
     yield _attempt("torchrun, gloo", _torchrun, "several processes cannot talk to each other here")

@@ -37,7 +37,7 @@ def forgetting_profile(settings: Sequence[Results], canvas: Canvas) -> Figure | 
     shown = [(results, names) for results, names in shown if names]
     if not shown:
         return None
-    texts = [[_slope_text(results, name) for name in names] for results, names in shown]
+    texts = [[_slope_text(results, name, canvas) for name in names] for results, names in shown]
     sources = [shorten(name, canvas) for results, _ in shown for name in _vulnerability(results)]
     above = 0.25 + 0.71 * label_width(sources, canvas)
     right = label_width([text for labels in texts for text in labels], canvas)
@@ -68,7 +68,7 @@ def _profiled(results: Results) -> list[str]:
     return names if _vulnerability(results) else []
 
 
-def _slope_text(results: Results, name: str) -> str:
+def _slope_text(results: Results, name: str, canvas: Canvas) -> str:
     """An arm's label with its slope, the paper's beside it, and that without the outlier."""
     profile, label = results["profile"][name], parse_arm(name).label
     slope, without = profile["slope"], profile["slope_without"]
@@ -77,9 +77,12 @@ def _slope_text(results: Results, name: str) -> str:
     paper = (paper_value("fig:forgetting_profiles_extended", "slope", results["recipe"]) or {}).get(
         name
     )
-    said = f" (paper {paper:.2f})" if paper is not None else ""
+    said = f", paper {paper:.2f}" if paper is not None else ""
     text = f"{label}\nslope {slope:.2f}{said}"
-    return text + (f"\nbroken line {without:.2f}" if without is not None else "")
+    text += f"\nbroken line {without:.2f}" if without is not None else ""
+    if canvas.narrow:
+        text = text.replace(", paper", "\npaper").replace("broken line", "broken")
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _draw_profiles(
