@@ -71,11 +71,10 @@ class Builder:
         found: dict[str, Any] = json.loads(self("inspect", "--type", "image", tag))
         return found["Docker"]["config"]
 
-    def size(self, tag: str) -> int:
-        """Bytes of an image."""
-        return sum(
-            image["size"] for image in map(_whole, json.loads(self("images", "--json", tag)))
-        )
+    def size(self, tag: str) -> str:
+        """Size of an image, in words."""
+        (image,) = json.loads(self("images", "--json", tag))
+        return str(image["size"])
 
     def run(self, tag: str, *command: str, options: Sequence[str] = ()) -> str:
         """Runs a command in a fresh container of an image, as the image's user."""
@@ -84,12 +83,6 @@ class Builder:
             return self("run", "--isolation", "chroot", *options, container, "--", *command)
         finally:
             self("rm", container)
-
-
-def _whole(image: dict[str, Any]) -> dict[str, Any]:
-    units = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-    number, unit = image["size"].split()
-    return {**image, "size": int(float(number) * units[unit.upper()])}
 
 
 def pip_configuration(folder: Path) -> tuple[Path, list[Path], bool]:

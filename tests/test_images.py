@@ -93,8 +93,8 @@ def gpu_image(builder: Builder, nemo_rl_base: str) -> str:
 def _timed(builder: Builder, tag: str, work: Callable[[], None]) -> None:
     start = time.monotonic()
     work()
-    size = builder.size(f"localhost/{tag}")
-    print(f"\n{tag}: {time.monotonic() - start:.0f} s, {size / 1e9:.2f} GB", flush=True)
+    seconds = time.monotonic() - start
+    print(f"\n{tag}: {seconds:.0f} s, {builder.size(f'localhost/{tag}')}", flush=True)
 
 
 @pytest.mark.images
