@@ -95,12 +95,38 @@ def test_budgets() -> None:
         ("{of: rod, selection: {kapa: 2}}", "selection: Key 'kapa' not in 'Selection'"),
         ("{of: rod, selection: {multiplier: 0.5}}", "selection.multiplier=0.5 is not valid"),
         ("{of: rod, scoring: {micro_batch_size: x}}", "scoring: Value 'x'"),
+        ("{of: rod, selection: {target_share: 2}}", "target_share=2.0 is not valid"),
+        (
+            "{of: rod, selection: {target_share: 0.2, target_forgetting: 0.1}}",
+            "sets target_share and target_forgetting: set one of them",
+        ),
+        ("{of: rod, selection: {target_share: 0.2, kappa: 0}}", "kappa=0 cannot be steered"),
+        ("{of: rod, converge: true}", "converge is for arms without selection"),
         ("{of: rod, train: {batch_size: 33}}", "train.batch_size=33 does not divide"),
     ],
 )
 def test_a_variant_that_cannot_be_is_refused(values: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         toy(bad=values)
+
+
+def test_what_is_looked_at_while_it_trains_needs_looks() -> None:
+    for name, arm in (("converge", "no_replay_converged"), ("follow", "steered")):
+        variants = {"steered": {"of": "rod", "selection": {"target_forgetting": 0.1}}}
+        config = dataclasses.replace(
+            recipe("toy_synthetic"),
+            arms=["base", arm],
+            variants=recipe("toy_synthetic").variants | variants,
+        )
+        with pytest.raises(ValueError, match=f"validation.every=0 is not valid.*{arm} can {name}"):
+            check(config)
+
+
+def test_steered_arms_say_what_they_follow() -> None:
+    blocks = {"num_adaptation": 100, "num_replay": 300, "digest": ""}
+    steering = Stages(recipe()).jobs.arm("rod_share_32", blocks).steering
+    assert steering == {"quantity": "share", "target": 0.32, "gain": 0.1, "start": 1.0}
+    assert Stages(recipe()).jobs.arm("rod", blocks).steering is None
 
 
 def test_variants_that_wait_for_each_other_are_refused() -> None:
