@@ -550,6 +550,7 @@ def add_variants(run: FakeRun) -> None:
         file.write_text(json.dumps(json.loads(file.read_text()) | change | {"arm": name}))
 
 
+@pytest.mark.timeout(600)  # it draws every figure twice
 def test_everything_at_once(tmp_path: Path) -> None:
     few = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
     run = write_run(tmp_path / "german_qwen3_5_4b", arms=few)
