@@ -80,7 +80,9 @@ class Builder:
         """Runs a command in a fresh container of an image, as the image's user."""
         container = self("from", "--pull-never", tag).strip()
         try:
-            return self("run", "--isolation", "chroot", *options, container, "--", *command)
+            # env looks for the command in the image's PATH; buildah itself does so in the host's
+            words = ["run", "--isolation", "chroot", *options, container, "--", "env", *command]
+            return self(*words)
         finally:
             self("rm", container)
 
