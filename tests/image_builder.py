@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PROGRAMS = ("buildah", "mmdebstrap")
+PROGRAMS = ("buildah", "mmdebstrap", "unshare")
 PACKAGES = "python3,python3-venv,ca-certificates"  # what docker.io/library/python has of Debian
 
 
@@ -41,8 +41,8 @@ class Builder:
     def bootstrap(self, tag: str) -> None:
         """A base image of Debian's Python."""
         archive = self.root / "base.tar"
-        command = [
-            "mmdebstrap",
+        command = [  # in a mount namespace of its own: killed, it leaves none of its mounts behind
+            *("unshare", "--mount", "mmdebstrap"),
             "--variant=minbase",
             "--dpkgopt=force-unsafe-io",
             f"--include={PACKAGES}",
@@ -136,8 +136,14 @@ def _driver(root: Path) -> str:
 
 
 def _clear(folder: Path) -> None:
-    """Removes a folder with images, and what buildah has left mounted in it."""
-    mounts = Path("/proc/self/mounts").read_text()
-    for mount in re.findall(rf"^\S+ ({re.escape(str(folder))}/\S+)", mounts, re.MULTILINE):
+    """Removes a folder with images, but never through a mount: what lies there is the machine's."""
+    for mount in reversed(_mounts_below(folder)):
         subprocess.run(["umount", "--lazy", mount], capture_output=True)
+    left = _mounts_below(folder)
+    assert not left, f"{folder} is kept, because these are still mounted in it: {', '.join(left)}"
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mounts_below(folder: Path) -> list[str]:
+    mounts = Path("/proc/self/mounts").read_text()
+    return re.findall(rf"^\S+ ({re.escape(str(folder))}/\S+)", mounts, re.MULTILINE)
