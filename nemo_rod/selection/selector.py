@@ -23,6 +23,8 @@ from nemo_rod.selection.policies import Policy
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 from nemo_rod.selection.references import block_loss
 
+COMPARED_EVERY = 10  # steps between two looks at what prefixes would have chosen
+
 
 class BlockScorer(Protocol):
     """Scores blocks with the current model."""
@@ -91,7 +93,7 @@ class Selector:
 
         choice = choose(pool, self.policy, self.batch_size, losses, self.on_nonfinite)
         prefixes, begin = {}, time.perf_counter()
-        if self.eighths == NUM_CHUNKS:
+        if self.eighths == NUM_CHUNKS and step % COMPARED_EVERY == 0:
             loss = partial(block_loss, sums, self.block_size)
             prefixes = prefix_fidelity(choice, self.policy, loss, reference)
         seconds = {"lookup": lookup, **choice.seconds}
