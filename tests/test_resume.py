@@ -19,7 +19,7 @@ from tiny import LAYOUTS, STEPS, Setting
 from nemo_rod.config import Parallel
 from nemo_rod.selection import Curriculum
 
-NEVER = ("timing/",)  # metrics that no two runs share
+NEVER = ("timing/", "rod/overhead")  # metrics that no two runs share
 
 
 def kill_after(step: int, job: Path, world_size: int) -> None:
