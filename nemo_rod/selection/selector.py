@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose
-from nemo_rod.selection.fidelity import prefix_fidelity
+from nemo_rod.selection.fidelity import PrefixLoss, prefix_fidelity
 from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.policies import Policy
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
@@ -92,11 +92,19 @@ class Selector:
             return block_loss(sums, self.block_size, self.eighths), reference_C
 
         choice = choose(pool, self.policy, self.batch_size, losses, self.on_nonfinite)
-        prefixes, begin = {}, time.perf_counter()
-        if self.eighths == NUM_CHUNKS and step % COMPARED_EVERY == 0:
-            loss = partial(block_loss, sums, self.block_size)
-            prefixes = prefix_fidelity(choice, self.policy, loss, reference)
-        seconds = {"lookup": lookup, **choice.seconds}
+        choice = replace(choice, seconds={"lookup": lookup, **choice.seconds})
+        if self.eighths < NUM_CHUNKS or step % COMPARED_EVERY:
+            return choice
+        return self._compared(choice, sums, reference)
+
+    def _compared(
+        self, choice: Choice, sums: npt.NDArray[np.float32], reference: PrefixLoss
+    ) -> Choice:
+        """Adds what prefixes of the candidates would have chosen."""
+        begin = time.perf_counter()
+        loss = partial(block_loss, sums, self.block_size)
+        prefixes = prefix_fidelity(choice, self.policy, loss, reference)
+        seconds = dict(choice.seconds)
         seconds["selection"] += time.perf_counter() - begin
         return replace(choice, seconds=seconds, prefixes=prefixes)
 
