@@ -133,16 +133,14 @@ def test_cpu_image_serves_any_user(builder: Builder, cpu_image: str, tmp_path: P
 def test_layer_over_nemo_rl_adds_the_package_and_nothing_else(
     builder: Builder, nemo_rl_base: str, gpu_image: str
 ) -> None:
-    def packages(image: str, python: str) -> set[str]:
-        return set(
-            builder.run(image, "python3", "-m", "pip", "--python", python, "freeze").splitlines()
-        )
+    def packages(image: str, *pip: str) -> set[str]:
+        return set(builder.run(image, "python3", "-m", "pip", *pip, "freeze").splitlines())
 
-    before, after = packages(nemo_rl_base, "python3"), packages(gpu_image, "python3")
+    before, after = packages(nemo_rl_base), packages(gpu_image)
     assert before < after
     assert {re.split("==| @ ", line)[0] for line in after - before} == {"nemo-rod"}
     worker = f"{WORKERS}/bin/python"
-    names = {re.split("==| @ ", line)[0] for line in packages(gpu_image, worker)}
+    names = {re.split("==| @ ", line)[0] for line in packages(gpu_image, "--python", worker)}
     assert {"nemo-rod", "hydra-core", "omegaconf", "numpy"} <= names
     assert "torch" not in names
 
