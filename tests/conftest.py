@@ -39,7 +39,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[s
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     """Runs a program under the real torchrun on this machine.
 
-    `torchrun(nproc, target, *args, timeout=100, env=None, cwd=None, expect_failure=False)` runs
+    `torchrun(nproc, target, *args, timeout=600, env=None, cwd=None, expect_failure=False)` runs
     `target` (a script's path, or a module's name) in `nproc` processes and returns what each rank
     printed (stdout, then stderr), in the order of the ranks. It fails the test with the tails of
     the ranks' logs when a rank fails (or, with `expect_failure`, when none does), and when the run
@@ -50,7 +50,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
         nproc: int,
         target: str | Path,
         *args: object,
-        timeout: float = 100,
+        timeout: float = 600,
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
         expect_failure: bool = False,

@@ -157,6 +157,7 @@ TINY = [
     *("recipe=toy_synthetic", "parallel=single", "pretrain.steps=6", "train.steps=6"),
     *("pretrain.batch_size=8", "pretrain.micro_batch_size=8", "scoring.micro_batch_size=16"),
     *("train.batch_size=8", "train.micro_batch_size=8", "checkpoint.every=100"),
+    "selection.multiplier=4",  # twice as many new blocks as are chosen, which first are all new
 ]
 
 
