@@ -100,7 +100,8 @@ def draw_plane(
         )  # fmt: skip
     labels.sort(key=lambda label: not label.bold)
     if show_gap and is_log:
-        labels += _draw_gap(axes, results)
+        gap_labels, gap_line = _draw_gap(axes, results)
+        labels, lines = labels + gap_labels, lines + gap_line
     place_labels(axes, labels, avoid=lines, size=canvas.font_size)
 
 
@@ -189,12 +190,12 @@ def _along(path: Sequence[Point], is_log: bool = True) -> list[Point]:
     return points
 
 
-def _draw_gap(axes: Axes, results: Results) -> list[Label]:
-    """The distance from RoD to the chord at equal forgetting; returns its label."""
+def _draw_gap(axes: Axes, results: Results) -> tuple[list[Label], list[Point]]:
+    """The distance from RoD to the chord at equal forgetting; returns its label and its line."""
     chord = chord_of(results["arms"], results["chord"])
     gap = results["comparisons"].get("rod", {}).get("gap")
     if chord is None or gap is None:
-        return []
+        return [], []
     rod = results["arms"]["rod"]
     loss, forgetting = rod["adapt_loss"], rod["val_forgetting"]
     axes.plot(
@@ -203,7 +204,8 @@ def _draw_gap(axes: Axes, results: Results) -> list[Label]:
     )  # fmt: skip
     axes.plot(loss - gap, forgetting, "|", color=light("rod"), markersize=7, zorder=4)
     text = f"{_signed(gap)} at equal F_val"
-    return [Label(loss - gap, forgetting, text, light("rod"))]
+    line = _along([(loss, forgetting), (loss - gap, forgetting)])
+    return [Label(loss - gap, forgetting, text, light("rod"))], line
 
 
 def _signed(value: float) -> str:
