@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from swap_in_oracle import assert_trained_on_the_top
 
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum import CurriculumArrays
@@ -84,19 +85,12 @@ def test_rod_selects_in_training_and_not_in_validation(jobs: Jobs) -> None:
 
 
 def test_the_job_trains_on_the_top_of_its_pools(jobs: Jobs) -> None:
-    curriculum = jobs.curriculum("rod")
-    assert sorted(curriculum.block_ids.ravel()) == list(range(MULTIPLIER * STEPS * BATCH))
-    for score, chosen in zip(curriculum.score, curriculum.chosen, strict=True):
-        order = sorted(range(len(score)), key=lambda i: (-score[i], i))
-        assert sorted(order[:BATCH]) == np.flatnonzero(chosen).tolist()
-    trained = [
-        loss[chosen].astype(np.float64).mean()
-        for loss, chosen in zip(curriculum.loss, curriculum.chosen, strict=True)
-    ]
-    np.testing.assert_allclose(jobs.steps("rod", "loss"), trained, rtol=0, atol=2e-6)
-    # at the base a replay sample scores exactly 0
-    is_replay = curriculum.block_ids[0] >= MULTIPLIER * STEPS * BATCH // 2
-    assert is_replay.any() and (curriculum.score[0][is_replay] == 0).all()
+    assert_trained_on_the_top(
+        jobs.curriculum("rod"),
+        jobs.steps("rod", "loss"),
+        batch_size=BATCH,
+        num_drawn=MULTIPLIER * STEPS * BATCH,
+    )
 
 
 def test_two_replicas(jobs: Jobs) -> None:
