@@ -80,6 +80,11 @@ def check(config: Config) -> None:
             continue
         arm, every = arm_settings(config, name), config.validation.every
         steered = arm.scores and arm.selection.target_forgetting is not None
+        if arm.scores and arm.scoring.every != 1 and config.launcher.kind == "nemo_rl":
+            raise ValueError(
+                f"{name} has scoring.every={arm.scoring.every}, but the workers of launcher.kind="
+                "nemo_rl do not tell what each block costs in training: set scoring.prefix instead."
+            )
         if arm.converge or steered:
             why = "converge" if arm.converge else "follow its forgetting"
             _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can {why}")
@@ -137,11 +142,6 @@ def _check_scoring(where: str, value: Scoring, config: Config) -> None:
         raise ValueError(
             f"{where} sets every={value.every} and prefix={value.prefix}: set one of them, since "
             "averages by source are of whole blocks."
-        )
-    if value.every != 1 and config.launcher.kind == "nemo_rl":
-        raise ValueError(
-            f"{where}.every={value.every} is not there with launcher.kind=nemo_rl, whose workers "
-            "do not tell what each block costs in training: set scoring.prefix instead."
         )
     parallel, block_size = config.parallel, config.domain.block_size
     # context parallelism deals out runs of positions in pairs, sequence parallelism one run a rank

@@ -80,13 +80,13 @@ class SourceAverages:
         source_C = self._source_index(pool.block_ids)
         mean = np.where(np.isnan(self.mean), np.nanmean(self.mean), self.mean)
         draws = np.random.default_rng((derive_key(self._seed, "averages"), pool.step))
-        score_C = mean[source_C] + np.sqrt(self.variance)[source_C] * draws.standard_normal(
-            len(source_C)
-        )
+        normal_C = draws.standard_normal(len(source_C))
+        guess_C = mean[source_C] + np.sqrt(self.variance)[source_C] * normal_C
+        score_C: npt.NDArray[np.float32] = guess_C.astype(np.float32)
         oldest = int(np.argmin(self._seen[source_C]))
         if pool.step - self._seen[source_C[oldest]] > len(self.mean):
-            score_C[oldest] = score_C.max()
-        return score_C.astype(np.float32)
+            score_C[oldest] = np.nextafter(score_C.max(), np.float32(np.inf))
+        return score_C
 
     def observe(
         self, step: int, block_ids: npt.NDArray[np.int64], loss: npt.NDArray[np.float32]
