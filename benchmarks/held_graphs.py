@@ -6,8 +6,8 @@ arithmetic 1.25x of such a job's plain step, instead of 1.5x. This measures that
 Megatron's own recomputing layers, against a step that scores first; nothing in the package does it
 (docs/cheaper.md says why).
 
-A graph cannot move, so winners go backward on the replica that scored them, and all wait for the one
-that has most. What that costs is calculated by drawing winners at random.
+A graph cannot move, so winners go backward on the replica that scored them, and all wait for the
+one that has most. What that costs is calculated by drawing winners at random.
 
 Times are the processor's; the kinds of steps take turns, and every ratio is of one round's.
 
