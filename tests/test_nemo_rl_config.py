@@ -27,7 +27,7 @@ RECIPES = sorted((Path(__file__).parent.parent / "recipes" / "nemo_rl").glob("*.
 GOOD: dict[str, Any] = {
     "rod": {"choose_in": "workers", "steps": 3, "worker": "a.B", "hf": False,
             "selection": {"balance": "expected", "on_nonfinite": "refuse"},
-            "scoring": {"prefix": "1"}},
+            "scoring": {"prefix": "1", "every": 1}},
     "policy": {
         "train_global_batch_size": 16,
         "train_micro_batch_size": 2,
