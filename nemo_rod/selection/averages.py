@@ -29,6 +29,8 @@ from nemo_rod.selection.policies import reducible_loss
 
 # A mean over fewer blocks is too noisy, one over many more lags behind a model that learns.
 MEMORY_BLOCKS = 8
+# Nats. At the base all scores of replay are equal but for rounding, which must not decide.
+MIN_DEVIATION = 1e-3
 
 
 class SourceAverages:
@@ -81,7 +83,8 @@ class SourceAverages:
         mean = np.where(np.isnan(self.mean), np.nanmean(self.mean), self.mean)
         draws = np.random.default_rng((derive_key(self._seed, "averages"), pool.step))
         normal_C = draws.standard_normal(len(source_C))
-        guess_C = mean[source_C] + np.sqrt(self.variance)[source_C] * normal_C
+        deviation = np.maximum(np.sqrt(self.variance), MIN_DEVIATION)
+        guess_C = mean[source_C] + deviation[source_C] * normal_C
         score_C: npt.NDArray[np.float32] = guess_C.astype(np.float32)
         oldest = int(np.argmin(self._seen[source_C]))
         if pool.step - self._seen[source_C[oldest]] > len(self.mean):
