@@ -6,6 +6,9 @@ arithmetic 1.25x of such a job's plain step, instead of 1.5x. This measures that
 Megatron's own recomputing layers, against a step that scores first; nothing in the package does it
 (docs/cheaper.md says why).
 
+A graph cannot move, so winners go backward on the replica that scored them, and all wait for the
+one that has most. What that costs is calculated by drawing winners at random.
+
 Times are the processor's; the kinds of steps take turns, and every ratio is of one round's.
 
     python benchmarks/held_graphs.py [--quick] [--json FILE]
@@ -22,6 +25,8 @@ from _rows import Row, Setting, run, under
 
 CHOSEN, TOKENS, VOCABULARY, HIDDEN, LAYERS = 4, 256, 512, 128, 4
 WARM_UP = 2  # rounds
+# replicas, and candidates that each of them scores in a step
+SHARES = ((1, 128), (2, 64), (16, 16), (16, 128), (128, 16))
 
 
 def held(setting: Setting) -> Iterator[Row]:
@@ -35,6 +40,20 @@ def held(setting: Setting) -> Iterator[Row]:
     # what is kept until the last candidate is scored: fp32 here, two bytes in bf16
     kept = (LAYERS + 1) * TOKENS * HIDDEN * 4 / 2**20
     yield Row("kept for a candidate, but for its logits", kept, "MiB")
+
+
+def replicas(setting: Setting) -> Iterator[Row]:
+    """The same by arithmetic on several replicas: m = 2, backward twice as long as forward."""
+    rng, draws = np.random.default_rng(0), 50 if setting.quick else 500
+    for count, share in SHARES:
+        chosen = count * share // 2
+        most = [
+            np.bincount(rng.permutation(count * share)[:chosen] // share).max()
+            for _ in range(draws)
+        ]
+        # forward, then forward again and backward for the winners; a plain step does it for all
+        ratio = (share + 3 * np.mean(most)) / (4 * share / 2)
+        yield Row(f"held_over_plain.{count}x{share}", ratio, "x")
 
 
 @dataclass
@@ -154,4 +173,4 @@ def make_job(rendezvous: str) -> Job:
 
 
 if __name__ == "__main__":
-    run(__doc__, {"held": held})
+    run(__doc__, {"held": held, "replicas": replicas})

@@ -80,6 +80,11 @@ def check(config: Config) -> None:
             continue
         arm, every = arm_settings(config, name), config.validation.every
         steered = arm.scores and arm.selection.target_forgetting is not None
+        if arm.scores and arm.scoring.every != 1 and config.launcher.kind == "nemo_rl":
+            raise ValueError(
+                f"{name} has scoring.every={arm.scoring.every}, but the workers of launcher.kind="
+                "nemo_rl do not tell what each block costs in training: set scoring.prefix instead."
+            )
         if arm.converge or steered:
             why = "converge" if arm.converge else "follow its forgetting"
             _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can {why}")
@@ -132,6 +137,12 @@ def _check_scoring(where: str, value: Scoring, config: Config) -> None:
         value.micro_batch_size >= 1, f"{where}.micro_batch_size", value.micro_batch_size, ">= 1"
     )
     _expect(value.prefix in PREFIXES, f"{where}.prefix", value.prefix, ", ".join(PREFIXES))
+    _expect(value.every >= 0, f"{where}.every", value.every, ">= 0")
+    if value.every != 1 and value.prefix != "1":
+        raise ValueError(
+            f"{where} sets every={value.every} and prefix={value.prefix}: set one of them, since "
+            "averages by source are of whole blocks."
+        )
     parallel, block_size = config.parallel, config.domain.block_size
     # context parallelism deals out runs of positions in pairs, sequence parallelism one run a rank
     shares = (2 * parallel.context if parallel.context > 1 else 1) * (

@@ -94,6 +94,7 @@ class Scoring:
 
     micro_batch_size: int = MISSING  # blocks in one forward pass of one replica
     prefix: str = "1"  # share of a candidate that is scored, its beginning: 1, 1/2, 1/4 or 1/8
+    every: int = 1  # steps between scoring passes, 0: only the first; else by averages of sources
 
     @property
     def eighths(self) -> int:

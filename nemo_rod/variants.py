@@ -106,7 +106,7 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
     selection = _section(config.selection, merged.selection, f"{where}.selection")
     scoring = _section(config.scoring, merged.scoring, f"{where}.scoring")
     # a prefix that is none is refused where the whole configuration is checked
-    share = PREFIXES.get(scoring.prefix, 8) / 8
+    share = PREFIXES.get(scoring.prefix, 8) / 8 / scoring.every if scoring.every > 0 else 0.0
     scored = selection.multiplier * share if scores else 0.0
     return ArmSettings(
         name=name,

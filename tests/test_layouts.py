@@ -24,7 +24,8 @@ from tiny import (
 )
 
 from nemo_rod.corpus import BlockStore
-from nemo_rod.selection import Curriculum
+from nemo_rod.selection import Curriculum, Pool, References
+from nemo_rod.selection.averages import SourceAverages
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,41 @@ def test_same_choice_by_prefix_in_other_layouts(
     tiny: Setting, single_prefix: list[Any], layout: str
 ) -> None:
     tiny.rod(layout, LAYOUTS[layout], eighths=2)
-    assert_same_run(tiny.root / "single_2_eighths", tiny.root / f"{layout}_2_eighths")
+    assert_same_run(tiny.root / "single_eighths_2", tiny.root / f"{layout}_eighths_2")
+
+
+@pytest.fixture(scope="module")
+def single_guessed(tiny: Setting) -> list[Any]:
+    weights = tiny.root / "guessed_weights"
+    return tiny.rod("single", LAYOUTS["single"], weights, scored_every=5)
+
+
+def test_between_scoring_passes_the_losses_of_training_are_learned_from(
+    tiny: Setting, single_guessed: list[Any]
+) -> None:
+    references = References.open(tiny.references, tiny.store)
+    starts = np.array([source.start for source in tiny.store.sources])
+    averages = SourceAverages(starts, references, every=5, seed=tiny.arm("rod").seed)
+    for record in single_guessed:
+        weights = tiny.root / "guessed_weights" / str(record.step)
+        loss = hugging_face_losses(weights, tiny.store.tokens(record.block_ids))
+        if record.step % 5:  # a guess: only what it trained on has a loss
+            guess = averages.guess(Pool(record.step, record.block_ids, np.array([])))
+            np.testing.assert_allclose(record.score, guess, rtol=0, atol=1e-4)
+            others = np.delete(np.arange(len(loss)), record.chosen)
+            assert np.isnan(record.loss[others]).all()
+            loss[others] = np.nan
+        np.testing.assert_allclose(record.loss, loss, rtol=0, atol=1e-5)
+        averages.observe(record.step, record.block_ids, loss.astype(np.float32))
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("layout", ["dp2", "tp2_dp2_distopt", "pp2_vpp2"])
+def test_same_guesses_in_other_layouts(
+    tiny: Setting, single_guessed: list[Any], layout: str
+) -> None:
+    tiny.rod(layout, LAYOUTS[layout], scored_every=5)
+    assert_same_run(tiny.root / "single_scored_every_5", tiny.root / f"{layout}_scored_every_5")
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ LOSSES: dict[str, tuple[tuple[float, float], tuple[float, ...]]] = {
     "merge_0.6": ((2.2, 2.3), (0.2, 0.4, 0.3, 0.35)),
     "merge_0.8": ((2.0, 2.1), (0.3, 0.6, 0.5, 0.55)),
     "rod": ((1.88, 2.02), (0.11, 0.15, 0.12, 0.14)),
+    "rod_averages": ((1.89, 2.03), (0.11, 0.16, 0.12, 0.14)),
     "rod_compute_matched": ((1.97, 2.15), (0.12, 0.18, 0.13, 0.15)),
 }
 ARM_KEYS = {
@@ -100,13 +101,14 @@ def write_run(
 
 def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
     is_rod, is_merge = arm.startswith("rod"), arm.startswith("merge")
+    scores = is_rod and arm != "rod_averages"
     steps = {"rod_compute_matched": 14, "max_replay": 2 * STEPS}.get(arm, STEPS)
     width = 2 * K if is_rod else K
     facts: dict[str, Any] = {
         "arm": arm, "kind": "trained", "seed": seed, "steps": steps, "batch_size": K,
         "block_size": S, "trained_tokens": steps * K * S,
-        "scored_tokens": steps * width * S if is_rod else 0,
-        "compute": steps * (1 + 2 / 3) if is_rod else float(steps), "wall_seconds": 0.5 * steps,
+        "scored_tokens": steps * width * S if scores else 0,
+        "compute": steps * (1 + 2 / 3) if scores else float(steps), "wall_seconds": 0.5 * steps,
     }  # fmt: skip
     if is_merge:
         facts |= {"kind": "merged", "steps": 0, "trained_tokens": 0, "compute": 0.0}
@@ -320,12 +322,15 @@ def test_checks_measure_what_they_say(results: dict[str, Any]) -> None:
         - chord(f_val("merge_0.8"), "fixed_10", "no_replay"),
         "compute_matched_gap": adapt_loss("rod_compute_matched")
         - chord(f_val("rod_compute_matched"), "fixed_50", "fixed_32"),
+        "averages_gap": adapt_loss("rod_averages")
+        - chord(f_val("rod_averages"), "fixed_50", "fixed_32"),
     }
     for check, value in expected.items():
         assert measured(results, check)["measured"] == pytest.approx(value, rel=1e-9), check
     verdicts = {row["id"]: row["verdict"] for row in results["checks"]}
     assert verdicts["chord_gap"] == verdicts["max_source_ratio"] == "holds"
     assert verdicts["compute_matched_gap"] == "fails"
+    assert verdicts["averages_gap"] == "holds"
 
 
 def test_a_point_beyond_the_chord_is_extrapolated_and_said_to_be(tmp_path: Path) -> None:
@@ -647,7 +652,7 @@ def test_the_text_table_lines_up(results: dict[str, Any]) -> None:
     rule = lines[1]
     for column in (match.start() for match in re.finditer(r"(?<= )-+", rule)):
         assert all(line[column - 1] == " " for line in lines[:14] if len(line) > column)
-    assert len(results["checks"]) == 12
+    assert len(results["checks"]) == 13
 
 
 # ---------------------------------------------------------------- wrong input

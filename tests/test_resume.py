@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -54,14 +55,19 @@ def rows(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["single", "dp2", "dp2_distopt"])
-def test_killed_twice_and_resumed_equals_uninterrupted(tiny: Setting, layout: str) -> None:
-    parallel = LAYOUTS[layout]
-    whole, broken = tiny.root / f"whole_{layout}", tiny.root / f"broken_{layout}"
-    tiny.torchrun(
-        parallel.world_size, "nemo_rod.megatron", tiny.rod_job(whole, parallel, checkpoint_every=4)
-    )
-    job = tiny.rod_job(broken, parallel, checkpoint_every=4)
+@pytest.mark.parametrize(
+    ("layout", "scoring"),
+    [("single", {}), ("dp2", {}), ("dp2_distopt", {}), ("dp2_distopt", {"scored_every": 5})],
+)
+def test_killed_twice_and_resumed_equals_uninterrupted(
+    tiny: Setting, layout: str, scoring: dict[str, int]
+) -> None:
+    parallel, guessed = LAYOUTS[layout], "_guessed" if scoring else ""
+    whole, broken = (tiny.root / f"{name}_{layout}{guessed}" for name in ("whole", "broken"))
+    options: dict[str, Any] = {"checkpoint_every": 4, "scoring": scoring}
+    job = tiny.rod_job(whole, parallel, **options)
+    tiny.torchrun(parallel.world_size, "nemo_rod.megatron", job)
+    job = tiny.rod_job(broken, parallel, **options)
     kill_after(6, job, parallel.world_size)
     kill_after(13, job, parallel.world_size)
     tiny.torchrun(parallel.world_size, "nemo_rod.megatron", job)

@@ -66,7 +66,7 @@ def test_a_prefix_is_chosen_by_its_own_mean(eighths: int) -> None:
 
 
 def test_a_full_run_tells_what_every_prefix_would_have_chosen() -> None:
-    found = selector(eighths=8).choose(0, Everything()).prefixes
+    found = selector(eighths=8).choose(0, Everything()).compared
     full, score = chosen_by(8, 0.5)
     for name, eighths in (("half", 4), ("quarter", 2), ("eighth", 1)):
         chosen, prefix_score = chosen_by(eighths, 0.5)
@@ -81,7 +81,7 @@ def test_a_full_run_tells_what_every_prefix_would_have_chosen() -> None:
 
 
 def test_a_run_that_scores_a_prefix_knows_no_more() -> None:
-    assert selector(eighths=4).choose(0, Everything()).prefixes == {}
+    assert selector(eighths=4).choose(0, Everything()).compared == {}
 
 
 def test_the_same_scores_are_perfectly_faithful() -> None:

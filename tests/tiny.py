@@ -110,7 +110,7 @@ class Setting:
             self.score("base", self.base, "replay"),
         ]
 
-    def arm(self, name: str, *, eighths: int = 8) -> Arm:
+    def arm(self, name: str, **scoring: Any) -> Arm:
         return make_arm(
             name,
             num_adaptation=self.store.num_adaptation,
@@ -120,7 +120,7 @@ class Setting:
             balance="expected",
             kappa=1.0,
             seed=7,
-            eighths=eighths,
+            **scoring,
         )
 
     def train(self, name: str, model: Path, *, steps: int, lr: float) -> Path:
@@ -129,10 +129,10 @@ class Setting:
         self.torchrun(1, "nemo_rod.megatron", job)
         return out
 
-    def rod(self, layout: str, parallel: Parallel, *extra: object, eighths: int = 8) -> list[Any]:
-        """Trains RoD in a layout; returns its records."""
-        out = self.root / (layout if eighths == 8 else f"{layout}_{eighths}_eighths")
-        job = self.rod_job(out, parallel, eighths=eighths)
+    def rod(self, layout: str, parallel: Parallel, *extra: object, **scoring: Any) -> list[Any]:
+        """Trains RoD in a layout; returns its records. The folder is named after all it is told."""
+        out = self.root / "_".join([layout, *(f"{key}_{value}" for key, value in scoring.items())])
+        job = self.rod_job(out, parallel, scoring=scoring)
         self.torchrun(parallel.world_size, WORKER, job, *extra, timeout=300)
         return list(Curriculum.open(out / "curriculum.rod", read_only=True))
 
@@ -181,7 +181,7 @@ class Setting:
         references: list[Path],
         checkpoint_every: int = 10_000,
         stall_seconds: float = 0,
-        eighths: int = 8,
+        scoring: dict[str, Any] | None = None,
     ) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         optimisation = Optimisation(
@@ -197,7 +197,7 @@ class Setting:
             seed=7,
             stall_seconds=stall_seconds,
             model=str(model),
-            arm=dataclasses.asdict(self.arm(arm, eighths=eighths)),
+            arm=dataclasses.asdict(self.arm(arm, **(scoring or {}))),
             optimisation=optimisation,
             references=[str(folder) for folder in references],
             checkpoint_every=checkpoint_every,

@@ -80,6 +80,7 @@ class ModelJobs:
         planned, blocks = blocks is not None, blocks or self.results.block_counts()
         settings = None if name == "base" else self.settings(name)
         optimisation = self.config.pretrain if settings is None else settings.train
+        scoring = self.config.scoring if settings is None else settings.scoring
         selection = self.config.selection if settings is None else settings.selection
         assert optimisation is not None
         arm = make_arm(
@@ -91,7 +92,8 @@ class ModelJobs:
             balance=selection.balance,  # type: ignore[arg-type]
             kappa=selection.kappa,
             seed=self.config.seed,
-            eighths=(settings.scoring if settings else self.config.scoring).eighths,
+            eighths=scoring.eighths,
+            scored_every=None if scoring.every == 1 else scoring.every,
         )
         if settings is None:
             return arm
@@ -186,6 +188,7 @@ class ModelJobs:
             "block_size": block_size,
             "multiplier": arm.num_candidates / arm.batch_size,
             "scored_eighths": arm.eighths,
+            "scored_every": 1 if arm.scored_every is None else arm.scored_every,
             "pools": arm.balance,
             "retention": arm.retention if arm.balance == "corpus" else None,
             "convergence": dataclasses.asdict(rule) if rule else None,

@@ -20,7 +20,6 @@ from nemo_rod.plan.costs import (
     StageCost,
     Work,
     cost,
-    of_prefix,
     prefix_saving,
 )
 from nemo_rod.plan.flops import forward_flops
@@ -236,10 +235,7 @@ def _savings(works: Sequence[Work], setup: Setup, shape: Shape) -> list[Saving]:
         return []
     hours = {work.name: cost(work, setup, shape).gpu_hours for work in works}
     references = hours["references_base"] + hours["references_specialist"]
-    scoring = sum(
-        work.steps * of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
-        for work in selecting
-    )
+    scoring = sum(cost(work, setup, shape).scoring_seconds * work.steps for work in selecting)
     shorter = [e for e in (4, 2) if e < min(work.eighths for work in selecting)]
     return [
         *(prefix_saving(selecting, setup, shape, eighths) for eighths in shorter),

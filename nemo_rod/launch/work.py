@@ -108,6 +108,7 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
         batch_size=optimisation.batch_size,
         pool_size=pool,
         eighths=arm.eighths,
+        scored_share=arm.scored_share,
         disk=weights + kept + curriculum,
     )
 

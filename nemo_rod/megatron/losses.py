@@ -77,19 +77,9 @@ class BlockLosses:
         Returns:
             float32 `[C, eighths]` in nats, the same on every rank: sums over eighths of the block.
         """
-        dp, pp = self.groups.dp, self.groups.pp
         mine = self._share(block_ids)
-        sums = torch.empty(len(mine), eighths, dtype=torch.float32).cuda()
-        outputs = self._forward(mine, eighths)
-        if outputs:
-            torch.cat(outputs, out=sums)
-        if pp.size() > 1:  # only the last stage has losses
-            dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
-        if dp.size() > 1:
-            everyone = torch.empty(dp.size() * len(mine), eighths, dtype=torch.float32).cuda()
-            dist.all_gather_into_tensor(everyone, sums, group=dp)
-            sums = everyone
-        return sums[: len(block_ids)].cpu().numpy()
+        everyone = on_every_rank(self._forward(mine, eighths), len(mine), eighths, self.groups)
+        return everyone.view(-1, eighths)[: len(block_ids)].cpu().numpy()
 
     def own_chunk_sums(self, block_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Partial sums of this replica's share of blocks; a collective call of all ranks.
@@ -143,6 +133,33 @@ class BlockLosses:
         return [output[:, :eighths] for output in outputs]
 
 
+def on_every_rank(
+    outputs: list[torch.Tensor], count: int, num_chunks: int, groups: Any
+) -> torch.Tensor:
+    """What every replica's last stage has found, on every rank. Collective.
+
+    Args:
+        outputs: float32 `[b, num_chunks]` per micro-batch; nothing on other stages.
+        count: rows of a replica, all its micro-batches together.
+        num_chunks: columns.
+        groups: Megatron's process groups (`pp` and `dp` are used).
+
+    Returns:
+        float32 `[replicas, count, num_chunks]`.
+    """
+    dp, pp = groups.dp, groups.pp
+    sums = torch.empty(count, num_chunks, dtype=torch.float32).cuda()
+    if outputs:
+        torch.cat(outputs, out=sums)
+    if pp.size() > 1:  # only the last stage has losses
+        dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
+    if dp.size() == 1:
+        return sums[None]
+    everyone = torch.empty(dp.size() * count, num_chunks, dtype=torch.float32).cuda()
+    dist.all_gather_into_tensor(everyone, sums, group=dp)
+    return everyone.view(dp.size(), count, num_chunks)
+
+
 def scoring_pass(
     schedule: Callable[..., list[torch.Tensor]],
     model: list,
@@ -173,7 +190,7 @@ def scoring_pass(
     def step(batches: Any, chunk: Any, *_: Any) -> tuple:
         output, loss_mask = forward_step(batches, chunk)
         beat()
-        return output, partial(_chunk_sums, loss_mask, cp=cp, num_chunks=num_chunks)
+        return output, partial(partial_sums, loss_mask, cp=cp, num_chunks=num_chunks)
 
     with forward_only(model, get_model_config(model[0])), sliced_logits(model, num_chunks):
         outputs = schedule(
@@ -205,7 +222,7 @@ def plain_forward_step(
     return output, batch["loss_mask"]
 
 
-def _chunk_sums(
+def partial_sums(
     loss_mask: torch.Tensor,
     loss: torch.Tensor,
     non_loss_data: bool = True,
@@ -213,7 +230,10 @@ def _chunk_sums(
     cp: dist.ProcessGroup | None = None,
     num_chunks: int = NUM_CHUNKS,
 ) -> torch.Tensor:
-    """Token losses `[b, s]` -> float32 `[b, num_chunks + 1]`: sums, and the number of targets."""
+    """Token losses `[b, s]` -> float32 `[b, num_chunks + 1]`: sums, and the number of targets.
+
+    Under context parallelism, of this rank's positions alone.
+    """
     mask = loss_mask.view(loss.shape).float()
     masked = loss.float() * mask
     if cp is not None and cp.size() > 1:

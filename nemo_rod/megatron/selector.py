@@ -16,10 +16,12 @@ from megatron.bridge.training import train as loop
 from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
+from nemo_rod.megatron.averages import TrainingLosses
 from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, ReferenceLosses, Selector
+from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
 
@@ -35,6 +37,7 @@ class RoDSelector:
         on_nonfinite: what to do with a score that is no number: "refuse" or "exclude".
         scoring_micro_batch_size: blocks in one forward-only pass of one replica.
         eighths: how much of every candidate is scored, from its beginning.
+        averages: guess the scores of steps without a scoring pass; None scores at every step.
         beat: called whenever this rank got on a bit.
     """
 
@@ -49,6 +52,7 @@ class RoDSelector:
         on_nonfinite: OnNonfinite = "refuse",
         scoring_micro_batch_size: int = 1,
         eighths: int = NUM_CHUNKS,
+        averages: SourceAverages | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.selector = Selector(
@@ -59,6 +63,7 @@ class RoDSelector:
             references=references,
             on_nonfinite=on_nonfinite,
             eighths=eighths,
+            averages=averages,
         )
         self.store = store
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
@@ -124,9 +129,22 @@ class RoDSelector:
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.selector.policy.needs_scores:
                 return schedule(**options)
+            if choice.is_guess:
+                return self._listening(schedule, options, choice, groups)
             # every parameter was gathered for scoring; gathering again would read a buffer that
             # the optimizer may share with gradients and that is zeroed by now
             with replaced(get_model_config(model[0]), "param_sync_func", None):
                 return schedule(**options)
 
         return on_winners
+
+    def _listening(
+        self, schedule: Callable, options: dict[str, Any], choice: Choice, groups: Any
+    ) -> Any:
+        """Runs the schedule on a guess, and lets the selector learn what its blocks cost."""
+        heard = TrainingLosses(options["forward_step_func"], groups)
+        result = schedule(**{**options, "forward_step_func": heard.forward_step})
+        sums = heard.gathered(len(choice.block_ids), options["micro_batch_size"])
+        if self.choice is choice:  # not in a rerun of the same step
+            self.choice = self.selector.learn(choice, sums)
+        return result

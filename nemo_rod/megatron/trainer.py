@@ -27,6 +27,7 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import Stopped, TrainJob
+from nemo_rod.megatron.averages import ResumedAverages
 from nemo_rod.megatron.convergence import UntilConverged
 from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.megatron.identity import ChosenBlocks, identity_of, refuse_foreign_checkpoint
@@ -63,6 +64,7 @@ def train(
     store = BlockStore(job.blocks)
     arm = Arm(**job.arm)
     references = open_references(job.references, store) if job.references else None
+    averages = arm.averages(store, references)
     selector = RoDSelector(
         store=store,
         pools=arm.pools(store),
@@ -72,6 +74,7 @@ def train(
         on_nonfinite=job.on_nonfinite,  # type: ignore[arg-type]
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         eighths=arm.eighths,
+        averages=averages,
         beat=beat,
     )
     header = curriculum_header(arm, store, references, config=job.config_digest)
@@ -96,6 +99,8 @@ def train(
     every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
     if steered is not None:
         every.append(steered)
+    if averages is not None:
+        every.append(ResumedAverages(averages, out))
     config = bridge_config(job, provider, store, identity)
     if job.convergence is not None:
         rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"

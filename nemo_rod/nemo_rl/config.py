@@ -136,6 +136,8 @@ def check(config: dict[str, Any]) -> None:
         (prefix in PREFIXES, "rod.scoring.prefix", prefix, ", ".join(PREFIXES)),
         (in_workers or prefix == "1", "rod.scoring.prefix", prefix,
          "1 where stock workers score: they read whole blocks"),
+        (rod["scoring"]["every"] == 1, "rod.scoring.every", rod["scoring"]["every"],
+         "1: NeMo-RL's workers do not tell what each block costs in training"),
         (megatron["enabled"] or not in_workers, "policy.megatron_cfg.enabled", False,
          "true, or rod.choose_in=driver with rod.worker=null"),
         (rod["worker"] or not in_workers, "rod.worker", None,

@@ -123,7 +123,7 @@ class RoDWorkerMixin:
             "threshold": choice.threshold,
             "excluded": choice.excluded,
             "seconds": choice.seconds,
-            "prefixes": choice.prefixes,
+            "compared": choice.compared,
             "metrics": update_metrics(trained["global_loss"], trained, seconds),
         }
 

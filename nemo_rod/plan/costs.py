@@ -24,6 +24,7 @@ class Work:
         batch_size: blocks trained on in one update.
         pool_size: candidates that are scored for one update; 0 where none are.
         eighths: of every candidate that are scored.
+        scored_share: share of the updates before which candidates are scored.
         read: blocks that are read once, forward only.
         cpu_seconds: of work that needs no GPU.
         disk: bytes that are left behind.
@@ -34,6 +35,7 @@ class Work:
     batch_size: int = 0
     pool_size: int = 0
     eighths: int = 8
+    scored_share: float = 1.0
     read: float = 0.0
     cpu_seconds: float = 0.0
     disk: float = 0.0
@@ -50,7 +52,7 @@ class StageCost:
         flops: of the model, padding of micro-batches included.
         hours: of wall time.
         gpu_hours: of all processes; 0 for stages that need no GPU.
-        scoring_seconds: of one step.
+        scoring_seconds: of one step, on average.
         update_seconds: of one step.
         disk: bytes that are left behind.
     """
@@ -125,15 +127,17 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
     if work.steps:
         num_micro_batches = work.batch_size // (setup.micro_batch_size * setup.parallel.data)
         update = speed.training(work.batch_size * size, num_micro_batches)
-        scoring = candidates.scoring_seconds(work.pool_size)
+        scoring = work.scored_share * candidates.scoring_seconds(work.pool_size)
         seconds += work.steps * (scoring + update)
         trained = 3.0 * work.batch_size * size * speed.forward_flops
-        flops += work.steps * (trained + candidates.scoring_flops(work.pool_size))
+        scored = work.scored_share * candidates.scoring_flops(work.pool_size)
+        flops += work.steps * (trained + scored)
     on_gpu = bool(work.steps or work.read)
     return StageCost(
         name=work.name,
         trained_tokens=float(work.steps * work.batch_size * size),
-        scored_tokens=work.steps * work.pool_size * candidates.block_size + work.read * size,
+        scored_tokens=work.steps * work.scored_share * work.pool_size * candidates.block_size
+        + work.read * size,
         flops=flops,
         hours=seconds / 3600,
         gpu_hours=seconds / 3600 * speed.processes if on_gpu else 0.0,
@@ -161,6 +165,7 @@ def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, eighths: in
     shorter = of_prefix(setup, shape, eighths)
     seconds = sum(
         work.steps
+        * work.scored_share
         * (
             of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
             - shorter.scoring_seconds(work.pool_size)

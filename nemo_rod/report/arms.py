@@ -81,4 +81,4 @@ def is_of_frontier(name: str, arm: Mapping[str, Any]) -> bool:
     if name == "base":
         return False
     of = (arm.get("design") or {}).get("of")
-    return of in (None, name) or name in ("max_replay", "rod_compute_matched")
+    return of in (None, name) or name in ("max_replay", "rod_compute_matched", "rod_averages")

@@ -156,13 +156,15 @@ def _merge_gap(lam: float) -> Callable[[View], Measurement]:
     return measure
 
 
-def _compute_matched_gap(view: View) -> Measurement:
-    name = "rod_compute_matched"
-    if reason := view.missing(name, view.reference):
-        return None, reason
-    if not view.results["comparisons"][name]["same_compute"]:
-        return None, f"{name} and {view.reference} did not use the same compute"
-    return _gap(view, name)
+def _compute_matched_gap(name: str) -> Callable[[View], Measurement]:
+    def measure(view: View) -> Measurement:
+        if reason := view.missing(name, view.reference):
+            return None, reason
+        if not view.results["comparisons"][name]["same_compute"]:
+            return None, f"{name} and {view.reference} did not use the same compute"
+        return _gap(view, name)
+
+    return measure
 
 
 def _gap(view: View, name: str) -> Measurement:
@@ -283,6 +285,13 @@ RULES: tuple[Rule, ...] = (
         "limitation",
         "At equal compute: RoD's adaptation loss minus fixed replay's (nats)",
         Bounds(high=0.0),
-        _compute_matched_gap,
+        _compute_matched_gap("rod_compute_matched"),
+    ),
+    Rule(
+        "averages_gap",
+        "claim",
+        "The same of RoD that guesses scores from averages by source (nats)",
+        Bounds(high=0.0),
+        _compute_matched_gap("rod_averages"),
     ),
 )

@@ -62,7 +62,8 @@ def _curriculum(results: Results) -> str:
 
 
 def _compute(results: Results) -> str:
-    check = next(c for c in results["checks"] if c["id"] == "compute_matched_gap")
+    checks = {check["id"]: check for check in results["checks"]}
+    check, gap = checks["compute_matched_gap"], checks["averages_gap"]["measured"]
     ratio = results["comparisons"].get("rod", {}).get("compute_ratio")
     price = (
         f"RoD's scoring makes each of its runs cost {ratio:.2f} times as much. " if ratio else ""
@@ -77,9 +78,20 @@ def _compute(results: Results) -> str:
         return price + (
             f"At equal compute it loses to fixed replay: scoring leaves it fewer updates, and its "
             f"adaptation loss ends {check['measured']:.3f} nats above fixed replay's."
+            f"{_averages(gap)}"
         )
     return price + (
         f"At equal compute it is still {abs(check['measured']):.3f} nats below fixed replay."
+    )
+
+
+def _averages(gap: float | None) -> str:
+    if gap is None:
+        return ""
+    side = "below" if gap < 0 else "above"
+    return (
+        " With scores guessed from averages by source, which need no scoring pass, it ends "
+        f"{abs(gap):.3f} nats {side} it."
     )
 
 

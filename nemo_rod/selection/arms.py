@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
 from nemo_rod.selection.curriculum import Curriculum
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow, Store
@@ -50,6 +51,8 @@ class Arm:
         kappa: weight of replay scores; None trains on the whole pool.
         steering: what kappa follows (`steering.Steering`); None keeps it.
         eighths: how much of every candidate is scored, from its beginning.
+        scored_every: steps between two scoring passes, 0 for none after the first; scores of other
+            steps are guessed from averages by source. None scores at every step.
         share: constant share of replay in every batch; None for none.
         adaptation: with a constant share, how new blocks are chosen.
         replay: the same of replay.
@@ -68,6 +71,7 @@ class Arm:
     kappa: float | None = None
     steering: dict[str, Any] | None = None
     eighths: int = NUM_CHUNKS
+    scored_every: int | None = None
     share: float | None = None
     adaptation: Within = "random"
     replay: Within = "random"
@@ -112,6 +116,15 @@ class Arm:
         assert self.kappa is not None
         return Joint(self.kappa)
 
+    def averages(
+        self, store: StoreWithSources, references: ReferenceLosses | None
+    ) -> SourceAverages | None:
+        """What guesses scores between scoring passes; None if every pool is scored."""
+        if self.scored_every is None or references is None:
+            return None
+        starts = np.array([source.start for source in store.sources])
+        return SourceAverages(starts, references, every=self.scored_every, seed=self.seed)
+
     @property
     def num_candidates(self) -> int:
         """Candidates at every step (C), whether or not a recorded curriculum is there yet."""
@@ -134,10 +147,20 @@ class Arm:
 
     @property
     def scored_blocks(self) -> float:
-        """Candidates that are scored in one step, a prefix of one counted as that share of it."""
+        """Candidates that are scored in one step, a prefix of one counted as that share of it.
+
+        A mean over the steps, where not every one has a scoring pass.
+        """
         if not self.policy().needs_scores:
             return 0.0
-        return self.num_candidates * self.eighths / NUM_CHUNKS
+        return self.num_candidates * self.eighths / NUM_CHUNKS * self.scored_share
+
+    @property
+    def scored_share(self) -> float:
+        """Share of the steps that have a scoring pass, the first one left out."""
+        if self.scored_every is None:
+            return 1.0
+        return 1 / self.scored_every if self.scored_every else 0.0
 
 
 class StoreWithSources(Store, Protocol):
@@ -228,6 +251,7 @@ def make_arm(
     kappa: float,
     seed: int,
     eighths: int = NUM_CHUNKS,
+    scored_every: int | None = None,
 ) -> Arm:
     """Builds a trained arm from its name.
 
@@ -241,6 +265,7 @@ def make_arm(
         kappa: weight of replay scores of arms that select.
         seed: of the candidate stream.
         eighths: of every candidate that are scored, for arms that select.
+        scored_every: see `Arm`, for arms that select.
 
     Raises:
         ValueError: if the store cannot serve the arm.
@@ -253,7 +278,10 @@ def make_arm(
         "seed": seed,
     }
     if name == "rod":
-        return Arm(**common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths)
+        return Arm(
+            **common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths,
+            scored_every=scored_every,
+        )  # fmt: skip
     if name == "base":
         return Arm(**common, balance="replay")
     share = _fixed_share(name)

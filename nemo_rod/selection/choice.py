@@ -33,14 +33,16 @@ class Choice:
 
     Attributes:
         pool: the candidates.
-        loss: float32 `[C]`, nats; None where the policy needs no scores.
+        loss: float32 `[C]`, nats; None where the policy needs no scores; where scores were guessed,
+            NaN but for the blocks that were trained on.
         score: float32 `[C]`; None where the policy needs no scores.
         chosen: int64 `[K]`, positions in the pool, ascending.
         threshold: tau, the smallest chosen score; NaN without scores.
         seconds: of the parts "scoring" and "selection", and of "lookup", the pool and its
             references, where a `Selector` did that.
+        is_guess: whether no model was asked for the scores (`averages.py`).
         excluded: candidates that could not be chosen because their score was no number.
-        prefixes: metrics of what scores of prefixes would have chosen (`fidelity.py`).
+        compared: metrics of what cheaper scores would have chosen (`fidelity.py`).
     """
 
     pool: Pool
@@ -49,8 +51,9 @@ class Choice:
     chosen: npt.NDArray[np.int64]
     threshold: float
     seconds: dict[str, float]
+    is_guess: bool = False
     excluded: int = 0
-    prefixes: dict[str, float | None] = field(default_factory=dict)
+    compared: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def block_ids(self) -> npt.NDArray[np.int64]:
@@ -93,7 +96,26 @@ def choose(
     chosen = policy.select(score_C, pool.is_replay, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
     seconds = {"scoring": scored - start, "selection": time.perf_counter() - scored}
-    return Choice(pool, loss_C, score_C, chosen, tau, seconds, int(bad_C.sum()))
+    return Choice(pool, loss_C, score_C, chosen, tau, seconds, excluded=int(bad_C.sum()))
+
+
+def choose_by(
+    score_C: npt.NDArray[np.float32], pool: Pool, policy: Policy, batch_size: int
+) -> Choice:
+    """Selects by scores that no model was asked for; see `choose`.
+
+    Args:
+        score_C: finite scores, float32 `[C]`, nats.
+        pool: the candidates.
+        policy: turns scores into the chosen blocks.
+        batch_size: how many to choose (K).
+    """
+    start = time.perf_counter()
+    chosen = policy.select(score_C, pool.is_replay, batch_size)
+    tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
+    unknown_C = np.full(len(score_C), np.nan, dtype=np.float32)
+    seconds = {"scoring": 0.0, "selection": time.perf_counter() - start}
+    return Choice(pool, unknown_C, score_C, chosen, tau, seconds, is_guess=True)
 
 
 def _check_nonfinite(
@@ -142,6 +164,6 @@ def selection_metrics(
         "rod/threshold": None if score is None else float(choice.threshold),
         "rod/excluded": choice.excluded,
         **means,
-        **choice.prefixes,
+        **choice.compared,
         **{f"rod/share/{name}": float(c) for name, c in zip(names, count, strict=True)},
     }

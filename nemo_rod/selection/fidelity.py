@@ -76,9 +76,16 @@ def prefix_fidelity(
         score_C = reducible_loss(loss(eighths), reference(eighths))
         if not np.isfinite(score_C[np.isfinite(choice.score)]).all():
             continue  # only some prefixes of a broken block are numbers
-        for measure, value in asdict(fidelity(choice, score_C, policy)).items():
-            metrics[f"rod/prefix/{name}/{measure}"] = value if math.isfinite(value) else None
+        metrics |= metrics_of(f"prefix/{name}", fidelity(choice, score_C, policy))
     return metrics
+
+
+def metrics_of(name: str, found: Fidelity) -> dict[str, float | None]:
+    """A comparison as metrics `rod/<name>/<measure>`; None for what is no number."""
+    return {
+        f"rod/{name}/{measure}": value if math.isfinite(value) else None
+        for measure, value in asdict(found).items()
+    }
 
 
 def rank_correlation(a_N: npt.NDArray[np.floating], b_N: npt.NDArray[np.floating]) -> float:

@@ -2,6 +2,9 @@
 
     pool -> block losses -> scores -> top-k
 
+Where scores are guessed between scoring passes (`averages.py`), the losses of the blocks that were
+trained on come back as `learn`.
+
 Shapes: C candidates, K chosen blocks (global).
 """
 
@@ -15,9 +18,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.candidates import Pools
-from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose
-from nemo_rod.selection.fidelity import PrefixLoss, prefix_fidelity
+from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose, choose_by
+from nemo_rod.selection.fidelity import PrefixLoss, fidelity, metrics_of, prefix_fidelity
 from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.policies import Policy
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
@@ -50,6 +54,7 @@ class Selector:
         on_nonfinite: See `choose`.
         eighths: How much of every candidate is scored, from its beginning. Its score is then that
             of the prefix: the model's loss on it less the reference's on the same tokens.
+        averages: Guess the scores of steps at which no scoring pass is due; None scores every pool.
 
     Raises:
         ValueError: A policy that needs scores, and no references.
@@ -65,6 +70,7 @@ class Selector:
         references: ReferenceLosses | None = None,
         on_nonfinite: OnNonfinite = "refuse",
         eighths: int = NUM_CHUNKS,
+        averages: SourceAverages | None = None,
     ) -> None:
         if policy.needs_scores and references is None:
             raise ValueError(
@@ -72,7 +78,7 @@ class Selector:
             )
         self.pools, self.policy = pools, policy
         self.batch_size, self.block_size, self.references = batch_size, block_size, references
-        self.on_nonfinite, self.eighths = on_nonfinite, eighths
+        self.on_nonfinite, self.eighths, self.averages = on_nonfinite, eighths, averages
 
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update."""
@@ -80,6 +86,8 @@ class Selector:
         pool = self.pools.pool(step)
         if not self.policy.needs_scores:
             return choose(pool, self.policy, self.batch_size, _never)
+        if self.averages is not None and not self.averages.is_due(step):
+            return choose_by(self.averages.guess(pool), pool, self.policy, self.batch_size)
         assert self.references is not None
         reference = partial(self.references.prefix, pool.block_ids)
         reference_C = reference(self.eighths)
@@ -93,9 +101,39 @@ class Selector:
 
         choice = choose(pool, self.policy, self.batch_size, losses, self.on_nonfinite)
         choice = replace(choice, seconds={"lookup": lookup, **choice.seconds})
+        if self.averages is not None:
+            return self._observed(choice)
         if self.eighths < NUM_CHUNKS or step % COMPARED_EVERY:
             return choice
         return self._compared(choice, sums, reference)
+
+    def learn(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
+        """Takes in what the blocks of a step cost that was chosen by guessed scores.
+
+        Args:
+            choice: Of the step.
+            sums: Sums of the token losses over the eighths of each chosen block as its forward
+                pass found them, nats, float32 [K, 8].
+
+        Returns:
+            The choice with these losses, NaN for the candidates that were not chosen.
+        """
+        assert self.averages is not None
+        loss_K = block_loss(sums, self.block_size)
+        self.averages.observe(choice.pool.step, choice.block_ids, loss_K)
+        loss_C = np.full(len(choice.pool.block_ids), np.nan, dtype=np.float32)
+        loss_C[choice.chosen] = loss_K
+        return replace(choice, loss=loss_C)
+
+    def _observed(self, choice: Choice) -> Choice:
+        """Takes in the scores of a whole pool, and adds what guesses would have chosen of it."""
+        assert self.averages is not None and choice.loss is not None
+        guessed: dict[str, float | None] = {}
+        if self.averages.has_seen:
+            guess_C = self.averages.guess(choice.pool)
+            guessed = metrics_of("averages", fidelity(choice, guess_C, self.policy))
+        self.averages.observe(choice.pool.step, choice.pool.block_ids, choice.loss)
+        return replace(choice, compared=guessed)
 
     def _compared(
         self, choice: Choice, sums: npt.NDArray[np.float32], reference: PrefixLoss
@@ -106,7 +144,7 @@ class Selector:
         prefixes = prefix_fidelity(choice, self.policy, loss, reference)
         seconds = dict(choice.seconds)
         seconds["selection"] += time.perf_counter() - begin
-        return replace(choice, seconds=seconds, prefixes=prefixes)
+        return replace(choice, seconds=seconds, compared=prefixes)
 
 
 def _never() -> LossPair:

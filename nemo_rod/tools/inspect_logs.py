@@ -113,5 +113,5 @@ def _part(curriculum: Curriculum, part: slice) -> tuple[list[object], np.ndarray
     row.append(f"{header.is_replay(ids[chosen]).mean():.1%}")
     if header.scored:
         means = (arrays.threshold[part], arrays.loss[part][real], arrays.score[part][real])
-        row += [f"{values.mean(dtype=np.float64):.4f}" for values in means]
+        row += [f"{np.nanmean(values, dtype=np.float64):.4f}" for values in means]
     return row, counts
