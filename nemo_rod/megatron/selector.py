@@ -36,6 +36,11 @@ class RoDSelector:
         scoring_micro_batch_size: blocks in one forward-only pass of one replica.
         eighths: how much of every candidate is scored, from its beginning.
         beat: called whenever this rank got on a bit.
+
+    Attributes:
+        choice: of the last step.
+        on_choice: called with every choice, before it is trained on.
+        step_seconds: of the last step.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class RoDSelector:
         self.store = store
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.choice: Choice | None = None
+        self.on_choice: Callable[[Choice], None] = lambda choice: None
         self.step_seconds = 0.0
 
     def wrap(self, train_step: Callable) -> Callable:
@@ -115,6 +121,7 @@ class RoDSelector:
                     beat=self.beat,
                 )
                 choice = self.choice = self.selector.choose(step, losses)
+                self.on_choice(choice)
                 self.beat()
             # whole micro-batches are dealt out, so that none depends on the number of replicas:
             # some losses, such as the routers' balance, are taken over a micro-batch
