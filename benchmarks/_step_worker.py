@@ -23,14 +23,14 @@ import torch.distributed as dist
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import TrainJob, read_job
-from nemo_rod.selection import Selector
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector, choose
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.journal import Journal
 from nemo_rod.selection.lowest import open_references
 
 WARM_UP = 4  # rounds
-# plain and rod are neighbours, whatever the turn begins with
-KINDS = ("plain", "rod", "prefix_half", "prefix_quarter", "forward")
+# plain has transfer and rod beside it, whatever the turn begins with
+KINDS = ("transfer", "plain", "rod", "prefix_half", "prefix_quarter", "forward")
 EIGHTHS = {"rod": 8, "prefix_half": 4, "prefix_quarter": 2}
 
 
@@ -109,17 +109,31 @@ def main() -> None:
             eighths=arm.eighths,
         )
 
+    header = curriculum_header(arm, store, references, config="benchmark")
+    recorded = Path(job.out) / "recorded.rod"
+    if dist.get_rank() == 0:
+        record_all(recorded, arm, header, steps)
+    folders: list[Any] = [recorded]
+    dist.broadcast_object_list(folders)
     plain_arm = dataclasses.replace(arm, balance="corpus", multiplier=1.0, kappa=None)
-    selectors = {"plain": selecting(plain_arm)} | {
+    transfer_arm = dataclasses.replace(plain_arm, recorded=str(folders[0]))
+    selectors = {"plain": selecting(plain_arm), "transfer": selecting(transfer_arm)} | {
         kind: selecting(dataclasses.replace(arm, eighths=e)) for kind, e in EIGHTHS.items()
     }
     wrapped = {kind: s.wrap(loop.train_step) for kind, s in selectors.items()}
     wrapped["forward"] = with_forward_alone(
         selecting(plain_arm).wrap(loop.train_step), inspect.signature(loop.train_step), clock
     )
-    header = curriculum_header(arm, store, references, config="benchmark")
     journal = Journal(Path(job.out), header, step=0) if dist.get_rank() == 0 else None
     rows: dict[str, list[float]] = defaultdict(list)
+
+    def begin_record(choice: Choice) -> None:
+        begin = time.perf_counter()
+        if journal is not None:
+            journal.begin(at_step(choice, len(rows["rod"])))
+        clock.parts["recording"] += time.perf_counter() - begin
+
+    selectors["rod"].on_choice = begin_record
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         done, turn = divmod(len(rows["order"]), len(KINDS))
@@ -141,8 +155,8 @@ def main() -> None:
             choice = selectors[kind].choice
             begin = time.perf_counter()  # also on a CPU: it waits for the disk
             if journal is not None:
-                record(journal, done, choice, wall)
-            parts["recording"] = time.perf_counter() - begin
+                record(journal, at_step(choice, done), wall)
+            parts["recording"] += time.perf_counter() - begin
             # reading what is trained on belongs to the update, in a plain step as well
             parts["reading"] = parts["read to score"]
             parts["model"] = parts["scoring pass"] - parts["reading"]
@@ -201,11 +215,29 @@ def with_forward_alone(
     return step
 
 
-def record(journal: Journal, step: int, choice: Any, seconds: float) -> None:
-    pool = dataclasses.replace(choice.pool, step=step)
+def record_all(path: Path, arm: Arm, header: CurriculumHeader, steps: int) -> None:
+    """A curriculum to train on; which blocks it has does not matter for the time."""
+    pools, rng = arm.pools(), np.random.default_rng(0)
+    with Curriculum.create(path, header) as curriculum:
+        for step in range(steps):
+            score_C = rng.random(arm.num_candidates, dtype=np.float32)
+            choice = choose(
+                pools.pool(step), arm.policy(), arm.batch_size, lambda s=score_C: (s, 0 * s)
+            )
+            curriculum.append(
+                step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold,
+                sync=False,
+            )  # fmt: skip
+
+
+def at_step(choice: Choice, step: int) -> Choice:
+    return dataclasses.replace(choice, pool=dataclasses.replace(choice.pool, step=step))
+
+
+def record(journal: Journal, choice: Choice, seconds: float) -> None:
     update = seconds - sum(choice.seconds.values())
     metrics = {"timing/train/total": seconds, "timing/train/update": update}
-    journal.append(step, dataclasses.replace(choice, pool=pool), metrics)
+    journal.append(choice.pool.step, choice, metrics)
 
 
 def synchronise() -> None:

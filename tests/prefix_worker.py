@@ -1,5 +1,7 @@
 """Scores whole blocks and prefixes of them with one model; each rank prints how far they differ.
 
+And so it does with the whole blocks' logits in slices.
+
 torchrun ... tests/prefix_worker.py TENSOR PIPELINE SEQUENCE
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ def main() -> None:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
 
+    from nemo_rod.megatron import logits
     from nemo_rod.megatron.batches import micro_batches
     from nemo_rod.megatron.losses import BlockLosses
 
@@ -81,11 +85,19 @@ def main() -> None:
     model.register_forward_pre_hook(note_length, with_kwargs=True)
     ids = np.array([5, 0, 3, 6, 1, 4, 2])
     whole = losses.chunk_sums(ids)
-    for eighths in (4, 2, 1):
+    # of two blocks as many bytes as a slice of 4 of their 64 tokens may have
+    small = 4 * 2 * 4 * VOCABULARY // tensor
+    for eighths, max_bytes in (
+        (8, small),
+        *((e, logits.MAX_LOGITS_BYTES) for e in (4, 2, 1)),
+    ):
         read.clear()
-        sums = losses.chunk_sums(ids, eighths)
+        with patch.object(logits, "MAX_LOGITS_BYTES", max_bytes):
+            length = logits.slice_length(2, VOCABULARY // tensor)
+            sums = losses.chunk_sums(ids, eighths)
         found = {
             "eighths": eighths,
+            "slice": length,
             "shape": sums.shape,
             "read": sorted(set(read)),
             "largest": float(np.abs(whole[:, :eighths]).max()),

@@ -99,9 +99,15 @@ def test_the_first_pipeline_stage_holds_most_micro_batches() -> None:
 def test_scoring_counts_where_it_needs_more_than_the_update() -> None:
     large = dataclasses.replace(LOAD, scoring_micro_batch_size=64)
     saved = 2 * H + 3 * F  # of the larger block
-    needed = 2 * 64 * S * (saved + 2 * H) + 64 * S / 8 * V * 10
+    hidden, logits = 2 * 64 * S * (saved + 2 * H), 64 * S * V
     found = parts(DENSE, large)
-    assert found["scoring"] == needed - found["activations"] - found["logits"] > 0
+    update = found["activations"] + found["logits"]
+    assert found["scoring"] == hidden + 10 * logits - update > 0
+    # of more logits than there is room for, slices are held
+    larger = {**DENSE, "vocab_size": 2**27 // (64 * S)}
+    found = parts(larger, large)
+    update = found["activations"] + found["logits"]
+    assert found["scoring"] == hidden + 10 * 2**26 - update > 0
 
 
 def test_the_reserve_is_a_share_of_the_gpu() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from nemo_rod.report import build_report, format_checks
 from nemo_rod.report.captions import TITLES
+from nemo_rod.report.cheaper import cheaper_table
 from nemo_rod.report.checks import judge
 from nemo_rod.report.figures import Canvas, forgetting_profile, frontier, inline_svg, sampling_ratio
 from nemo_rod.report.results import results_of
@@ -116,8 +117,13 @@ def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
     (arm_dir / "arm.json").write_text(json.dumps(facts))
     if is_merge:
         return
-    seconds = [{"step": t, "timing/train/total": 1.7 if is_rod else 1.0} for t in range(steps)]
-    lines = [json.dumps(line) for line in seconds]
+    rows: list[dict[str, Any]] = [
+        {"step": t, "timing/train/total": 1.7 if is_rod else 1.0} for t in range(steps)
+    ]
+    for row in rows[::10] if arm == "rod" else []:
+        row |= {"rod/prefix/quarter/overlap": 0.5 + row["step"] / 100}
+        row |= {"rod/prefix/quarter/share_drift": 0.0, "rod/prefix/quarter/rank_correlation": None}
+    lines = [json.dumps(row) for row in rows]
     (arm_dir / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 99, "timing')  # torn
     fake.steps[arm] = write_curriculum(arm_dir / "curriculum.rod", arm, steps, width, seed)
 
@@ -527,7 +533,7 @@ def test_labels_in_figures_do_not_overlap(results: dict[str, Any], narrow: bool)
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "rod_m4": ("rod", {"multiplier": 4.0}),
+    "rod_m4": ("rod", {"multiplier": 4.0, "scored_tokens": STEPS * 4 * K * S}),
     "rod_kappa_2": ("rod", {"kappa": 2.0}),
     "random_rho": ("rod", {"share": 0.3, "adaptation": "random", "replay": "rho"}),
     "control_share": ("rod", {"follow": "rod", "follow_by": "role"}),
@@ -537,7 +543,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def add_variants(run: FakeRun) -> None:
+def add_variants(run: FakeRun, variants: dict[str, tuple[str, dict[str, Any]]] = VARIANTS) -> None:
     """Variants of arms, as copies whose `arm.json` says what sets them apart."""
     plain = {
         "budget": 1.0, "multiplier": 1.0, "kappa": None, "share": None, "adaptation": None,
@@ -549,17 +555,79 @@ def add_variants(run: FakeRun) -> None:
         design = {**plain, **(rod if name == "rod" else {}), "of": name}
         file = arms / name / "arm.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | design))
-    for name, (of, change) in VARIANTS.items():
+    for name, (of, change) in variants.items():
         shutil.copytree(arms / of, arms / name)
         file = arms / name / "arm.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | change | {"arm": name}))
+
+
+# One seed of these has no averages, and both have a longer RoD, which is no cheaper.
+CHEAPER: dict[str, tuple[str, dict[str, Any]]] = {
+    "rod_quarter": (
+        "rod", {"scored_eighths": 2, "scored_tokens": STEPS * K * S // 2, "compute": STEPS * 7 / 6},
+    ),
+    "rod_averages": ("rod", {"scored_eighths": 8, "scored_tokens": 0, "compute": STEPS}),
+    "rod_shorter": (
+        "rod",
+        {
+            "budget": 0.6, "steps": 14, "trained_tokens": 14 * K * S, "compute": 14 * 5 / 3,
+            "scored_tokens": 14 * 2 * K * S,
+        },
+    ),
+    "rod_m4": VARIANTS["rod_m4"],
+    "rod_beyond": VARIANTS["rod_beyond"],
+    "control_share": ("rod", {"follow": "rod", "follow_by": "role", "scored_tokens": 0}),
+}  # fmt: skip
+
+
+def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
+    chord = ("base", "no_replay", "fixed_10", "fixed_32", "fixed_50")
+    runs = []
+    for seed, shift, lost in ((7, 0.0, 0.01), (8, 0.02, 0.03)):
+        run = write_run(tmp_path / f"run_{seed}", arms=(*chord, "rod"), seed=seed, shift=shift)
+        add_variants(run, CHEAPER if seed == 7 else {"rod_quarter": CHEAPER["rod_quarter"]})
+        file = run.folder / "arms" / "rod_quarter" / "evaluation.json"
+        evaluation = json.loads(file.read_text())
+        losses = evaluation["loss"]["adaptation"]
+        evaluation["loss"]["adaptation"] = {name: loss + lost for name, loss in losses.items()}
+        file.write_text(json.dumps(evaluation))
+        runs.append(results_of(read_run(run.folder)) | {"replicates": []})
+    whole = [run["comparisons"]["rod"]["gap"] for run in runs]
+    assert whole[0] < -0.05 and whole[1] == pytest.approx(whole[0] + 0.02)
+
+    one = {row["arm"]: row for row in cheaper_table(runs[0]).rows}
+    assert list(one) == ["rod", "rod_averages", "rod_quarter", "rod_shorter"]
+    assert [row["scored"] for row in one.values()] == [1.0, 0.0, 0.25, 1.0]
+    assert one["rod_quarter"]["gap"] == pytest.approx(whole[0] + 0.01)
+    assert one["rod_quarter"]["kept"] == pytest.approx((whole[0] + 0.01) / whole[0])
+    assert one["rod_averages"]["kept"] == one["rod"]["kept"] == 1  # a copy of RoD
+    assert one["rod_shorter"]["kept"] is None  # of a run that was trained on less
+    assert one["rod_quarter"]["compute"] == STEPS * 7 / 6
+    # of the steps 0, 10 and 20, by what RoD wrote down
+    assert one["rod_quarter"]["overlap"] == pytest.approx(0.6)
+    assert one["rod_quarter"]["share_drift"] == 0 and one["rod_averages"]["overlap"] is None
+    assert one["rod_quarter"]["rank_correlation"] is None
+
+    both = cheaper_table(runs[0] | {"replicates": runs[1:]})
+    rows = {row["arm"]: row for row in both.rows}
+    kept = [(gap + lost) / gap for gap, lost in zip(whole, (0.01, 0.03), strict=True)]
+    assert rows["rod_quarter"]["kept"] == pytest.approx(sum(kept) / 2)
+    assert rows["rod_quarter"]["kept_range"] == pytest.approx(abs(kept[0] - kept[1]))
+    assert rows["rod_quarter"]["gap"] == pytest.approx(sum(whole) / 2 + 0.02)
+    assert rows["rod_averages"]["gap"] == one["rod_averages"]["gap"]
+    assert rows["rod_averages"]["gap_range"] is None
+    assert both.to_markdown().count("\n") == 2 + len(rows)
+
+
+def test_a_run_without_cheaper_scoring_has_no_table_of_it(results: dict[str, Any]) -> None:
+    assert not cheaper_table(results).rows
 
 
 @pytest.mark.timeout(600)  # it draws every figure twice
 def test_everything_at_once(tmp_path: Path) -> None:
     few = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
     run = write_run(tmp_path / "german_qwen3_5_4b", arms=few)
-    add_variants(run)
+    add_variants(run, VARIANTS | {"rod_quarter": CHEAPER["rod_quarter"]})
     write_tasks(run)
     second = write_run(tmp_path / "seed_8", arms=few, seed=8, shift=0.01)
     other = write_run(tmp_path / "other", arms=few, seed=9)
@@ -570,8 +638,10 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert {file.stem for file in (report / "figures").iterdir()} == set(TITLES)
     assert (report / "index.html").read_text().count("<svg") == 2 * len(TITLES)
     assert [setting["recipe"] for setting in results["settings"]] == ["other"]
+    assert "<h2>Cheaper scoring</h2>" in (report / "index.html").read_text()
     arms, read = results["arms"], {}
-    for name in ("paper", "budgets", "transfer", "base_loss", "capabilities", "seeds"):
+    names = ("paper", "budgets", "transfer", "base_loss", "capabilities", "seeds", "cheaper")
+    for name in names:
         with (report / "tables" / f"{name}.csv").open() as file:
             rows = list(csv.DictReader(file))
         read[name] = {next(iter(row.values())): row for row in rows}
@@ -583,6 +653,8 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert float(read["budgets"]["rod_beyond"]["budget"]) == 1.2
     assert read["transfer"]["rod_transfer"]["curriculum"] == "runs/small"
     assert float(read["capabilities"]["math"]["rod"]) == -0.25
+    assert list(read["cheaper"]) == ["rod", "rod_quarter"]
+    assert float(read["cheaper"]["rod_quarter"]["gap"]) == results["comparisons"]["rod"]["gap"]
     overall = sum(BASE[o] * n for o, n in COUNTS["replay"].items()) / 80
     assert float(read["base_loss"]["overall"]["loss"]) == pytest.approx(overall)
     assert float(read["base_loss"]["overall"]["paper_loss"]) == 1.08

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nemo_rod.selection import Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
+from nemo_rod.selection import (
+    Choice,
+    Curriculum,
+    CurriculumHeader,
+    Joint,
+    Pool,
+    SourceRow,
+    choose,
+)
 from nemo_rod.selection.journal import Journal
 
 HEADER = CurriculumHeader(
@@ -24,16 +35,75 @@ HEADER = CurriculumHeader(
 )
 
 
-def test_overhead_is_what_choosing_adds_to_an_update(tmp_path: Path) -> None:
-    pool = Pool(0, np.arange(4), np.array([False, False, True, True]))
+# an update of 3 s, and 2 s of scoring before it: 5/3 of a plain step
+SECONDS = {"timing/train/total": 5.0, "timing/train/update": 3.0}
+
+
+def choice_of(step: int) -> Choice:
+    pool = Pool(step, np.arange(4), np.array([False, False, True, True]))
     losses = np.array([3.0, 1.0, 2.0, 1.0], dtype=np.float32), np.zeros(4, dtype=np.float32)
-    choice = choose(pool, Joint(), 2, lambda: losses)
+    return choose(pool, Joint(), 2, lambda: losses)
+
+
+def recorded(folder: Path) -> list[int]:
+    with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
+        return [record.step for record in curriculum]
+
+
+def test_overhead_is_what_choosing_adds_to_an_update(tmp_path: Path) -> None:
     journal = Journal(tmp_path, HEADER, step=0)
-    # an update of 3 s, and 2 s of scoring before it: 5/3 of a plain step
-    row = journal.append(0, choice, {"timing/train/total": 5.0, "timing/train/update": 3.0})
+    row = journal.append(0, choice_of(0), SECONDS)
     assert row["rod/overhead"] == pytest.approx(2 / 3)
     assert row["rod/share/old"] == 0.5
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line) == row
     (record,) = Curriculum.open(tmp_path / "curriculum.rod", read_only=True)
     assert record.chosen.tolist() == [0, 2]
+
+
+def test_the_disk_has_a_step_when_it_ends_and_is_not_waited_for_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path, HEADER, step=0)
+    training, synced, fsync = threading.Event(), [], os.fsync
+
+    def slow_disk(fd: int) -> None:
+        assert training.wait(60)
+        fsync(fd)
+        synced.append(os.path.realpath(f"/proc/self/fd/{fd}"))
+
+    monkeypatch.setattr(os, "fsync", slow_disk)
+    for step in (0, 1):
+        training.clear()
+        journal.begin(choice_of(step))  # returns although the disk is not done
+        assert len(synced) == step
+        assert recorded(tmp_path) == list(range(step + 1))
+        training.set()
+        journal.append(step, choice_of(step), SECONDS)
+        assert synced == [str(tmp_path / "curriculum.rod")] * (step + 1)
+
+
+def test_a_step_that_never_ended_is_dropped(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, HEADER, step=0)
+    journal.append(0, choice_of(0), SECONDS)
+    journal.begin(choice_of(1))  # and killed
+    assert recorded(tmp_path) == [0, 1]
+    again = Journal(tmp_path, HEADER, step=1)
+    assert recorded(tmp_path) == [0]
+    again.append(1, choice_of(1), SECONDS)
+    assert recorded(tmp_path) == [0, 1]
+
+
+def test_a_disk_that_does_not_take_a_step_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path, HEADER, step=0)
+
+    def full_disk(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    journal.begin(choice_of(0))
+    with pytest.raises(OSError, match=r"No space left .* make room .*curriculum\.rod"):
+        journal.append(0, choice_of(0), SECONDS)
+    assert not (tmp_path / "metrics.jsonl").exists()  # the step is not known to have ended

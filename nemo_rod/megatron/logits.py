@@ -1,8 +1,12 @@
 """Token losses without ever holding the logits of a whole block.
 
 At a vocabulary of 248,320 the fp32 logits of one block of 4096 tokens take 4.1 GB, and the cross
-entropy copies them. Here the output layer and the loss run on a few tokens of every block at a
-time; under tensor parallelism the logits stay split over the vocabulary.
+entropy copies them. Here the output layer and the loss run on as many tokens of every block at a
+time as `MAX_LOGITS_BYTES` has room for; under tensor parallelism the logits stay split over the
+vocabulary.
+
+Slices are no shorter than that asks for: each is a matrix product and a round of reductions over
+the tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -14,20 +18,23 @@ from typing import Any
 import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
+from nemo_rod.config import MAX_LOGITS_BYTES
+
+_FP32_BYTES = 4
+
 
 @contextmanager
-def sliced_logits(model: list, num_slices: int) -> Iterator[None]:
+def sliced_logits(model: list) -> Iterator[None]:
     """Inside, the model's last stage computes its loss in slices of the sequence.
 
     Only for forward passes without gradients: a backward pass would keep every slice anyway.
 
     Args:
         model: the model's chunks on this rank.
-        num_slices: slices that a sample is cut into, one per partial sum.
     """
     heads = [module for chunk in model for module in chunk.modules() if _is_head(module)]
     for module in heads:
-        _slice_head(module, num_slices)
+        _slice_head(module)
     try:
         yield
     finally:
@@ -40,7 +47,7 @@ def _is_head(module: Any) -> bool:
     return "output_layer" in module._modules and module.post_process
 
 
-def _slice_head(module: Any, num_slices: int) -> None:
+def _slice_head(module: Any) -> None:
     """Shadows two methods of one module.
 
     The output layer hands on what it was given, and the loss applies it slice by slice.
@@ -54,6 +61,7 @@ def _slice_head(module: Any, num_slices: int) -> None:
         return hidden_SBH, None
 
     def loss_by_slices(labels_BS: torch.Tensor, hidden_SBH: torch.Tensor) -> torch.Tensor:
+        length = slice_length(len(labels_BS), layer.output_size_per_partition)
         split, layer.sequence_parallel = layer.sequence_parallel, False
         try:
             if split:  # what the layer would do first by itself, for the whole sequence
@@ -61,9 +69,7 @@ def _slice_head(module: Any, num_slices: int) -> None:
             parts = [
                 loss_of(labels_Bs, logits_of(hidden_sBH, **given)[0])
                 for labels_Bs, hidden_sBH in zip(
-                    labels_BS.chunk(num_slices, dim=1),
-                    hidden_SBH.chunk(num_slices, dim=0),
-                    strict=True,
+                    labels_BS.split(length, dim=1), hidden_SBH.split(length, dim=0), strict=True
                 )
             ]
         finally:
@@ -71,3 +77,17 @@ def _slice_head(module: Any, num_slices: int) -> None:
         return torch.cat(parts, dim=1)
 
     layer.forward, module.compute_language_model_loss = keep_hidden, loss_by_slices
+
+
+def slice_length(num_samples: int, vocabulary: int) -> int:
+    """Tokens of every sample in a slice.
+
+    A power of two that does not depend on how long samples are, so that whole blocks and prefixes
+    of them are cut in the same places.
+
+    Args:
+        num_samples: samples of a micro-batch.
+        vocabulary: logits of a token on this rank.
+    """
+    tokens = MAX_LOGITS_BYTES // (_FP32_BYTES * num_samples * vocabulary)
+    return 1 << max(0, tokens.bit_length() - 1)

@@ -192,7 +192,7 @@ def scoring_pass(
         beat()
         return output, partial(partial_sums, loss_mask, cp=cp, num_chunks=num_chunks)
 
-    with forward_only(model, get_model_config(model[0])), sliced_logits(model, num_chunks):
+    with forward_only(model, get_model_config(model[0])), sliced_logits(model):
         outputs = schedule(
             forward_step_func=step,
             model=model,

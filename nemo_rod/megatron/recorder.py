@@ -12,7 +12,7 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.selector import RoDSelector
 from nemo_rod.progress import Progress
-from nemo_rod.selection import CurriculumHeader
+from nemo_rod.selection import Choice, CurriculumHeader
 from nemo_rod.selection.journal import Journal, number
 
 
@@ -23,7 +23,7 @@ class HasMetrics(Protocol):
 
 
 class Recorder(Callback):
-    """Appends one line of metrics and one record of the curriculum after every step.
+    """Writes one record of the curriculum and one line of metrics of every step.
 
     Args:
         folder: gets `metrics.jsonl` and `curriculum.rod`.
@@ -57,6 +57,11 @@ class Recorder(Callback):
         step = context.state.train_state.step
         self.journal = Journal(self.folder, self.header, step=step)
         self.progress.start(step)
+
+    def on_choice(self, choice: Choice) -> None:
+        """Records what the step will train on; the disk has the time of the update for it."""
+        if self.journal is not None:
+            self.journal.begin(choice)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
         """Notes the learning rate of this step, which the trainer moves on before the step ends."""

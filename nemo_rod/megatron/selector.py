@@ -39,6 +39,11 @@ class RoDSelector:
         eighths: how much of every candidate is scored, from its beginning.
         averages: guess the scores of steps without a scoring pass; None scores at every step.
         beat: called whenever this rank got on a bit.
+
+    Attributes:
+        choice: of the last step.
+        on_choice: called with every choice, before it is trained on.
+        step_seconds: of the last step.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class RoDSelector:
         self.store = store
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.choice: Choice | None = None
+        self.on_choice: Callable[[Choice], None] = lambda choice: None
         self.step_seconds = 0.0
 
     def wrap(self, train_step: Callable) -> Callable:
@@ -120,6 +126,7 @@ class RoDSelector:
                     beat=self.beat,
                 )
                 choice = self.choice = self.selector.choose(step, losses)
+                self.on_choice(choice)
                 self.beat()
             # whole micro-batches are dealt out, so that none depends on the number of replicas:
             # some losses, such as the routers' balance, are taken over a micro-batch

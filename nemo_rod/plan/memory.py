@@ -7,7 +7,7 @@ Counted are, in this order:
 - optimizer: fp32 weights where training is in bf16, and Adam's moments; split over replicas
 - activations: what backward needs, of all micro-batches under way; nothing is recomputed
 - logits: of one micro-batch in training, with their loss and gradient
-- scoring: what a forward-only pass needs beyond that: one layer, logits of an eighth of each block
+- scoring: what a forward-only pass needs beyond that: one layer, and a slice of the logits
 - reserve: CUDA, NCCL, fragmentation
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from nemo_rod.config import Parallel
+from nemo_rod.config import MAX_LOGITS_BYTES, Parallel
 from nemo_rod.plan.shapes import Block, Shape
 
 GIB = 2.0**30
@@ -26,7 +26,6 @@ GRADIENT_BYTES = 4
 # fp32, and the gradient in bf16. Scoring runs the plain one: bf16, fp32, and an fp32 temporary.
 TRAINING_LOGIT_BYTES = 8
 SCORING_LOGIT_BYTES = 10
-SCORING_SLICES = 8
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,8 @@ def _scoring(
     tokens = load.scoring_micro_batch_size * load.block_size
     layer = max(_saved(block, parallel, load.expert_imbalance) for block in blocks)
     hidden = weight_bytes * tokens * (layer + 2 * shape.hidden_size)
-    logits = tokens / SCORING_SLICES * shape.vocab_size / parallel.tensor * SCORING_LOGIT_BYTES
-    return hidden + (logits if last else 0.0)
+    logits = min(tokens * shape.vocab_size / parallel.tensor, MAX_LOGITS_BYTES / 4)
+    return hidden + (SCORING_LOGIT_BYTES * logits if last else 0.0)
 
 
 def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:

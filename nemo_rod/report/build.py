@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_rod.report import figures
 from nemo_rod.report.captions import TITLES, caption
+from nemo_rod.report.cheaper import cheaper_table
 from nemo_rod.report.checks import judge, judge_across_seeds
 from nemo_rod.report.figures import Canvas, Training, inline_svg, save
 from nemo_rod.report.page import render_page
@@ -73,7 +74,7 @@ def build_report(
         # Left-overs of arms that are gone would contradict the rest.
         shutil.rmtree(report_dir / name, ignore_errors=True)
         (report_dir / name).mkdir(parents=True)
-    tables = [*all_tables(results), *(make(results) for make in PAPER_TABLES)]
+    tables = [*all_tables(results), *(make(results) for make in (*PAPER_TABLES, cheaper_table))]
     for table in (table for table in tables if table.rows):
         (report_dir / "tables" / f"{table.name}.csv").write_text(table.to_csv(), encoding="utf-8")
         (report_dir / "tables" / f"{table.name}.md").write_text(

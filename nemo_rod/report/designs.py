@@ -7,6 +7,7 @@ from typing import Any
 
 Arms = Mapping[str, Mapping[str, Any]]  # of a results dictionary
 OWN = {"specialist", "base"}  # reference losses of the run itself
+WHOLE = 0.99  # share of the candidates' tokens from which on they count as scored whole
 
 
 def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
@@ -56,3 +57,32 @@ def helped(arms: Arms) -> list[str]:
         if arm["design"]
         and (arm["design"]["curriculum"] or {*(arm["design"]["references"] or [])} - OWN)
     ]
+
+
+def cheaper(arms: Arms) -> list[str]:
+    """RoD, arms that choose with less scoring, and shorter RoD beside them; empty without any.
+
+    How they spare it does not matter: fewer tokens are scored than their candidates have.
+    """
+    choosing = {
+        name: arm
+        for name, arm in arms.items()
+        if (design := arm["design"])
+        and design["kappa"] is not None
+        and all(design[key] is None for key in ("share", "follow", "curriculum"))
+    }
+    less = [name for name, arm in choosing.items() if _is_scored_less(arm)]
+    budgets = varying(choosing, "budget")
+    beside = budgets[: budgets.index("rod") + 1] if budgets and less else []
+    return [name for name in arms if name in {*beside, *less}]
+
+
+def scored_share(arm: Mapping[str, Any]) -> float | None:
+    """Tokens that a choosing arm scored over those of its candidates; None if unknown."""
+    candidates = (arm["trained_tokens"] or 0) * arm["design"]["multiplier"]
+    return arm["scored_tokens"] / candidates if candidates else None
+
+
+def _is_scored_less(arm: Mapping[str, Any]) -> bool:
+    share = scored_share(arm)
+    return share is not None and share < WHOLE

@@ -13,6 +13,7 @@ from typing import Any
 from nemo_rod.report import table
 from nemo_rod.report.arms import parse_arm
 from nemo_rod.report.captions import TITLES, caption
+from nemo_rod.report.cheaper import cheaper_table
 from nemo_rod.report.paper import title_of
 from nemo_rod.report.paper_tables import paper_table
 from nemo_rod.report.style import COLOURS, arm_colour, css_variables
@@ -129,6 +130,7 @@ def render_page(results: Results, pictures: Pictures) -> str:
             for name, title in TITLES.items()
             if name != "frontier"
         ),
+        _cheaper(results),
         _paper(results),
         _sources(results),
         _seeds(results),
@@ -241,6 +243,20 @@ def _costs(results: Results) -> str:
         "specialist and the reference losses are needed once for all arms of a setting and are not "
         "part of an arm's compute above.</p>" + costs.to_html()
     )
+
+
+def _cheaper(results: Results) -> str:
+    arms = cheaper_table(results)
+    if not arms.rows:
+        return ""
+    text = (
+        '<p class="small">Arms that score less of their candidates. What one keeps is its gain, '
+        "its distance below fixed replay of equal forgetting, over RoD's, where both trained on as "
+        "many tokens. The last columns are of RoD's own steps: what share of the chosen blocks "
+        "scoring the same prefix would have chosen, too, how much more replay, and Spearman's "
+        "correlation of its scores with those of whole candidates.</p>"
+    )
+    return _section("Cheaper scoring", text + arms.to_html())
 
 
 def _paper(results: Results) -> str:

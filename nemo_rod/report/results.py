@@ -10,6 +10,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
     profile                    of sources, see `profile.py`
+    prefixes                   what scoring prefixes would have chosen in RoD's steps, on average
 
 Comparisons with fixed replay are made along the chord (`chord.py`) through the fixed arms and the
 no-replay arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
@@ -52,6 +53,7 @@ def results_of(run: Run) -> dict[str, Any]:
             name: _comparison(run, arms, chord, chord_arms, reference, name) for name in arms
         },
         "costs": _costs(run),
+        "prefixes": run.arms["rod"].prefixes if "rod" in run.arms else {},
         "sources": run.block_counts,
         "base_loss_by_source": run.arms["base"].replay_loss if "base" in run.arms else None,
         "notes": notes + _notes(run),

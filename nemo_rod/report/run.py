@@ -5,7 +5,7 @@
     runs/<recipe>/arms/<arm>/tasks.json                   accuracy by capability and task
     runs/<recipe>/arms/<arm>/arm.json                     what training or merging cost
     runs/<recipe>/arms/<arm>/curriculum.rod               what was trained on
-    runs/<recipe>/arms/<arm>/metrics.jsonl                time per step
+    runs/<recipe>/arms/<arm>/metrics.jsonl                time per step, what prefixes would choose
 
 Only the evaluation makes an arm an arm; whatever else is missing leaves its columns empty.
 """
@@ -49,6 +49,8 @@ class Arm:
         compute: In plain steps (a forward pass of one trained batch counts 1/3); None if unknown.
         wall_seconds: None if unknown.
         seconds_per_step: Median over the run; None if unknown.
+        prefixes: Means over the run of what scoring prefixes would have chosen, by prefix and
+            measure (`selection/fidelity.py`); empty if unknown.
         history: What was drawn and chosen; None for arms that do not train.
         design: What sets the arm apart, as `arm.json` says; None if not trained.
     """
@@ -66,6 +68,7 @@ class Arm:
     compute: float | None
     wall_seconds: float | None
     seconds_per_step: float | None
+    prefixes: dict[str, dict[str, float]]
     history: History | None
     design: dict[str, Any] | None
 
@@ -164,6 +167,8 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
     curriculum_file = folder / "curriculum.rod"
     name = parse_arm(folder.name)
     is_base = name.kind == "base"
+    metrics = _metrics(folder / "metrics.jsonl")
+    seconds = metrics.get("timing/train/total")
     return Arm(
         name=name,
         seed=evaluation.get("seed", facts.get("seed")),
@@ -179,7 +184,8 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         scored_tokens=facts.get("scored_tokens", 0 if is_base else None),
         compute=facts.get("compute", 0.0 if is_base else None),
         wall_seconds=facts.get("wall_seconds"),
-        seconds_per_step=_seconds_per_step(folder / "metrics.jsonl"),
+        seconds_per_step=statistics.median(seconds) if seconds else None,
+        prefixes=_prefixes(metrics),
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
         design={key: facts.get(key) for key in DESIGN} if facts else None,
     )
@@ -240,18 +246,27 @@ def _unequal(
             yield f"{key}{where}", value, expected.get(key)
 
 
-def _seconds_per_step(metrics_file: Path) -> float | None:
-    if not metrics_file.is_file():
-        return None
-    seconds = []
-    for line in metrics_file.read_text().splitlines():
+def _metrics(file: Path) -> dict[str, list[float]]:
+    """Every metric's finite values, in the order of the steps that have it."""
+    values: dict[str, list[float]] = {}
+    for line in file.read_text().splitlines() if file.is_file() else []:
         try:
-            value = json.loads(line).get("timing/train/total")
+            row = json.loads(line)
         except json.JSONDecodeError:
             continue  # the last line of an interrupted run may be torn
-        if isinstance(value, int | float) and math.isfinite(value):
-            seconds.append(float(value))
-    return statistics.median(seconds) if seconds else None
+        for key, value in row.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                values.setdefault(key, []).append(float(value))
+    return values
+
+
+def _prefixes(metrics: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
+    means: dict[str, dict[str, float]] = {}
+    for key, values in metrics.items():
+        if key.startswith("rod/prefix/"):
+            prefix, measure = key.split("/")[2:]
+            means.setdefault(prefix, {})[measure] = statistics.fmean(values)
+    return means
 
 
 def _read_json(file: Path, required: tuple[str, ...]) -> dict[str, Any]:

@@ -146,8 +146,10 @@ class Curriculum:
         score_C: npt.ArrayLike | None,
         chosen: npt.ArrayLike,
         threshold: float = math.nan,
+        *,
+        sync: bool = True,
     ) -> None:
-        """Add a step and wait until it is on the disk.
+        """Add a step.
 
         Args:
             step: Optimizer step; the one after the last.
@@ -157,6 +159,7 @@ class Curriculum:
             score_C: Reducible loss, nats per token [C]; -inf is padding; None if nothing is scored.
             chosen: Positions of the blocks trained on [K].
             threshold: tau, nats; NaN if nothing is scored.
+            sync: Wait until it is on the disk.
 
         Raises:
             ValueError: A step out of turn, a NaN score, or another process writing the file.
@@ -183,7 +186,15 @@ class Curriculum:
         bits_C = np.zeros(num_candidates, dtype=bool)
         bits_C[chosen] = True
         record["chosen"] = np.packbits(bits_C, bitorder="little")
-        self._log.append(np.frombuffer(record.tobytes(), np.uint8)[None], sync=True)
+        self._log.append(np.frombuffer(record.tobytes(), np.uint8)[None], sync=sync)
+
+    def sync(self) -> None:
+        """Wait until all steps are on the disk.
+
+        Raises:
+            OSError: The disk is full, or the like.
+        """
+        self._log.sync()
 
     def truncate(self, step: int) -> None:
         """Drop the records of `step` and later, so that `step` is appended next.

@@ -1,9 +1,15 @@
-"""What a training run writes down after every step: its curriculum and its metrics."""
+"""What a training run writes down of every step: its curriculum and its metrics.
+
+A step is written down as soon as it is chosen, and the disk has the time of its update to take the
+record. A run that is killed meanwhile leaves the record of a step that never ended, and drops it
+when it goes on.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +43,48 @@ class Journal:
             self._curriculum = Curriculum.create(path, header)
         self._metrics = folder / "metrics.jsonl"
         keep_steps(self._metrics, step)
+        self._disk = ThreadPoolExecutor(max_workers=1)
+        self._begun: Future[None] | None = None
+
+    def begin(self, choice: Choice) -> None:
+        """Writes down what the next step trains on, and does not wait for the disk.
+
+        Raises:
+            OSError: The disk is full, or the like; the curriculum is as before.
+        """
+        self._curriculum.append(
+            choice.pool.step,
+            choice.pool,
+            choice.loss,
+            choice.score,
+            choice.chosen,
+            choice.threshold,
+            sync=False,
+        )
+        self._begun = self._disk.submit(self._curriculum.sync)
 
     def append(self, step: int, choice: Choice, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Writes one step down; returns its line of metrics, those of the choice included.
+        """Writes the rest of a step down, and its choice unless that was done when it began.
+
+        Its record is on the disk before this returns, so before a checkpoint can name the step.
 
         Args:
             step: The step that just ended.
             choice: What it trained on.
             metrics: Seconds of the step, `timing/train/total` and `timing/train/update`, and
                 whatever else is known of it; JSON values.
+
+        Returns:
+            Its line of metrics, those of the choice included.
+
+        Raises:
+            OSError: The disk did not take what was written.
         """
-        self._curriculum.append(
-            step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
-        )
+        if self._begun is None:
+            self.begin(choice)
+        assert self._begun is not None and step == self._curriculum.next_step - 1, step
+        self._begun.result()
+        self._begun = None
         header = self._curriculum.header
         source = header.source_index(choice.block_ids)
         names = [row.name for row in header.sources]

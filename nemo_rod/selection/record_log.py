@@ -133,8 +133,15 @@ class RecordLog:
         self.count += len(payload_NB)
 
     def sync(self) -> None:
-        """Wait until all that was appended is on the disk."""
-        os.fsync(self._fd)
+        """Wait until all that was appended is on the disk.
+
+        Raises:
+            OSError: The disk is full, or the like.
+        """
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise told(error, self.path) from error
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -1,0 +1,82 @@
+"""The table of arms that choose with less scoring: what each costs, and what it keeps of the gain.
+
+    gain    how far below the chord of fixed replay an arm's adaptation loss lies, at equal F_val
+    kept    its gain over RoD's, for as many trained tokens
+
+Beside it stands what scoring the same prefix would have chosen in the steps of RoD itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.designs import cheaper, scored_share
+from nemo_rod.report.table import Column, Format, Table, decimals, percent, signed
+from nemo_rod.selection.fidelity import PREFIXES
+
+Results = Mapping[str, Any]
+
+_PREFIX_OF = {eighths: name for name, eighths in PREFIXES.items()}
+_MEASURES = (
+    Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
+    Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
+    Column("replay_share", "Replay share", percent),
+    Column("gap", "Against fixed replay of equal F_val (nats)", signed(4)),
+    Column("kept", "Kept of RoD's gain", percent),
+    Column("overlap", "Same choice, in RoD's steps", percent),
+    Column("share_drift", "Its replay share, less RoD's", signed(3)),
+    Column("rank_correlation", "Rank correlation of scores", decimals(2)),
+)
+
+
+def cheaper_table(results: Results) -> Table:
+    """RoD and every arm that scores less of its candidates: means over seeds, and their range."""
+    runs = [results, *results["replicates"]]
+    by_run = [_measured(run) for run in runs]
+    names = sorted({name for run in by_run for name in run}, key=lambda name: parse_arm(name).order)
+    rows = [_row(name, [run[name] for run in by_run if name in run]) for name in names]
+    columns = [
+        Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True),
+        Column("scored", "Of the candidates is scored", percent),
+        Column("compute", "Work (plain steps)", decimals(0)),
+    ]
+    for measure in _MEASURES:
+        title = measure.title + (", mean" if len(runs) > 1 else "")
+        columns.append(replace(measure, title=title))
+        spread = f"{measure.key}_range"
+        if any(row.get(spread) is not None for row in rows):
+            is_detail = measure.key not in ("gap", "kept")
+            columns.append(Column(spread, "Range", _unsigned(measure.show), is_detail=is_detail))
+    return Table("cheaper", tuple(columns), tuple(rows))
+
+
+def _unsigned(show: Format) -> Format:
+    return lambda value: show(value).lstrip("+")
+
+
+def _measured(results: Results) -> dict[str, dict[str, Any]]:
+    """What one run says of each of its arms; an absent number is None."""
+    arms, comparisons = results["arms"], results["comparisons"]
+    rod, rows = arms.get("rod"), {}
+    for name in cheaper(arms):
+        arm, gap = arms[name], comparisons[name]["gap"]
+        row = {key: arm[key] for key in ("compute", "adapt_loss", "val_forgetting", "replay_share")}
+        row |= {"scored": scored_share(arm), "gap": gap, "kept": None}
+        if rod and gap is not None and rod["trained_tokens"] == arm["trained_tokens"]:
+            whole = comparisons["rod"]["gap"]
+            row["kept"] = gap / whole if whole < 0 else None
+        prefix = _PREFIX_OF.get(arm["design"]["scored_eighths"], "")
+        rows[name] = {**row, **results["prefixes"].get(prefix, {})}
+    return rows
+
+
+def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"arm": name, "scored": runs[0]["scored"], "compute": runs[0]["compute"]}
+    for key in (column.key for column in _MEASURES):
+        values = [run[key] for run in runs if run.get(key) is not None]
+        row[key] = sum(values) / len(values) if values else None
+        row[f"{key}_range"] = max(values) - min(values) if len(values) > 1 else None
+    return row
