@@ -79,6 +79,11 @@ def check(config: Config) -> None:
         if name == "base":
             continue
         arm, every = arm_settings(config, name), config.validation.every
+        if arm.distilled and config.launcher.kind == "nemo_rl":
+            raise ValueError(
+                f"{name} scores replay by distillation, which NeMo-RL's workers cannot: use "
+                "launcher=local, slurm or ray, or selection.replay_score=loss."
+            )
         steered = arm.scores and arm.selection.target_forgetting is not None
         if arm.converge or steered:
             why = "converge" if arm.converge else "follow its forgetting"
@@ -93,6 +98,11 @@ def _check_arm(config: Config, name: str) -> None:
     _check_optimisation(f"variants.{name}.train", arm.train, config.parallel)
     _check_selection(f"variants.{name}.selection", arm.selection)
     _check_scoring(f"variants.{name}.scoring", arm.scoring, config)
+    if arm.scoring.teacher_top_k != config.scoring.teacher_top_k:
+        raise ValueError(
+            f"variants.{name}.scoring.teacher_top_k={arm.scoring.teacher_top_k} is not valid: a "
+            "run keeps what its base foretells once; set scoring.teacher_top_k for all its arms."
+        )
     row = [name]
     while (before := arm_settings(config, row[-1]).recorded_by) is not None:
         if before in row:
@@ -114,6 +124,8 @@ def _check_selection(where: str, value: Selection) -> None:
     _expect(
         nonfinite in ("refuse", "exclude"), f"{where}.on_nonfinite", nonfinite, "refuse or exclude"
     )
+    score, scores = value.replay_score, ("loss", "distillation")
+    _expect(score in scores, f"{where}.replay_score", score, " or ".join(scores))
     _expect(value.multiplier >= 1, f"{where}.multiplier", value.multiplier, ">= 1")
     _expect(value.kappa >= 0, f"{where}.kappa", value.kappa, ">= 0")
     _expect(value.gain > 0, f"{where}.gain", value.gain, "> 0")
@@ -132,6 +144,7 @@ def _check_scoring(where: str, value: Scoring, config: Config) -> None:
         value.micro_batch_size >= 1, f"{where}.micro_batch_size", value.micro_batch_size, ">= 1"
     )
     _expect(value.prefix in PREFIXES, f"{where}.prefix", value.prefix, ", ".join(PREFIXES))
+    _expect(value.teacher_top_k >= 1, f"{where}.teacher_top_k", value.teacher_top_k, ">= 1")
     parallel, block_size = config.parallel, config.domain.block_size
     # context parallelism deals out runs of positions in pairs, sequence parallelism one run a rank
     shares = (2 * parallel.context if parallel.context > 1 else 1) * (

@@ -72,6 +72,11 @@ class ArmSettings:
         """The arm of this run whose curriculum must be there before; None for none."""
         return self.share if isinstance(self.share, str) else self.follow
 
+    @property
+    def distilled(self) -> bool:
+        """Whether replay is scored by distillation from the base."""
+        return self.scores and self.selection.replay_score == "distillation"
+
 
 def arm_settings(config: Config, name: str) -> ArmSettings:
     """Resolves the name of an arm.

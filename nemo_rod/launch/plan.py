@@ -235,7 +235,7 @@ def _savings(works: Sequence[Work], setup: Setup, shape: Shape) -> list[Saving]:
     if not selecting:
         return []
     hours = {work.name: cost(work, setup, shape).gpu_hours for work in works}
-    references = hours["references_base"] + hours["references_specialist"]
+    references = sum(hours[name] for name in hours if name.startswith("references_"))
     scoring = sum(
         work.steps * of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
         for work in selecting

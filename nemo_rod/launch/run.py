@@ -68,11 +68,13 @@ def pretrain(config: Config) -> None:
 
 def score(config: Config) -> None:
     """Reference losses: of the base on replay and of the specialist on adaptation, or of one."""
-    references = {"base": "base", SPECIALIST: "specialist", "base_adaptation": "base_adaptation"}
+    of_base = ("base", "base_adaptation", "base_distillation")
+    references = {SPECIALIST: "specialist", **{name: name for name in of_base}}
     if config.arm is not None and config.arm not in references:
         raise ValueError(
-            f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, or "
-            "base_adaptation for the base on new blocks; or no arm for the first two."
+            f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, base_adaptation "
+            "for the base on new blocks, or base_distillation for what it foretells of replay; or "
+            "no arm for the first two."
         )
     stages = Stages(config)
     names = [references[config.arm]] if config.arm else ["base", "specialist"]

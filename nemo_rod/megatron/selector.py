@@ -17,10 +17,12 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
+from nemo_rod.megatron.distillation import SoftTargets
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, ReferenceLosses, Selector
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
+from nemo_rod.selection.teacher import Teacher
 
 
 class RoDSelector:
@@ -35,6 +37,7 @@ class RoDSelector:
         on_nonfinite: what to do with a score that is no number: "refuse" or "exclude".
         scoring_micro_batch_size: blocks in one forward-only pass of one replica.
         eighths: how much of every candidate is scored, from its beginning.
+        teacher: what the base foretells of replay, if that is scored by it; None for losses.
         beat: called whenever this rank got on a bit.
     """
 
@@ -49,6 +52,7 @@ class RoDSelector:
         on_nonfinite: OnNonfinite = "refuse",
         scoring_micro_batch_size: int = 1,
         eighths: int = NUM_CHUNKS,
+        teacher: Teacher | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.selector = Selector(
@@ -60,7 +64,7 @@ class RoDSelector:
             on_nonfinite=on_nonfinite,
             eighths=eighths,
         )
-        self.store = store
+        self.store, self.teacher = store, teacher
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.choice: Choice | None = None
         self.step_seconds = 0.0
@@ -113,6 +117,7 @@ class RoDSelector:
                     groups,
                     micro_batch_size=self.scoring_micro_batch_size,
                     beat=self.beat,
+                    targets=SoftTargets(self.teacher, groups.tp) if self.teacher else None,
                 )
                 choice = self.choice = self.selector.choose(step, losses)
                 self.beat()

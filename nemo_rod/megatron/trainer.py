@@ -39,6 +39,7 @@ from nemo_rod.selection import open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.steering import Steering
+from nemo_rod.selection.teacher import open_teacher
 
 
 def train(
@@ -62,7 +63,9 @@ def train(
     out = Path(job.out)
     store = BlockStore(job.blocks)
     arm = Arm(**job.arm)
-    references = open_references(job.references, store) if job.references else None
+    references = None
+    if job.references:
+        references = open_references(job.references, store, distilled=True)
     selector = RoDSelector(
         store=store,
         pools=arm.pools(store),
@@ -72,6 +75,7 @@ def train(
         on_nonfinite=job.on_nonfinite,  # type: ignore[arg-type]
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         eighths=arm.eighths,
+        teacher=open_teacher(job.references, store),
         beat=beat,
     )
     header = curriculum_header(arm, store, references, config=job.config_digest)
