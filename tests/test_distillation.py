@@ -1,16 +1,21 @@
-"""The self-distillation score on logits: against the definition, in double precision."""
+"""The self-distillation score: on logits against the definition, then in real runs."""
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from tiny import Torchrun
+from test_layouts import assert_same_run
+from tiny import LAYOUTS, Setting, Torchrun
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.megatron.distillation import outcome_logprobs, soft_loss, top_ids
+from nemo_rod.selection import Curriculum
+from nemo_rod.selection.teacher import open_teacher
 
 POSITIONS, BLOCKS, VOCABULARY = 6, 3, 40
 WORKER = Path(__file__).parent / "distillation_worker.py"
@@ -61,7 +66,7 @@ def test_the_whole_vocabulary_gives_the_full_divergence_and_fewer_tokens_never_m
     full = divergence(base.double().softmax(-1), now.double().softmax(-1))
     found = [score(base, now, k, half=False).double() for k in (1, 4, 16, VOCABULARY)]
     torch.testing.assert_close(found[-1], full, rtol=0, atol=3e-6)
-    for fewer, more in zip(found, found[1:], strict=False):
+    for fewer, more in pairwise(found):
         assert (fewer <= more + 3e-6).all()
 
 
@@ -124,3 +129,84 @@ def test_blocks_whose_positions_are_shared_out(torchrun: Torchrun, ranks: int) -
         found = json.loads(line)
         assert found["same kept"] and found["new blocks as ever"] and found["zero at the base"]
         assert found["largest difference"] < 1e-6
+
+
+@pytest.fixture(scope="module")
+def references(tiny: Setting) -> list[Path]:
+    """The specialist's, and those of the base with four tokens of every prediction."""
+    return [tiny.references[0], tiny.score("base_distillation", tiny.base, "replay", top_k=4)]
+
+
+@pytest.fixture(scope="module")
+def single(tiny: Setting, references: list[Path]) -> list:
+    weights = tiny.root / "distillation_weights"
+    where = ("single", LAYOUTS["single"], weights)
+    return tiny.rod(*where, references=references, out="distillation_single")
+
+
+def hugging_face_logits(checkpoint: Path, tokens: np.ndarray) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.no_grad():
+        return model.eval()(torch.from_numpy(tokens.astype(np.int64))).logits
+
+
+@pytest.mark.slow
+def test_what_is_kept_are_the_likeliest_tokens_of_the_base(
+    tiny: Setting, references: list[Path]
+) -> None:
+    teacher = open_teacher(references, tiny.store)
+    assert teacher is not None
+    some = tiny.store.num_adaptation + np.array([3, 0, 5])
+    base = hugging_face_logits(tiny.base, tiny.store.tokens(some))
+    ids, logprobs = teacher[some]
+    best = coarse(base, torch.from_numpy(ids).long())
+    torch.testing.assert_close(torch.from_numpy(logprobs).exp().double(), best, rtol=0, atol=1e-3)
+    likeliest = base.softmax(-1).topk(4).values.sum(-1).double()
+    torch.testing.assert_close(best[..., :4].sum(-1), likeliest, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_replay_is_scored_by_the_divergence_from_the_base(
+    tiny: Setting, references: list[Path], single: list
+) -> None:
+    teacher = open_teacher(references, tiny.store)
+    assert teacher is not None
+    trained = []
+    for record in single[::4]:
+        ids = record.block_ids[tiny.store.is_replay(record.block_ids)]
+        tokens, (top, logprobs) = tiny.store.tokens(ids), teacher[ids]
+        kept = torch.from_numpy(logprobs).double().softmax(-1)
+        cross = [
+            -(kept * coarse(hugging_face_logits(model, tokens), torch.from_numpy(top).long()).log())
+            for model in (tiny.root / "distillation_weights" / str(record.step), tiny.base)
+        ]
+        expected = (cross[0] - cross[1]).sum(-1)[:, :-1].mean(-1)
+        found = record.score[tiny.store.is_replay(record.block_ids)]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        if record.step == 0:
+            assert len(found) and (found == 0).all()
+        else:
+            trained.append(found.min())
+    assert len(trained) == 4 and min(trained) > 0
+
+
+@pytest.mark.slow
+def test_new_blocks_are_scored_as_ever(tiny: Setting, references: list[Path], single: list) -> None:
+    job = tiny.rod_job(tiny.root / "ordinary", LAYOUTS["single"], steps=1)
+    tiny.torchrun(1, "nemo_rod.megatron", job)
+    (one,) = Curriculum.open(tiny.root / "ordinary" / "curriculum.rod", read_only=True)
+    is_new = ~tiny.store.is_replay(one.block_ids)
+    assert (one.block_ids == single[0].block_ids).all() and is_new.any()
+    assert (one.score[is_new] == single[0].score[is_new]).all()
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("layout", ["dp2", "tp2_sp", "pp2_vpp2"])
+def test_the_same_run_in_other_layouts(
+    tiny: Setting, references: list[Path], single: list, layout: str
+) -> None:
+    out = f"distillation_{layout}"
+    tiny.rod(layout, LAYOUTS[layout], references=references, out=out)
+    assert_same_run(tiny.root / "distillation_single", tiny.root / out)

@@ -1,4 +1,4 @@
-"""What is kept of the base's predictions: written by many, read back whole, refused if it is not."""
+"""What is kept of the base's predictions: written by many, read back whole, or refused."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def test_only_jobs_that_can_score_against_them_open_them(folder: Path, tmp_path:
     with pytest.raises(ValueError, match="base_distillation is of the self-distillation score, wh"):
         References.open(folders, Store())
     assert open_teacher([specialist], Store()) is None
-    with pytest.raises(ValueError, match="both have a teacher.npy: name one of the two"):
-        open_teacher([folder, folder.parent / "." / "x" / ".." / folder.name], Store())
+    with pytest.raises(ValueError, match=r"both have a teacher\.npy: name one of the two"):
+        open_teacher([folder, specialist / ".." / folder.name], Store())
 
 
 def test_a_write_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
