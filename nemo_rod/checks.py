@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import PREFIXES, Config, Optimisation, Parallel, Scoring, Selection, Tasks
-from nemo_rod.variants import arm_settings
+from nemo_rod.variants import BASE_REFERENCES, arm_settings
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -76,7 +76,7 @@ def check(config: Config) -> None:
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
     for name in [config.arm] if config.arm else config.arms:
-        if name == "base":
+        if name in BASE_REFERENCES:
             continue
         arm, every = arm_settings(config, name), config.validation.every
         if arm.distilled and config.launcher.kind == "nemo_rl":

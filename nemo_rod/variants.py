@@ -20,6 +20,8 @@ from nemo_rod.config import PREFIXES, Config, Optimisation, Scoring, Selection, 
 from nemo_rod.selection.arms import arm_kind
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
+# what else `score arm=` takes: the base on replay, on new blocks, and its predictions on replay
+BASE_REFERENCES = ("base", "base_adaptation", "base_distillation")
 Section = TypeVar("Section", Optimisation, Selection, Scoring, Variant)
 
 _SECTIONS = ("train", "selection", "scoring")

@@ -21,7 +21,7 @@ from nemo_rod.launch.stages import Stages
 from nemo_rod.launch.work import stage_works
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.candidates import Candidates
-from nemo_rod.variants import arm_settings
+from nemo_rod.variants import BASE_REFERENCES, arm_settings
 
 
 def variant(name: str, values: str) -> str:
@@ -119,6 +119,11 @@ def test_budgets() -> None:
 def test_a_variant_that_cannot_be_is_refused(values: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         toy(bad=values)
+
+
+@pytest.mark.parametrize("name", BASE_REFERENCES)
+def test_references_of_the_base_can_be_asked_for(name: str) -> None:
+    check(dataclasses.replace(recipe(), arm=name))
 
 
 def test_nemo_rl_cannot_score_by_distillation() -> None:

@@ -19,7 +19,7 @@ from nemo_rod.launch.record import Record
 from nemo_rod.launch.render import render_local, write_files
 from nemo_rod.launch.stages import Stages
 from nemo_rod.launch.submit import submit
-from nemo_rod.variants import SPECIALIST, arm_settings
+from nemo_rod.variants import BASE_REFERENCES, SPECIALIST, arm_settings
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -68,8 +68,7 @@ def pretrain(config: Config) -> None:
 
 def score(config: Config) -> None:
     """Reference losses: of the base on replay and of the specialist on adaptation, or of one."""
-    of_base = ("base", "base_adaptation", "base_distillation")
-    references = {SPECIALIST: "specialist", **{name: name for name in of_base}}
+    references = {SPECIALIST: "specialist", **{name: name for name in BASE_REFERENCES}}
     if config.arm is not None and config.arm not in references:
         raise ValueError(
             f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, base_adaptation "
