@@ -44,8 +44,10 @@ def top_ids(
     # a key that sorts like the logit, then by falling id: no two are equal, so no top-k depends on
     # how ties are broken
     bits = logits_sBV.float().view(torch.int32)
-    key_sBV = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32) | (_LOW - ids_V)
-    key_sBV = key_sBV.masked_fill(ids_V >= vocab_size, torch.iinfo(torch.int64).min)
+    key_sBV = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    key_sBV <<= 32
+    key_sBV |= _LOW - ids_V
+    key_sBV.masked_fill_(ids_V >= vocab_size, torch.iinfo(torch.int64).min)
     best = key_sBV.topk(min(top_k, key_sBV.shape[-1])).values
     if tp is not None and tp.size() > 1:
         best = torch.cat(_gathered(best, tp), dim=-1).topk(top_k).values
@@ -176,6 +178,7 @@ class TopKTargets:
         ids_sBk = top_ids(logits_sBV, self.top_k, self.vocab_size, self.groups.tp)
         logprobs_sBo = outcome_logprobs(logits_sBV, ids_sBk, self.groups.tp)
         kept_sBo = logprobs_sBo.half()
+        # multi-token prediction has losses first; those of the next token come last, and stay
         self._made[-1][where.start] = (
             ids_sBk.int().transpose(0, 1),
             kept_sBo.transpose(0, 1),
