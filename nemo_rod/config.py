@@ -60,7 +60,7 @@ class Selection:
     target_share: float | None = None  # steers kappa until this share of a batch is replay
     target_forgetting: float | None = None  # steers kappa to this F_val of held-out replay, nats
     gain: float = 0.1  # change of ln kappa for an error as large as the target: a step, or a look
-    replay_score: str = "loss"  # replay scores: loss less the base's, or "distillation" from it
+    replay_score: str = "loss"  # of replay: "loss" less the base's, or "distillation" from the base
     on_nonfinite: str = "refuse"  # a score that is no number ends the run, or "exclude" its block
 
 

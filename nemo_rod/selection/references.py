@@ -313,7 +313,8 @@ def _refuse_foreign(
     if is_distilled and not distilled:
         raise ValueError(
             f"{folder.path} is of the self-distillation score, which this job cannot compute: give "
-            "references/base, or train with selection.replay_score=distillation elsewhere"
+            "references/base, or train with selection.replay_score=distillation and launcher="
+            "local, slurm or ray"
         )
     checks = [
         ("loss definition", found.loss, found.loss if is_distilled else first.loss),
