@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import PREFIXES, Config, Optimisation, Parallel, Scoring, Selection, Tasks
-from nemo_rod.variants import arm_settings
+from nemo_rod.variants import BASE_REFERENCES, arm_settings
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -76,9 +76,20 @@ def check(config: Config) -> None:
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
     for name in [config.arm] if config.arm else config.arms:
-        if name == "base":
+        if name in BASE_REFERENCES:
             continue
         arm, every = arm_settings(config, name), config.validation.every
+        if arm.distilled and config.launcher.kind == "nemo_rl":
+            raise ValueError(
+                f"{name} scores replay by distillation, which NeMo-RL's workers cannot: use "
+                "launcher=local, slurm or ray, or selection.replay_score=loss."
+            )
+        if arm.distilled and arm.scoring.every != 1:
+            raise ValueError(
+                f"{name} has scoring.every={arm.scoring.every} and scores replay by distillation: "
+                "set scoring.every=1, since training does not tell how far a block's predictions "
+                "have moved."
+            )
         steered = arm.scores and arm.selection.target_forgetting is not None
         if arm.scores and arm.scoring.every != 1 and config.launcher.kind == "nemo_rl":
             raise ValueError(
@@ -98,6 +109,11 @@ def _check_arm(config: Config, name: str) -> None:
     _check_optimisation(f"variants.{name}.train", arm.train, config.parallel)
     _check_selection(f"variants.{name}.selection", arm.selection)
     _check_scoring(f"variants.{name}.scoring", arm.scoring, config)
+    if arm.scoring.teacher_top_k != config.scoring.teacher_top_k:
+        raise ValueError(
+            f"variants.{name}.scoring.teacher_top_k={arm.scoring.teacher_top_k} is not valid: a "
+            "run keeps what its base foretells once; set scoring.teacher_top_k for all its arms."
+        )
     row = [name]
     while (before := arm_settings(config, row[-1]).recorded_by) is not None:
         if before in row:
@@ -119,6 +135,8 @@ def _check_selection(where: str, value: Selection) -> None:
     _expect(
         nonfinite in ("refuse", "exclude"), f"{where}.on_nonfinite", nonfinite, "refuse or exclude"
     )
+    score, scores = value.replay_score, ("loss", "distillation")
+    _expect(score in scores, f"{where}.replay_score", score, " or ".join(scores))
     _expect(value.multiplier >= 1, f"{where}.multiplier", value.multiplier, ">= 1")
     _expect(value.kappa >= 0, f"{where}.kappa", value.kappa, ">= 0")
     _expect(value.gain > 0, f"{where}.gain", value.gain, "> 0")
@@ -143,6 +161,7 @@ def _check_scoring(where: str, value: Scoring, config: Config) -> None:
             f"{where} sets every={value.every} and prefix={value.prefix}: set one of them, since "
             "averages by source are of whole blocks."
         )
+    _expect(value.teacher_top_k >= 1, f"{where}.teacher_top_k", value.teacher_top_k, ">= 1")
     parallel, block_size = config.parallel, config.domain.block_size
     # context parallelism deals out runs of positions in pairs, sequence parallelism one run a rank
     shares = (2 * parallel.context if parallel.context > 1 else 1) * (

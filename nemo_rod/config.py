@@ -60,6 +60,7 @@ class Selection:
     target_share: float | None = None  # steers kappa until this share of a batch is replay
     target_forgetting: float | None = None  # steers kappa to this F_val of held-out replay, nats
     gain: float = 0.1  # change of ln kappa for an error as large as the target: a step, or a look
+    replay_score: str = "loss"  # of replay: "loss" less the base's, or "distillation" from the base
     on_nonfinite: str = "refuse"  # a score that is no number ends the run, or "exclude" its block
 
 
@@ -95,6 +96,7 @@ class Scoring:
     micro_batch_size: int = MISSING  # blocks in one forward pass of one replica
     prefix: str = "1"  # share of a candidate that is scored, its beginning: 1, 1/2, 1/4 or 1/8
     every: int = 1  # steps between scoring passes, 0: only the first; else by averages of sources
+    teacher_top_k: int = 16  # tokens of each prediction that distillation keeps; one for a run
 
     @property
     def eighths(self) -> int:

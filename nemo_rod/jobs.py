@@ -92,11 +92,14 @@ class ScoreJob(ModelJob):
         model: Hugging Face checkpoint.
         role: "adaptation" or "replay".
         model_digest: of the checkpoint's weights.
+        teacher_top_k: tokens to keep of every prediction, for the self-distillation score; None for
+            the losses alone.
     """
 
     model: str
     role: str
     model_digest: str
+    teacher_top_k: int | None = None
 
 
 @dataclass

@@ -20,6 +20,8 @@ from nemo_rod.config import PREFIXES, Config, Optimisation, Scoring, Selection, 
 from nemo_rod.selection.arms import arm_kind
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
+# what else `score arm=` takes: the base on replay, on new blocks, and its predictions on replay
+BASE_REFERENCES = ("base", "base_adaptation", "base_distillation")
 Section = TypeVar("Section", Optimisation, Selection, Scoring, Variant)
 
 _SECTIONS = ("train", "selection", "scoring")
@@ -71,6 +73,11 @@ class ArmSettings:
     def recorded_by(self) -> str | None:
         """The arm of this run whose curriculum must be there before; None for none."""
         return self.share if isinstance(self.share, str) else self.follow
+
+    @property
+    def distilled(self) -> bool:
+        """Whether replay is scored by distillation from the base."""
+        return self.scores and self.selection.replay_score == "distillation"
 
 
 def arm_settings(config: Config, name: str) -> ArmSettings:

@@ -56,6 +56,10 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
         (["selection.balance=half"], "selection.balance='half' is not valid: expected expected or"),
         (["selection.multiplier=0.5"], "selection.multiplier=0.5 is not valid"),
         (["model.hf=a/model"], "must name its base model once"),
+        (
+            ["scoring.every=4", "selection.replay_score=distillation"],
+            "rod has scoring.every=4 and scores replay by distillation",
+        ),
         (["scoring.every=-1"], "scoring.every=-1 is not valid: expected >= 0."),
         (["scoring.every=4", "launcher=nemo_rl"], "rod has scoring.every=4, but the workers of"),
         (["scoring.every=4", "scoring.prefix=1/2"], "scoring sets every=4 and prefix=1/2"),

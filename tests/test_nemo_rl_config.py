@@ -26,7 +26,11 @@ RECIPES = sorted((Path(__file__).parent.parent / "recipes" / "nemo_rl").glob("*.
 
 GOOD: dict[str, Any] = {
     "rod": {"choose_in": "workers", "steps": 3, "worker": "a.B", "hf": False,
-            "selection": {"balance": "expected", "on_nonfinite": "refuse"},
+            "selection": {
+                "balance": "expected",
+                "on_nonfinite": "refuse",
+                "replay_score": "loss",
+            },
             "scoring": {"prefix": "1", "every": 1}},
     "policy": {
         "train_global_batch_size": 16,
@@ -68,6 +72,7 @@ def test_good_configuration_passes() -> None:
         ("rod.selection.balance", "half", "rod.selection.balance is 'half'"),
         ("rod.selection.on_nonfinite", "skip", "expected refuse or exclude"),
         ("rod.scoring.every", 4, "rod.scoring.every is 4: expected 1: NeMo-RL's workers"),
+        ("rod.selection.replay_score", "distillation", "expected loss: NeMo-RL's workers cannot"),
         ("rod.scoring.prefix", "2/3", "rod.scoring.prefix is '2/3': expected 1, 1/2, 1/4, 1/8."),
         ("policy.generation", {"temperature": 0.7}, "policy.generation is 'a section'"),
         ("policy.dynamic_batching.enabled", True, "policy.dynamic_batching.enabled is True"),

@@ -24,10 +24,10 @@ from nemo_rod.selection import References
 ROOT = Path(__file__).parent.parent
 
 
-def job(tiny: Setting, out: Path, layout: str) -> Path:
+def job(tiny: Setting, out: Path, layout: str, top_k: int | None = None) -> Path:
     """Writes the job that scores the tiny setting's replay with its base."""
     values = json.loads((tiny.references[1] / "job.json").read_text())
-    values |= {"out": str(out), "parallel": vars(LAYOUTS[layout])}
+    values |= {"out": str(out), "parallel": vars(LAYOUTS[layout]), "teacher_top_k": top_k}
     out.mkdir(exist_ok=True)
     (out / "job.json").write_text(json.dumps(values))
     return out / "job.json"
@@ -56,8 +56,8 @@ def deadly(name, owner, at):
         global steps
         steps += 1
         if steps == at:
-            if name == "write":  # torn: the first half gets there
-                real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+            if name in ("write", "pwrite"):  # torn: the first half gets there
+                real(arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments, **more)
     setattr(owner, name, call)
@@ -68,7 +68,7 @@ def rank(job, number, size, port, at):
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
     }
-    for name in ("write", "fsync", "replace", "posix_fallocate"):
+    for name in ("write", "pwrite", "fsync", "replace", "truncate", "posix_fallocate"):
         deadly(name, os, at)
     deadly("unlink", Path, at)
     sys.argv = ["job", job]
@@ -76,8 +76,9 @@ def rank(job, number, size, port, at):
 
 def attempt(job, size, dice):
     '''Whether the job came to its end; if one rank is killed, so are the others.'''
-    # a whole run takes some 15 writes, and compaction 17 steps
-    at = [dice.randint(1, 30) for _ in range(size)]
+    # a whole run takes some 15 writes, or one more for every block whose predictions are kept, and
+    # compaction 17 steps
+    at = [dice.randint(1, int(sys.argv[3])) for _ in range(size)]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = {}
     for number in range(size):
@@ -102,7 +103,7 @@ def attempt(job, size, dice):
     return whole
 
 dice, kills = random.Random(int(sys.argv[2])), 0
-for job in sys.argv[3:]:
+for job in sys.argv[4:]:
     while not attempt(job, int(sys.argv[1]), dice):
         kills += 1
         assert kills < 200
@@ -111,16 +112,21 @@ print("kills", kills)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "seed"), [("single", 0), ("dp2", 1), ("pp2", 2)])
+@pytest.mark.parametrize(
+    ("layout", "seed", "top_k"),
+    [("single", 0, None), ("dp2", 1, None), ("pp2", 2, None), ("dp2", 3, 4)],
+)
 def test_killed_at_twenty_random_steps_ends_in_the_same_files(
-    tiny: Setting, layout: str, seed: int
+    tiny: Setting, layout: str, seed: int, top_k: int | None
 ) -> None:
-    whole, size = tiny.root / f"whole_{layout}", LAYOUTS[layout].world_size
-    tiny.torchrun(size, "nemo_rod.megatron", job(tiny, whole, layout))
-    broken = [tiny.root / f"broken_{layout}_{i}" for i in range(8)]
-    jobs = [str(job(tiny, folder, layout)) for folder in broken]
+    name, size = f"{layout}_{seed}", LAYOUTS[layout].world_size
+    whole = tiny.root / f"whole_{name}"
+    tiny.torchrun(size, "nemo_rod.megatron", job(tiny, whole, layout, top_k))
+    broken = [tiny.root / f"broken_{name}_{i}" for i in range(8)]
+    jobs = [str(job(tiny, folder, layout, top_k)) for folder in broken]
+    last = 30 if top_k is None else 30 + tiny.store.num_replay // size
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(size), str(seed), *jobs],
+        [sys.executable, "-c", KILLED, str(size), str(seed), str(last), *jobs],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from test_cli import nemo_rod
 
 from nemo_rod.checks import check
 from nemo_rod.config import Config
+from nemo_rod.launch.plan import model_shape
 from nemo_rod.launch.stages import Stages
+from nemo_rod.launch.work import stage_works
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.candidates import Candidates
-from nemo_rod.variants import arm_settings
+from nemo_rod.variants import BASE_REFERENCES, arm_settings
 
 
 def variant(name: str, values: str) -> str:
@@ -97,6 +100,14 @@ def test_budgets() -> None:
         ("{of: rod, scoring: {micro_batch_size: x}}", "scoring: Value 'x'"),
         ("{of: rod, selection: {target_share: 2}}", "target_share=2.0 is not valid"),
         (
+            "{of: rod, selection: {replay_score: kl}}",
+            "replay_score='kl' is not valid: expected loss or distillation",
+        ),
+        (
+            "{of: rod_distillation, scoring: {teacher_top_k: 8}}",
+            "teacher_top_k=8 is not valid: a run keeps what its base foretells once",
+        ),
+        (
             "{of: rod, selection: {target_share: 0.2, target_forgetting: 0.1}}",
             "sets target_share and target_forgetting: set one of them",
         ),
@@ -108,6 +119,30 @@ def test_budgets() -> None:
 def test_a_variant_that_cannot_be_is_refused(values: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         toy(bad=values)
+
+
+@pytest.mark.parametrize("name", BASE_REFERENCES)
+def test_references_of_the_base_can_be_asked_for(name: str) -> None:
+    check(dataclasses.replace(recipe(), arm=name))
+
+
+def test_nemo_rl_cannot_score_by_distillation() -> None:
+    launcher = dataclasses.replace(recipe().launcher, kind="nemo_rl")
+    for arms, refused in ((["base", "rod"], False), (["base", "rod_distillation"], True)):
+        config = dataclasses.replace(recipe(), launcher=launcher, arms=arms)
+        with pytest.raises(ValueError) if refused else nullcontext() as error:
+            check(config)
+        if refused:
+            assert str(error.value).startswith("rod_distillation scores replay by distillation, wh")
+
+
+def test_what_distillation_keeps_is_in_the_plan() -> None:
+    config = dataclasses.replace(recipe(), arms=["base", "rod", "rod_distillation"])
+    blocks = {"num_adaptation": 100, "num_replay": 300, "held_adaptation": 1, "held_replay": 1}
+    disk = {work.name: work.disk for work in stage_works(config, model_shape(config), blocks)}
+    kept = disk["references_base_distillation"] - disk["references_base"]
+    size = config.domain.block_size
+    assert kept == 300 * (size * (16 * (2 + 2) + 2) + 12)  # 256 bytes need two bytes each
 
 
 def test_what_is_looked_at_while_it_trains_needs_looks() -> None:
@@ -151,6 +186,12 @@ def test_stages_are_those_that_the_variants_need_in_order() -> None:
         "rod_min_reference",
     ]
     assert names("max_replay") == ["prepare", "base", "max_replay"]
+    distilled = ["prepare", "base", "references_base_distillation", *select, "rod_distillation"]
+    assert names("rod_distillation") == distilled
+    assert names("rod", "rod_distillation")[2:4] == [
+        "references_base",
+        "references_base_distillation",
+    ]
 
 
 TINY = [

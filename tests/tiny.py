@@ -129,14 +129,31 @@ class Setting:
         self.torchrun(1, "nemo_rod.megatron", job)
         return out
 
-    def rod(self, layout: str, parallel: Parallel, *extra: object, **scoring: Any) -> list[Any]:
+    def rod(
+        self,
+        layout: str,
+        parallel: Parallel,
+        *extra: object,
+        references: list[Path] | None = None,
+        out: str | None = None,
+        **scoring: Any,
+    ) -> list[Any]:
         """Trains RoD in a layout; returns its records. The folder is named after all it is told."""
-        out = self.root / "_".join([layout, *(f"{key}_{value}" for key, value in scoring.items())])
-        job = self.rod_job(out, parallel, scoring=scoring)
+        name = "_".join([layout, *(f"{key}_{value}" for key, value in scoring.items())])
+        folder = self.root / (out or name)
+        job = self.rod_job(folder, parallel, references=references, scoring=scoring)
         self.torchrun(parallel.world_size, WORKER, job, *extra, timeout=300)
-        return list(Curriculum.open(out / "curriculum.rod", read_only=True))
+        return list(Curriculum.open(folder / "curriculum.rod", read_only=True))
 
-    def rod_job(self, out: Path, parallel: Parallel, *, steps: int = STEPS, **options: Any) -> Path:
+    def rod_job(
+        self,
+        out: Path,
+        parallel: Parallel,
+        *,
+        steps: int = STEPS,
+        references: list[Path] | None = None,
+        **options: Any,
+    ) -> Path:
         """Writes the job of a RoD run."""
         return self._job(
             "rod",
@@ -145,11 +162,11 @@ class Setting:
             model=self.base,
             steps=steps,
             lr=3e-3,
-            references=self.references,
+            references=references or self.references,
             **options,
         )
 
-    def score(self, name: str, model: Path, role: str) -> Path:
+    def score(self, name: str, model: Path, role: str, top_k: int | None = None) -> Path:
         out = self.root / "references" / name
         out.mkdir(parents=True)
         job = ScoreJob(
@@ -164,6 +181,7 @@ class Setting:
             model=str(model),
             role=role,
             model_digest=name,
+            teacher_top_k=top_k,
         )
         write_job(job, out / "job.json")
         self.torchrun(1, "nemo_rod.megatron", out / "job.json")

@@ -203,6 +203,7 @@ class ModelJobs:
             "follow_by": settings.follow_by if settings.follow else None,
             "curriculum": settings.curriculum,
             "references": list(settings.references) if settings.scores else [],
+            "replay_score": "distillation" if settings.distilled else None,
             "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,
             "train": dataclasses.asdict(settings.train),
             "trained_tokens": steps * arm.batch_size * block_size,

@@ -40,6 +40,8 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
         raise ValueError(f"{job.name} ends when it has converged: use launcher=local or slurm.")
     if isinstance(job, TrainJob) and job.arm.get("steering") is not None:
         raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
+    if isinstance(job, ScoreJob) and job.teacher_top_k is not None:
+        raise ValueError(f"{job.name} keeps what the base foretells: use launcher=local or slurm.")
     parallel = job.parallel
     if parallel.context > 1 or parallel.virtual_pipeline > 1:
         raise ValueError(

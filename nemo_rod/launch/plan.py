@@ -234,7 +234,7 @@ def _savings(works: Sequence[Work], setup: Setup, shape: Shape) -> list[Saving]:
     if not selecting:
         return []
     hours = {work.name: cost(work, setup, shape).gpu_hours for work in works}
-    references = hours["references_base"] + hours["references_specialist"]
+    references = sum(hours[name] for name in hours if name.startswith("references_"))
     scoring = sum(cost(work, setup, shape).scoring_seconds * work.steps for work in selecting)
     shorter = [e for e in (4, 2) if e < min(work.eighths for work in selecting)]
     return [

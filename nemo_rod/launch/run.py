@@ -19,7 +19,7 @@ from nemo_rod.launch.record import Record
 from nemo_rod.launch.render import render_local, write_files
 from nemo_rod.launch.stages import Stages
 from nemo_rod.launch.submit import submit
-from nemo_rod.variants import SPECIALIST, arm_settings
+from nemo_rod.variants import BASE_REFERENCES, SPECIALIST, arm_settings
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -68,11 +68,12 @@ def pretrain(config: Config) -> None:
 
 def score(config: Config) -> None:
     """Reference losses: of the base on replay and of the specialist on adaptation, or of one."""
-    references = {"base": "base", SPECIALIST: "specialist", "base_adaptation": "base_adaptation"}
+    references = {SPECIALIST: "specialist", **{name: name for name in BASE_REFERENCES}}
     if config.arm is not None and config.arm not in references:
         raise ValueError(
-            f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, or "
-            "base_adaptation for the base on new blocks; or no arm for the first two."
+            f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, base_adaptation "
+            "for the base on new blocks, or base_distillation for what it foretells of replay; or "
+            "no arm for the first two."
         )
     stages = Stages(config)
     names = [references[config.arm]] if config.arm else ["base", "specialist"]

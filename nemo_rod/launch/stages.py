@@ -33,6 +33,7 @@ REFERENCES = {
     "base": ("base", "replay"),
     "specialist": (SPECIALIST, "adaptation"),
     "base_adaptation": ("base", "adaptation"),  # where the base counts beside the specialist
+    "base_distillation": ("base", "replay"),  # what the base foretells of every token
 }
 
 
@@ -56,7 +57,8 @@ class Stages:
         used = {name for arm in trained for name in self._references(arm)}
         needs_specialist = "specialist" in used or merged or SPECIALIST in wanted
         stages = [self.prepare(), self.make_base()]
-        stages += [self.reference(n) for n in ("base", "base_adaptation") if n in used]
+        of_base = [name for name, (model, _) in REFERENCES.items() if model == "base"]
+        stages += [self.reference(name) for name in of_base if name in used]
         if needs_specialist:
             stages.append(self.train(SPECIALIST))
         if "specialist" in used:
@@ -82,7 +84,8 @@ class Stages:
         if not arm.scores:
             return []
         of_new_blocks = {"specialist": "specialist", "base": "base_adaptation"}
-        return ["base", *(of_new_blocks[n] for n in arm.references if n in of_new_blocks)]
+        of_replay = "base_distillation" if arm.distilled else "base"
+        return [of_replay, *(of_new_blocks[n] for n in arm.references if n in of_new_blocks)]
 
     def _reference_folders(self, arm: ArmSettings) -> list[Path]:
         """Folders of reference losses that an arm scores with, those of other runs included."""
@@ -168,13 +171,15 @@ class Stages:
     def reference(self, name: str) -> Stage:
         """Losses of one model on all blocks of one role: one of `REFERENCES`."""
         arm, role = REFERENCES[name]
+        top_k = self.config.scoring.teacher_top_k if name == "base_distillation" else None
 
         def inputs() -> Inputs:
-            return {
+            made_of: Inputs = {
                 "blocks": self.results.block_counts()["digest"],
                 "model": self.results.weights(arm),
                 "model.precision": self.config.model.precision,
             }
+            return made_of if top_k is None else {**made_of, "scoring.teacher_top_k": top_k}
 
         def make(folder: Path) -> dict[str, Any]:
             job = ScoreJob(
@@ -182,17 +187,19 @@ class Stages:
                 model=str(self.results.checkpoint(arm)),
                 role=role,
                 model_digest=self.results.weights(arm),
+                teacher_top_k=top_k,
             )
             self.jobs.run(job, folder)
             return {}
 
+        title = f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}"
         return Stage(
             f"references_{name}",
-            f"score arm={name if name == 'base_adaptation' else arm}",
+            f"score arm={arm if name == 'specialist' else name}",
             self.results.reference(name),
             inputs,
             make,
-            f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}",
+            title if top_k is None else f"keep what the base foretells of every {role} block",
             needs=("prepare", arm),
             note=self._note(),
         )
@@ -218,6 +225,9 @@ class Stages:
                 outputs(folder, made_by=self.results.command("score"))
             if references:
                 made_of |= self._reference_weights(settings)
+            if settings.distilled:
+                folder = self.results.reference("base_distillation")
+                made_of["replay_score"] = open_folder(folder).manifest.loss
             return made_of
 
         def make(folder: Path) -> dict[str, Any]:

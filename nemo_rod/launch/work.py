@@ -12,6 +12,7 @@ from nemo_rod.launch.prepare import source_specs
 from nemo_rod.launch.stages import REFERENCES, Stages
 from nemo_rod.plan.costs import Work
 from nemo_rod.plan.shapes import Shape
+from nemo_rod.selection.teacher import record_type
 
 BYTES_PER_TOKEN = 4.0  # of text, for caps in bytes under a tokenizer with a large vocabulary
 REFERENCE_BYTES = 44  # of a block: sums, hash, checksum
@@ -88,10 +89,11 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
         seconds = _preparing(config, blocks)
         return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
     if command == "score":
-        _, role = REFERENCES[name.removeprefix("references_")]
-        return Work(
-            name=name, read=blocks[f"num_{role}"], disk=blocks[f"num_{role}"] * REFERENCE_BYTES
-        )
+        reference = name.removeprefix("references_")
+        count, kept = blocks[f"num_{REFERENCES[reference][1]}"], REFERENCE_BYTES
+        if reference == "base_distillation":
+            kept += record_type(size, config.scoring.teacher_top_k, shape.vocab_size).itemsize
+        return Work(name=name, read=count, disk=count * kept)
     if command == "merge" or (command == "pretrain" and config.model.hf):
         return Work(name=name, disk=weights)
     base = command == "pretrain"

@@ -11,8 +11,9 @@ the tensor-parallel ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,19 +23,23 @@ from nemo_rod.config import MAX_LOGITS_BYTES
 
 _FP32_BYTES = 4
 
+# (positions of a slice, its logits [s, B, V / tp], its ordinary loss) -> its token losses [B, s]
+SliceLoss = Callable[[slice, torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor]
+
 
 @contextmanager
-def sliced_logits(model: list) -> Iterator[None]:
+def sliced_logits(model: list, slice_loss: SliceLoss | None = None) -> Iterator[None]:
     """Inside, the model's last stage computes its loss in slices of the sequence.
 
     Only for forward passes without gradients: a backward pass would keep every slice anyway.
 
     Args:
         model: the model's chunks on this rank.
+        slice_loss: stands in for the model's own loss, which it may call.
     """
     heads = [module for chunk in model for module in chunk.modules() if _is_head(module)]
     for module in heads:
-        _slice_head(module)
+        _slice_head(module, slice_loss or (lambda _where, _logits, own: own()))
     try:
         yield
     finally:
@@ -42,12 +47,17 @@ def sliced_logits(model: list) -> Iterator[None]:
             del module.output_layer.forward, module.compute_language_model_loss
 
 
+def has_head(chunk: Any) -> bool:
+    """Whether a chunk of the model computes logits and losses."""
+    return any(_is_head(module) for module in chunk.modules())
+
+
 def _is_head(module: Any) -> bool:
     # its own layer: wrappers, as NeMo 2.x has, hand on all names of what they wrap
     return "output_layer" in module._modules and module.post_process
 
 
-def _slice_head(module: Any) -> None:
+def _slice_head(module: Any, slice_loss: SliceLoss) -> None:
     """Shadows two methods of one module.
 
     The output layer hands on what it was given, and the loss applies it slice by slice.
@@ -66,12 +76,13 @@ def _slice_head(module: Any) -> None:
         try:
             if split:  # what the layer would do first by itself, for the whole sequence
                 hidden_SBH = gather_from_sequence_parallel_region(hidden_SBH, group=layer.tp_group)
-            parts = [
-                loss_of(labels_Bs, logits_of(hidden_sBH, **given)[0])
-                for labels_Bs, hidden_sBH in zip(
-                    labels_BS.split(length, dim=1), hidden_SBH.split(length, dim=0), strict=True
-                )
-            ]
+            parts, start = [], 0
+            for labels_Bs, hidden_sBH in zip(
+                labels_BS.split(length, dim=1), hidden_SBH.split(length, dim=0), strict=True
+            ):
+                where = slice(start, start := start + labels_Bs.shape[1])
+                logits_sBV = logits_of(hidden_sBH, **given)[0]
+                parts.append(slice_loss(where, logits_sBV, partial(loss_of, labels_Bs, logits_sBV)))
         finally:
             layer.sequence_parallel = split
         return torch.cat(parts, dim=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,12 +20,29 @@ from megatron.core.utils import get_batch_on_this_cp_rank, get_model_config
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import Batch, micro_batches, prefixes
 from nemo_rod.megatron.forward_only import forward_only, refuse_unsafe
-from nemo_rod.megatron.logits import sliced_logits
+from nemo_rod.megatron.logits import SliceLoss, has_head, sliced_logits
 from nemo_rod.selection.curriculum_header import Store
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
 # (micro-batches, chunk of the model) -> what the chunk gives, and the mask of its losses
 ForwardStep = Callable[[Any, Any], tuple[Any, torch.Tensor]]
+
+
+class Targets(Protocol):
+    """Other targets than the next token of each position; see `distillation.py`."""
+
+    def batches(
+        self, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
+    ) -> Iterator[Batch]:
+        """Yields the micro-batches of blocks int64 `[c]` with what their losses need."""
+
+    def begin(self, batch: Batch) -> None:
+        """Is told this rank's part of the micro-batch that goes through the model next."""
+
+    def loss(
+        self, where: slice, logits_sBV: torch.Tensor, ordinary: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Gives the token losses `[B, s]` of a slice of its positions; see `SliceLoss`."""
 
 
 class BlockLosses:
@@ -41,6 +58,7 @@ class BlockLosses:
             `micro_batches`.
         forward_step: how a micro-batch is read and goes through the model; by default as plain
             causal language modelling.
+        targets: what the losses of plain causal language modelling are of; None for next tokens.
 
     Raises:
         ValueError: if the model uses a feature under which scoring goes wrong.
@@ -56,14 +74,16 @@ class BlockLosses:
         beat: Callable[[], None] = lambda: None,
         batches: Callable[[np.ndarray], Iterator[Batch]] | None = None,
         forward_step: ForwardStep | None = None,
+        targets: Targets | None = None,
     ) -> None:
         self.model, self.store, self.groups = model, store, groups
-        self.micro_batch_size, self.beat = micro_batch_size, beat
+        self.micro_batch_size, self.beat, self.targets = micro_batch_size, beat, targets
         if batches is None:
             assert isinstance(store, BlockStore), "other blocks come with their batches"
             batches = partial(micro_batches, store, micro_batch_size=micro_batch_size)
         self.batches = batches
-        self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp)
+        begin = None if targets is None else targets.begin
+        self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp, begin=begin)
         self.config = get_model_config(model[0])
         refuse_unsafe(self.config, getattr(model[0], "ddp_config", None), splits_context=True)
 
@@ -110,7 +130,7 @@ class BlockLosses:
 
     def _forward(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> list[torch.Tensor]:
         length = self.store.block_size * eighths // NUM_CHUNKS
-        batches = [prefixes(self.batches(block_ids), length) for _ in self.model]
+        batches = [prefixes(self._batches(chunk, block_ids), length) for chunk in self.model]
         pipeline: dict[str, Any] = {}
         if self.groups.pp.size() > 1:  # megatron-core 0.15 does not take it otherwise
             pipeline["p2p_communicator"] = P2PCommunicator(
@@ -123,6 +143,7 @@ class BlockLosses:
             beat=self.beat,
             cp=self.groups.cp,
             num_chunks=eighths,
+            slice_loss=None if self.targets is None else self.targets.loss,
             data_iterator=batches if len(batches) > 1 else batches[0],
             num_microbatches=len(block_ids) // self.micro_batch_size,
             seq_length=length,
@@ -131,6 +152,12 @@ class BlockLosses:
             **pipeline,
         )
         return [output[:, :eighths] for output in outputs]
+
+    def _batches(self, chunk: Any, block_ids: np.ndarray) -> Iterator[Batch]:
+        batches = self.batches(block_ids)
+        if self.targets is None or not has_head(chunk):
+            return batches
+        return self.targets.batches(batches, block_ids, self.micro_batch_size)
 
 
 def on_every_rank(
@@ -168,6 +195,7 @@ def scoring_pass(
     beat: Callable[[], None] = lambda: None,
     cp: dist.ProcessGroup | None = None,
     num_chunks: int = NUM_CHUNKS,
+    slice_loss: SliceLoss | None = None,
     **options: Any,
 ) -> list[torch.Tensor]:
     """Runs a trainer's schedule forward-only for the losses of its samples.
@@ -179,6 +207,7 @@ def scoring_pass(
         beat: called after every micro-batch.
         cp: the context-parallel group, if `forward_step` gives this rank's positions alone.
         num_chunks: equal parts of every sample that the losses are summed over.
+        slice_loss: stands in for the model's own loss.
         options: what else the schedule is called with.
 
     Returns:
@@ -192,7 +221,8 @@ def scoring_pass(
         beat()
         return output, partial(partial_sums, loss_mask, cp=cp, num_chunks=num_chunks)
 
-    with forward_only(model, get_model_config(model[0])), sliced_logits(model):
+    slices = sliced_logits(model, slice_loss)
+    with forward_only(model, get_model_config(model[0])), slices:
         outputs = schedule(
             forward_step_func=step,
             model=model,
@@ -207,12 +237,18 @@ def scoring_pass(
 
 
 def plain_forward_step(
-    batches: Iterator[Batch], model: Any, *, cp: dist.ProcessGroup | None = None
+    batches: Iterator[Batch],
+    model: Any,
+    *,
+    cp: dist.ProcessGroup | None = None,
+    begin: Callable[[Batch], None] | None = None,
 ) -> tuple[Any, torch.Tensor]:
     """Causal language modelling of one micro-batch: token losses `[b, S / cp]` and their mask."""
     batch = next(batches)
     if cp is not None:
         batch = get_batch_on_this_cp_rank(batch, cp)
+    if begin is not None:
+        begin(batch)
     output = model(
         input_ids=batch["tokens"],
         position_ids=batch["position_ids"],
@@ -237,17 +273,18 @@ def partial_sums(
     mask = loss_mask.view(loss.shape).float()
     masked = loss.float() * mask
     if cp is not None and cp.size() > 1:
-        masked = _at_their_places(masked, cp)
+        masked = at_their_places(masked, cp)
     sums = masked.view(len(loss), num_chunks, -1).sum(dim=-1)
     return torch.cat([sums, mask.sum(dim=-1, keepdim=True)], dim=1)
 
 
-def _at_their_places(part_Bs: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's positions in the whole sequence `[B, S]`, zeros elsewhere.
+def at_their_places(part_Bs: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
+    """This rank's positions `[B, s, ...]` in the whole sequence `[B, S, ...]`, zeros elsewhere.
 
     Of 2 x size runs of positions, rank r has runs r and 2 x size - 1 - r.
     """
     runs, own = 2 * cp.size(), [cp.rank(), 2 * cp.size() - 1 - cp.rank()]
-    whole = part_Bs.new_zeros(len(part_Bs), runs, part_Bs.shape[1] // 2)
-    whole[:, own] = part_Bs.view(len(part_Bs), 2, -1)
-    return whole.view(len(part_Bs), -1)
+    parts = part_Bs.unflatten(1, (2, -1))
+    whole = parts.new_zeros(len(parts), runs, *parts.shape[2:])
+    whole[:, own] = parts
+    return whole.flatten(1, 2)

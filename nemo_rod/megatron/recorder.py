@@ -59,8 +59,11 @@ class Recorder(Callback):
         self.progress.start(step)
 
     def on_choice(self, choice: Choice) -> None:
-        """Records what the step will train on; the disk has the time of the update for it."""
-        if self.journal is not None:
+        """Records what the step will train on; the disk has the time of the update for it.
+
+        A guess waits for the losses of its blocks, which are recorded with it.
+        """
+        if self.journal is not None and not choice.is_guess:
             self.journal.begin(choice)
 
     def on_train_step_start(self, context: CallbackContext) -> None:

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from nemo_rod.megatron.distillation import TopKTargets
 from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references import HashedBlocks
+from nemo_rod.selection.teacher import TeacherWriter, make_room
 
 _BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
 
@@ -37,6 +39,9 @@ def write_references(
 ) -> None:
     """Scores the blocks that the manifest names and writes their losses; a collective call.
 
+    Where the losses are those of `TopKTargets`, what these keep is written, too, and is on the disk
+    before the log says that a block is done.
+
     Args:
         losses: scores blocks of the store.
         store: gives the hashes of the blocks.
@@ -45,25 +50,36 @@ def write_references(
         name: of the work, for the progress line.
     """
     ids = np.arange(manifest.start, manifest.stop)
+    targets = losses.targets if isinstance(losses.targets, TopKTargets) else None
+    if targets is not None and is_recorder():
+        make_room(out, manifest, targets.vocab_size)
     missing = _agree(~np.isin(ids, logged_ids(out, manifest)) if is_recorder() else None, len(ids))
     groups = losses.groups
     # one rank of each replica: all have the same sums
     writes = all(g.rank() == g.size() - 1 for g in (groups.pp, groups.tp, groups.cp))
     writer = ReferenceWriter(out, rank=groups.dp.rank(), manifest=manifest) if writes else None
+    teacher = TeacherWriter(out, manifest, targets.vocab_size) if writes and targets else None
     progress = Progress(name, len(ids), unit="blocks")
     done = len(ids) - int(missing.sum())
     progress.start(done)
     size = losses.micro_batch_size
     for part in _whole_micro_batches(missing, size, _BATCHES_PER_CALL * groups.dp.size()):
         own, sums = losses.own_chunk_sums(ids[part])
+        kept = targets.take() if targets else None
         if writer is not None:
+            assert sums is not None, "the writing rank is of the last stage"
             rows = _first_missing(own - ids[0], missing)
-            writer.append(own[rows], sums[rows], store.hashes(own[rows]))  # type: ignore[index]
+            hashes = store.hashes(own[rows])
+            if teacher is not None and kept is not None:
+                teacher.write(own[rows], kept[0][rows], kept[1][rows], hashes)
+            writer.append(own[rows], sums[rows], hashes)
         if is_recorder():
             done += int(missing[np.unique(part)].sum())
             progress.step(done)
     if writer is not None:
         writer.close()
+    if teacher is not None:
+        teacher.close()
     dist.barrier()
     if is_recorder():
         compact(out, manifest=manifest, hashes=store.hashes)

@@ -14,23 +14,38 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import EvaluateJob, ModelJob, ScoreJob
+from nemo_rod.megatron.distillation import TopKTargets
 from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.megatron.models import model_provider
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.reference_pass import is_complete, write_references
 from nemo_rod.progress import Progress
 from nemo_rod.selection import block_loss
-from nemo_rod.selection.reference_folder import role_manifest
+from nemo_rod.selection.reference_folder import LOSS_DEFINITION, role_manifest
+from nemo_rod.selection.teacher import distilled_loss
 
 
 def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
-    """Writes a model's losses on all training blocks of one role (paper, "reference caching")."""
+    """Writes a model's losses on all training blocks of one role (paper, "reference caching").
+
+    Raises:
+        ValueError: more tokens to keep of every prediction than there are.
+    """
     out = Path(job.out)
     if is_complete(out):  # only the hand-over was interrupted
         return
     store = BlockStore(job.blocks)
-    manifest = role_manifest(store, job.role, model=job.model_digest, precision=job.precision)
-    losses = _scorer(job, job.model, store, beat)
+    top_k = job.teacher_top_k
+    if top_k is not None and top_k > store.vocab_size:
+        raise ValueError(
+            f"scoring.teacher_top_k={top_k} is more than the {store.vocab_size} tokens of the "
+            "blocks' tokenizer: choose fewer"
+        )
+    loss = LOSS_DEFINITION if top_k is None else distilled_loss(top_k)
+    manifest = role_manifest(
+        store, job.role, model=job.model_digest, precision=job.precision, loss=loss
+    )
+    losses = _scorer(job, job.model, store, beat, top_k)
     write_references(losses, store, out, manifest=manifest, name=job.name)
 
 
@@ -55,7 +70,13 @@ def evaluate(job: EvaluateJob, beat: Callable[[], None] = lambda: None) -> None:
         gc.collect()
 
 
-def _scorer(job: ModelJob, model: str, store: BlockStore, beat: Callable[[], None]) -> BlockLosses:
+def _scorer(
+    job: ModelJob,
+    model: str,
+    store: BlockStore,
+    beat: Callable[[], None],
+    top_k: int | None = None,
+) -> BlockLosses:
     _, provider = model_provider(
         model, job.parallel, precision=job.precision, block_size=store.block_size
     )
@@ -65,5 +86,10 @@ def _scorer(job: ModelJob, model: str, store: BlockStore, beat: Callable[[], Non
     chunks = provider.provide_distributed_model(wrap_with_ddp=False)
     groups = ProcessGroupCollection.use_mpu_process_groups()
     return BlockLosses(
-        chunks, store, groups, micro_batch_size=job.scoring_micro_batch_size, beat=beat
+        chunks,
+        store,
+        groups,
+        micro_batch_size=job.scoring_micro_batch_size,
+        beat=beat,
+        targets=None if top_k is None else TopKTargets(top_k, store.vocab_size, groups),
     )

@@ -18,11 +18,13 @@ from megatron.core.utils import get_model_config
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.averages import TrainingLosses
 from nemo_rod.megatron.batches import micro_batches
+from nemo_rod.megatron.distillation import SoftTargets
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, ReferenceLosses, Selector
 from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
+from nemo_rod.selection.teacher import Teacher
 
 
 class RoDSelector:
@@ -38,6 +40,7 @@ class RoDSelector:
         scoring_micro_batch_size: blocks in one forward-only pass of one replica.
         eighths: how much of every candidate is scored, from its beginning.
         averages: guess the scores of steps without a scoring pass; None scores at every step.
+        teacher: what the base foretells of replay, if that is scored by it; None for losses.
         beat: called whenever this rank got on a bit.
 
     Attributes:
@@ -58,6 +61,7 @@ class RoDSelector:
         scoring_micro_batch_size: int = 1,
         eighths: int = NUM_CHUNKS,
         averages: SourceAverages | None = None,
+        teacher: Teacher | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.selector = Selector(
@@ -70,7 +74,7 @@ class RoDSelector:
             eighths=eighths,
             averages=averages,
         )
-        self.store = store
+        self.store, self.teacher = store, teacher
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.choice: Choice | None = None
         self.on_choice: Callable[[Choice], None] = lambda choice: None
@@ -124,6 +128,7 @@ class RoDSelector:
                     groups,
                     micro_batch_size=self.scoring_micro_batch_size,
                     beat=self.beat,
+                    targets=SoftTargets(self.teacher, groups.tp) if self.teacher else None,
                 )
                 choice = self.choice = self.selector.choose(step, losses)
                 self.on_choice(choice)

@@ -40,6 +40,7 @@ from nemo_rod.selection import open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.steering import Steering
+from nemo_rod.selection.teacher import open_teacher
 
 
 def train(
@@ -63,7 +64,9 @@ def train(
     out = Path(job.out)
     store = BlockStore(job.blocks)
     arm = Arm(**job.arm)
-    references = open_references(job.references, store) if job.references else None
+    references = None
+    if job.references:
+        references = open_references(job.references, store, distilled=True)
     averages = arm.averages(store, references)
     selector = RoDSelector(
         store=store,
@@ -75,6 +78,7 @@ def train(
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         eighths=arm.eighths,
         averages=averages,
+        teacher=open_teacher(job.references, store),
         beat=beat,
     )
     header = curriculum_header(arm, store, references, config=job.config_digest)

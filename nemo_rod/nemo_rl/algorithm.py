@@ -267,7 +267,9 @@ def _digest(config: dict[str, Any]) -> str:
     )
     decides = {
         **{key: policy[key] for key in ("model_name", "precision", "train_global_batch_size")},
-        **{key: rod[key] for key in ("arm", "steps", "selection")},
+        **{key: rod[key] for key in ("arm", "steps")},
+        # replay is always scored by its loss here, and runs from before there was a choice go on
+        "selection": {k: v for k, v in rod["selection"].items() if k != "replay_score"},
         **schedule,
     }
     text = json.dumps(decides, sort_keys=True, default=str).encode()

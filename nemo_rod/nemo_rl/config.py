@@ -125,7 +125,7 @@ def check(config: dict[str, Any]) -> None:
     parallel = megatron if megatron["enabled"] else policy["dtensor_cfg"]
     context, fused = parallel["context_parallel_size"], compat.fused_loss_key(megatron)
     balance, nonfinite = rod["selection"]["balance"], rod["selection"]["on_nonfinite"]
-    prefix = rod["scoring"]["prefix"]
+    prefix, replay_score = rod["scoring"]["prefix"], rod["selection"]["replay_score"]
     for fine, key, found, expected in (
         (rod["choose_in"] in ("workers", "driver"), "rod.choose_in", rod["choose_in"],
          "workers or driver"),
@@ -133,6 +133,8 @@ def check(config: dict[str, Any]) -> None:
         (balance in ("expected", "exact"), "rod.selection.balance", balance, "expected or exact"),
         (nonfinite in ("refuse", "exclude"), "rod.selection.on_nonfinite", nonfinite,
          "refuse or exclude"),
+        (replay_score == "loss", "rod.selection.replay_score", replay_score,
+         "loss: NeMo-RL's workers cannot score by distillation"),
         (prefix in PREFIXES, "rod.scoring.prefix", prefix, ", ".join(PREFIXES)),
         (in_workers or prefix == "1", "rod.scoring.prefix", prefix,
          "1 where stock workers score: they read whole blocks"),

@@ -28,6 +28,7 @@ ROLES = ("adaptation", "replay")
 DESIGN = (
     "of", "steps", "budget", "multiplier", "scored_eighths", "retention", "kappa", "steering",
     "share", "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
+    "replay_score",
 )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ The algorithm, one module per line (numpy and the standard library only):
     policy.select(score, is_replay, k)     policies.py, choice.py
     curriculum.append(step, ...)           curriculum.py, curriculum_tools.py
 
-`selector.py` puts the first three together, `journal.py` writes the last down with the metrics.
+`selector.py` puts the first three together, `journal.py` writes the last down with the metrics, and
+`teacher.py` keeps what the self-distillation score compares with.
 """
 
 from nemo_rod.selection.candidates import (

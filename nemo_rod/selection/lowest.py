@@ -57,8 +57,15 @@ class LowestReferences:
         return lowest
 
 
-def open_references(paths: Iterable[str | Path], store: HashedBlocks) -> ReferenceLosses:
+def open_references(
+    paths: Iterable[str | Path], store: HashedBlocks, *, distilled: bool = False
+) -> ReferenceLosses:
     """Opens folders of references that cover a store; of several of the same blocks, the lowest.
+
+    Args:
+        paths: The folders, in any order.
+        store: The block store they must be of.
+        distilled: See `References.open`.
 
     Raises:
         ValueError: as `References.open` does, of folders that overlap but not whole.
@@ -70,7 +77,11 @@ def open_references(paths: Iterable[str | Path], store: HashedBlocks) -> Referen
     rows = list(zip_longest(*alternatives.values()))
     first = rows[0] if rows else ()
     sets = [
-        References.open([one or other for one, other in zip(row, first, strict=True)], store)
+        References.open(
+            [one or other for one, other in zip(row, first, strict=True)],
+            store,
+            distilled=distilled,
+        )
         for row in rows or [()]
     ]
     return sets[0] if len(sets) == 1 else LowestReferences(sets)

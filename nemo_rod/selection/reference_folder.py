@@ -82,7 +82,7 @@ class StoreOfRoles(Store, Protocol):
 
 
 def role_manifest(
-    store: StoreOfRoles, role: str, *, model: str, precision: str
+    store: StoreOfRoles, role: str, *, model: str, precision: str, loss: str = LOSS_DEFINITION
 ) -> ReferenceManifest:
     """Return the manifest of references for all blocks of a role.
 
@@ -91,6 +91,7 @@ def role_manifest(
         role: "adaptation" or "replay".
         model: Digest of the reference model's weights.
         precision: Arithmetic of the forward pass, such as "bf16".
+        loss: Definition of the loss.
 
     Raises:
         ValueError: The store has no block of the role.
@@ -113,6 +114,7 @@ def role_manifest(
         start=start,
         stop=stop,
         precision=precision,
+        loss=loss,
     )
 
 
@@ -158,13 +160,18 @@ def open_folder(path: Path) -> Folder:
         path=path,
         manifest=manifest,
         digest=digest,
-        sums=_map_array(path / "sums.npy", np.float32, (size, NUM_CHUNKS)),
-        heads=_map_array(path / "hash.npy", np.uint64, (size,)),
-        checks=_map_array(path / "check.npy", np.uint32, (size,)),
+        sums=map_array(path / "sums.npy", np.float32, (size, NUM_CHUNKS)),
+        heads=map_array(path / "hash.npy", np.uint64, (size,)),
+        checks=map_array(path / "check.npy", np.uint32, (size,)),
     )
 
 
-def _map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Map an array of a complete folder.
+
+    Raises:
+        ValueError: The file cannot be read, or is of another type or shape.
+    """
     advice = "restore the folder from a copy, or remove it to score again"
     try:
         array: npt.NDArray[Any] = np.load(file, mmap_mode="r")

@@ -33,6 +33,7 @@ from nemo_rod.selection.reference_folder import (
     open_folder,
     record_checks,
 )
+from nemo_rod.selection.teacher import teacher_top_k
 
 
 class HashedBlocks(Store, Protocol):
@@ -110,12 +111,19 @@ class References:
         self.digest = hashlib.blake2b(digests, digest_size=16, person=b"rod-refs-v1").hexdigest()
 
     @classmethod
-    def open(cls, paths: Iterable[str | Path], store: HashedBlocks | None = None) -> Self:
+    def open(
+        cls,
+        paths: Iterable[str | Path],
+        store: HashedBlocks | None = None,
+        *,
+        distilled: bool = False,
+    ) -> Self:
         """Open one or more compacted folders.
 
         Args:
             paths: The folders, in any order.
             store: The block store they must be of and must cover; None for lookups `by_hash` only.
+            distilled: Whether the caller can score against a distilled loss (`teacher.py`).
 
         Raises:
             ValueError: A folder that is missing, not complete, damaged in size, of another store or
@@ -127,7 +135,7 @@ class References:
         if not folders:
             raise ValueError("no folder of references was given: name at least one")
         for folder in folders:
-            _refuse_foreign(folder, folders[0].manifest, store)
+            _refuse_foreign(folder, folders[0].manifest, store, distilled)
         _check_tiling(folders, None if store is None else len(store))
         return cls(folders, store)
 
@@ -296,11 +304,20 @@ class _HeadIndex:
         return np.where(self._sorted_N[at_C] == wanted_C, self._order_N[at_C], -1)
 
 
-def _refuse_foreign(folder: Folder, first: ReferenceManifest, store: HashedBlocks | None) -> None:
+def _refuse_foreign(
+    folder: Folder, first: ReferenceManifest, store: HashedBlocks | None, distilled: bool
+) -> None:
     """Raise a ValueError if a folder is not of this store, tokenizer, or kind of loss."""
     found = folder.manifest
+    is_distilled = teacher_top_k(found.loss) is not None
+    if is_distilled and not distilled:
+        raise ValueError(
+            f"{folder.path} is of the self-distillation score, which this job cannot compute: give "
+            "references/base, or train with selection.replay_score=distillation and launcher="
+            "local, slurm or ray"
+        )
     checks = [
-        ("loss definition", found.loss, first.loss),
+        ("loss definition", found.loss, found.loss if is_distilled else first.loss),
         ("block store", found.store, first.store if store is None else store.digest),
         (
             "tokenizer",
