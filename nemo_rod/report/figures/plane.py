@@ -38,7 +38,7 @@ class Plane:
         names: The arms.
         measure: Of forgetting, on the vertical axis.
         heading: What tells these axes from others.
-        texts: Labels of arms that are not called by their own name.
+        texts: Labels of arms that are not called by their own name; "" for no label.
         paths: Arms to join by a line, in order.
     """
 
@@ -184,7 +184,7 @@ def _along(path: Sequence[Point], is_log: bool = True) -> list[Point]:
     """Points of the straight lines that a path is drawn with."""
     points = []
     for (x0, f0), (x1, f1) in itertools.pairwise(path):
-        for t in np.linspace(0, 1, 40):
+        for t in np.linspace(0, 1, 300):
             height = f0 ** (1 - t) * f1**t if is_log else f0 + t * (f1 - f0)
             points.append((float(x0 + t * (x1 - x0)), float(height)))
     return points
