@@ -142,7 +142,8 @@ def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
     loss = np.array([point[0] for point in points])
     pad_x = 0.12 * max(float(np.ptp(loss)), 0.02)
     axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels stand to the right
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    inches = axes.get_window_extent().width / axes.figure.dpi
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if inches > 4.5 else 5))
     if measure == "task_forgetting":
         high = max(*(point[1] for point in points), 0.01)
         axes.set_ylim(-0.06 * high, 1.12 * high)
