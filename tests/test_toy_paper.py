@@ -115,6 +115,14 @@ def num_replay(curriculum: Curriculum) -> list[int]:
     return [int(curriculum.header.is_replay(ids).sum()) for ids in chosen(curriculum)]
 
 
+def num_blocks(root: Path) -> dict[str, int]:
+    sources = recorded(root, "rod").header.sources
+    counts = {
+        role: sum(s.count for s in sources if s.role == role) for role in ("adaptation", "replay")
+    }
+    return {f"num_{role}": count for role, count in counts.items()}
+
+
 # ---------------------------------------------------------------- the run as a whole
 
 
@@ -209,8 +217,8 @@ def test_converged_arms_end_by_the_rule(root: Path) -> None:
     ends = {}
     for name in [name for name, settings in trained().items() if settings.converge]:
         found = facts(root, name)
-        kept = round((found["retention"] or 0) * recorded_blocks(root)["num_replay"])
-        decay = round((recorded_blocks(root)["num_adaptation"] + kept) / BATCH / 2)
+        kept = round((found["retention"] or 0) * num_blocks(root)["num_replay"])
+        decay = round((num_blocks(root)["num_adaptation"] + kept) / BATCH / 2)
         lines = (arms(root) / name / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         best, waited, converged = math.inf, 0, 4 * STEPS
@@ -229,16 +237,8 @@ def test_converged_arms_end_by_the_rule(root: Path) -> None:
     assert len(ends) == 4 and min(ends.values()) < 4 * STEPS
 
 
-def recorded_blocks(root: Path) -> dict[str, int]:
-    sources = recorded(root, "rod").header.sources
-    counts = {
-        role: sum(s.count for s in sources if s.role == role) for role in ("adaptation", "replay")
-    }
-    return {f"num_{role}": count for role, count in counts.items()}
-
-
 def test_fixed_replay_keeps_what_makes_its_share(root: Path) -> None:
-    blocks = recorded_blocks(root)
+    blocks = num_blocks(root)
     for name, settings in trained().items():
         if not settings.of.startswith("fixed_"):
             continue
