@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import math
 import subprocess
@@ -16,7 +18,13 @@ from test_cli import nemo_rod
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.evaluation.continuations import NUM_CHOICES, questions, write_held_out_tasks
-from nemo_rod.evaluation.tasks import capability_accuracy, entry_of, prompts_digest
+from nemo_rod.evaluation.tasks import (
+    TaskJob,
+    capability_accuracy,
+    entry_of,
+    model_arguments,
+    prompts_digest,
+)
 from nemo_rod.launch.base import initialise_base
 
 CAPABILITIES = {"knowledge": ["a", "b", "group"], "sense": ["c"]}
@@ -136,6 +144,36 @@ def test_the_papers_list_has_its_four_groups() -> None:
 
 
 # ---------------------------------------------------------------- lm-eval itself
+
+
+def names_known_to(backend: str) -> set[str]:
+    """Arguments of lm-eval's model class, read from its source: vLLM need not be installed."""
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None:
+        pytest.skip("tasks need lm-eval: make venv")
+    for file in (Path(spec.submodule_search_locations[0]) / "models").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            registered = [ast.unparse(d) for d in getattr(node, "decorator_list", [])]
+            if any(d.startswith("register_model(") and f"'{backend}'" in d for d in registered):
+                (init,) = (n for n in node.body if getattr(n, "name", None) == "__init__")
+                return {argument.arg for argument in (*init.args.args, *init.args.kwonlyargs)}
+    raise AssertionError(f"lm-eval has no model {backend}")
+
+
+@pytest.mark.parametrize(
+    ("backend", "of_user"),
+    [("hf", {"parallelize": True}), ("vllm", {"tensor_parallel_size": 2, "max_model_len": 64})],
+)
+def test_a_backend_knows_every_argument_that_it_is_given(
+    backend: str, of_user: dict[str, Any]
+) -> None:
+    arguments = {"dtype": "float32", **of_user}
+    job = TaskJob(
+        name="m", model="hf", out="tasks.json", capabilities={}, include=None, backend=backend,
+        arguments=arguments, batch_size=4, few_shot=None, limit=None, seed=1, inputs={},
+    )  # fmt: skip
+    given = model_arguments(job)
+    assert {"pretrained", "dtype", "batch_size", *of_user} <= {*given} <= names_known_to(backend)
 
 
 def ask(job: dict[str, Any], folder: Path) -> str:

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 
 from nemo_rod.report import build_report, format_checks
+from nemo_rod.report.arms import parse_arm
 from nemo_rod.report.captions import TITLES
 from nemo_rod.report.cheaper import cheaper_table
 from nemo_rod.report.checks import judge
 from nemo_rod.report.figures import Canvas, forgetting_profile, frontier, inline_svg, sampling_ratio
+from nemo_rod.report.figures.labels import Label, place_labels
 from nemo_rod.report.results import results_of
 from nemo_rod.report.run import read_run
 from nemo_rod.report.summary import summarise
@@ -530,6 +532,27 @@ def test_labels_in_figures_do_not_overlap(results: dict[str, Any], narrow: bool)
                 assert not box_a.overlaps(box_b), (draw.__name__, a.get_text(), b.get_text())
             for box in boxes:
                 assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+def test_what_two_panels_show_is_named_in_one(results: dict[str, Any]) -> None:
+    figure = frontier(results, Canvas())
+    assert figure is not None
+    arms = {parse_arm(name).label for name in results["arms"]}
+    wide, near = ({text.get_text() for text in axes.texts} & arms for axes in figure.axes[:2])
+    assert wide & near == {"no replay", "RoD"}
+    assert arms - {"base"} == wide | near
+
+
+def test_labels_keep_off_lines_where_there_is_room() -> None:
+    figure = Canvas().figure(4)
+    axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    line = [(0.5 + i / 1000, 0.5) for i in range(300)]  # to the right of the point, as labels are
+    place_labels(axes, [Label(0.5, 0.5, "an arm", "black")], avoid=line, size=9)
+    (text,) = axes.texts
+    hidden = [text.get_window_extent().contains(*axes.transData.transform(p)) for p in line]
+    assert not any(hidden)
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

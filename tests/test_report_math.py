@@ -47,6 +47,7 @@ SOURCES = (
         ("rod", "rod", 0, "RoD"),
         ("rod_compute_matched", "rod_variant", 0, "RoD compute matched"),
         ("fixed_share_rho", "other", 0, "fixed share rho"),
+        ("fixed_20_converged", "other", 0, "fixed 20 %, converged"),
     ],
 )
 def test_arm_names(name: str, kind: str, value: float, label: str) -> None:

@@ -1,31 +1,22 @@
-"""Variants of arms: what a name stands for, what is refused, and one real run of each kind."""
+"""Variants of arms: what a name stands for, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from composing import composed
-from test_cli import nemo_rod
 
 from nemo_rod.checks import check
 from nemo_rod.config import Config
 from nemo_rod.launch.plan import model_shape
 from nemo_rod.launch.stages import Stages
 from nemo_rod.launch.work import stage_works
-from nemo_rod.selection import Curriculum
 from nemo_rod.selection.candidates import Candidates
 from nemo_rod.variants import BASE_REFERENCES, arm_settings
-
-
-def variant(name: str, values: str) -> str:
-    return f"+variants.{name}={values}"
 
 
 @cache
@@ -42,7 +33,7 @@ def toy(**variants: str) -> Config:
 
 
 def test_variants_can_be_typed_on_the_command_line() -> None:
-    config = composed("recipe=toy", variant("mine", "{of: rod, selection: {kappa: 3}}"))
+    config = composed("recipe=toy", "+variants.mine={of: rod, selection: {kappa: 3}}")
     assert arm_settings(config, "mine").selection.kappa == 3
 
 
@@ -192,99 +183,6 @@ def test_stages_are_those_that_the_variants_need_in_order() -> None:
         "references_base",
         "references_base_distillation",
     ]
-
-
-TINY = [
-    *("recipe=toy_synthetic", "parallel=single", "pretrain.steps=6", "train.steps=6"),
-    *("pretrain.batch_size=8", "pretrain.micro_batch_size=8", "scoring.micro_batch_size=16"),
-    *("train.batch_size=8", "train.micro_batch_size=8", "checkpoint.every=100"),
-    "selection.multiplier=4",  # twice as many new blocks as are chosen, which first are all new
-]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run with one arm of each kind, and a larger model that takes over from it."""
-    root = tmp_path_factory.mktemp("variants")
-    arms = "rod,control_share,control_source,rho_random,rod_min_reference"
-    done = nemo_rod("run", *TINY, f"arms=[{arms}]", f"run_dir={root / 'small'}", cwd=root)
-    assert done.returncode == 0, done.stderr[-3000:]
-    larger = [
-        f"run_dir={root / 'large'}",
-        "model.architecture.hidden_size=96",
-        variant("rod_transfer", f"{{of: rod, curriculum: {root / 'small'}}}"),
-        variant("rod_small_reference", f"{{of: rod, references: [{root / 'small'}]}}"),
-        "arms=[base,rod_transfer,rod_small_reference]",
-    ]
-    done = nemo_rod("run", *TINY, *larger, cwd=root)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return root
-
-
-def chosen(folder: Path) -> list[np.ndarray]:
-    curriculum = Curriculum.open(folder / "curriculum.rod", read_only=True)
-    return [record.block_ids[record.chosen] for record in curriculum]
-
-
-def arm(folder: Path) -> dict[str, object]:
-    return json.loads((folder / "arm.json").read_text())
-
-
-@pytest.mark.slow
-def test_controls_keep_counts_of_rod_but_not_its_blocks(runs: Path) -> None:
-    arms = runs / "small" / "arms"
-    header = Curriculum.open(arms / "rod" / "curriculum.rod", read_only=True).header
-    rod = chosen(arms / "rod")
-    by_role, by_source = chosen(arms / "control_share"), chosen(arms / "control_source")
-    for ours, theirs in zip(by_role, rod, strict=True):
-        assert header.is_replay(ours).sum() == header.is_replay(theirs).sum()
-    for ours, theirs in zip(by_source, rod, strict=True):
-        assert sorted(header.source_index(ours)) == sorted(header.source_index(theirs))
-    assert any(set(ours) != set(theirs) for ours, theirs in zip(by_role, rod, strict=True))
-    assert arm(arms / "control_source")["follow_by"] == "source"
-    assert arm(arms / "control_share")["scored_tokens"] == 0
-
-
-@pytest.mark.slow
-def test_component_ablation_trains_at_the_recorded_mean_share(runs: Path) -> None:
-    arms = runs / "small" / "arms"
-    header = Curriculum.open(arms / "rod" / "curriculum.rod", read_only=True).header
-    mean = float(np.mean([header.is_replay(ids).mean() for ids in chosen(arms / "rod")]))
-    facts = arm(arms / "rho_random")
-    assert facts["share"] == pytest.approx(mean)
-    assert (facts["share_of"], facts["adaptation"], facts["replay"]) == ("rod", "rho", "random")
-    counts = [header.is_replay(ids).sum() for ids in chosen(arms / "rho_random")]
-    assert counts == [round(mean * 8)] * 6
-
-
-@pytest.mark.slow
-def test_a_larger_model_trains_on_the_recorded_batches_in_order(runs: Path) -> None:
-    transferred, rod = runs / "large" / "arms" / "rod_transfer", runs / "small" / "arms" / "rod"
-    for ours, theirs in zip(chosen(transferred), chosen(rod), strict=True):
-        assert (ours == theirs).all()
-    facts = arm(transferred)
-    assert facts["scored_tokens"] == 0
-    assert facts["compute"] == facts["steps"] == 6
-    assert facts["curriculum"] == str(runs / "small")
-
-
-@pytest.mark.slow
-def test_a_larger_model_scores_with_the_references_of_a_smaller_one(runs: Path) -> None:
-    folder = runs / "large" / "arms" / "rod_small_reference"
-    assert not (runs / "large" / "references" / "specialist").exists()
-    made_of = json.loads((folder / "manifest.json").read_text())["inputs"]
-    small = json.loads((runs / "small" / "arms" / "no_replay" / "manifest.json").read_text())
-    assert made_of["references.0"] == small["outputs"]["weights"]
-
-
-@pytest.mark.slow
-def test_a_curriculum_that_is_too_short_is_refused_before_training(runs: Path) -> None:
-    transfer = variant("again", f"{{of: rod, curriculum: {runs / 'small'}, steps: 7}}")
-    overrides = [*TINY, transfer, "arm=again", f"run_dir={runs / 'small'}"]
-    done = nemo_rod("train", *overrides, cwd=runs)
-    assert done.returncode == 2
-    assert "was recorded with steps 6, but variants.again has 7" in done.stderr
-    assert not (runs / "small" / "arms" / "again.partial").exists()
 
 
 def test_half_the_retention_keeps_half_of_the_blocks_of_replay() -> None:

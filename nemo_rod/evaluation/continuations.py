@@ -26,7 +26,11 @@ from nemo_rod.corpus.tokenizer import Tokenizer
 
 NUM_CHOICES = 4
 PREFIX = "held_out_"
-_CHOICE_SHARE = 16  # a choice is that part of a block long
+# A choice is that part of a block long. Short ones tell models apart: on the toy the base is right
+# three times in four and no replay three in five; over a quarter of a block, half of the time and
+# two in five, and fewer sources tell the two apart. Choices that are the right text with letters
+# exchanged are too easy: nine in ten for no replay, too.
+_CHOICE_SHARE = 16
 _YAML = """\
 task: {name}
 dataset_path: json

@@ -160,13 +160,7 @@ def _asker(job: TaskJob) -> Callable[[list[str]], Mapping[str, Any]]:
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=job.include, include_defaults=job.include is None)
-    arguments = {"pretrained": job.model, **job.arguments}
-    more: dict[str, Any] = {"batch_size": job.batch_size}
-    if job.backend == "hf":
-        import torch
-
-        more["device"] = "cuda" if torch.cuda.is_available() else "cpu"
-    model = get_model(job.backend).create_from_arg_obj(arguments, more)
+    model = get_model(job.backend).create_from_arg_obj(model_arguments(job))
 
     def ask(names: list[str]) -> Mapping[str, Any]:
         return simple_evaluate(
@@ -184,6 +178,16 @@ def _asker(job: TaskJob) -> Callable[[list[str]], Mapping[str, Any]]:
         )
 
     return ask
+
+
+def model_arguments(job: TaskJob) -> dict[str, Any]:
+    """What lm-eval's model class of the backend is made with."""
+    arguments = {"pretrained": job.model, **job.arguments, "batch_size": job.batch_size}
+    if job.backend == "hf":
+        import torch
+
+        arguments["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    return arguments
 
 
 def entry_of(name: str, results: Mapping[str, Any]) -> dict[str, Any]:

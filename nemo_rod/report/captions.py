@@ -57,7 +57,8 @@ _CAPTIONS = {
     "there are too few of them to fill a batch: replay has a floor.",
     "weighting": "Replay scores count \u03ba times: a dial between learning and keeping, "
     "which the paper leaves at one.",
-    "budgets": "Lines lead from an arm at the common budget to the same arm trained longer.",
+    "budgets": "Lines lead from an arm at the common budget to the same arm trained longer or "
+    "shorter; the numbers are budgets, in the common one.",
     "transfer": "Arms on the curriculum that a smaller model recorded, or with its reference"
     " losses, beside RoD's own.{replicates}{paper}",
     "seeds": "Every seed, their range and their mean.",

@@ -31,7 +31,9 @@ def frontier(results: Results, canvas: Canvas, replicates: Sequence[Results] = (
     zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
     merges = _merges(points)
     heading = "all arms" if zooms else ""
-    planes = [Plane(list(points), heading=heading, paths=[merges])]
+    # what the second panel names is named once, but for two that tie the panels together
+    texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
+    planes = [Plane(list(points), heading=heading, texts=texts, paths=[merges])]
     if zooms:
         planes.append(Plane(list(near), heading="around the fixed-replay chord"))
     if points_of(arms, list(near), "task_forgetting"):

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from nemo_rod.report.figures.canvas import Canvas
 from nemo_rod.report.style import light
 
@@ -16,13 +19,17 @@ if TYPE_CHECKING:
 _NUM_DIRECTIONS = 16
 _DISTANCES = (7.0, 13.0, 22.0, 34.0)  # points from the mark
 _MARK_RADIUS = 5.0  # points
+_ON_A_LINE = 30.0  # the most that covering lines costs, where a mark costs 60
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
 
 
 @dataclass(frozen=True)
 class Label:
-    """A text that belongs to the point (x, y), in data coordinates; earlier ones place first."""
+    """A text that belongs to the point (x, y), in data coordinates; earlier ones place first.
+
+    Without a text it is only a mark for others to keep away from.
+    """
 
     x: float
     y: float
@@ -52,9 +59,11 @@ def place_labels(
     scale = figure.dpi / 72
     frame = axes.get_window_extent(renderer)
     marks = [tuple(to_pixels((label.x, label.y))) for label in labels]
-    lines = [tuple(to_pixels(point)) for point in avoid]
+    lines = to_pixels(np.array(avoid, dtype=np.float64).reshape(-1, 2))
     placed: list[Box] = []
     for label, (px, py) in zip(labels, marks, strict=True):
+        if not label.text:
+            continue
         text = axes.annotate(
             label.text,
             (label.x, label.y),
@@ -94,7 +103,7 @@ def _cost(
     box: Box,
     placed: Sequence[Box],
     marks: Sequence[tuple[float, ...]],
-    lines: Sequence[tuple[float, ...]],
+    lines: npt.NDArray[np.float64],
     scale: float,
 ) -> float:
     cost = 0.0
@@ -105,7 +114,9 @@ def _cost(
             cost += 200 + width * height
     reach = _MARK_RADIUS * scale
     cost += 60 * sum(_touches(box, mark, reach) for mark in marks)
-    cost += 2.5 * sum(_touches(box, point, scale) for point in lines)
+    inside = (lines >= np.subtract(box[:2], scale)) & (lines <= np.add(box[2:], scale))
+    # that it lies on a line counts, hardly how much of the line it hides
+    cost += min(_ON_A_LINE, float(inside.all(axis=1).sum()))
     return cost
 
 
@@ -159,9 +170,9 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     return result
 
 
-def shorten(text: str, canvas: Canvas) -> str:
-    """A name cut to what the canvas has room for at an edge."""
-    limit = 16 if canvas.narrow else 28
+def shorten(text: str, canvas: Canvas, more: int = 0) -> str:
+    """A name cut to what the canvas has room for at an edge, or to `more` characters than that."""
+    limit = (16 if canvas.narrow else 28) + more
     return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 

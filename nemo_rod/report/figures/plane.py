@@ -38,7 +38,7 @@ class Plane:
         names: The arms.
         measure: Of forgetting, on the vertical axis.
         heading: What tells these axes from others.
-        texts: Labels of arms that are not called by their own name.
+        texts: Labels of arms that are not called by their own name; "" for no label.
         paths: Arms to join by a line, in order.
     """
 
@@ -142,7 +142,8 @@ def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
     loss = np.array([point[0] for point in points])
     pad_x = 0.12 * max(float(np.ptp(loss)), 0.02)
     axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels stand to the right
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    inches = axes.get_window_extent().width / axes.figure.dpi
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if inches > 4.5 else 5))
     if measure == "task_forgetting":
         high = max(*(point[1] for point in points), 0.01)
         axes.set_ylim(-0.06 * high, 1.12 * high)
@@ -184,7 +185,7 @@ def _along(path: Sequence[Point], is_log: bool = True) -> list[Point]:
     """Points of the straight lines that a path is drawn with."""
     points = []
     for (x0, f0), (x1, f1) in itertools.pairwise(path):
-        for t in np.linspace(0, 1, 40):
+        for t in np.linspace(0, 1, 300):
             height = f0 ** (1 - t) * f1**t if is_log else f0 + t * (f1 - f0)
             points.append((float(x0 + t * (x1 - x0)), float(height)))
     return points

@@ -68,7 +68,7 @@ def seeds(results: Results, replicates: Sequence[Results], canvas: Canvas) -> Fi
     names += [n for n in results["arms"] if n != "base" and n not in names]
     if not replicates or not names:
         return None
-    labels = [shorten(parse_arm(name).label, canvas) for name in names]
+    labels = [shorten(parse_arm(name).label, canvas, more=9) for name in names]
     left, rows = label_width(labels, canvas), _ROW * len(names)
     shares = [run["arms"].get("rod", {}).get("share_by_decile") for run in runs]
     shares = [share for share in shares if share]
