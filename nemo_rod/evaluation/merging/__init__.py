@@ -61,6 +61,9 @@ def merge_checkpoints(
         raise ValueError(f"merge weight lambda is {lam}, expected a number from 0 to 1")
     if out_dir.exists() and any(out_dir.iterdir()):
         raise ValueError(f"{out_dir} already holds files; remove it or merge into another folder")
+    for folder in (base_dir, adapted_dir):
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}, expected a checkpoint in it")
     merge = _format_of(base_dir, adapted_dir)
     with _whole_folder(out_dir) as partial_dir:
         merge(base_dir, adapted_dir, partial_dir, lam, max_shard_bytes)
