@@ -3,13 +3,15 @@
 torchrun ... tests/merging_worker.py PLAN.json
 
 PLAN names Hugging Face checkpoints `base` and `adapted`, the layouts they are saved under, and the
-`layout` of the merge. Every rank takes part in saving and loading; one merges. Exports go to
-`finetuned_hf` (loaded as a job that starts from the merge loads it) beside the plan.
+`layout` of the merge. Every rank takes part in saving and loading; one merges. Beside the plan go
+`merged`, and two Hugging Face checkpoints: `finetuned_hf`, of the model that a job has which starts
+from the merge, and `exported_hf`, which Bridge's `export_ckpt` makes of it in one process.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ def load_to_finetune(model: list[Any], checkpoint: Path) -> None:
     from megatron.core.utils import get_model_config
 
     state = GlobalState()
+    start = CheckpointConfig(pretrained_checkpoint=str(checkpoint), ckpt_format="torch_dist")
     state.cfg = ConfigContainer(
         model=get_model_config(model[0]),
         train=None,
@@ -55,9 +58,9 @@ def load_to_finetune(model: list[Any], checkpoint: Path) -> None:
         dataset=None,
         logger=None,
         tokenizer=None,
-        checkpoint=CheckpointConfig(pretrained_checkpoint=str(checkpoint), ckpt_format="torch_dist"),
+        checkpoint=start,
         dist=None,
-    )  # fmt: skip
+    )
     with torch.no_grad():
         for chunk in model:
             for parameter in chunk.parameters():
@@ -67,6 +70,8 @@ def load_to_finetune(model: list[Any], checkpoint: Path) -> None:
 
 
 def main() -> None:
+    from megatron.core import parallel_state
+
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     path = Path(sys.argv[1])
@@ -83,7 +88,12 @@ def main() -> None:
     load_to_finetune(model, root / "merged")
     bridge.save_hf_pretrained(model, root / "finetuned_hf", show_progress=False)
     dist.barrier()
+    parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
+    if os.environ["RANK"] == "0":
+        for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+            os.environ.pop(name, None)  # as without torchrun
+        bridge.export_ckpt(root / "merged", root / "exported_hf", show_progress=False)
 
 
 if __name__ == "__main__":
