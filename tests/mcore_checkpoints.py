@@ -16,6 +16,7 @@ import torch
 Tensors = dict[str, torch.Tensor]
 LAYERS, NORM = "decoder.layers.mlp.linear_fc1.weight", "decoder.final_layernorm.weight"
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+FACTOR = "decoder.layers.mlp.linear_fc1.adapter.linear_in.weight"
 COUNTS = "decoder.layers.mlp.router.counts"
 # into how many pieces each axis is cut, as by tensor and pipeline parallelism
 GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -58,6 +59,7 @@ CHECKPOINTS: dict[str, tuple[Tensors, str, str]] = {
     "kind": (_OTHER | {NORM: torch.ones(4, dtype=torch.int64)}, "whole", "same"),
     "counts": (_OTHER | {COUNTS: torch.tensor([1, 3])}, "whole", "same"),
     "quantised": (_OTHER | {NORM: torch.ones(4).to(torch.float8_e4m3fn)}, "whole", "same"),
+    "low_rank": (_OTHER | {FACTOR: torch.ones(2, 4)}, "whole", "same"),
     "object": (_OTHER, "whole", "other"),
 }
 

@@ -21,7 +21,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from mcore_checkpoints import COUNTS, EMBEDDING, LAYERS, NORM, OUTPUT, tensors_of  # noqa: E402
+from mcore_checkpoints import (  # noqa: E402
+    COUNTS,
+    EMBEDDING,
+    FACTOR,
+    LAYERS,
+    NORM,
+    OUTPUT,
+    tensors_of,
+)
 from safetensors.torch import load_file  # noqa: E402
 from tiny import ARCHITECTURE, MOE_ARCHITECTURE  # noqa: E402
 
@@ -185,6 +193,7 @@ def test_padding_of_the_vocabulary_may_differ(saved: Path, tmp_path: Path) -> No
         ("kind", [NORM, "int64", "float32"]),
         ("counts", [COUNTS, "int64", "differs"]),
         ("quantised", [NORM, "quantised", "float8"]),
+        ("low_rank", ["low_rank/iter_0000008", FACTOR, "merge the adapter into its model first"]),
         ("object", ["decoder.layers.mlp.settings", "differs"]),
     ],
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+# As PEFT and Megatron-Bridge name them.
+_LOW_RANK = re.compile(r"\.(lora_[AB]|adapter\.(adapter_\w+\.)?linear_(in|out))\.")
 
 
 def interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: float) -> torch.Tensor:
@@ -85,4 +89,13 @@ def refuse_quantised(name: str, dtype: str, quantised: bool, folder: Path) -> No
     if quantised:
         raise ValueError(
             f"tensor {name!r} in {folder} is quantised ({dtype}); merge the unquantised checkpoints"
+        )
+
+
+def refuse_low_rank(names: Iterable[str], folder: Path) -> None:
+    """Refuses low-rank factors: the product of two interpolated factors is no interpolation."""
+    for name in filter(_LOW_RANK.search, names):
+        raise ValueError(
+            f"tensor {name!r} in {folder} is a low-rank factor; merge the adapter into its model "
+            f"first, and then the models"
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_rod.evaluation.merging.formula import (
     interpolate,
+    refuse_low_rank,
     refuse_quantised,
     refuse_shapes,
     refuse_unmatched,
@@ -117,6 +118,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
     """Checks that the two checkpoints match; returns the base's tied names -> adapted's name."""
+    for side in (base, adapted):
+        refuse_low_rank(side.names, side.folder)
     only_base = [name for name in base.names if name not in adapted.names]
     only_adapted = [name for name in adapted.names if name not in base.names]
     common = [name for name in base.names if name in adapted.names]

@@ -18,6 +18,7 @@ from nemo_rod.evaluation.merging import megatron_folder
 from nemo_rod.evaluation.merging.formula import (
     interpolate,
     refuse_dtypes,
+    refuse_low_rank,
     refuse_quantised,
     refuse_shapes,
     refuse_unmatched,
@@ -55,6 +56,8 @@ def merge(
 
 def _merged_tensors(base: Checkpoint, adapted: Checkpoint) -> dict[str, TensorStorageMetadata]:
     """Global shape, dtype and pieces of every tensor of the merge, checked on both sides."""
+    for side in (base, adapted):
+        refuse_low_rank(side.tensors, side.folder)
     refuse_unmatched([name for name in base.tensors if name not in adapted.tensors], adapted.folder)
     refuse_unmatched([name for name in adapted.tensors if name not in base.tensors], base.folder)
     vocabularies = {megatron_folder.vocabulary_size(side.folder) for side in (base, adapted)}
