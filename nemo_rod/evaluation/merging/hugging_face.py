@@ -120,9 +120,10 @@ def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
     """Checks that the two checkpoints match; returns the base's tied names -> adapted's name."""
     for side in (base, adapted):
         refuse_low_rank(side.names, side.folder)
-    only_base = [name for name in base.names if name not in adapted.names]
-    only_adapted = [name for name in adapted.names if name not in base.names]
-    common = [name for name in base.names if name in adapted.names]
+    ours, theirs = set(base.names), set(adapted.names)
+    only_base = [name for name in base.names if name not in theirs]
+    only_adapted = [name for name in adapted.names if name not in ours]
+    common = [name for name in base.names if name in theirs]
     aliases = {name: _tied_to(base, name, common) for name in only_base}
     refuse_unmatched([name for name, tied in aliases.items() if tied is None], adapted.folder)
     refuse_unmatched(
