@@ -43,7 +43,12 @@ def build(hf: Path, layout: dict[str, Any], precision: str) -> tuple[Any, list[A
 def load_to_finetune(model: list[Any], checkpoint: Path) -> None:
     """What a Megatron-Bridge job does first that has `pretrained_checkpoint`."""
     from megatron.bridge.training.checkpointing import load_checkpoint
-    from megatron.bridge.training.config import CheckpointConfig, ConfigContainer, OptimizerConfig
+    from megatron.bridge.training.config import (
+        CheckpointConfig,
+        ConfigContainer,
+        LoggerConfig,
+        OptimizerConfig,
+    )
     from megatron.bridge.training.state import GlobalState
     from megatron.core.utils import get_model_config
 
@@ -56,7 +61,7 @@ def load_to_finetune(model: list[Any], checkpoint: Path) -> None:
         ddp=None,
         scheduler=None,
         dataset=None,
-        logger=None,
+        logger=LoggerConfig(),
         tokenizer=None,
         checkpoint=start,
         dist=None,
