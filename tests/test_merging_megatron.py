@@ -1,4 +1,4 @@
-"""Merging of Megatron's distributed checkpoints, which Megatron-core and Bridge themselves saved.
+"""Merging of Megatron's distributed checkpoints, which Megatron-core itself saved.
 
 The oracle reads whole tensors with torch's own loader and interpolates them with torch.lerp.
 """
@@ -30,12 +30,9 @@ from mcore_checkpoints import (  # noqa: E402
     OUTPUT,
     tensors_of,
 )
-from safetensors.torch import load_file  # noqa: E402
-from tiny import ARCHITECTURE, MOE_ARCHITECTURE  # noqa: E402
 
 from nemo_rod import cli  # noqa: E402
 from nemo_rod.evaluation.merging import merge_checkpoints, torch_dist  # noqa: E402
-from nemo_rod.launch.base import initialise_base  # noqa: E402
 
 Tensors = dict[str, "torch.Tensor"]
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
@@ -309,52 +306,3 @@ def test_the_command_takes_two_folders(
     ):
         assert nemo_rod(*arguments) == 2
         assert sentence in capsys.readouterr().err
-
-
-# What Megatron-Bridge saved and loads again, on two ranks
-
-
-def tensors_of_hf(folder: Path) -> Tensors:
-    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
-
-
-@pytest.mark.layouts
-@pytest.mark.parametrize(
-    ("architecture", "precision", "base", "adapted", "layout"),
-    [
-        ({}, "fp32", {"tensor": 2}, {"data": 2}, {"pipeline": 2}),
-        ({"tie_word_embeddings": True}, "bf16", {"pipeline": 2}, {"tensor": 2}, {"data": 2}),
-        (MOE_ARCHITECTURE, "fp32", {"data": 2}, {"data": 2, "expert": 2}, {"tensor": 2}),
-    ],
-    ids=["dense", "tied", "experts"],
-)
-def test_bridge_trains_on_from_a_merge_and_exports_it(
-    tmp_path: Path,
-    torchrun: Callable[..., list[str]],
-    architecture: dict[str, Any],
-    precision: str,
-    base: dict[str, int],
-    adapted: dict[str, int],
-    layout: dict[str, int],
-) -> None:
-    for seed, side in enumerate(("base", "adapted")):
-        options = {**ARCHITECTURE, **architecture}
-        initialise_base(options, tmp_path / side, tokenizer="byte", seed=seed)
-        if precision == "bf16":
-            in_bf16(tmp_path / side)
-    plan = {
-        "precision": precision, "lambda": 0.3, "base": base, "adapted": adapted, "layout": layout,
-    }  # fmt: skip
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    torchrun(2, TESTS / "merging_worker.py", tmp_path / "plan.json")
-    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "merged_hf", 0.3)
-    expected = tensors_of_hf(tmp_path / "merged_hf")
-    assert_equal(tensors_of_hf(tmp_path / "finetuned_hf"), expected)
-    assert_equal(tensors_of_hf(tmp_path / "exported_hf"), expected)
-
-
-def in_bf16(folder: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.bfloat16)
-    model.save_pretrained(folder)
