@@ -20,7 +20,7 @@ from nemo_rod.launch import run
 from nemo_rod.launch.plan import plan
 from nemo_rod.nemo_rl import run as nemo_rl
 from nemo_rod.swap_in import command as of_job
-from nemo_rod.tools import curriculum, doctor, inspect, status
+from nemo_rod.tools import curriculum, doctor, inspect, merge, status
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
 
@@ -50,6 +50,7 @@ Without a recipe:
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
   nemo-rod score job=FILE.py:FUNCTION role=ROLE checkpoint=FOLDER out=FOLDER roles={PATH: ROLE, ...}
                                                   reference losses of your own job's data
+  nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT   weights between two checkpoints of your own
   nemo-rod doctor                                 what is installed, and what works here
 
 Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* ...
@@ -94,6 +95,9 @@ def main() -> None:
         _leave(f"There is no command '{command}': expected one of {expected}.")
     if command == "score" and of_job.is_of_job(sys.argv[2:]):
         _tool(of_job.main, sys.argv[2:])
+        return
+    if command == "merge" and merge.is_of_folders(sys.argv[2:]):
+        _tool(merge.main, sys.argv[2:])
         return
     sys.argv = [f"nemo-rod {command}", *sys.argv[2:]]
     ConfigStore.instance().store(name="schema", node=Config)

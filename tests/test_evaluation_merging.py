@@ -218,6 +218,10 @@ def change_quantised(tensors: Tensors) -> None:
     tensors["model.norm.weight"] = torch.ones(4).to(torch.float8_e4m3fn)
 
 
+def change_to_adapter(tensors: Tensors) -> None:
+    tensors["base_model.model.layers.0.mlp.lora_A.weight"] = torch.ones(2, 4)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -225,6 +229,7 @@ def change_quantised(tensors: Tensors) -> None:
         (change_foreign, ["base lacks 1 tensor", "model.extra.weight"]),
         (change_shape, ["model.norm.weight", "(5,)", "(4,)"]),
         (change_kind, ["model.norm.weight", "int64", "float32"]),
+        (change_to_adapter, ["mlp.lora_A.weight", "low-rank factor"]),
         (change_quantised, ["model.norm.weight", "quantised"]),
     ],
 )

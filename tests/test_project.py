@@ -26,7 +26,7 @@ ARROWS = {
     "evaluation": {"corpus", "selection", "megatron", "jobs", "progress"},
     "swap_in": {"corpus", "selection", "megatron"},
     "report": {"selection"},
-    "tools": {"corpus", "selection", "launch", "progress"},
+    "tools": {"corpus", "selection", "evaluation", "launch", "progress"},
     "config": set(),
     "variants": {"config", "selection"},
     "checks": {"config", "variants"},

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from swap_in_oracle import assert_trained_on_the_top
 
+from nemo_rod.evaluation import merge_checkpoints
 from nemo_rod.selection import Curriculum, References
 from nemo_rod.selection.curriculum import CurriculumArrays
 
@@ -163,6 +164,15 @@ def test_tensor_parallel_ranks_score_the_same(jobs: Jobs) -> None:
         for name in ("refs_old", "refs_tp2")
     )
     np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_job_begins_from_a_merge(jobs: Jobs) -> None:
+    merge_checkpoints(jobs.root / "base", jobs.root / "specialist", jobs.root / "merged", 1.0)
+    for start in ("merged", "specialist"):
+        more = f"--pretrained-checkpoint {start}"
+        jobs.run(f"from_{start}", more=more, steps=2)
+    for key in ("loss", "grad_norm"):
+        assert jobs.steps("from_merged", key) == jobs.steps("from_specialist", key)
 
 
 def test_a_killed_job_repeats_and_skips_nothing(jobs: Jobs) -> None:

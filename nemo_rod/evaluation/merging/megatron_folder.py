@@ -1,0 +1,114 @@
+"""Folders of Megatron's distributed checkpoints: where the weights are, and what lies beside them.
+
+    checkpoints/
+      latest_checkpointed_iteration.txt, latest_train_state.pt      which iteration is the latest
+      iter_0000100/ (or release/)
+        .metadata, *.distcp                                         tensors and objects
+        metadata.json                                               the format
+        common.pt                                                   what is not sharded
+        run_config.yaml, train_state.pt, tokenizer/                 Megatron-Bridge's own
+
+`latest_train_state.pt` and the last line are Megatron-Bridge's; Megatron-LM keeps its arguments in
+`common.pt` instead.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+_TRACKER = "latest_checkpointed_iteration.txt"
+_TRAIN_STATE = "train_state.pt"
+_RUN_CONFIG = "run_config.yaml"
+# What says how the weights were laid out; the rest of common.pt is state of the training run.
+_KEPT_OF_COMMON = ("args", "checkpoint_version", "content_metadata")
+
+
+def is_one(folder: Path) -> bool:
+    """Whether the folder is a Megatron checkpoint, or holds Megatron checkpoints."""
+    if (folder / _TRACKER).is_file() or (folder / ".metadata").is_file():
+        return True
+    return any(folder.glob("iter_*/.metadata"))
+
+
+def weights_folder(folder: Path) -> Path:
+    """The folder of the weights: `folder` itself, or its latest iteration.
+
+    Raises:
+        ValueError: if it holds no checkpoint of the format torch_dist.
+    """
+    if (folder / ".metadata").is_file():
+        found = folder
+    elif (folder / _TRACKER).is_file():
+        latest = (folder / _TRACKER).read_text().strip()
+        found = folder / (f"iter_{int(latest):07d}" if latest.isdigit() else latest)
+    else:
+        found = max(folder.glob("iter_*/.metadata")).parent
+    form = found / "metadata.json"
+    backend = json.loads(form.read_text()).get("sharded_backend") if form.is_file() else None
+    if backend != "torch_dist" or not (found / ".metadata").is_file():
+        raise ValueError(
+            f"{found} is no Megatron checkpoint of the format torch_dist (sharded_backend in its "
+            f"metadata.json is {backend}); save it with ckpt_format=torch_dist"
+        )
+    if (found / "modelopt_state").exists():
+        raise ValueError(f"{found} was compressed by ModelOpt; merge the unquantised checkpoints")
+    return found
+
+
+def vocabulary_size(weights: Path) -> int | None:
+    """Size of the unpadded vocabulary, None where the checkpoint does not say."""
+    file = weights / _RUN_CONFIG
+    return OmegaConf.load(file).model.get("vocab_size") if file.is_file() else None
+
+
+def begin(base: Path, out_dir: Path) -> Path:
+    """Lays out `out_dir` for a model without training state, as Megatron converters do.
+
+    Args:
+        base: folder of the base's weights.
+        out_dir: an empty folder.
+
+    Returns:
+        The folder for the weights, with all but them in it.
+
+    Raises:
+        ValueError: if the base is neither Megatron-Bridge's nor Megatron-LM's.
+    """
+    import torch
+
+    common: dict[str, Any] = torch.load(base / "common.pt", map_location="cpu", weights_only=False)
+    of_bridge = (base / _RUN_CONFIG).is_file()
+    if not of_bridge and "args" not in common:
+        raise ValueError(
+            f"{base} holds neither {_RUN_CONFIG} nor Megatron-LM's arguments (args in common.pt), "
+            f"expected a checkpoint of Megatron-Bridge or Megatron-LM"
+        )
+    # Megatron-LM takes iteration 0 from its "release" folder alone; Bridge imports to iteration 0.
+    weights = out_dir / ("iter_0000000" if of_bridge else "release")
+    weights.mkdir()
+    (out_dir / _TRACKER).write_text("0" if of_bridge else "release")
+    shutil.copyfile(base / "metadata.json", weights / "metadata.json")
+    kept = {key: common[key] for key in _KEPT_OF_COMMON if key in common}
+    torch.save({**kept, "iteration": 0}, weights / "common.pt")
+    if of_bridge:
+        _write_bridge_files(base, weights)
+        shutil.copyfile(weights / _TRAIN_STATE, out_dir / f"latest_{_TRAIN_STATE}")
+    if (base / "tokenizer").is_dir():
+        shutil.copytree(base / "tokenizer", weights / "tokenizer")
+    return weights
+
+
+def _write_bridge_files(base: Path, weights: Path) -> None:
+    import torch
+
+    config = OmegaConf.load(base / _RUN_CONFIG)
+    config.checkpoint.save_optim = config.checkpoint.save_rng = False  # or a load asks for them
+    OmegaConf.save(config, weights / _RUN_CONFIG)
+    counters: dict[str, torch.Tensor] = torch.load(base / _TRAIN_STATE, weights_only=True)
+    nothing = {key: torch.zeros_like(value) for key, value in counters.items()}
+    torch.save(nothing, weights / _TRAIN_STATE)
