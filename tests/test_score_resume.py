@@ -124,7 +124,7 @@ def test_killed_at_twenty_random_steps_ends_in_the_same_files(
     tiny.torchrun(size, "nemo_rod.megatron", job(tiny, whole, layout, top_k))
     broken = [tiny.root / f"broken_{name}_{i}" for i in range(8)]
     jobs = [str(job(tiny, folder, layout, top_k)) for folder in broken]
-    last = 30 if top_k is None else 30 + tiny.store.num_replay // size
+    last = 30 if top_k is None else 30 + tiny.store.num_replay // size // 2
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(size), str(seed), str(last), *jobs],
         capture_output=True,
