@@ -206,7 +206,8 @@ def _draw_gap(axes: Axes, results: Results) -> tuple[list[Label], list[Point]]:
     axes.plot(loss - gap, forgetting, "|", color=light("rod"), markersize=7, zorder=4)
     text = f"{_signed(gap)} at equal F_val"
     line = _along([(loss, forgetting), (loss - gap, forgetting)])
-    return [Label(loss - gap, forgetting, text, light("rod"))], line
+    end = min(loss - gap, axes.get_xlim()[1])  # an extended chord may be met outside the picture
+    return [Label(end, forgetting, text, light("rod"))], line
 
 
 def _signed(value: float) -> str:
