@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_rod.selection.block_loss import block_loss, num_targets
+from nemo_rod.selection.hash_index import HashIndex
 from nemo_rod.selection.reference_folder import RECORD, ReferenceManifest, role_manifest
 from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
-from nemo_rod.selection.references import References, _HeadIndex, block_loss, num_targets
+from nemo_rod.selection.references import References
 
 S = 64
 
@@ -470,7 +472,7 @@ def test_lookups_by_hash_without_a_store(tmp_path):
 )
 def test_the_hash_index_finds_the_first(heads, others):
     wanted = heads + others
-    found = _HeadIndex(np.array(heads, dtype=np.uint64)).find(np.array(wanted, dtype=np.uint64))
+    found = HashIndex(np.array(heads, dtype=np.uint64)).find(np.array(wanted, dtype=np.uint64))
     assert found.tolist() == [heads.index(head) if head in heads else -1 for head in wanted]
 
 

@@ -11,6 +11,7 @@ The algorithm, one module per line (numpy and the standard library only):
 `teacher.py` keeps what the self-distillation score compares with.
 """
 
+from nemo_rod.selection.block_loss import block_loss, num_targets
 from nemo_rod.selection.candidates import (
     Candidates,
     Pool,
@@ -32,7 +33,7 @@ from nemo_rod.selection.policies import (
 from nemo_rod.selection.recorded_pools import FollowedPools, RecordedPools, replay_share
 from nemo_rod.selection.reference_folder import ReferenceManifest
 from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
-from nemo_rod.selection.references import References, block_loss, num_targets
+from nemo_rod.selection.references import References
 from nemo_rod.selection.selector import BlockScorer, Selector
 
 __all__ = [

@@ -4,9 +4,6 @@ Folders of several reference models (`reference_folder.py`) together cover a sto
 the adaptation blocks, the base model the replay blocks (paper, Eq. "RoD"). Every block looked up is
 checked twice: its checksum against rot, its hash against the store it is to be used with.
 
-    chunk          0        1              7
-    targets    [0, S/8) [S/8, S/4) ... [7S/8, S - 1)      target i: token i + 1, at position i
-
 Shape suffixes: C = blocks, N = all blocks of a folder, S = tokens per block.
 """
 
@@ -22,7 +19,9 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.block_loss import block_loss
 from nemo_rod.selection.curriculum_header import Store
+from nemo_rod.selection.hash_index import HashIndex
 from nemo_rod.selection.reference_folder import (
     NUM_CHUNKS,
     RECORD,
@@ -41,52 +40,6 @@ class HashedBlocks(Store, Protocol):
 
     def hashes(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return the block hashes, uint8 [C, 16]."""
-
-
-def num_targets(block_size: int, eighths: int = NUM_CHUNKS) -> int:
-    """Return how many next-token targets the first `eighths` chunks of a block hold."""
-    assert block_size % NUM_CHUNKS == 0 and 1 <= eighths <= NUM_CHUNKS, (block_size, eighths)
-    return min(eighths * (block_size // NUM_CHUNKS), block_size - 1)
-
-
-def block_loss(
-    sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_CHUNKS
-) -> npt.NDArray[np.float32]:
-    """Turn partial sums into losses, of references and of online scoring alike.
-
-    Nothing else does, and the order of addition is fixed: equal sums give losses equal to the bit,
-    so that a replay block scores exactly 0 at the base model.
-
-    Args:
-        sums_C8: Partial sums of the token losses, nats, float32 [C, 8].
-        block_size: Tokens per block (S).
-        eighths: How many chunks to take, from the beginning; 8 is the whole block.
-
-    Returns:
-        float32 [C], the mean over `num_targets(block_size, eighths)` targets, nats per token
-        (paper, Eq. "sequence loss").
-    """
-    sums_C8 = np.asarray(sums_C8, dtype=np.float32)
-    assert sums_C8.ndim == 2 and sums_C8.shape[1] >= eighths, sums_C8.shape
-    return mean_loss(sums_C8[:, :eighths], num_targets(block_size, eighths))
-
-
-def mean_loss(
-    sums_CN: npt.NDArray[np.float32], num_targets_C: npt.NDArray[np.floating] | int
-) -> npt.NDArray[np.float32]:
-    """Turn partial sums and numbers of targets into mean losses.
-
-    Args:
-        sums_CN: Partial sums of the token losses, nats, float32 [C, N].
-        num_targets_C: How many targets a block's sums are of, one number or [C].
-
-    Returns:
-        float32 [C], nats per token.
-    """
-    total_C = np.zeros(len(sums_CN), dtype=np.float64)
-    for chunk in range(sums_CN.shape[1]):
-        total_C += sums_CN[:, chunk]
-    return (total_C / num_targets_C).astype(np.float32)
 
 
 class References:
@@ -236,8 +189,8 @@ class References:
                 )
 
     @cached_property
-    def _by_head(self) -> _HeadIndex:
-        return _HeadIndex(np.concatenate([folder.heads for folder in self._folders]))
+    def _by_head(self) -> HashIndex:
+        return HashIndex(np.concatenate([folder.heads for folder in self._folders]))
 
     def _ids_of(self, index_C: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the block ids of positions in the row of all folders."""
@@ -274,34 +227,6 @@ class References:
                 "restore the folder from a copy, or remove it to score again"
             )
         return records_C
-
-
-class _HeadIndex:
-    """Finds hash heads in a list of them: sorted, with a directory of the leading bits.
-
-    Heads are uniform, so a directory with about one entry per bucket leaves a step or two of
-    search.
-    """
-
-    def __init__(self, heads_N: npt.NDArray[np.uint64]) -> None:
-        self._order_N = np.argsort(heads_N, kind="stable")
-        self._sorted_N = heads_N[self._order_N]
-        bits = max(1, len(heads_N).bit_length() - 1)
-        self._shift = np.uint64(64 - bits)
-        buckets = np.arange((1 << bits) + 1, dtype=np.uint64)
-        self._begin = np.searchsorted(self._sorted_N >> self._shift, buckets).astype(np.int64)
-
-    def find(self, wanted_C: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Return the first index of every head, int64 [C], -1 where there is none."""
-        bucket_C = (wanted_C >> self._shift).astype(np.int64)
-        at_C, end_C = self._begin[bucket_C], self._begin[bucket_C + 1]
-        last = len(self._sorted_N) - 1
-        behind_C = at_C < end_C
-        while behind_C.any():
-            behind_C = (at_C < end_C) & (self._sorted_N[np.minimum(at_C, last)] < wanted_C)
-            at_C = at_C + behind_C
-        at_C = np.minimum(at_C, last)
-        return np.where(self._sorted_N[at_C] == wanted_C, self._order_N[at_C], -1)
 
 
 def _refuse_foreign(

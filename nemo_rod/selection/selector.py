@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.averages import SourceAverages
+from nemo_rod.selection.block_loss import block_loss
 from nemo_rod.selection.candidates import Pools
 from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose, choose_by
 from nemo_rod.selection.fidelity import PrefixLoss, fidelity, metrics_of, prefix_fidelity
 from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.policies import Policy
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
-from nemo_rod.selection.references import block_loss
 
 COMPARED_EVERY = 10  # steps between two looks at what prefixes would have chosen
 

@@ -1,0 +1,60 @@
+"""The loss of a block, or of its beginning, from partial sums over its eighths.
+
+    chunk          0        1              7
+    targets    [0, S/8) [S/8, S/4) ... [7S/8, S - 1)      target i: token i + 1, at position i
+
+Shape suffixes: C = blocks, N = parts of a block, S = tokens per block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.reference_folder import NUM_CHUNKS
+
+
+def num_targets(block_size: int, eighths: int = NUM_CHUNKS) -> int:
+    """Return how many next-token targets the first `eighths` chunks of a block hold."""
+    assert block_size % NUM_CHUNKS == 0 and 1 <= eighths <= NUM_CHUNKS, (block_size, eighths)
+    return min(eighths * (block_size // NUM_CHUNKS), block_size - 1)
+
+
+def block_loss(
+    sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_CHUNKS
+) -> npt.NDArray[np.float32]:
+    """Turn partial sums into losses, of references and of online scoring alike.
+
+    Nothing else does, and the order of addition is fixed: equal sums give losses equal to the bit,
+    so that a replay block scores exactly 0 at the base model.
+
+    Args:
+        sums_C8: Partial sums of the token losses, nats, float32 [C, 8].
+        block_size: Tokens per block (S).
+        eighths: How many chunks to take, from the beginning; 8 is the whole block.
+
+    Returns:
+        float32 [C], the mean over `num_targets(block_size, eighths)` targets, nats per token
+        (paper, Eq. "sequence loss").
+    """
+    sums_C8 = np.asarray(sums_C8, dtype=np.float32)
+    assert sums_C8.ndim == 2 and sums_C8.shape[1] >= eighths, sums_C8.shape
+    return mean_loss(sums_C8[:, :eighths], num_targets(block_size, eighths))
+
+
+def mean_loss(
+    sums_CN: npt.NDArray[np.float32], num_targets_C: npt.NDArray[np.floating] | int
+) -> npt.NDArray[np.float32]:
+    """Turn partial sums and numbers of targets into mean losses.
+
+    Args:
+        sums_CN: Partial sums of the token losses, nats, float32 [C, N].
+        num_targets_C: How many targets a block's sums are of, one number or [C].
+
+    Returns:
+        float32 [C], nats per token.
+    """
+    total_C = np.zeros(len(sums_CN), dtype=np.float64)
+    for chunk in range(sums_CN.shape[1]):
+        total_C += sums_CN[:, chunk]
+    return (total_C / num_targets_C).astype(np.float32)

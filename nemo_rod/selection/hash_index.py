@@ -1,0 +1,34 @@
+"""Finds blocks by the heads of their hashes, in an index that is held in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+
+class HashIndex:
+    """Finds hash heads in a list of them: sorted, with a directory of the leading bits.
+
+    Heads are uniform, so a directory with about one entry per bucket leaves a step or two of
+    search.
+    """
+
+    def __init__(self, heads_N: npt.NDArray[np.uint64]) -> None:
+        self._order_N = np.argsort(heads_N, kind="stable")
+        self._sorted_N = heads_N[self._order_N]
+        bits = max(1, len(heads_N).bit_length() - 1)
+        self._shift = np.uint64(64 - bits)
+        buckets = np.arange((1 << bits) + 1, dtype=np.uint64)
+        self._begin = np.searchsorted(self._sorted_N >> self._shift, buckets).astype(np.int64)
+
+    def find(self, wanted_C: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Return the first index of every head, int64 [C], -1 where there is none."""
+        bucket_C = (wanted_C >> self._shift).astype(np.int64)
+        at_C, end_C = self._begin[bucket_C], self._begin[bucket_C + 1]
+        last = len(self._sorted_N) - 1
+        behind_C = at_C < end_C
+        while behind_C.any():
+            behind_C = (at_C < end_C) & (self._sorted_N[np.minimum(at_C, last)] < wanted_C)
+            at_C = at_C + behind_C
+        at_C = np.minimum(at_C, last)
+        return np.where(self._sorted_N[at_C] == wanted_C, self._order_N[at_C], -1)
