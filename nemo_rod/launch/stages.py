@@ -22,19 +22,11 @@ from nemo_rod.corpus.shards import write_json
 from nemo_rod.jobs import ScoreJob
 from nemo_rod.launch.digests import weights_digest
 from nemo_rod.launch.folder import RunFolder
-from nemo_rod.launch.handover import Inputs, Stage, flatten, outputs
+from nemo_rod.launch.handover import Inputs, Stage, flatten
 from nemo_rod.launch.model_jobs import ModelJobs, decided
+from nemo_rod.launch.references import REFERENCES, ArmReferences, own_references
 from nemo_rod.selection.arms import merge_weight
-from nemo_rod.selection.reference_folder import open_folder
 from nemo_rod.variants import SPECIALIST, ArmSettings
-
-# references that a run can make: the model, and the role of the blocks that it scores
-REFERENCES = {
-    "base": ("base", "replay"),
-    "specialist": (SPECIALIST, "adaptation"),
-    "base_adaptation": ("base", "adaptation"),  # where the base counts beside the specialist
-    "base_distillation": ("base", "replay"),  # what the base foretells of every token
-}
 
 
 class Stages:
@@ -54,7 +46,7 @@ class Stages:
         wanted = {name: self.jobs.settings(name) for name in self.config.arms if name != "base"}
         trained = self._trained([arm for arm in wanted.values() if arm.kind == "trained"])
         merged = [name for name, arm in wanted.items() if arm.kind == "merged"]
-        used = {name for arm in trained for name in self._references(arm)}
+        used = {name for arm in trained for name in own_references(arm)}
         needs_specialist = "specialist" in used or merged or SPECIALIST in wanted
         stages = [self.prepare(), self.make_base()]
         of_base = [name for name, (model, _) in REFERENCES.items() if model == "base"]
@@ -78,24 +70,6 @@ class Stages:
         for arm in arms:
             add(arm)
         return list(found.values())
-
-    def _references(self, arm: ArmSettings) -> list[str]:
-        """References of this run that an arm scores with."""
-        if not arm.scores:
-            return []
-        of_new_blocks = {"specialist": "specialist", "base": "base_adaptation"}
-        of_replay = "base_distillation" if arm.distilled else "base"
-        return [of_replay, *(of_new_blocks[n] for n in arm.references if n in of_new_blocks)]
-
-    def _reference_folders(self, arm: ArmSettings) -> list[Path]:
-        """Folders of reference losses that an arm scores with, those of other runs included."""
-        if not arm.scores:
-            return []
-        others = [n for n in arm.references if n not in ("specialist", "base")]
-        return [
-            *(self.results.reference(name) for name in self._references(arm)),
-            *(RunFolder(Path(run), self.config.recipe).reference("specialist") for run in others),
-        ]
 
     def prepare(self) -> Stage:
         """Text -> blocks."""
@@ -207,7 +181,7 @@ class Stages:
     def train(self, name: str) -> Stage:
         """One arm."""
         settings = self.jobs.settings(name)
-        references = self._reference_folders(settings)
+        references = ArmReferences(settings, self.results)
 
         def inputs() -> Inputs:
             made_of = {
@@ -221,22 +195,15 @@ class Stages:
                 made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
             made_of |= flatten("train", dataclasses.asdict(settings.train))
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
-            for folder in references:
-                outputs(folder, made_by=self.results.command("score"))
-            if references:
-                made_of |= self._reference_weights(settings)
-            if settings.distilled:
-                folder = self.results.reference("base_distillation")
-                made_of["replay_score"] = open_folder(folder).manifest.loss
-            return made_of
+            return made_of | references.inputs()
 
         def make(folder: Path) -> dict[str, Any]:
             arm, start = self.jobs.arm(name), self.results.checkpoint("base")
-            self.jobs.train(folder, start, arm, settings.train, references)
+            self.jobs.train(folder, start, arm, settings.train, references.folders)
             self.jobs.describe(folder, arm)
             return {"weights": weights_digest(folder / "hf")}
 
-        needs = [f"references_{reference}" for reference in self._references(settings)]
+        needs = [f"references_{name}" for name in references.own]
         if settings.recorded_by is not None:
             needs.append(settings.recorded_by)
         return Stage(
@@ -249,19 +216,6 @@ class Stages:
             needs=("base", *needs),
             note=self._note(),
         )
-
-    def _reference_weights(self, arm: ArmSettings) -> Inputs:
-        """Digests of the models whose losses on new blocks an arm takes off."""
-        found: Inputs = {}
-        for number, name in enumerate(arm.references):
-            if name == "specialist":
-                found[name] = self.results.weights(SPECIALIST)
-            elif name == "base":
-                found["lowest with base"] = self.results.weights("base")
-            else:
-                folder = RunFolder(Path(name), self.config.recipe).reference("specialist")
-                found[f"references.{number}"] = open_folder(folder).manifest.model
-        return found
 
     def merge(self, name: str) -> Stage:
         """(1 - lambda) base + lambda specialist (paper, appendix B.4)."""

@@ -9,7 +9,8 @@ from nemo_rod.config import Config
 from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.launch.handover import Stage
 from nemo_rod.launch.prepare import source_specs
-from nemo_rod.launch.stages import REFERENCES, Stages
+from nemo_rod.launch.references import REFERENCES
+from nemo_rod.launch.stages import Stages
 from nemo_rod.plan.costs import Work
 from nemo_rod.plan.shapes import Shape
 from nemo_rod.selection.teacher import record_type
