@@ -32,7 +32,7 @@ WORKER = Path(__file__).parent / "merging_worker.py"
             "fp32",
             {"data": 2},
             {"data": 2, "expert": 2},
-            {"tensor": 2, "sequence": True},
+            {"tensor": 2, "expert": 2, "sequence": True},
         ),
     ],
     ids=["dense", "tied", "experts"],
