@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from test_layouts import assert_same_run
+from test_score_resume import files
 from tiny import LAYOUTS, Setting, Torchrun
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
@@ -210,3 +211,17 @@ def test_the_same_run_in_other_layouts(
     out = f"distillation_{layout}"
     tiny.rod(layout, LAYOUTS[layout], references=references, out=out)
     assert_same_run(tiny.root / "distillation_single", tiny.root / out)
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("layout", ["dp2", "pp2"])
+def test_the_same_is_kept_in_other_layouts(
+    tiny: Setting, references: list[Path], layout: str
+) -> None:
+    out = tiny.root / f"base_distillation_{layout}"
+    out.mkdir()
+    values = json.loads((references[1] / "job.json").read_text())
+    values |= {"out": str(out), "parallel": vars(LAYOUTS[layout])}
+    (out / "job.json").write_text(json.dumps(values))
+    tiny.torchrun(LAYOUTS[layout].world_size, "nemo_rod.megatron", out / "job.json")
+    assert files(out) == files(references[1])
