@@ -20,7 +20,7 @@ CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES
 ROWS = [cells for cells in CELLS if re.match(r"`(fig|tab|alg):", cells[0])]
 TABLES = {
     "arms", "sources", "checks", "costs", "seeds", "paper", "budgets", "transfer", "base_loss",
-    "capabilities",
+    "capabilities", "cheaper",
 }  # fmt: skip
 
 
