@@ -113,6 +113,7 @@ def shared_positions() -> dict[str, object]:
 
     class Logits(torch.nn.Module):
         sequence_parallel = False
+        output_size_per_partition = VOCABULARY
 
         def forward(self, hidden: torch.Tensor, weight: None = None) -> tuple:
             return hidden, None

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from nemo_rod.megatron import cpu  # noqa: F401  `cuda()` on a machine without a GPU
-from nemo_rod.megatron.losses import _chunk_sums
+from nemo_rod.megatron.losses import partial_sums
 from nemo_rod.swap_in.readers import told_by_readers
 from nemo_rod.swap_in.selector import StreamSelector
 from nemo_rod.swap_in.stream import winners
@@ -81,7 +81,7 @@ def masked() -> None:
     token_loss, mask = rng.random((4, 16)), rng.random((4, 16)) < 0.7
     mask[2] = False
     reference_sums = rng.random((4, 8)).astype(np.float32)
-    output = _chunk_sums(torch.tensor(mask).float(), torch.tensor(token_loss).float())
+    output = partial_sums(torch.tensor(mask).float(), torch.tensor(token_loss).float())
     asked = SimpleNamespace(references=SimpleNamespace(sums=lambda ids: reference_sums[ids]))
     pairs = StreamSelector._loss_pair(asked, np.array([3, 2, 1, 0]), [output[:2], output[2:]])
     for row, (loss, reference) in enumerate(pairs):
