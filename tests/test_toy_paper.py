@@ -201,7 +201,8 @@ def test_budgets_in_steps_and_in_compute(root: Path) -> None:
     steps = {"max_replay": 40, "rod_beyond": 24, "rod_compute_matched": 12}
     for name, settings in trained().items():
         found = facts(root, name)
-        scored = settings.selection.multiplier if settings.scores else 0
+        share = {"rod_quarter": 1 / 4, "rod_averages": 0}.get(name, 1)
+        scored = settings.selection.multiplier * share if settings.scores else 0
         assert found["compute"] == pytest.approx(found["steps"] * (1 + scored / 3)), name
         if not settings.converge:
             assert found["steps"] == steps.get(name, STEPS), name
@@ -254,12 +255,15 @@ def test_fixed_replay_keeps_what_makes_its_share(root: Path) -> None:
 
 def test_joint_selection_takes_the_highest_weighted_scores(root: Path) -> None:
     joint = [n for n, s in trained().items() if s.of == "rod" and s.scores and s.share is None]
-    assert len(joint) == 10
+    assert len(joint) == 14
     for name in joint:
-        curriculum, kappa = recorded(root, name), facts(root, name)["kappa"]
-        assert kappa == trained()[name].selection.kappa
+        curriculum, start = recorded(root, name), facts(root, name)["kappa"]
+        assert start == trained()[name].selection.kappa
         assert facts(root, name)["multiplier"] == trained()[name].selection.multiplier
-        for record in curriculum:
+        lines = (arms(root) / name / "metrics.jsonl").read_text().splitlines()
+        kappas = [json.loads(line).get("rod/kappa", start) for line in lines]  # steered, or not
+        assert (len(set(kappas)) > 1) == (name == "rod_share_32")
+        for record, kappa in zip(curriculum, kappas, strict=True):
             is_replay = curriculum.header.is_replay(record.block_ids)
             weighed = np.where(is_replay, kappa, 1.0) * record.score.astype(np.float64)
             order = sorted(range(len(weighed)), key=lambda i: (-weighed[i], i))
