@@ -159,8 +159,8 @@ def test_between_scoring_passes_the_losses_of_training_are_learned_from(
     tiny: Setting, single_guessed: list[Any]
 ) -> None:
     references = References.open(tiny.references, tiny.store)
-    starts = np.array([source.start for source in tiny.store.sources])
-    averages = SourceAverages(starts, references, every=5, seed=tiny.arm("rod").seed)
+    sources, seed = len(tiny.store.sources), tiny.arm("rod").seed
+    averages = SourceAverages(tiny.store.source_index, sources, every=5, seed=seed)
     for record in single_guessed:
         weights = tiny.root / "guessed_weights" / str(record.step)
         loss = hugging_face_losses(weights, tiny.store.tokens(record.block_ids))
@@ -171,7 +171,8 @@ def test_between_scoring_passes_the_losses_of_training_are_learned_from(
             assert np.isnan(record.loss[others]).all()
             loss[others] = np.nan
         np.testing.assert_allclose(record.loss, loss, rtol=0, atol=1e-5)
-        averages.observe(record.step, record.block_ids, loss.astype(np.float32))
+        rho = loss.astype(np.float32) - references[record.block_ids]
+        averages.observe(record.step, record.block_ids, rho)
 
 
 @pytest.mark.layouts

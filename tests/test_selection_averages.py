@@ -29,11 +29,11 @@ class References:
 
 
 def averages(*, every: int = 0, seed: int = 5) -> SourceAverages:
-    return SourceAverages(STARTS, References(), every=every, seed=seed)
+    return SourceAverages(source_index, len(STARTS), every=every, seed=seed)
 
 
-def cost(block_ids: np.ndarray, rho: np.ndarray) -> np.ndarray:
-    return (References()[block_ids] + np.asarray(rho, dtype=np.float32)).astype(np.float32)
+def source_index(block_ids: np.ndarray) -> np.ndarray:
+    return np.searchsorted(STARTS, block_ids, side="right") - 1
 
 
 def fed(*, every: int = 0, seed: int = 5) -> SourceAverages:
@@ -41,7 +41,7 @@ def fed(*, every: int = 0, seed: int = 5) -> SourceAverages:
     found, rng = averages(every=every, seed=seed), np.random.default_rng(0)
     for source, start in enumerate(STARTS):
         ids = start + np.arange(40)
-        found.observe(0, ids, cost(ids, source + 1 + (source + 1) / 10 * rng.standard_normal(40)))
+        found.observe(0, ids, source + 1 + (source + 1) / 10 * rng.standard_normal(40))
     return found
 
 
@@ -52,7 +52,7 @@ def pool_of(ids: np.ndarray, step: int = 1) -> Pool:
 def test_mean_and_variance_are_those_of_the_first_blocks_seen() -> None:
     found = averages()
     ids, rho = np.array([3, 120, 7, 130]), np.array([1.0, 0.5, 2.0, 0.25])
-    found.observe(0, ids, cost(ids, rho))
+    found.observe(0, ids, rho)
     np.testing.assert_allclose(found.mean, [1.5, 0.375, np.nan], atol=1e-6)
     np.testing.assert_allclose(found.variance, [0.25, 0.125**2, 0], atol=1e-6)
 
@@ -61,8 +61,8 @@ def test_new_blocks_count_as_many_of_the_memory() -> None:
     """A source's mean moves by n / (memory + n) towards that of n new blocks, once it is full."""
     found = averages()
     many = np.arange(40)
-    found.observe(0, many, cost(many, np.ones(40)))
-    found.observe(1, np.array([1, 2]), cost(np.array([1, 2]), np.array([2.0, 4.0])))
+    found.observe(0, many, np.ones(40))
+    found.observe(1, np.array([1, 2]), np.array([2.0, 4.0]))
     weight = 2 / (MEMORY_BLOCKS + 2)
     mean = 1 + weight * (3 - 1)
     assert found.mean[0] == pytest.approx(mean, abs=1e-6)
@@ -85,7 +85,7 @@ def test_the_first_pool_is_scored_and_every_so_many_after(every: int, due: list[
     for step in range(6):
         if found.is_due(step):
             scored.append(step)
-            found.observe(step, np.array([0]), cost(np.array([0]), np.array([1.0])))
+            found.observe(step, np.array([0]), np.array([1.0]))
     assert scored == due
 
 
@@ -109,14 +109,14 @@ def test_joint_selection_of_guesses_replays_as_much_as_of_scores() -> None:
     """Where scores are normal by source, a batch of guesses has each source as often."""
     found, rng = fed(), np.random.default_rng(1)
     ids = np.concatenate([np.arange(100), np.arange(150, 200), np.arange(100, 150)])
-    source = np.searchsorted(STARTS, ids, side="right") - 1
+    source = source_index(ids)
     counts = np.zeros((2, 3))
     for step in range(1, 400):
         true = found.mean[source] + np.sqrt(found.variance)[source] * rng.standard_normal(200)
         for row, score in enumerate((true, found.guess(pool_of(ids, step)))):
             chosen = Joint().select(score, ids >= STARTS[1], 60)
             counts[row] += np.bincount(source[chosen], minlength=3)
-        found.observe(step, STARTS, cost(STARTS, found.mean))  # all seen, nothing learned
+        found.observe(step, STARTS, found.mean)  # all seen, nothing learned
         found.variance[:] = fed().variance
     np.testing.assert_allclose(counts[0], counts[1], rtol=0.05, atol=400)
 
@@ -125,13 +125,13 @@ def test_a_source_that_is_not_chosen_is_looked_at_now_and_then() -> None:
     found = averages()
     for source, start in enumerate(STARTS):  # the last source is far behind
         ids = start + np.arange(20)
-        found.observe(0, ids, cost(ids, np.full(20, 2.0 - source)))
+        found.observe(0, ids, np.full(20, 2.0 - source))
     ids = np.concatenate([np.arange(10), 100 + np.arange(10), 150 + np.arange(10)])
     seen = []
     for step in range(1, 13):
         chosen = ids[np.argsort(-found.guess(pool_of(ids, step)), kind="stable")[:4]]
-        seen.append(sorted({int(s) for s in np.searchsorted(STARTS, chosen, side="right") - 1}))
-        found.observe(step, chosen, cost(chosen, np.where(chosen < 100, 2.0, 0.0)))
+        seen.append(sorted({int(s) for s in source_index(chosen)}))
+        found.observe(step, chosen, np.where(chosen < 100, 2.0, 0.0))
     # a block of the one that is older than there are sources comes in, and of one alone
     looked_at = {4: [0, 1], 5: [0, 2], 8: [0, 1], 9: [0, 2], 12: [0, 1]}
     assert seen == [looked_at.get(step, [0]) for step in range(1, 13)]
@@ -178,6 +178,6 @@ def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
         )
     assert scorer.calls == 3
     again = averages(every=4)
-    again.replay(curriculum)
+    again.replay(curriculum, References())
     for name, value in found.state.items():
         np.testing.assert_array_equal(again.state[name], value, err_msg=name)

@@ -14,7 +14,7 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 from nemo_rod.megatron.losses import on_every_rank, partial_sums
 from nemo_rod.megatron.ranks import from_recorder
-from nemo_rod.selection import Curriculum
+from nemo_rod.selection import Curriculum, ReferenceLosses
 from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
@@ -68,11 +68,12 @@ class ResumedAverages(Callback):
 
     Args:
         averages: of the selector.
+        references: of the selector.
         folder: of the run: its `curriculum.rod`, opened before this.
     """
 
-    def __init__(self, averages: SourceAverages, folder: Path) -> None:
-        self.averages, self.folder = averages, folder
+    def __init__(self, averages: SourceAverages, references: ReferenceLosses, folder: Path) -> None:
+        self.averages, self.references, self.folder = averages, references, folder
 
     def on_train_start(self, context: CallbackContext) -> None:
         """All ranks take part."""
@@ -80,5 +81,5 @@ class ResumedAverages(Callback):
 
     def _recorded(self) -> dict[str, Any]:
         with Curriculum.open(self.folder / "curriculum.rod", read_only=True) as curriculum:
-            self.averages.replay(curriculum)
+            self.averages.replay(curriculum, self.references)
         return self.averages.state

@@ -67,7 +67,7 @@ def train(
     references = None
     if job.references:
         references = open_references(job.references, store, distilled=True)
-    averages = arm.averages(store, references)
+    averages = arm.averages(store)
     selector = RoDSelector(
         store=store,
         pools=arm.pools(store),
@@ -104,8 +104,8 @@ def train(
     every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
     if steered is not None:
         every.append(steered)
-    if averages is not None:
-        every.append(ResumedAverages(averages, out))
+    if averages is not None and references is not None:
+        every.append(ResumedAverages(averages, references, out))
     config = bridge_config(job, provider, store, identity)
     if job.convergence is not None:
         rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"

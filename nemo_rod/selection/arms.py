@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
@@ -116,14 +117,12 @@ class Arm:
         assert self.kappa is not None
         return Joint(self.kappa)
 
-    def averages(
-        self, store: StoreWithSources, references: ReferenceLosses | None
-    ) -> SourceAverages | None:
+    def averages(self, store: StoreWithSources) -> SourceAverages | None:
         """What guesses scores between scoring passes; None if every pool is scored."""
-        if self.scored_every is None or references is None:
+        if self.scored_every is None:
             return None
-        starts = np.array([source.start for source in store.sources])
-        return SourceAverages(starts, references, every=self.scored_every, seed=self.seed)
+        count = len(store.sources)
+        return SourceAverages(store.source_index, count, every=self.scored_every, seed=self.seed)
 
     @property
     def num_candidates(self) -> int:
@@ -169,6 +168,9 @@ class StoreWithSources(Store, Protocol):
     @property
     def sources(self) -> Sequence[Any]:
         """The sources, each with `name`, `role`, `start` and `count`."""
+
+    def source_index(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the index in `sources` of each block's source, int64 [N]."""
 
 
 def curriculum_header(

@@ -15,7 +15,7 @@ Shape suffixes: C = candidates, N = blocks observed, M = sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,8 @@ class SourceAverages:
     """Guesses scores from the sources of blocks.
 
     Args:
-        starts: First block id of each source, int64 [M], ascending.
-        references: Reference losses of all blocks.
+        source_index: Gives the source of every block, int64 [N] -> int64 [N] below M.
+        num_sources: How many there are (M).
         every: Steps between two scoring passes; 0 for none after the first.
         seed: Of the draws.
 
@@ -49,15 +49,13 @@ class SourceAverages:
 
     def __init__(
         self,
-        starts: npt.NDArray[np.int64],
-        references: ReferenceLosses,
+        source_index: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        num_sources: int,
         *,
         every: int,
         seed: int,
     ) -> None:
-        self._starts, self._references = starts, references
-        self._every, self._seed = every, seed
-        num_sources = len(starts)
+        self._source_index, self._every, self._seed = source_index, every, seed
         self.mean = np.full(num_sources, np.nan)
         self.variance = np.zeros(num_sources)
         self._blocks = np.zeros(num_sources, dtype=np.int64)  # that the mean is over, roughly
@@ -92,21 +90,20 @@ class SourceAverages:
         return score_C
 
     def observe(
-        self, step: int, block_ids: npt.NDArray[np.int64], loss: npt.NDArray[np.float32]
+        self, step: int, block_ids: npt.NDArray[np.int64], rho: npt.NDArray[np.float32]
     ) -> None:
-        """Takes in what blocks cost.
+        """Takes in the scores of blocks.
 
         Args:
-            step: Whose weights the losses are of.
+            step: Whose weights the scores are of.
             block_ids: int64 [N], a fair sample of each source's.
-            loss: nats per token, float32 [N]; those that are no finite number do not count.
+            rho: Reducible losses, nats per token, float32 [N]; those that are no finite number do
+                not count.
         """
-        known = np.isfinite(loss)
-        block_ids, loss = block_ids[known], loss[known]
-        rho = reducible_loss(loss, self._references[block_ids]).astype(np.float64)
-        source = self._source_index(block_ids)
+        known = np.isfinite(rho)
+        source, rho_N = self._source_index(block_ids[known]), rho[known].astype(np.float64)
         for index in np.unique(source):
-            self._move(index, rho[source == index])
+            self._move(index, rho_N[source == index])
             self._seen[index] = step
 
     def _move(self, index: np.int64, rho: npt.NDArray[np.float64]) -> None:
@@ -117,13 +114,11 @@ class SourceAverages:
         spread = ((rho - self.mean[index]) ** 2).mean()
         self.variance[index] += weight * (spread - self.variance[index])
 
-    def _source_index(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.searchsorted(self._starts, block_ids, side="right") - 1
-
-    def replay(self, records: Iterable[StepRecord]) -> None:
+    def replay(self, records: Iterable[StepRecord], references: ReferenceLosses) -> None:
         """Takes in what a run recorded, from its first step on, as if it ran again."""
         for record in records:
-            self.observe(record.step, record.block_ids, record.loss)
+            rho_C = reducible_loss(record.loss, references[record.block_ids])
+            self.observe(record.step, record.block_ids, rho_C)
 
     @property
     def state(self) -> dict[str, Any]:

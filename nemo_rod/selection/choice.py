@@ -38,8 +38,8 @@ class Choice:
         score: float32 `[C]`; None where the policy needs no scores.
         chosen: int64 `[K]`, positions in the pool, ascending.
         threshold: tau, the smallest chosen score; NaN without scores.
-        seconds: of the parts "scoring" and "selection", and of "lookup", the pool and its
-            references, where a `Selector` did that.
+        seconds: of the parts "scoring" and "selection", and of "lookup", what was left to wait for
+            of the pool and its references, where a `Selector` did that.
         is_guess: whether no model was asked for the scores (`averages.py`).
         excluded: candidates that could not be chosen because their score was no number.
         compared: metrics of what cheaper scores would have chosen (`fidelity.py`).

@@ -13,18 +13,19 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.ahead import Ahead
 from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.block_loss import block_loss
-from nemo_rod.selection.candidates import Pools
+from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose, choose_by
-from nemo_rod.selection.fidelity import PrefixLoss, fidelity, metrics_of, prefix_fidelity
+from nemo_rod.selection.fidelity import fidelity, metrics_of, prefix_fidelity
 from nemo_rod.selection.lowest import ReferenceLosses
-from nemo_rod.selection.policies import Policy
+from nemo_rod.selection.policies import Policy, reducible_loss
 from nemo_rod.selection.reference_folder import NUM_CHUNKS
 
 COMPARED_EVERY = 10  # steps between two looks at what prefixes would have chosen
@@ -40,6 +41,18 @@ class BlockScorer(Protocol):
 
         Nats, float32 [C, eighths].
         """
+
+
+class Drawn(NamedTuple):
+    """What a step chooses from, before any model is asked.
+
+    Attributes:
+        pool: The candidates.
+        reference: Reference losses, nats, float32 [C]; None where no policy asks for them.
+    """
+
+    pool: Pool
+    reference: npt.NDArray[np.float32] | None
 
 
 class Selector:
@@ -79,18 +92,16 @@ class Selector:
         self.pools, self.policy = pools, policy
         self.batch_size, self.block_size, self.references = batch_size, block_size, references
         self.on_nonfinite, self.eighths, self.averages = on_nonfinite, eighths, averages
+        self._drawn = Ahead(self._draw)
 
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update."""
         begin = time.perf_counter()
-        pool = self.pools.pool(step)
-        if not self.policy.needs_scores:
+        pool, reference_C = self._drawn.take(step)
+        if reference_C is None:
             return choose(pool, self.policy, self.batch_size, _never)
         if self.averages is not None and not self.averages.is_due(step):
             return choose_by(self.averages.guess(pool), pool, self.policy, self.batch_size)
-        assert self.references is not None
-        reference = partial(self.references.prefix, pool.block_ids)
-        reference_C = reference(self.eighths)
         lookup = time.perf_counter() - begin
         sums = np.empty((0, 0), dtype=np.float32)
 
@@ -105,7 +116,7 @@ class Selector:
             return self._observed(choice)
         if self.eighths < NUM_CHUNKS or step % COMPARED_EVERY:
             return choice
-        return self._compared(choice, sums, reference)
+        return self._compared(choice, sums)
 
     def learn(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
         """Takes in what the blocks of a step cost that was chosen by guessed scores.
@@ -118,29 +129,37 @@ class Selector:
         Returns:
             The choice with these losses, NaN for the candidates that were not chosen.
         """
-        assert self.averages is not None
+        assert self.averages is not None and self.references is not None
         loss_K = block_loss(sums, self.block_size)
-        self.averages.observe(choice.pool.step, choice.block_ids, loss_K)
+        score_K = reducible_loss(loss_K, self.references[choice.block_ids])
+        self.averages.observe(choice.pool.step, choice.block_ids, score_K)
         loss_C = np.full(len(choice.pool.block_ids), np.nan, dtype=np.float32)
         loss_C[choice.chosen] = loss_K
         return replace(choice, loss=loss_C)
 
+    def _draw(self, step: int) -> Drawn:
+        pool = self.pools.pool(step)
+        if not self.policy.needs_scores:
+            return Drawn(pool, None)
+        assert self.references is not None
+        return Drawn(pool, self.references.prefix(pool.block_ids, self.eighths))
+
     def _observed(self, choice: Choice) -> Choice:
         """Takes in the scores of a whole pool, and adds what guesses would have chosen of it."""
-        assert self.averages is not None and choice.loss is not None
+        assert self.averages is not None and choice.score is not None
         guessed: dict[str, float | None] = {}
         if self.averages.has_seen:
             guess_C = self.averages.guess(choice.pool)
             guessed = metrics_of("averages", fidelity(choice, guess_C, self.policy))
-        self.averages.observe(choice.pool.step, choice.pool.block_ids, choice.loss)
+        self.averages.observe(choice.pool.step, choice.pool.block_ids, choice.score)
         return replace(choice, compared=guessed)
 
-    def _compared(
-        self, choice: Choice, sums: npt.NDArray[np.float32], reference: PrefixLoss
-    ) -> Choice:
+    def _compared(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
         """Adds what prefixes of the candidates would have chosen."""
+        assert self.references is not None
         begin = time.perf_counter()
         loss = partial(block_loss, sums, self.block_size)
+        reference = partial(self.references.prefix, choice.pool.block_ids)
         prefixes = prefix_fidelity(choice, self.policy, loss, reference)
         seconds = dict(choice.seconds)
         seconds["selection"] += time.perf_counter() - begin
