@@ -70,7 +70,7 @@ def main() -> None:
         store,  # type: ignore[arg-type]
         groups,
         micro_batch_size=2,
-        batches=lambda block_ids: micro_batches(store, block_ids, 2),  # type: ignore[arg-type]
+        batches=lambda ids, size: micro_batches(store, ids, size),  # type: ignore[arg-type]
     )
     tokens = store.tokens(ids)
     loss = model.table.numpy()[tokens[:, :-1], tokens[:, 1:]] * (1 + np.arange(BLOCK_SIZE - 1))

@@ -127,7 +127,7 @@ def shared_positions() -> dict[str, object]:
             store,  # type: ignore[arg-type]
             groups,
             micro_batch_size=2,
-            batches=lambda ids: micro_batches(store, ids, 2),  # type: ignore[arg-type]
+            batches=lambda ids, size: micro_batches(store, ids, size),  # type: ignore[arg-type]
             targets=targets,  # type: ignore[arg-type]
         )
 

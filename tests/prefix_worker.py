@@ -76,13 +76,13 @@ def main() -> None:
         store,  # type: ignore[arg-type]
         ProcessGroupCollection.use_mpu_process_groups(),
         micro_batch_size=2,
-        batches=lambda ids: micro_batches(store, ids, 2),  # type: ignore[arg-type]
+        batches=lambda ids, size: micro_batches(store, ids, size),  # type: ignore[arg-type]
     )
 
-    def note_length(_: object, arguments: tuple, named: dict) -> None:
-        read.append(named["input_ids"].shape[1])
+    def note_shape(_: object, arguments: tuple, named: dict) -> None:
+        read.append(list(named["input_ids"].shape))
 
-    model.register_forward_pre_hook(note_length, with_kwargs=True)
+    model.register_forward_pre_hook(note_shape, with_kwargs=True)
     ids = np.array([5, 0, 3, 6, 1, 4, 2])
     whole = losses.chunk_sums(ids)
     # of two blocks as many bytes as a slice of 4 of their 64 tokens may have
@@ -99,7 +99,7 @@ def main() -> None:
             "eighths": eighths,
             "slice": length,
             "shape": sums.shape,
-            "read": sorted(set(read)),
+            "read": read,
             "largest": float(np.abs(whole[:, :eighths]).max()),
             "difference": float(np.abs(sums - whole[:, :eighths]).max()),
         }

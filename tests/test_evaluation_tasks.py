@@ -237,6 +237,34 @@ def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_vllm_answers_as_transformers_does(blocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    pytest.importorskip("vllm", reason="the other backend needs vLLM: pip install vllm")
+    architecture = {
+        "model_type": "qwen3", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+        "max_position_embeddings": 128, "tie_word_embeddings": False,
+    }  # fmt: skip
+    initialise_base(architecture, tmp_path / "hf", tokenizer="byte", seed=3)
+    tokenizer = load_tokenizer("byte")
+    made = write_held_out_tasks(blocks, tmp_path / "t", tokenizer, num_questions=40)
+    job = {
+        "name": "m", "model": str(tmp_path / "hf"), "capabilities": made,
+        "include": str(tmp_path / "t"), "batch_size": 16, "few_shot": None, "limit": None,
+        "seed": 1, "inputs": {},
+    }  # fmt: skip
+    eager = {"enforce_eager": True, "max_model_len": 128, "gpu_memory_utilization": 0.3}
+    tasks = {}
+    for backend, arguments in {"hf": {}, "vllm": eager}.items():
+        out = tmp_path / f"{backend}.json"
+        of_backend = {"backend": backend, "arguments": {"dtype": "float32", **arguments}}
+        assert ask({**job, **of_backend, "out": str(out)}, tmp_path) == ""
+        tasks[backend] = json.loads(out.read_text())["tasks"]
+    # accuracies, and the digests of what was asked
+    assert tasks["hf"] == tasks["vllm"] and tasks["hf"]["held_out_old"]["questions"] > 10
+
+
+@pytest.mark.slow
 def test_lm_eval_knows_the_papers_tasks() -> None:
     pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
     from nemo_rod.evaluation.tasks import missing_tasks

@@ -52,10 +52,11 @@ class BlockLosses:
         model: the model's chunks on this rank, wrapped for data parallelism or not.
         store: where the blocks are.
         groups: Megatron's process groups (`pp`, `cp` and `dp` are used).
-        micro_batch_size: blocks in one forward pass of one replica. It need not be training's.
+        micro_batch_size: blocks in one forward pass of one replica. It need not be training's. Of
+            prefixes as many more go together as have the same number of tokens.
         beat: called after every micro-batch.
-        batches: gives the micro-batches of blocks int64 `[c]`, in order; by default those of
-            `micro_batches`.
+        batches: gives the micro-batches of blocks int64 `[c]`, in order, so many in each; by
+            default those of `micro_batches`.
         forward_step: how a micro-batch is read and goes through the model; by default as plain
             causal language modelling.
         targets: what the losses of plain causal language modelling are of; None for next tokens.
@@ -72,7 +73,7 @@ class BlockLosses:
         *,
         micro_batch_size: int,
         beat: Callable[[], None] = lambda: None,
-        batches: Callable[[np.ndarray], Iterator[Batch]] | None = None,
+        batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
         forward_step: ForwardStep | None = None,
         targets: Targets | None = None,
     ) -> None:
@@ -80,7 +81,7 @@ class BlockLosses:
         self.micro_batch_size, self.beat, self.targets = micro_batch_size, beat, targets
         if batches is None:
             assert isinstance(store, BlockStore), "other blocks come with their batches"
-            batches = partial(micro_batches, store, micro_batch_size=micro_batch_size)
+            batches = partial(micro_batches, store)
         self.batches = batches
         begin = None if targets is None else targets.begin
         self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp, begin=begin)
@@ -97,8 +98,10 @@ class BlockLosses:
         Returns:
             float32 `[C, eighths]` in nats, the same on every rank: sums over eighths of the block.
         """
-        mine = self._share(block_ids)
-        everyone = on_every_rank(self._forward(mine, eighths), len(mine), eighths, self.groups)
+        size = self._micro_batch_size(len(block_ids), eighths)
+        mine = self._share(block_ids, size)
+        outputs = self._forward(mine, size, eighths)
+        everyone = on_every_rank(outputs, len(mine), eighths, self.groups)
         return everyone.view(-1, eighths)[: len(block_ids)].cpu().numpy()
 
     def own_chunk_sums(self, block_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -111,26 +114,42 @@ class BlockLosses:
             The share, int64 `[c]`, which may be empty, and its sums, float32 `[c, 8]` in nats; None
             in place of the sums on ranks that have no losses, which are all but the last stage's.
         """
-        mine = self._share(block_ids)
-        outputs = self._forward(mine)
+        mine = self._share(block_ids, self.micro_batch_size)
+        outputs = self._forward(mine, self.micro_batch_size)
         count = max(0, len(block_ids) - self.groups.dp.rank() * len(mine))
         sums = torch.cat(outputs)[:count].cpu().numpy() if outputs else None
         return mine[:count], sums
 
-    def _share(self, block_ids: np.ndarray) -> np.ndarray:
+    def _micro_batch_size(self, count: int, eighths: int) -> int:
+        """Blocks in one forward pass, for prefixes of `count` blocks.
+
+        A pipeline wants many micro-batches rather than large ones.
+        """
+        if eighths == NUM_CHUNKS or self.groups.pp.size() > 1:
+            return self.micro_batch_size
+        of_replica = -(-count // self.groups.dp.size())
+        passes = -(-of_replica // (self.micro_batch_size * NUM_CHUNKS // eighths))
+        return -(-of_replica // passes)
+
+    def _share(self, block_ids: np.ndarray, micro_batch_size: int) -> np.ndarray:
         """This replica's slice, filled up with repeats to whole micro-batches.
 
         The interleaved schedule wants one for every pipeline stage.
         """
-        unit = self.micro_batch_size * (self.groups.pp.size() if len(self.model) > 1 else 1)
+        unit = micro_batch_size * (self.groups.pp.size() if len(self.model) > 1 else 1)
         per_rank = unit * -(-len(block_ids) // (self.groups.dp.size() * unit))
         padded = np.resize(block_ids, per_rank * self.groups.dp.size())
         start = self.groups.dp.rank() * per_rank
         return padded[start : start + per_rank]
 
-    def _forward(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> list[torch.Tensor]:
+    def _forward(
+        self, block_ids: np.ndarray, micro_batch_size: int, eighths: int = NUM_CHUNKS
+    ) -> list[torch.Tensor]:
         length = self.store.block_size * eighths // NUM_CHUNKS
-        batches = [prefixes(self._batches(chunk, block_ids), length) for chunk in self.model]
+        batches = [
+            prefixes(self._batches(chunk, block_ids, micro_batch_size), length)
+            for chunk in self.model
+        ]
         pipeline: dict[str, Any] = {}
         if self.groups.pp.size() > 1:  # megatron-core 0.15 does not take it otherwise
             pipeline["p2p_communicator"] = P2PCommunicator(
@@ -145,19 +164,19 @@ class BlockLosses:
             num_chunks=eighths,
             slice_loss=None if self.targets is None else self.targets.loss,
             data_iterator=batches if len(batches) > 1 else batches[0],
-            num_microbatches=len(block_ids) // self.micro_batch_size,
+            num_microbatches=len(block_ids) // micro_batch_size,
             seq_length=length,
-            micro_batch_size=self.micro_batch_size,
+            micro_batch_size=micro_batch_size,
             pg_collection=self.groups,
             **pipeline,
         )
         return [output[:, :eighths] for output in outputs]
 
-    def _batches(self, chunk: Any, block_ids: np.ndarray) -> Iterator[Batch]:
-        batches = self.batches(block_ids)
+    def _batches(self, chunk: Any, block_ids: np.ndarray, micro_batch_size: int) -> Iterator[Batch]:
+        batches = self.batches(block_ids, micro_batch_size)
         if self.targets is None or not has_head(chunk):
             return batches
-        return self.targets.batches(batches, block_ids, self.micro_batch_size)
+        return self.targets.batches(batches, block_ids, micro_batch_size)
 
 
 def on_every_rank(

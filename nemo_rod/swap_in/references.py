@@ -69,7 +69,7 @@ def score_blend(
         blend,
         groups,
         micro_batch_size=micro_batch_size,
-        batches=lambda ids: map(without_identity, blend.micro_batches(ids, micro_batch_size)),
+        batches=lambda ids, size: map(without_identity, blend.micro_batches(ids, size)),
         forward_step=losses_and_mask(forward_step),
     )
     write_references(losses, blend, out, manifest=manifest, name=f"{role} references")
