@@ -56,6 +56,18 @@ class Clock:
 
         return timed
 
+    def in_thread(self, name: str, function: Callable) -> Callable:
+        """The same of a function that another thread runs while the step goes on."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.thread_time()
+            result = function(*args, **kwargs)
+            self.parts[name] += time.thread_time() - begin
+            return result
+
+        return timed
+
     def reading(self, function: Callable[..., Iterator]) -> Callable[..., Iterator]:
         def timed(*args: Any, **kwargs: Any) -> Iterator:
             batches = function(*args, **kwargs)
@@ -98,6 +110,9 @@ def main() -> None:
     references = open_references(job.references, store)
     clock = Clock()
 
+    # before there is any selector: each takes it along
+    Selector._draw = clock.in_thread("ahead", Selector._draw)  # type: ignore[method-assign]
+
     def selecting(arm: Arm) -> Any:
         return selector.RoDSelector(
             store=store,
@@ -130,7 +145,7 @@ def main() -> None:
     def begin_record(choice: Choice) -> None:
         begin = time.perf_counter()
         if journal is not None:
-            journal.begin(at_step(choice, len(rows["rod"])))
+            journal.begin(choice)
         clock.parts["recording"] += time.perf_counter() - begin
 
     selectors["rod"].on_choice = begin_record
@@ -155,19 +170,23 @@ def main() -> None:
             choice = selectors[kind].choice
             begin = time.perf_counter()  # also on a CPU: it waits for the disk
             if journal is not None:
-                record(journal, at_step(choice, done), wall)
+                record(journal, choice, wall)
             parts["recording"] += time.perf_counter() - begin
             # reading what is trained on belongs to the update, in a plain step as well
             parts["reading"] = parts["read to score"]
             parts["model"] = parts["scoring pass"] - parts["reading"]
             rows["outside"].append(parts["choose"] - parts["model"] + parts["recording"])
             rows["scoring"].append(parts["model"])
-            for part in ("reading", "recording"):
+            for part in ("reading", "recording", "ahead"):
                 rows[part].append(parts[part])
             for part in ("lookup", "selection"):
                 rows[part].append(choice.seconds[part])
         rows[kind].append(seconds)
         return result
+
+    def choose_of_round(selector: Selector, step: int, scorer: Any) -> Choice:
+        """Of each kind, steps follow each other."""
+        return plain_choose(selector, step // len(KINDS), scorer)
 
     def scoring_pass(*args: Any, **kwargs: Any) -> Any:
         """The real one; what was read until it ends was read to score."""
@@ -176,7 +195,7 @@ def main() -> None:
         clock.parts["read to score"] += clock.parts.pop("reading", 0.0)
         return result
 
-    plain_pass = losses.scoring_pass
+    plain_pass, plain_choose = losses.scoring_pass, Selector.choose
     _, provider = model_provider(
         job.model, job.parallel, precision=job.precision, block_size=store.block_size
     )
@@ -185,7 +204,7 @@ def main() -> None:
     config.train.exit_signal_handler = False
     with (
         patch.object(loop, "train_step", timed),
-        patch.object(Selector, "choose", clock.around("choose", Selector.choose)),
+        patch.object(Selector, "choose", clock.around("choose", choose_of_round)),
         patch.object(losses, "scoring_pass", clock.around("scoring pass", scoring_pass)),
         patch.object(losses, "micro_batches", clock.reading(losses.micro_batches)),
         patch.object(selector, "micro_batches", clock.reading(selector.micro_batches)),
@@ -228,10 +247,6 @@ def record_all(path: Path, arm: Arm, header: CurriculumHeader, steps: int) -> No
                 step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold,
                 sync=False,
             )  # fmt: skip
-
-
-def at_step(choice: Choice, step: int) -> Choice:
-    return dataclasses.replace(choice, pool=dataclasses.replace(choice.pool, step=step))
 
 
 def record(journal: Journal, choice: Choice, seconds: float) -> None:

@@ -47,7 +47,7 @@ def _measure(pipe, vocabulary: int, sliced: bool) -> None:
     import torch.distributed as dist
 
     import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-    from nemo_rod.megatron import losses
+    from nemo_rod.megatron import scoring_pass
 
     torch.set_num_threads(1)
     with socket.socket() as probe:
@@ -64,15 +64,14 @@ def _measure(pipe, vocabulary: int, sliced: bool) -> None:
     }
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    slices = (
-        nullcontext() if sliced else patch.object(losses, "sliced_logits", lambda *_: nullcontext())
-    )
+    whole = patch.object(scoring_pass, "sliced_logits", lambda *_: nullcontext())
+    slices = nullcontext() if sliced else whole
     before = _forget_the_peak()
     with slices:
-        (sums,) = losses.scoring_pass(
+        (sums,) = scoring_pass.scoring_pass(
             get_forward_backward_func(),
             [model],
-            losses.plain_forward_step,
+            scoring_pass.plain_forward_step,
             data_iterator=iter([batch]),
             num_microbatches=1,
             seq_length=TOKENS,

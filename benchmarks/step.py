@@ -6,8 +6,10 @@ itself. So whatever else the machine does meets all kinds, and every ratio is of
 median over the rounds. The model and the batch are those of `recipe=toy`.
 
     limit            1 + m * forward / plain: scoring as fast as the forward pass of training
-    outside_model    all that is neither the scoring forward pass nor the update: the pool, the
-                     references, reading, gathering the losses, top-k, the records
+    outside_model    all that the step waits for but the scoring forward pass and the update:
+                     reading, gathering the losses, top-k, the records, and what is left to wait
+                     for of the pool and its references, which are made ready while the step before
+                     trains (their own time is `ms ahead`)
     scoring_over_forward    candidates a second when scored, over blocks a second in training's
                      forward pass
 
@@ -76,7 +78,8 @@ def layout(name: str, setting: Setting) -> Iterator[Row]:
         yield under(f"{kind}_over_plain {name}", value, "x", GOALS[kind])
     speed = multiplier * np.median(forward / seconds["scoring"])
     yield over(f"scoring_over_forward {name}", speed, "x", 1.0)
-    for part in ("plain", "forward", "scoring", "lookup", "selection", "reading", "recording"):
+    parts = ("lookup", "selection", "reading", "recording", "ahead")
+    for part in ("plain", "forward", "scoring", *parts):
         yield Row(f"ms {part} {name}", 1e3 * np.median(seconds[part]), "ms")
 
 

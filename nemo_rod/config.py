@@ -105,7 +105,7 @@ class Scoring:
 
 
 PREFIXES = {"1": 8, "1/2": 4, "1/4": 2, "1/8": 1}  # scoring.prefix -> eighths of a block
-MAX_LOGITS_BYTES = 2**28  # of fp32 logits that scoring holds at once on one rank
+MAX_LOGITS_BYTES = 250 * 2**20  # of fp32 logits that scoring holds at once on one rank
 
 
 @dataclass

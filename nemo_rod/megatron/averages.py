@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-from nemo_rod.megatron.losses import on_every_rank, partial_sums
+from nemo_rod.megatron.losses import on_every_rank
 from nemo_rod.megatron.ranks import from_recorder
+from nemo_rod.megatron.scoring_pass import partial_sums
 from nemo_rod.selection import Curriculum, ReferenceLosses
 from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.reference_folder import NUM_CHUNKS

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from nemo_rod.megatron.batches import Batch
-from nemo_rod.megatron.losses import at_their_places
+from nemo_rod.megatron.scoring_pass import at_their_places
 from nemo_rod.selection.teacher import Teacher
 
 _LOW = (1 << 32) - 1

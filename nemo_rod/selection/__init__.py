@@ -3,7 +3,7 @@
 The algorithm, one module per line (numpy and the standard library only):
 
     candidates.pool(step)                  candidates.py, permutation.py
-    references[block_ids]                  references.py, reference_log.py
+    references[block_ids]                  references.py, reference_log.py, reference_compaction.py
     policy.select(score, is_replay, k)     policies.py, choice.py
     curriculum.append(step, ...)           curriculum.py, curriculum_tools.py
 
@@ -31,8 +31,9 @@ from nemo_rod.selection.policies import (
     threshold,
 )
 from nemo_rod.selection.recorded_pools import FollowedPools, RecordedPools, replay_share
+from nemo_rod.selection.reference_compaction import compact, remove_logs
 from nemo_rod.selection.reference_folder import ReferenceManifest
-from nemo_rod.selection.reference_log import ReferenceWriter, compact, logged_ids, remove_logs
+from nemo_rod.selection.reference_log import ReferenceWriter, logged_ids
 from nemo_rod.selection.references import References
 from nemo_rod.selection.selector import BlockScorer, Selector
 

@@ -22,7 +22,7 @@ import torch
 from megatron.core.utils import get_model_config
 
 from nemo_rod.megatron.forward_only import replaced
-from nemo_rod.megatron.losses import scoring_pass
+from nemo_rod.megatron.scoring_pass import scoring_pass
 from nemo_rod.selection import Choice, Policy, Pool, References, choose
 from nemo_rod.selection.block_loss import mean_loss
 from nemo_rod.selection.curriculum import PADDING_ID

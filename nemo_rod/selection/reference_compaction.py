@@ -1,0 +1,168 @@
+"""Turning the logs of reference losses into arrays that are dense by block id.
+
+Ranks may come and go, die and overlap: what counts is that every block is there and that copies
+agree to the bit. Before `manifest.json` is there, nothing counts; the logs stay until then.
+
+Shape suffixes: C = blocks, N = records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.record_log import move_whole, told, write_whole
+from nemo_rod.selection.reference_folder import (
+    NUM_CHUNKS,
+    SCHEMA,
+    ReferenceManifest,
+    hash_heads,
+    manifest_digest,
+    record_checks,
+)
+from nemo_rod.selection.reference_log import check_range, check_sums, log_paths, valid_records
+
+Hashes = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]
+
+
+def compact(folder: str | Path, *, manifest: ReferenceManifest, hashes: Hashes) -> None:
+    """Turn the logs of all ranks into dense arrays, and remove the logs.
+
+    Args:
+        folder: Folder of the references.
+        manifest: What the losses were computed with, and the range of blocks that must be there.
+        hashes: Gives the block hashes uint8 [C, 16] of block ids int64 [C], such as `store.hashes`.
+
+    Raises:
+        ValueError: The folder is complete; or a block is missing, has two different losses, a NaN,
+            or another hash than the store's. The logs stay as they are.
+    """
+    folder = Path(folder)
+    if (folder / "manifest.json").exists():
+        raise ValueError(f"{folder} is complete already: use it, or remove it to score again")
+    work = folder / ".compact.tmp"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    logs = log_paths(folder)
+    try:
+        arrays = _new_arrays(work, manifest.stop - manifest.start)
+        _fill(arrays, logs, manifest, hashes, folder)
+        _finish(folder, work, arrays, manifest)
+    except (ValueError, OSError):  # room that was taken for nothing is given back
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    remove_logs(folder)
+
+
+def remove_logs(folder: str | Path) -> None:
+    """Remove what a complete folder does not need: the logs, and what killed writers left behind.
+
+    A run that was killed between completing the folder and this has left them there.
+    """
+    folder = Path(folder)
+    assert (folder / "manifest.json").exists(), f"{folder} still needs its logs"
+    shutil.rmtree(folder / ".compact.tmp", ignore_errors=True)
+    for path in [*log_paths(folder), *folder.glob(".*.tmp")]:
+        path.unlink()
+
+
+def _new_arrays(work: Path, size: int) -> dict[str, np.memmap]:
+    """Make the dense arrays, with room on the disk for all of them."""
+    shapes: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
+        "sums": (np.float32, (size, NUM_CHUNKS)),
+        "hash": (np.uint64, (size,)),
+        "check": (np.uint32, (size,)),
+    }
+    arrays = {}
+    for name, (dtype, shape) in shapes.items():
+        path = work / f"{name}.npy"
+        try:
+            arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
+            # A map that finds the disk full when it is written to ends the process by a signal.
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            raise told(error, path) from error
+    return arrays
+
+
+def _fill(
+    arrays: dict[str, np.memmap],
+    logs: list[Path],
+    manifest: ReferenceManifest,
+    hashes: Hashes,
+    folder: Path,
+) -> None:
+    """Enter the records of all logs into the arrays, and refuse what must not be there."""
+    seen = np.zeros(manifest.stop - manifest.start, dtype=bool)
+    for path in logs:
+        for records_N in valid_records(path, manifest):
+            check_range(records_N, manifest, str(path))
+            check_sums(records_N, str(path))
+            _check_hashes(records_N, hashes, path)
+            _merge(records_N, arrays, seen, manifest.start, path)
+    _check_coverage(seen, manifest.start, folder, len(logs))
+
+
+def _finish(
+    folder: Path, work: Path, arrays: dict[str, np.memmap], manifest: ReferenceManifest
+) -> None:
+    """Move the arrays into place, and the manifest that makes them count last."""
+    digest = manifest_digest(manifest, arrays["sums"], arrays["hash"])
+    for name, array in arrays.items():
+        array.flush()
+        move_whole(work / f"{name}.npy", folder / f"{name}.npy")
+    content = {"schema": SCHEMA, **asdict(manifest), "digest": digest}
+    write_whole(folder / "manifest.json", json.dumps(content, indent=2).encode() + b"\n")
+
+
+def _merge(
+    records_N: npt.NDArray[np.void],
+    arrays: dict[str, np.memmap],
+    seen: npt.NDArray[np.bool_],
+    start: int,
+    path: Path,
+) -> None:
+    """Enter records into the dense arrays; refuse a second loss for a block that differs."""
+    row_N = records_N["id"].astype(np.int64) - start
+    rows, first = np.unique(row_N, return_index=True)
+    first = first[~seen[rows]]
+    new = row_N[first]
+    arrays["sums"][new] = records_N["sums"][first]
+    arrays["hash"][new] = records_N["head"][first]
+    arrays["check"][new] = record_checks(records_N[first])
+    seen[new] = True
+    same_N = (arrays["sums"][row_N] == records_N["sums"]).all(axis=1)
+    if not same_N.all():
+        block_id = start + int(row_N[np.argmin(same_N)])
+        raise ValueError(
+            f"{path} holds another loss for block {block_id} than was read before: the logs are of "
+            "two scoring passes that differ; remove them and score again"
+        )
+
+
+def _check_coverage(seen: npt.NDArray[np.bool_], start: int, folder: Path, num_logs: int) -> None:
+    missing = np.flatnonzero(~seen)
+    if missing.size:
+        raise ValueError(
+            f"{folder} has no valid loss of {missing.size} of {len(seen)} blocks in its {num_logs} "
+            f"logs, the first is block {start + missing[0]}: score again, which fills in what is "
+            "missing"
+        )
+
+
+def _check_hashes(records_N: npt.NDArray[np.void], hashes: Hashes, path: Path) -> None:
+    ids = records_N["id"].astype(np.int64)
+    same_N = hash_heads(hashes(ids)) == records_N["head"]
+    if not same_N.all():
+        raise ValueError(
+            f"{path} scored block {ids[np.argmin(same_N)]} with another content than the block "
+            "store holds: the store was rebuilt; remove the logs and score again"
+        )
