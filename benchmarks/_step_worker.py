@@ -26,7 +26,7 @@ from nemo_rod.jobs import TrainJob, read_job
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector, choose
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.journal import Journal
-from nemo_rod.selection.lowest import open_references
+from nemo_rod.selection.references import open_references
 
 WARM_UP = 4  # rounds
 # plain has transfer and rod beside it, whatever the turn begins with

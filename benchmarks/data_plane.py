@@ -44,7 +44,7 @@ from nemo_rod.selection import (
     SourceRow,
     threshold,
 )
-from nemo_rod.selection.reference_folder import (
+from nemo_rod.selection.references.folder import (
     RECORD,
     SCHEMA,
     hash_heads,

@@ -43,7 +43,7 @@ from nemo_rod.jobs import TrainJob, write_job
 from nemo_rod.launch.base import initialise_base
 from nemo_rod.selection import Joint, ReferenceWriter, compact
 from nemo_rod.selection.arms import make_arm
-from nemo_rod.selection.reference_folder import role_manifest
+from nemo_rod.selection.references.folder import role_manifest
 
 PAPER = "german_nemotron_nano_12b_v2"
 LAYOUTS = {"single": Parallel(), "dp2": Parallel(data=2), "tp2": Parallel(tensor=2)}

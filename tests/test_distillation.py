@@ -16,7 +16,7 @@ from tiny import LAYOUTS, Setting, Torchrun
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.megatron.distillation import outcome_logprobs, soft_loss, top_ids
 from nemo_rod.selection import Curriculum
-from nemo_rod.selection.teacher import open_teacher
+from nemo_rod.selection.references.teacher import open_teacher
 
 POSITIONS, BLOCKS, VOCABULARY = 6, 3, 40
 WORKER = Path(__file__).parent / "distillation_worker.py"

@@ -12,9 +12,7 @@ from test_selection_references import ArrayStore, complete, manifest, sums_of, w
 
 from nemo_rod.selection import Curriculum, CurriculumHeader, FollowedPools, Joint, replay_share
 from nemo_rod.selection.arms import make_arm
-from nemo_rod.selection.lowest import open_references
-from nemo_rod.selection.reference_compaction import compact
-from nemo_rod.selection.references import References
+from nemo_rod.selection.references import References, compact, open_references
 
 STEPS, K = 9, 8
 ROD = make_arm(

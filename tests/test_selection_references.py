@@ -16,12 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_rod.selection.block_loss import block_loss, num_targets
-from nemo_rod.selection.hash_index import HashIndex
-from nemo_rod.selection.reference_compaction import compact, remove_logs
-from nemo_rod.selection.reference_folder import RECORD, ReferenceManifest, role_manifest
-from nemo_rod.selection.reference_log import ReferenceWriter, logged_ids
-from nemo_rod.selection.references import References
+from nemo_rod.selection.references import (
+    References,
+    ReferenceWriter,
+    block_loss,
+    compact,
+    logged_ids,
+    num_targets,
+    remove_logs,
+)
+from nemo_rod.selection.references.folder import RECORD, ReferenceManifest, role_manifest
+from nemo_rod.selection.references.hash_index import HashIndex
 
 S = 64
 
@@ -214,7 +219,7 @@ def test_losses_that_are_not_finite_are_refused(tmp_path, bad, monkeypatch):
     assert logged_ids(tmp_path, m).tolist() == []
     # Also in logs that were written without that check.
     with monkeypatch.context() as patch:
-        patch.setattr("nemo_rod.selection.reference_log.check_sums", lambda *_: None)
+        patch.setattr("nemo_rod.selection.references.log.check_sums", lambda *_: None)
         write(tmp_path, 0, range(4), m, sums=sums)
     with pytest.raises(
         ValueError, match=r"rank-00000.log has losses that are not finite .* block 2: "

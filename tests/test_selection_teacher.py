@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from nemo_rod.selection import ReferenceManifest, References, ReferenceWriter, compact
-from nemo_rod.selection import teacher as teacher_module
-from nemo_rod.selection.reference_folder import LOSS_DEFINITION, role_manifest
-from nemo_rod.selection.teacher import (
+from nemo_rod.selection.references import teacher as teacher_module
+from nemo_rod.selection.references.folder import LOSS_DEFINITION, role_manifest
+from nemo_rod.selection.references.teacher import (
     FILE,
     Teacher,
     TeacherWriter,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nemo_rod.launch.folder import RunFolder
 from nemo_rod.launch.handover import Inputs, outputs
-from nemo_rod.selection.reference_folder import open_folder
+from nemo_rod.selection.references.folder import open_folder
 from nemo_rod.variants import SPECIALIST, ArmSettings
 
 # references that a run can make: the model, and the role of the blocks that it scores

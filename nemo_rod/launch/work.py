@@ -13,7 +13,7 @@ from nemo_rod.launch.references import REFERENCES
 from nemo_rod.launch.stages import Stages
 from nemo_rod.plan.costs import Work
 from nemo_rod.plan.shapes import Shape
-from nemo_rod.selection.teacher import record_type
+from nemo_rod.selection.references.teacher import record_type
 
 BYTES_PER_TOKEN = 4.0  # of text, for caps in bytes under a tokenizer with a large vocabulary
 REFERENCE_BYTES = 44  # of a block: sums, hash, checksum

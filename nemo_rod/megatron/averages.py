@@ -17,7 +17,7 @@ from nemo_rod.megatron.ranks import from_recorder
 from nemo_rod.megatron.scoring_pass import partial_sums
 from nemo_rod.selection import Curriculum, ReferenceLosses
 from nemo_rod.selection.averages import SourceAverages
-from nemo_rod.selection.reference_folder import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_CHUNKS
 
 
 class TrainingLosses:

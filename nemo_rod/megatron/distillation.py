@@ -1,8 +1,9 @@
 """The cross entropy of what a teacher kept, from logits whose vocabulary is split over ranks.
 
 What is kept of the teacher's prediction at a position: the ids of its k likeliest tokens, and the
-log-probabilities of these and of the rest as one more outcome (`selection/teacher.py`). Teacher and
-student go through the same functions, so that a block scores exactly 0 where they are the same.
+log-probabilities of these and of the rest as one more outcome (`selection/references/teacher.py`).
+Teacher and student go through the same functions, so that a block scores exactly 0 where they are
+the same.
 
 Shape suffixes: s = positions of a slice, B = blocks, V = entries of the vocabulary on this rank,
 k = kept tokens, o = k + 1 outcomes; C = blocks asked for, S = tokens per block.
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.scoring_pass import at_their_places
-from nemo_rod.selection.teacher import Teacher
+from nemo_rod.selection.references.teacher import Teacher
 
 _LOW = (1 << 32) - 1
 _IDS, _LOGPROBS, _ROWS = "teacher_ids", "teacher_logprobs", "has_teacher"

@@ -23,7 +23,7 @@ from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.megatron.logits import has_head
 from nemo_rod.megatron.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
 from nemo_rod.selection.curriculum_header import Store
-from nemo_rod.selection.reference_folder import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_CHUNKS
 
 
 class Targets(Protocol):

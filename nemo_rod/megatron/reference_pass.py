@@ -19,8 +19,8 @@ from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, compact, logged_ids, remove_logs
-from nemo_rod.selection.references import HashedBlocks
-from nemo_rod.selection.teacher import TeacherWriter, make_room
+from nemo_rod.selection.references.lookup import HashedBlocks
+from nemo_rod.selection.references.teacher import TeacherWriter, make_room
 
 _BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
 

@@ -21,8 +21,8 @@ from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.reference_pass import is_complete, write_references
 from nemo_rod.progress import Progress
 from nemo_rod.selection import block_loss
-from nemo_rod.selection.reference_folder import LOSS_DEFINITION, role_manifest
-from nemo_rod.selection.teacher import distilled_loss
+from nemo_rod.selection.references.folder import LOSS_DEFINITION, role_manifest
+from nemo_rod.selection.references.teacher import distilled_loss
 
 
 def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:

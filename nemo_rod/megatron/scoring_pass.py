@@ -16,7 +16,7 @@ from megatron.core.utils import get_batch_on_this_cp_rank, get_model_config
 from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.forward_only import forward_only
 from nemo_rod.megatron.logits import SliceLoss, sliced_logits
-from nemo_rod.selection.reference_folder import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_CHUNKS
 
 # (micro-batches, chunk of the model) -> what the chunk gives, and the mask of its losses
 ForwardStep = Callable[[Any, Any], tuple[Any, torch.Tensor]]

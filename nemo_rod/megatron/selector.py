@@ -23,8 +23,8 @@ from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, ReferenceLosses, Selector
 from nemo_rod.selection.averages import SourceAverages
-from nemo_rod.selection.reference_folder import NUM_CHUNKS
-from nemo_rod.selection.teacher import Teacher
+from nemo_rod.selection.references import NUM_CHUNKS
+from nemo_rod.selection.references.teacher import Teacher
 
 
 class RoDSelector:

@@ -39,8 +39,8 @@ from nemo_rod.megatron.validation import Validation
 from nemo_rod.selection import open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.convergence import Rule
+from nemo_rod.selection.references.teacher import open_teacher
 from nemo_rod.selection.steering import Steering
-from nemo_rod.selection.teacher import open_teacher
 
 
 def train(

@@ -22,7 +22,7 @@ from nemo_rod.nemo_rl.worker import Task, deal, update_metrics
 from nemo_rod.selection import Choice, Selector, open_references
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses
-from nemo_rod.selection.reference_folder import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_CHUNKS
 
 
 class Learner(Protocol):

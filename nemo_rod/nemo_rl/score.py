@@ -21,7 +21,7 @@ from nemo_rod.selection import (
     logged_ids,
     remove_logs,
 )
-from nemo_rod.selection.reference_folder import NUM_CHUNKS, role_manifest
+from nemo_rod.selection.references.folder import NUM_CHUNKS, role_manifest
 
 _BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
 

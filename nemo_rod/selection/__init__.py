@@ -3,15 +3,13 @@
 The algorithm, one module per line (numpy and the standard library only):
 
     candidates.pool(step)                  candidates.py, permutation.py
-    references[block_ids]                  references.py, reference_log.py, reference_compaction.py
+    references[block_ids]                  references/
     policy.select(score, is_replay, k)     policies.py, choice.py
     curriculum.append(step, ...)           curriculum.py, curriculum_tools.py
 
-`selector.py` puts the first three together, `journal.py` writes the last down with the metrics, and
-`teacher.py` keeps what the self-distillation score compares with.
+`selector.py` puts the first three together, and `journal.py` writes the last down with the metrics.
 """
 
-from nemo_rod.selection.block_loss import block_loss, num_targets
 from nemo_rod.selection.candidates import (
     Candidates,
     Pool,
@@ -21,7 +19,6 @@ from nemo_rod.selection.candidates import (
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, selection_metrics
 from nemo_rod.selection.curriculum import Curriculum, StepRecord
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
-from nemo_rod.selection.lowest import LowestReferences, ReferenceLosses, open_references
 from nemo_rod.selection.policies import (
     FixedShare,
     Joint,
@@ -31,10 +28,19 @@ from nemo_rod.selection.policies import (
     threshold,
 )
 from nemo_rod.selection.recorded_pools import FollowedPools, RecordedPools, replay_share
-from nemo_rod.selection.reference_compaction import compact, remove_logs
-from nemo_rod.selection.reference_folder import ReferenceManifest
-from nemo_rod.selection.reference_log import ReferenceWriter, logged_ids
-from nemo_rod.selection.references import References
+from nemo_rod.selection.references import (
+    LowestReferences,
+    ReferenceLosses,
+    ReferenceManifest,
+    References,
+    ReferenceWriter,
+    block_loss,
+    compact,
+    logged_ids,
+    num_targets,
+    open_references,
+    remove_logs,
+)
 from nemo_rod.selection.selector import BlockScorer, Selector
 
 __all__ = [

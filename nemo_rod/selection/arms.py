@@ -30,10 +30,9 @@ from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
 from nemo_rod.selection.curriculum import Curriculum
 from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow, Store
-from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.policies import FixedShare, Joint, Policy, TakeAll, Within
 from nemo_rod.selection.recorded_pools import FollowedPools, GroupedBy, RecordedPools
-from nemo_rod.selection.reference_folder import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_CHUNKS, ReferenceLosses
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.curriculum import StepRecord
-from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.permutation import derive_key
 from nemo_rod.selection.policies import reducible_loss
+from nemo_rod.selection.references import ReferenceLosses
 
 # A mean over fewer blocks is too noisy, one over many more lags behind a model that learns.
 MEMORY_BLOCKS = 8

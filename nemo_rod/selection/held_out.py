@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_rod.selection.arms import StoreWithSources
-from nemo_rod.selection.block_loss import block_loss
+from nemo_rod.selection.references import block_loss
 from nemo_rod.selection.selector import BlockScorer
 
 

@@ -20,13 +20,11 @@ import numpy.typing as npt
 
 from nemo_rod.selection.ahead import Ahead
 from nemo_rod.selection.averages import SourceAverages
-from nemo_rod.selection.block_loss import block_loss
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose, choose_by
 from nemo_rod.selection.fidelity import fidelity, metrics_of, prefix_fidelity
-from nemo_rod.selection.lowest import ReferenceLosses
 from nemo_rod.selection.policies import Policy, reducible_loss
-from nemo_rod.selection.reference_folder import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_CHUNKS, ReferenceLosses, block_loss
 
 COMPARED_EVERY = 10  # steps between two looks at what prefixes would have chosen
 

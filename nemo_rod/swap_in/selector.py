@@ -24,8 +24,8 @@ from megatron.core.utils import get_model_config
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.scoring_pass import scoring_pass
 from nemo_rod.selection import Choice, Policy, Pool, References, choose
-from nemo_rod.selection.block_loss import mean_loss
 from nemo_rod.selection.curriculum import PADDING_ID
+from nemo_rod.selection.references.block_loss import mean_loss
 from nemo_rod.swap_in.blend import Blend
 from nemo_rod.swap_in.readers import told_by_readers
 from nemo_rod.swap_in.stream import Batch, draw, in_pool_order, winners, without_identity

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from nemo_rod.selection import curriculum, reference_log
+from nemo_rod.selection import curriculum
+from nemo_rod.selection.references import log as reference_log
 from nemo_rod.tools.inspect_blocks import (
     describe_block,
     describe_overlap,

@@ -9,8 +9,8 @@ import numpy as np
 from nemo_rod.selection import Curriculum, ReferenceManifest, block_loss
 from nemo_rod.selection.curriculum import PADDING_ID
 from nemo_rod.selection.record_log import RecordLog
-from nemo_rod.selection.reference_folder import NUM_CHUNKS, RECORD, open_folder
-from nemo_rod.selection.reference_log import LOG_MAGIC
+from nemo_rod.selection.references.folder import NUM_CHUNKS, RECORD, open_folder
+from nemo_rod.selection.references.log import LOG_MAGIC
 from nemo_rod.tools.text import facts, table, tenths
 
 _SAMPLE = 1 << 20  # blocks whose losses are looked at, evenly spread

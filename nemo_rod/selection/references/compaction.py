@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.record_log import move_whole, told, write_whole
-from nemo_rod.selection.reference_folder import (
+from nemo_rod.selection.references.folder import (
     NUM_CHUNKS,
     SCHEMA,
     ReferenceManifest,
@@ -27,7 +27,7 @@ from nemo_rod.selection.reference_folder import (
     manifest_digest,
     record_checks,
 )
-from nemo_rod.selection.reference_log import check_range, check_sums, log_paths, valid_records
+from nemo_rod.selection.references.log import check_range, check_sums, log_paths, valid_records
 
 Hashes = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]
 

@@ -6,7 +6,7 @@ Of p_base are kept its k likeliest tokens at every position, and the rest as one
 KL over those k + 1 outcomes is never more than the full one, equals it where k is the vocabulary,
 and is zero at the base. As a score it is a loss less a reference like any other: the cross entropy
 of what was kept under the current model, less that under the base. So a folder of such references
-is an ordinary one (`reference_folder.py`), with one file of records beside it, dense by block id:
+is an ordinary one (`folder.py`), with one file of records beside it, dense by block id:
 
     teacher.npy   token ids u2 or u4 [S, k] | log-probabilities f2 [S, k + 1] | hash u8 | crc32 u4
 
@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from nemo_rod.selection.curriculum_header import Store
 from nemo_rod.selection.record_log import crc32_rows, told, write_whole
-from nemo_rod.selection.reference_folder import (
+from nemo_rod.selection.references.folder import (
     ReferenceManifest,
     hash_heads,
     map_array,

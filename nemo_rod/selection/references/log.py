@@ -5,7 +5,7 @@ caching"). A rank appends to `rank-00000.log` (a record log, `record_log.py`), l
 
     block id u64 | 8 partial sums f32 | first 8 bytes of the block hash u64 | crc32 u32
 
-When every block is there, `reference_compaction.py` makes a folder of the logs.
+When every block is there, `compaction.py` makes a folder of the logs.
 
 Shape suffixes: C = blocks, N = records.
 """
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.record_log import RecordLog
-from nemo_rod.selection.reference_folder import (
+from nemo_rod.selection.references.folder import (
     RECORD,
     ROWS,
     ReferenceManifest,

@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.reference_folder import open_folder
-from nemo_rod.selection.references import HashedBlocks, References
+from nemo_rod.selection.references.folder import open_folder
+from nemo_rod.selection.references.lookup import HashedBlocks, References
 
 
 class ReferenceLosses(Protocol):

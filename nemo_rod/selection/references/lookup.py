@@ -1,6 +1,6 @@
 """Reference losses by block id: what a block costs the specialist, or the untouched base model.
 
-Folders of several reference models (`reference_folder.py`) together cover a store: the specialist
+Folders of several reference models (`folder.py`) together cover a store: the specialist
 the adaptation blocks, the base model the replay blocks (paper, Eq. "RoD"). Every block looked up is
 checked twice: its checksum against rot, its hash against the store it is to be used with.
 
@@ -19,10 +19,9 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.block_loss import block_loss
 from nemo_rod.selection.curriculum_header import Store
-from nemo_rod.selection.hash_index import HashIndex
-from nemo_rod.selection.reference_folder import (
+from nemo_rod.selection.references.block_loss import block_loss
+from nemo_rod.selection.references.folder import (
     NUM_CHUNKS,
     RECORD,
     Folder,
@@ -32,7 +31,8 @@ from nemo_rod.selection.reference_folder import (
     open_folder,
     record_checks,
 )
-from nemo_rod.selection.teacher import teacher_top_k
+from nemo_rod.selection.references.hash_index import HashIndex
+from nemo_rod.selection.references.teacher import teacher_top_k
 
 
 class HashedBlocks(Store, Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.reference_folder import NUM_CHUNKS
+from nemo_rod.selection.references.folder import NUM_CHUNKS
 
 
 def num_targets(block_size: int, eighths: int = NUM_CHUNKS) -> int:

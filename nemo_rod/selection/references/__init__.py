@@ -1,0 +1,36 @@
+"""Reference losses: what a block costs the specialist, or the untouched base model.
+
+    writer.append(block_ids, sums)         log.py: one log per rank, while blocks are scored
+    compact(folder)                        compaction.py: the logs become arrays, dense by block id
+    folder.sums, folder.heads              folder.py: a finished folder, and its manifest
+    references[block_ids]                  lookup.py, lowest.py: by id; hash_index.py: by content
+    block_loss(sums, ...)                  block_loss.py: eighths of a block -> nats per token
+
+`teacher.py` keeps what the base foretells, for the self-distillation score.
+"""
+
+from nemo_rod.selection.references.block_loss import block_loss, num_targets
+from nemo_rod.selection.references.compaction import compact, remove_logs
+from nemo_rod.selection.references.folder import NUM_CHUNKS, ReferenceManifest
+from nemo_rod.selection.references.log import ReferenceWriter, logged_ids
+from nemo_rod.selection.references.lookup import References
+from nemo_rod.selection.references.lowest import (
+    LowestReferences,
+    ReferenceLosses,
+    open_references,
+)
+
+__all__ = [
+    "NUM_CHUNKS",
+    "LowestReferences",
+    "ReferenceLosses",
+    "ReferenceManifest",
+    "ReferenceWriter",
+    "References",
+    "block_loss",
+    "compact",
+    "logged_ids",
+    "num_targets",
+    "open_references",
+    "remove_logs",
+]
