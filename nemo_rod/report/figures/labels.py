@@ -21,6 +21,10 @@ _DISTANCES = (7.0, 13.0, 22.0, 34.0)  # points from the mark
 _MARK_RADIUS = 5.0  # points
 _ON_A_LINE = 30.0  # the most that covering lines costs, where a mark costs 60
 
+_ON_A_LEADER = 100.0
+_LEADER_POINTS = 30
+
+Points = npt.NDArray[np.float64]  # [n, 2] in pixels
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
 
 
@@ -44,8 +48,8 @@ def place_labels(
     """Writes each label where it hides the least.
 
     Tries directions and distances around the point and takes the cheapest: covering another label
-    or leaving the axes costs most, covering a mark a lot, covering a line (`avoid`) little. The
-    limits of the axes must be final.
+    or leaving the axes costs most, covering a mark or the thin line between a mark and its label a
+    lot, covering a line (`avoid`) little. The limits of the axes must be final.
 
     Args:
         axes: To write on.
@@ -61,6 +65,7 @@ def place_labels(
     marks = [tuple(to_pixels((label.x, label.y))) for label in labels]
     lines = to_pixels(np.array(avoid, dtype=np.float64).reshape(-1, 2))
     placed: list[Box] = []
+    leaders: list[Points] = []
     for label, (px, py) in zip(labels, marks, strict=True):
         if not label.text:
             continue
@@ -87,23 +92,25 @@ def place_labels(
                 dx = math.cos(angle) * (distance * scale + half_w)
                 dy = math.sin(angle) * (distance * scale + half_h)
                 box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)
-                cost = (
-                    distance + 3 * (1 - math.cos(angle)) + _cost(box, placed, marks, lines, scale)
-                )
+                cost = distance + 3 * (1 - math.cos(angle))
+                cost += _cost(box, placed, marks, lines, scale)
+                cost += _crossings(_leader((px, py), box, scale), box, leaders, placed)
                 cost += 500 * _outside(box, (frame.x0, frame.y0, frame.x1, frame.y1))
                 if best is None or cost < best[0]:
                     best = (cost, dx / scale, dy / scale, box)
         assert best is not None
         text.set_position((best[1], best[2]))
         placed.append(best[3])
-        _leader(axes, label, (px, py), best[3], scale)
+        leaders.append(leader := _leader((px, py), best[3], scale))
+        x, y = axes.transData.inverted().transform(leader).T
+        axes.plot(x, y, color=label.colour, linewidth=0.6, alpha=0.6, zorder=4)
 
 
 def _cost(
     box: Box,
     placed: Sequence[Box],
     marks: Sequence[tuple[float, ...]],
-    lines: npt.NDArray[np.float64],
+    lines: Points,
     scale: float,
 ) -> float:
     cost = 0.0
@@ -114,10 +121,21 @@ def _cost(
             cost += 200 + width * height
     reach = _MARK_RADIUS * scale
     cost += 60 * sum(_touches(box, mark, reach) for mark in marks)
-    inside = (lines >= np.subtract(box[:2], scale)) & (lines <= np.add(box[2:], scale))
     # that it lies on a line counts, hardly how much of the line it hides
-    cost += min(_ON_A_LINE, float(inside.all(axis=1).sum()))
-    return cost
+    return cost + min(_ON_A_LINE, _inside(lines, box, scale))
+
+
+def _crossings(own: Points, box: Box, leaders: Sequence[Points], placed: Sequence[Box]) -> float:
+    """What it costs that a label lies on the lines of others, or its own line on other labels."""
+    hidden = [leader for leader in leaders if _inside(leader, box)]
+    crossed = [other for other in placed if _inside(own, other)]
+    return _ON_A_LEADER * (len(hidden) + len(crossed))
+
+
+def _inside(points: Points, box: Box, margin: float = 0.0) -> int:
+    """How many points lie in a box."""
+    inside = (points >= np.subtract(box[:2], margin)) & (points <= np.add(box[2:], margin))
+    return int(inside.all(axis=1).sum())
 
 
 def _touches(box: Box, point: Sequence[float], reach: float) -> bool:
@@ -129,14 +147,13 @@ def _outside(box: Box, frame: Box) -> float:
     return float(box[0] < frame[0] or box[1] < frame[1] or box[2] > frame[2] or box[3] > frame[3])
 
 
-def _leader(axes: Axes, label: Label, mark: tuple[float, ...], box: Box, scale: float) -> None:
-    """A thin line from a mark to its label where the two are not side by side."""
+def _leader(mark: tuple[float, ...], box: Box, scale: float) -> Points:
+    """Points of a line from a mark to its label; none where the two are side by side."""
     near_x = min(max(mark[0], box[0]), box[2])
     near_y = min(max(mark[1], box[1]), box[3])
     if math.hypot(near_x - mark[0], near_y - mark[1]) < 11 * scale:
-        return
-    start, end = axes.transData.inverted().transform([mark, (near_x, near_y)])
-    axes.plot(*zip(start, end, strict=True), color=label.colour, linewidth=0.6, alpha=0.6, zorder=4)
+        return np.empty((0, 2))
+    return np.linspace(mark, (near_x, near_y), _LEADER_POINTS)
 
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
