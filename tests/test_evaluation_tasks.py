@@ -184,26 +184,33 @@ def ask(job: dict[str, Any], folder: Path) -> str:
     return "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-2000:]
 
 
+def job_of(blocks: Path, folder: Path, *, num_questions: int, head_dim: int) -> dict[str, Any]:
+    """An untrained model, questions of the held-out blocks, and the job that asks it."""
+    architecture = {
+        "model_type": "qwen3", "vocab_size": 256, "hidden_size": 2 * head_dim,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": head_dim, "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    initialise_base(architecture, folder / "hf", tokenizer="byte", seed=3)
+    made = write_held_out_tasks(
+        blocks, folder / "t", load_tokenizer("byte"), num_questions=num_questions
+    )
+    return {
+        "name": "m", "model": str(folder / "hf"), "out": str(folder / "tasks.json"),
+        "capabilities": made, "include": str(folder / "t"), "backend": "hf",
+        "arguments": {"dtype": "float32"}, "batch_size": 4, "few_shot": None, "limit": None,
+        "seed": 1, "inputs": {"model": "0f"},
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
     import torch
     from transformers import AutoModelForCausalLM
 
-    architecture = {
-        "model_type": "qwen3", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 32,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
-        "max_position_embeddings": 64, "tie_word_embeddings": False,
-    }  # fmt: skip
-    initialise_base(architecture, tmp_path / "hf", tokenizer="byte", seed=3)
-    tokenizer = load_tokenizer("byte")
-    made = write_held_out_tasks(blocks, tmp_path / "t", tokenizer, num_questions=12)
-    job = {
-        "name": "m", "model": str(tmp_path / "hf"), "out": str(tmp_path / "tasks.json"),
-        "capabilities": made, "include": str(tmp_path / "t"), "backend": "hf",
-        "arguments": {"dtype": "float32"}, "batch_size": 4, "few_shot": None, "limit": None,
-        "seed": 1, "inputs": {"model": "0f"},
-    }  # fmt: skip
+    job, tokenizer = job_of(blocks, tmp_path, num_questions=12, head_dim=8), load_tokenizer("byte")
     assert ask(job, tmp_path) == ""
     result = json.loads((tmp_path / "tasks.json").read_text())
     assert not (tmp_path / "tasks.partial.json").exists()
@@ -240,19 +247,7 @@ def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path
 def test_vllm_answers_as_transformers_does(blocks: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
     pytest.importorskip("vllm", reason="the other backend needs vLLM: pip install vllm")
-    architecture = {
-        "model_type": "qwen3", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
-        "max_position_embeddings": 128, "tie_word_embeddings": False,
-    }  # fmt: skip
-    initialise_base(architecture, tmp_path / "hf", tokenizer="byte", seed=3)
-    tokenizer = load_tokenizer("byte")
-    made = write_held_out_tasks(blocks, tmp_path / "t", tokenizer, num_questions=40)
-    job = {
-        "name": "m", "model": str(tmp_path / "hf"), "capabilities": made,
-        "include": str(tmp_path / "t"), "batch_size": 16, "few_shot": None, "limit": None,
-        "seed": 1, "inputs": {},
-    }  # fmt: skip
+    job = job_of(blocks, tmp_path, num_questions=40, head_dim=64)
     eager = {"enforce_eager": True, "max_model_len": 128, "gpu_memory_utilization": 0.3}
     tasks = {}
     for backend, arguments in {"hf": {}, "vllm": eager}.items():
