@@ -114,7 +114,7 @@ def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
         "compute": steps * (1 + 2 / 3) if scores else float(steps), "wall_seconds": 0.5 * steps,
     }  # fmt: skip
     if is_merge:
-        facts |= {"kind": "merged", "steps": 0, "trained_tokens": 0, "compute": 0.0}
+        facts |= {"kind": "merged", "of": "no_replay", "trained_tokens": 0, "compute": 0.0}
     arm_dir = fake.folder / "arms" / arm
     (arm_dir / "arm.json").write_text(json.dumps(facts))
     if is_merge:

@@ -188,7 +188,7 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         seconds_per_step=statistics.median(seconds) if seconds else None,
         prefixes=_prefixes(metrics),
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
-        design={key: facts.get(key) for key in DESIGN} if facts else None,
+        design={key: facts.get(key) for key in DESIGN} if facts.get("kind") == "trained" else None,
     )
 
 
