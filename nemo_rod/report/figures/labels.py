@@ -22,7 +22,7 @@ _MARK_RADIUS = 5.0  # points
 _ON_A_LINE = 30.0  # the most that covering lines costs, where a mark costs 60
 
 _ON_A_LEADER = 100.0
-_LEADER_POINTS = 30
+_LEADER_POINTS = 15
 
 Points = npt.NDArray[np.float64]  # [n, 2] in pixels
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
@@ -94,7 +94,9 @@ def place_labels(
                 box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)
                 cost = distance + 3 * (1 - math.cos(angle))
                 cost += _cost(box, placed, marks, lines, scale)
-                cost += _crossings(_leader((px, py), box, scale), box, leaders, placed)
+                own = _leader((px, py), box, scale)
+                cost += _crossings(own, box, leaders, placed)
+                cost += _along(own, lines, marks, scale)
                 cost += 500 * _outside(box, (frame.x0, frame.y0, frame.x1, frame.y1))
                 if best is None or cost < best[0]:
                     best = (cost, dx / scale, dy / scale, box)
@@ -130,6 +132,16 @@ def _crossings(own: Points, box: Box, leaders: Sequence[Points], placed: Sequenc
     hidden = [leader for leader in leaders if _inside(leader, box)]
     crossed = [other for other in placed if _inside(own, other)]
     return _ON_A_LEADER * (len(hidden) + len(crossed))
+
+
+def _along(own: Points, lines: Points, marks: Sequence[tuple[float, ...]], scale: float) -> float:
+    """What it costs that the line of a label runs along others, or through the marks of others."""
+    if not len(own):
+        return 0.0
+    on_line = np.abs(own[:, None] - lines[None]).max(axis=-1, initial=0) < scale
+    others = np.array([mark for mark in marks if mark != tuple(own[0])]).reshape(-1, 2)
+    on_mark = np.abs(own[:, None] - others[None]).max(axis=-1, initial=0) < _MARK_RADIUS * scale
+    return float(4 * on_line.any(axis=1).sum() + 60 * on_mark.any(axis=0).sum())
 
 
 def _inside(points: Points, box: Box, margin: float = 0.0) -> int:
