@@ -3,7 +3,8 @@
 One job trains. Its steps take turns: on a recorded curriculum (transfer), plain, RoD with whole
 candidates, with half and with a quarter of them, and a plain one whose forward pass is measured by
 itself. So whatever else the machine does meets all kinds, and every ratio is of neighbours, the
-median over the rounds. The model and the batch are those of `recipe=toy`.
+median over the rounds. The model and the batch are those of `recipe=toy`, for `blocks_512` those of
+`recipe=toy_long_blocks`.
 
     limit            1 + m * forward / plain: scoring as fast as the forward pass of training
     outside_model    all that the step waits for but the scoring forward pass and the update:
@@ -46,9 +47,13 @@ from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.references.folder import role_manifest
 
 PAPER = "german_nemotron_nano_12b_v2"
-LAYOUTS = {"single": Parallel(), "dp2": Parallel(data=2), "tp2": Parallel(tensor=2)}
+LAYOUTS = {
+    "single": Parallel(),
+    "dp2": Parallel(data=2),
+    "tp2": Parallel(tensor=2),
+    "blocks_512": Parallel(),
+}
 RECIPES = Path(__file__).parent.parent / "recipes"
-TOY_BLOCK_SIZE = 128  # of its domain, whose text is not needed here
 GOALS = {
     "rod_over_limit": 1.03,
     "prefix_half": 1.37,
@@ -85,16 +90,20 @@ def layout(name: str, setting: Setting) -> Iterator[Row]:
 
 def make_job(folder: Path, parallel: str) -> Path:
     """A store of made-up text, an untrained model, made-up references, and the job."""
-    toy, group = OmegaConf.load(RECIPES / "toy.yaml"), config_folder()
-    domain = OmegaConf.load(group / "domain" / "synthetic.yaml")
-    model = OmegaConf.load(group / "model" / "toy_qwen3.yaml")
+    group, toy = config_folder(), OmegaConf.load(RECIPES / "toy.yaml")
+    toy.domain = OmegaConf.load(group / "domain" / "debian_german.yaml")
+    toy.model = OmegaConf.load(group / "model" / "toy_qwen3.yaml")
+    if parallel == "blocks_512":
+        toy = OmegaConf.merge(toy, OmegaConf.load(RECIPES / "toy_long_blocks.yaml"))
+    domain = OmegaConf.load(group / "domain" / "synthetic.yaml")  # real text is not needed here
     sources = [SourceSpec(name=name, **spec) for name, spec in to_plain(domain.sources).items()]
     prepare(
-        folder / "blocks", sources, tokenizer=load_tokenizer("byte"), block_size=TOY_BLOCK_SIZE,
-        holdout_fraction=domain.holdout_fraction, holdout_seed=domain.holdout_seed,
+        folder / "blocks", sources, tokenizer=load_tokenizer("byte"),
+        block_size=toy.domain.block_size, holdout_fraction=domain.holdout_fraction,
+        holdout_seed=domain.holdout_seed,
     )  # fmt: skip
     store = BlockStore(folder / "blocks")
-    initialise_base(to_plain(model.architecture), folder / "model", tokenizer="byte", seed=0)
+    initialise_base(to_plain(toy.model.architecture), folder / "model", tokenizer="byte", seed=0)
     arm = make_arm(
         "rod", num_adaptation=store.num_adaptation, num_replay=store.num_replay,
         batch_size=toy.train.batch_size, multiplier=2, balance=toy.selection.balance, kappa=1.0,
@@ -105,7 +114,7 @@ def make_job(folder: Path, parallel: str) -> Path:
         blocks=str(folder / "blocks"),
         out=str(folder),
         parallel=LAYOUTS[parallel],
-        precision=model.precision,
+        precision=toy.model.precision,
         scoring_micro_batch_size=toy.scoring.micro_batch_size,
         seed=1,
         stall_seconds=0,
