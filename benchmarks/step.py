@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from _rows import Measurement, Row, Setting, median_ms, over, run, under
@@ -47,11 +47,20 @@ from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.references.folder import role_manifest
 
 PAPER = "german_nemotron_nano_12b_v2"
-LAYOUTS = {
-    "single": Parallel(),
-    "dp2": Parallel(data=2),
-    "tp2": Parallel(tensor=2),
-    "blocks_512": Parallel(),
+
+
+class Case(NamedTuple):
+    """What is measured: a layout, and a recipe as the files that it is merged from."""
+
+    parallel: Parallel
+    recipe: tuple[str, ...] = ("toy",)
+
+
+CASES = {
+    "single": Case(Parallel()),
+    "dp2": Case(Parallel(data=2)),
+    "tp2": Case(Parallel(tensor=2)),
+    "blocks_512": Case(Parallel(), ("toy", "toy_long_blocks")),
 }
 RECIPES = Path(__file__).parent.parent / "recipes"
 GOALS = {
@@ -63,11 +72,11 @@ GOALS = {
 }
 
 
-def layout(name: str, setting: Setting) -> Iterator[Row]:
-    """One layout on this machine."""
-    job = make_job(setting.folder, name)
+def steps(name: str, setting: Setting) -> Iterator[Row]:
+    """One case on this machine."""
+    job = make_job(setting.folder, CASES[name])
     rounds = 10 if setting.quick else 40
-    seconds = measure(job, processes=LAYOUTS[name].world_size, rounds=rounds)
+    seconds = measure(job, processes=CASES[name].parallel.world_size, rounds=rounds)
     rod, plain, forward = seconds["rod"], seconds["plain"], seconds["forward"]
     multiplier = seconds["num_candidates"] / seconds["num_chosen"]
     ratio, limit = np.median(rod / plain), 1 + multiplier * np.median(forward / plain)
@@ -88,13 +97,14 @@ def layout(name: str, setting: Setting) -> Iterator[Row]:
         yield Row(f"ms {part} {name}", 1e3 * np.median(seconds[part]), "ms")
 
 
-def make_job(folder: Path, parallel: str) -> Path:
+def make_job(folder: Path, case: Case) -> Path:
     """A store of made-up text, an untrained model, made-up references, and the job."""
-    group, toy = config_folder(), OmegaConf.load(RECIPES / "toy.yaml")
-    toy.domain = OmegaConf.load(group / "domain" / "debian_german.yaml")
-    toy.model = OmegaConf.load(group / "model" / "toy_qwen3.yaml")
-    if parallel == "blocks_512":
-        toy = OmegaConf.merge(toy, OmegaConf.load(RECIPES / "toy_long_blocks.yaml"))
+    group = config_folder()
+    toy = OmegaConf.merge(
+        {"domain": OmegaConf.load(group / "domain" / "debian_german.yaml")},
+        {"model": OmegaConf.load(group / "model" / "toy_qwen3.yaml")},
+        *(OmegaConf.load(RECIPES / f"{name}.yaml") for name in case.recipe),
+    )
     domain = OmegaConf.load(group / "domain" / "synthetic.yaml")  # real text is not needed here
     sources = [SourceSpec(name=name, **spec) for name, spec in to_plain(domain.sources).items()]
     prepare(
@@ -113,7 +123,7 @@ def make_job(folder: Path, parallel: str) -> Path:
         name="rod",
         blocks=str(folder / "blocks"),
         out=str(folder),
-        parallel=LAYOUTS[parallel],
+        parallel=case.parallel,
         precision=toy.model.precision,
         scoring_micro_batch_size=toy.scoring.micro_batch_size,
         seed=1,
@@ -192,7 +202,7 @@ def paper(setting: Setting) -> Iterator[Row]:
 
 
 MEASUREMENTS: dict[str, Measurement] = {
-    **{name: partial(layout, name) for name in LAYOUTS},
+    **{name: partial(steps, name) for name in CASES},
     "paper": paper,
 }
 

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from test_selection_averages import References
 
 from nemo_rod.selection import Candidates, Joint, Selector
 from nemo_rod.selection.ahead import Ahead
@@ -13,14 +14,12 @@ from nemo_rod.selection.ahead import Ahead
 POOLS = Candidates(num_adaptation=40, num_replay=60, batch_size=4, seed=1)
 
 
-class References:
-    """A block costs its references id / 100 nats per token; that of block `damaged` is not there.
+class WatchedReferences(References):
+    """References of which that of block `damaged` is not there.
 
     Attributes:
         asked: The blocks of every lookup, and the thread.
     """
-
-    digest = "references"
 
     def __init__(self, damaged: int = -1) -> None:
         self.damaged = damaged
@@ -31,10 +30,7 @@ class References:
             raise ValueError(f"the reference of block {self.damaged} is damaged")
         in_thread = threading.current_thread() is not threading.main_thread()
         self.asked.append((block_ids.tolist(), in_thread))
-        return (np.asarray(block_ids) / 100).astype(np.float32)
-
-    def prefix(self, block_ids: np.ndarray, eighths: int) -> np.ndarray:
-        return self[block_ids]
+        return super().__getitem__(block_ids)
 
 
 class Scorer:
@@ -51,7 +47,7 @@ def selector(references: References) -> Selector:
 
 
 def test_each_pool_is_looked_up_once_and_ahead() -> None:
-    references = References()
+    references = WatchedReferences()
     one = selector(references)
     for step in range(5):
         choice = one.choose(step, Scorer())
@@ -66,7 +62,7 @@ def test_each_pool_is_looked_up_once_and_ahead() -> None:
 
 
 def test_a_step_that_was_not_foreseen_is_drawn_as_well() -> None:
-    one = selector(References())
+    one = selector(WatchedReferences())
     for step in (7, 3, 3, 4):
         choice = one.choose(step, Scorer())
         np.testing.assert_array_equal(choice.pool.block_ids, POOLS.pool(step).block_ids)
@@ -75,7 +71,7 @@ def test_a_step_that_was_not_foreseen_is_drawn_as_well() -> None:
 def test_what_goes_wrong_ahead_is_said_at_its_own_step() -> None:
     seen: set[int] = set(POOLS.pool(0).block_ids.tolist())
     damaged = next(i for i in POOLS.pool(1).block_ids.tolist() if i not in seen)
-    one = selector(References(damaged))
+    one = selector(WatchedReferences(damaged))
     one.choose(0, Scorer())
     with pytest.raises(ValueError, match=f"the reference of block {damaged} is damaged"):
         one.choose(1, Scorer())

@@ -46,7 +46,7 @@ class Drawn(NamedTuple):
 
     Attributes:
         pool: The candidates.
-        reference: Reference losses, nats, float32 [C]; None where no policy asks for them.
+        reference: Reference losses, nats, float32 [C]; None where the pool will not be scored.
     """
 
     pool: Pool
@@ -96,10 +96,11 @@ class Selector:
         """Draws, scores and selects: the paper's algorithm 1 up to the update."""
         begin = time.perf_counter()
         pool, reference_C = self._drawn.take(step)
-        if reference_C is None:
+        if not self.policy.needs_scores:
             return choose(pool, self.policy, self.batch_size, _never)
         if self.averages is not None and not self.averages.is_due(step):
             return choose_by(self.averages.guess(pool), pool, self.policy, self.batch_size)
+        assert reference_C is not None
         lookup = time.perf_counter() - begin
         sums = np.empty((0, 0), dtype=np.float32)
 
@@ -137,7 +138,9 @@ class Selector:
 
     def _draw(self, step: int) -> Drawn:
         pool = self.pools.pool(step)
-        if not self.policy.needs_scores:
+        # a scoring pass that is not due yet, one step ahead, never becomes due
+        is_guessed = self.averages is not None and not self.averages.is_due(step)
+        if not self.policy.needs_scores or is_guessed:
             return Drawn(pool, None)
         assert self.references is not None
         return Drawn(pool, self.references.prefix(pool.block_ids, self.eighths))

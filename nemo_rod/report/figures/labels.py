@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _NUM_DIRECTIONS = 16
 _DISTANCES = (7.0, 13.0, 22.0, 34.0)  # points from the mark
 _MARK_RADIUS = 5.0  # points
-_ON_A_LINE = 30.0  # the most that covering lines costs, where a mark costs 60
+_ON_A_MARK = 60.0
+_ON_A_LINE = 30.0  # the most that covering lines costs
 
 _ON_A_LEADER = 100.0
 _LEADER_POINTS = 15
@@ -122,7 +123,7 @@ def _cost(
         if width > 0 and height > 0:
             cost += 200 + width * height
     reach = _MARK_RADIUS * scale
-    cost += 60 * sum(_touches(box, mark, reach) for mark in marks)
+    cost += _ON_A_MARK * sum(_touches(box, mark, reach) for mark in marks)
     # that it lies on a line counts, hardly how much of the line it hides
     return cost + min(_ON_A_LINE, _inside(lines, box, scale))
 
@@ -141,7 +142,7 @@ def _along(own: Points, lines: Points, marks: Sequence[tuple[float, ...]], scale
     on_line = np.abs(own[:, None] - lines[None]).max(axis=-1, initial=0) < scale
     others = np.array([mark for mark in marks if mark != tuple(own[0])]).reshape(-1, 2)
     on_mark = np.abs(own[:, None] - others[None]).max(axis=-1, initial=0) < _MARK_RADIUS * scale
-    return float(4 * on_line.any(axis=1).sum() + 60 * on_mark.any(axis=0).sum())
+    return float(4 * on_line.any(axis=1).sum() + _ON_A_MARK * on_mark.any(axis=0).sum())
 
 
 def _inside(points: Points, box: Box, margin: float = 0.0) -> int:
