@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.utils import get_batch_on_this_cp_rank, get_model_config
+from megatron.core.utils import get_model_config
 
 from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.forward_only import forward_only
@@ -81,7 +81,7 @@ def plain_forward_step(
     """Causal language modelling of one micro-batch: token losses `[b, S / cp]` and their mask."""
     batch = next(batches)
     if cp is not None:
-        batch = get_batch_on_this_cp_rank(batch, cp)
+        batch = {name: own_positions(tensor, cp) for name, tensor in batch.items()}
     if begin is not None:
         begin(batch)
     output = model(
@@ -113,11 +113,21 @@ def partial_sums(
     return torch.cat([sums, mask.sum(dim=-1, keepdim=True)], dim=1)
 
 
-def at_their_places(part_Bs: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's positions `[B, s, ...]` in the whole sequence `[B, S, ...]`, zeros elsewhere.
+def own_positions(whole_BS: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
+    """This rank's positions `[B, s, ...]` of the whole sequence `[B, S, ...]`.
 
-    Of 2 x size runs of positions, rank r has runs r and 2 x size - 1 - r.
+    Of 2 x size runs of positions, rank r has runs r and 2 x size - 1 - r, so that causal attention
+    costs every rank the same. Megatron's own function for it is not called: its second parameter
+    means the group up to core 0.17 and a switch since 0.18, which then cuts by the whole world.
     """
+    if cp.size() == 1:
+        return whole_BS
+    runs, own = 2 * cp.size(), [cp.rank(), 2 * cp.size() - 1 - cp.rank()]
+    return whole_BS.unflatten(1, (runs, -1))[:, own].flatten(1, 2).contiguous()
+
+
+def at_their_places(part_Bs: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
+    """Puts `own_positions` back: the whole sequence `[B, S, ...]`, zeros at others' positions."""
     runs, own = 2 * cp.size(), [cp.rank(), 2 * cp.size() - 1 - cp.rank()]
     parts = part_Bs.unflatten(1, (2, -1))
     whole = parts.new_zeros(len(parts), runs, *parts.shape[2:])
