@@ -9,7 +9,9 @@ import torch
 from megatron.bridge import AutoBridge
 
 from nemo_rod.config import Parallel
+from nemo_rod.megatron import cpu, plain
 from nemo_rod.megatron.cpu import trainers
+from nemo_rod.megatron.plain import conversion, layers
 
 
 def model_provider(
@@ -31,6 +33,8 @@ def model_provider(
         ValueError: if the layout does not divide the model or the processes.
     """
     trainers.install_megatron_bridge()
+    if plain.needed():
+        conversion.name_experts_globally()
     bridge = AutoBridge.from_hf_pretrained(hf)
     provider = bridge.to_megatron_provider(load_weights=True)
     _check_layout(provider, hf, parallel)
@@ -42,8 +46,11 @@ def model_provider(
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     provider.params_dtype = provider.pipeline_dtype = dtype
     provider.bf16, provider.fp16 = precision == "bf16", False
-    if not torch.cuda.is_available():
-        _use_plain_torch(provider)
+    if plain.needed():
+        layers.use(provider)
+    if cpu.needed():
+        # gloo may still be sending an output when the interleaved schedule frees its memory
+        provider.deallocate_pipeline_outputs = False
     return bridge, provider
 
 
@@ -88,24 +95,3 @@ def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
             f"{parallel.pipeline} x context={parallel.context} needs {parallel.world_size} "
             f"processes, but {world} are running."
         )
-
-
-def _use_plain_torch(provider: Any) -> None:
-    """Without CUDA there are no fused kernels: use Megatron's own torch layers."""
-    from megatron.bridge.models.gpt_provider import local_layer_spec
-
-    provider.transformer_layer_spec = local_layer_spec
-    for fusion in (
-        "gradient_accumulation_fusion",
-        "apply_rope_fusion",
-        "persist_layer_norm",
-        "masked_softmax_fusion",
-        "bias_dropout_fusion",
-        "bias_activation_fusion",
-        "cross_entropy_loss_fusion",
-        "moe_grouped_gemm",
-        "moe_permute_fusion",
-    ):
-        setattr(provider, fusion, False)
-    # gloo may still be sending an output when the interleaved schedule frees its memory
-    provider.deallocate_pipeline_outputs = False

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from torch.utils._device import _device_constructors
 
 _CPU = torch.device("cpu")
 
@@ -72,6 +73,10 @@ def _redirect_devices() -> None:
 
         return wrapper
 
+    # `with torch.device(...)` knows torch's makers by identity and remembers them at its first use. It
+    # must remember the original ones: else transformers 5 leaves rotary frequencies as they were
+    # allocated, without an error.
+    _device_constructors()
     makers = ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "empty_like")
     for name in makers:
         setattr(torch, name, on_cpu(getattr(torch, name)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -25,7 +24,6 @@ def install_megatron_bridge() -> None:
         initialize.initialize_megatron, allow_no_cuda=True
     )
     initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
-    _name_experts_globally()
     # the wheel ships the compiled helper but no Makefile: running `make` would exit the process
     if importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
         initialize.compile_helpers = lambda: None
@@ -105,20 +103,3 @@ def _while_counting_one_device(function: Callable) -> Callable:
             torch.cuda.device_count = real
 
     return wrapper
-
-
-def _name_experts_globally() -> None:
-    """Bridge numbers the experts of an expert-parallel rank only in TransformerEngine's layout.
-
-    Without TransformerEngine experts are modules of their own. Left alone, every rank would load
-    the weights of the first rank's experts, silently, and none could be exported.
-    """
-    from megatron.bridge.models.conversion import model_bridge
-
-    to_global = model_bridge._megatron_local_name_to_global
-    own_module = re.compile(r"experts\.local_experts\.(\d+)\.(linear_fc\d\.\w+)")
-
-    def name(models: Any, config: Any, param_name: str, vp_stage: int | None = None) -> str:
-        return to_global(models, config, own_module.sub(r"experts.\2\1", param_name), vp_stage)
-
-    model_bridge._megatron_local_name_to_global = name

@@ -1,0 +1,155 @@
+"""Layers of plain torch under TransformerEngine's names, and the models that are built of them.
+
+Megatron has layers of its own for ordinary transformers (`local_layer_spec`), and specifications of
+hybrid models (Qwen3.5, Nemotron-H) for TransformerEngine's layers alone. There these stand in. They
+carry TransformerEngine's names because Megatron-Bridge tells by a layer's class how its weight is
+split.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+_FUSIONS = (
+    "gradient_accumulation_fusion",
+    "apply_rope_fusion",
+    "persist_layer_norm",
+    "masked_softmax_fusion",
+    "bias_dropout_fusion",
+    "bias_activation_fusion",
+    "cross_entropy_loss_fusion",
+    "moe_grouped_gemm",
+    "moe_permute_fusion",
+)
+
+
+def use(provider: Any) -> None:
+    """Lets a provider of Megatron-Bridge build its model without TransformerEngine."""
+    from megatron.bridge.models.gpt_provider import local_layer_spec
+
+    if _is_hybrid(provider):
+        _provide_specifications()
+    else:
+        provider.transformer_layer_spec = local_layer_spec
+    for fusion in _FUSIONS:
+        setattr(provider, fusion, False)
+
+
+def _is_hybrid(provider: Any) -> bool:
+    """Whether it has layers other than attention, which only TransformerEngine's specs know."""
+    mamba = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
+    return mamba or bool(getattr(provider, "experimental_attention_variant", None))
+
+
+def replace(extension: Any) -> None:
+    """Gives `megatron.core.extensions.transformer_engine` layers of plain torch."""
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    class TENorm:
+        def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
+            return _Norm(config, hidden_size, eps)
+
+    class TEColumnParallelLinear(ColumnParallelLinear):
+        pass
+
+    class TERowParallelLinear(RowParallelLinear):
+        pass
+
+    class TELayerNormColumnParallelLinear(ColumnParallelLinear):
+        def __init__(self, input_size: int, output_size: int, **options: Any) -> None:
+            super().__init__(input_size, output_size, **options)
+            config = options["config"]
+            norm = _Norm(config, input_size, config.layernorm_epsilon)
+            self.layer_norm_weight = norm.weight
+            if norm.bias is not None:
+                self.layer_norm_bias = norm.bias
+            self._normalised = norm.normalised  # no submodule: the parameters are this layer's
+
+        def forward(self, x: torch.Tensor, *args: Any, **options: Any) -> Any:
+            bias = getattr(self, "layer_norm_bias", None)
+            x = self._normalised(x, self.layer_norm_weight, bias)
+            return super().forward(x, *args, **options)
+
+    class TEDotProductAttention(DotProductAttention):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            for name in ("k_channels", "v_channels", "num_splits", "name"):
+                options.pop(name, None)
+            super().__init__(*args, **options)
+
+    for layer in (
+        TENorm,
+        TEColumnParallelLinear,
+        TERowParallelLinear,
+        TELayerNormColumnParallelLinear,
+        TEDotProductAttention,
+    ):
+        layer.__module__, layer.__qualname__ = extension.__name__, layer.__name__
+        setattr(extension, layer.__name__, layer)
+
+
+class _Norm(torch.nn.Module):
+    """RMS or layer norm in fp32, as TransformerEngine's; "centered" weights are stored less one."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        rms = config.normalization == "RMSNorm"
+        centered = config.layernorm_zero_centered_gamma
+        start = torch.zeros if centered else torch.ones
+        self.weight = torch.nn.Parameter(start(hidden_size, dtype=config.params_dtype))
+        bias = None if rms else torch.nn.Parameter(torch.zeros_like(self.weight))
+        self.register_parameter("bias", bias)
+        for parameter in self.parameters():
+            # the trainer adds up their gradients over the tensor-parallel processes
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.normalised = functools.partial(_normalised, eps=eps, centered=centered)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.normalised(x, self.weight, self.bias)
+
+
+def _normalised(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    centered: bool,
+) -> torch.Tensor:
+    scale, y = weight.float() + centered, x.float()
+    if bias is None:
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps) * scale
+    else:
+        y = F.layer_norm(y, scale.shape, scale, bias.float(), eps)
+    return y.to(x.dtype)
+
+
+@functools.cache
+def _provide_specifications() -> None:
+    """Lets the specifications that ask for TransformerEngine's layers have the stand-ins."""
+    from megatron.core.extensions import transformer_engine as te
+    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+    from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.transformer.mlp import MLPSubmodules
+    from megatron.core.transformer.moe.experts import SequentialMLP
+
+    class PlainSpecProvider(TESpecProvider):
+        def layer_norm(self, *_: Any, **__: Any) -> Any:
+            return te.TENorm
+
+        def grouped_mlp_modules(self, *_: Any, **__: Any) -> Any:
+            linears = MLPSubmodules(
+                linear_fc1=te.TEColumnParallelLinear, linear_fc2=te.TERowParallelLinear
+            )
+            return functools.partial(SequentialMLP, submodules=linears)
+
+        def activation_func(self) -> Any:
+            return None
+
+    for module in (variants, gpt_layer_specs):
+        module.TESpecProvider = PlainSpecProvider
