@@ -73,8 +73,8 @@ def _redirect_devices() -> None:
 
         return wrapper
 
-    # `with torch.device(...)` knows torch's makers by identity and remembers them at its first use. It
-    # must remember the original ones: else transformers 5 leaves rotary frequencies as they were
+    # `with torch.device(...)` knows torch's makers by identity and remembers them at its first use.
+    # It must remember the original ones: else transformers 5 leaves rotary frequencies as they were
     # allocated, without an error.
     _device_constructors()
     makers = ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "empty_like")

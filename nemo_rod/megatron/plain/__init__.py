@@ -2,7 +2,7 @@
 
     stubs.py        names that some modules import without a guard
     core.py         functions of megatron-core that fail without TransformerEngine or Apex
-    layers.py       layers of plain torch, for architectures that Megatron builds of TransformerEngine's
+    layers.py       layers of plain torch, for models that Megatron builds of TransformerEngine's
     kernels.py      plain torch for the kernels of flash-linear-attention and mamba_ssm
     conversion.py   the names of experts, which are modules of their own without TransformerEngine
 

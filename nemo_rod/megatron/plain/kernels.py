@@ -83,7 +83,7 @@ def chunk_gated_delta_rule(*args: Any, **options: Any) -> Any:
     try:
         from megatron.core.ssm.gated_delta_net import common as home
     except ImportError:  # a single file before 0.19
-        from megatron.core.ssm import gated_delta_net as home  # type: ignore[no-redef]
+        from megatron.core.ssm import gated_delta_net as home
     options.pop("cu_seqlens", None)  # none without packed sequences
     return home.torch_chunk_gated_delta_rule(*args, **options)
 
@@ -136,7 +136,8 @@ def mamba_split_conv1d_scan_combined(
 
     Args:
         zxbcdt: `[B, S, 2 H P + 2 G N + H]`: gate, input, input and output maps, step sizes.
-        conv1d_weight: `[H P + 2 G N, W]`; `conv1d_bias` has a value for each.
+        conv1d_weight: `[H P + 2 G N, W]`.
+        conv1d_bias: `[H P + 2 G N]`.
         dt_bias: added to the step sizes, `[H]`.
         A: decay rates, negative, `[H]`.
         D: what of the input is handed on, `[H]` or `[H, P]`.
@@ -176,7 +177,8 @@ def state_space_scan(
     Args:
         x: float32 `[B, S, H, P]`.
         log_decay: float32 `[B, S, H]`, not positive.
-        b: float32 `[B, S, H, N]`; c likewise.
+        b: float32 `[B, S, H, N]`.
+        c: float32 `[B, S, H, N]`.
 
     Returns:
         y, float32 `[B, S, H, P]`.

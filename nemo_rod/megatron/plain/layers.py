@@ -101,8 +101,7 @@ class _Norm(torch.nn.Module):
         centered = config.layernorm_zero_centered_gamma
         start = torch.zeros if centered else torch.ones
         self.weight = torch.nn.Parameter(start(hidden_size, dtype=config.params_dtype))
-        bias = None if rms else torch.nn.Parameter(torch.zeros_like(self.weight))
-        self.register_parameter("bias", bias)
+        self.bias = None if rms else torch.nn.Parameter(torch.zeros_like(self.weight))
         for parameter in self.parameters():
             # the trainer adds up their gradients over the tensor-parallel processes
             parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

@@ -40,7 +40,8 @@ def _packages(*names: str) -> Callable[[], Modules]:
 
 
 def _transformer_engine() -> Modules:
-    root, pytorch = _Package("transformer_engine"), _Package("transformer_engine.pytorch")
+    root: Any = _Package("transformer_engine")
+    pytorch: Any = _Package("transformer_engine.pytorch")
     root.pytorch, pytorch.ops = pytorch, types.SimpleNamespace(Sequential=_missing("te.Sequential"))
     return {module.__name__: module for module in (root, pytorch)}
 
