@@ -1,7 +1,8 @@
 # Every target builds what it needs, from a fresh clone on. `make help` lists them.
-PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/.ready
+# PYTHON, an interpreter, and SET, pinned versions, are requirements/install.sh's to choose.
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
 NEMO2 := .venv-nemo2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest
@@ -19,14 +20,10 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-venv: $(READY) ## build .venv: a CPU environment with everything the tests and the demo need
+venv: $(READY) ## build .venv: all that tests and demo need; PYTHON=<3.11, 3.12 or 3.13>
 
-$(READY): $(wildcard requirements/*.txt) pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, and nemo_rod needs 3.11 or newer: make PYTHON=python3.11 ..." % sys.version_info[:2])'
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing torch, NVIDIA's trainer and the tools into .venv (2 GB, some minutes)"
-	@$(PIP) -r requirements/torch.txt -r requirements/cpu.txt -r requirements/dev.txt
-	@$(PIP) --no-deps -r requirements/cpu-nodeps.txt
+$(READY): $(wildcard requirements/*) pyproject.toml
+	@PYTHON="$(PYTHON)" SET="$(SET)" requirements/install.sh $(VENV) requirements/dev.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -53,7 +50,7 @@ test-nemo2: $(NEMO2)/.ready ## the same in llm.pretrain of NeMo 2.x; builds an e
 	$(NEMO2)/bin/python -m pytest tests/test_swap_in_nemo2.py -m nemo2 --timeout 3600 $(ARGS)
 
 $(NEMO2)/.ready: requirements/torch.txt requirements/nemo2.txt pyproject.toml
-	@test -x $(NEMO2)/bin/python || $(PYTHON) -m venv $(NEMO2)
+	@test -x $(NEMO2)/bin/python || $(or $(PYTHON),python3.11) -m venv $(NEMO2)
 	@echo "Installing torch and NeMo 2.x into $(NEMO2) (3 GB, some minutes)"
 	@$(NEMO2)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/torch.txt
 	@$(NEMO2)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/nemo2.txt
@@ -74,12 +71,8 @@ image-cpu: ## build the container image nemo-rod:cpu, for machines without a GPU
 	$(ENGINE) build -f docker/Dockerfile.cpu -t nemo-rod:cpu $(BUILD) .
 
 # An environment of its own: Ray and what NeMo-RL imports are nobody else's business.
-$(RL_READY): $(wildcard requirements/*.txt) pyproject.toml
-	@test -x $(RL_BIN)/python || $(PYTHON) -m venv .venv-nemo-rl
-	@echo "Installing torch, NVIDIA's trainer, Ray and what NeMo-RL imports into .venv-nemo-rl"
-	@$(RL_PIP) -r requirements/torch.txt -r requirements/cpu.txt -r requirements/dev.txt
-	@$(RL_PIP) -r requirements/nemo-rl.txt
-	@$(RL_PIP) --no-deps -r requirements/cpu-nodeps.txt
+$(RL_READY): $(wildcard requirements/*) pyproject.toml
+	@PYTHON="$(PYTHON)" SET=bridge-0.3 requirements/install.sh .venv-nemo-rl requirements/dev.txt requirements/nemo-rl.txt
 	@$(RL_PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -89,6 +82,7 @@ test-nemo-rl: ## run RoD on NeMo-RL without a GPU; NEMO_RL=<a checkout, v0.6.0 o
 	NEMO_RL=$(abspath $(NEMO_RL)) $(RL_BIN)/python -m pytest -m nemo_rl -o timeout=3000 $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
+test-gpu: PYTHON := $(or $(PYTHON),python3)
 test-gpu: ## run the GPU tests with the torch and Megatron of PYTHON (in a NeMo image, say)
 	@$(PYTHON) -c 'import importlib.util as u, sys; u.find_spec("torch") and __import__("torch").cuda.is_available() or sys.exit("$(PYTHON) sees no GPU: run make test-gpu PYTHON=... with an environment whose torch does")'
 	$(PYTHON) -m pytest -m gpu -o timeout=900 $(ARGS)

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Builds an environment without a GPU from the pinned sets beside this file:
+#
+#     install.sh VENV [more requirement files]
+#
+# PYTHON  an interpreter of 3.11, 3.12 or 3.13; by default a 3.12, which the newest Megatron-Bridge
+#         asks for, wherever one is found (pyenv's too), and else the first of the others
+# SET     bridge-0.6, bridge-0.5, bridge-0.4 (Python 3.12) or bridge-0.3; by default the newest that
+#         the interpreter can have
+#
+# An environment that is there keeps its interpreter.
+set -euo pipefail
+
+venv=$1
+shift
+here=$(cd "$(dirname "$0")" && pwd)
+
+# A pyenv's `python3.12` may be there and still not run.
+works() { "$1" -c "import sys; sys.exit(sys.version_info[:2] != ($2))" 2>/dev/null; }
+
+find_python() {
+  local minor candidate
+  local minors="12 11 13"
+  [[ ${SET:-} != bridge-0.3 ]] || minors="11 13"
+  for minor in $minors; do
+    for candidate in "python3.$minor" python3 "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python; do
+      if works "$candidate" "3, $minor"; then
+        echo "$candidate"
+        return
+      fi
+    done
+  done
+  echo "No Python 3.11, 3.12 or 3.13 was found: install one, or name it: make PYTHON=/path/to/python3.12 venv" >&2
+  return 1
+}
+
+if [[ -x $venv/bin/python ]]; then
+  python=$venv/bin/python
+else
+  python=${PYTHON:-$(find_python)}
+fi
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || {
+  echo "$python does not run: give PYTHON=<an interpreter of Python 3.11, 3.12 or 3.13>" >&2
+  exit 1
+}
+case $version in
+  3.12) pins=${SET:-bridge-0.6} ;;
+  3.11 | 3.13) pins=${SET:-bridge-0.3} ;;
+  *)
+    echo "$python is Python $version, and nemo_rod needs 3.11, 3.12 or 3.13: make PYTHON=python3.12 venv" >&2
+    exit 1
+    ;;
+esac
+if [[ ! -e $here/$pins.txt ]]; then
+  echo "SET=$pins: expected one of $(cd "$here" && echo bridge-?.?.txt | sed 's/\.txt//g')." >&2
+  exit 1
+fi
+if [[ $pins != bridge-0.3 && $version != 3.12 ]]; then
+  echo "SET=$pins needs Python 3.12, and $python is $version: make PYTHON=python3.12 SET=$pins venv" >&2
+  exit 1
+fi
+if [[ $pins == bridge-0.3 ]]; then
+  echo "Python $version gets Megatron-Bridge 0.3, which cannot load Qwen3.5 or Nemotron 3; a Python 3.12 gets 0.6, which can."
+fi
+
+size="2 GB"
+[[ $version == 3.11 ]] || size="7 GB where your index has only the CUDA build of torch"
+echo "Installing torch, NVIDIA's trainer and the tools for Python $version ($pins) into $venv ($size, some minutes)"
+[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+more=()
+for file; do
+  more+=(-r "$file")
+done
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+"${pip[@]}" -r "$here/torch.txt"
+"${pip[@]}" -r "$here/cpu.txt" -r "$here/$pins.txt" "${more[@]}"
+"${pip[@]}" --no-deps -r "$here/$pins-nodeps.txt"
