@@ -6,10 +6,12 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from preloaded import Run
 from tiny import MOE_ARCHITECTURE, Setting
 
 
@@ -36,15 +38,20 @@ def moe(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[s
 
 
 @pytest.fixture(scope="session")
-def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """Runs a program under the real torchrun on this machine.
+def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[str]]]:
+    """Runs a program under torchrun's agent on this machine.
 
     `torchrun(nproc, target, *args, timeout=600, env=None, cwd=None, expect_failure=False)` runs
     `target` (a script's path, or a module's name) in `nproc` processes and returns what each rank
     printed (stdout, then stderr), in the order of the ranks. It fails the test with the tails of
     the ranks' logs when a rank fails (or, with `expect_failure`, when none does), and when the run
     outlasts `timeout` seconds; nothing it started lives on.
+
+    The processes are forks of one that has imported Megatron (`preloaded.py`). With `fresh=True`
+    they are started by the `torchrun` program itself, for what changes imports or the environment
+    that they read.
     """
+    preloaded: list[subprocess.Popen[bytes]] = []
 
     def run(
         nproc: int,
@@ -54,46 +61,103 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
         expect_failure: bool = False,
+        fresh: bool = False,
     ) -> list[str]:
         logs = tmp_path_factory.mktemp("torchrun")
-        program = [str(target)] if str(target).endswith(".py") else ["-m", str(target)]
-        # --standalone lets the rendezvous pick a free port itself, so that parallel runs never meet
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--local-addr", "127.0.0.1", "--nproc-per-node", str(nproc)),
-            *("--redirects", "3", "--log-dir", str(logs), *program, *map(str, args)),
-        ]
+        arguments = [str(target), *map(str, args)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-        with open(logs / "launcher.log", "wb") as launcher_log:
-            launcher = subprocess.Popen(
-                command, stdout=launcher_log, stderr=subprocess.STDOUT, env=environment, cwd=cwd
+        if fresh:
+            code = _run_torchrun(nproc, arguments, environment, cwd, logs, timeout)
+        else:
+            if not preloaded:
+                preloaded.append(_start_preloaded())
+            wanted = Run(
+                nproc=nproc,
+                target=arguments[0],
+                arguments=arguments[1:],
+                environment=environment,
+                path=(env or {}).get("PYTHONPATH", "").split(":") if env else [],
+                folder=str(cwd or Path.cwd()),
+                logs=str(logs),
             )
-            try:
-                code = launcher.wait(timeout)
-                outcome = f"ended with exit code {code}"
-            except subprocess.TimeoutExpired:
-                code, outcome = None, f"did not end within {timeout:g} s"
-            finally:
-                _stop(launcher)
+            code = _run_preloaded(preloaded[0], wanted, timeout)
+        ended = f"ended with exit code {code}"
+        outcome = f"did not end within {timeout:g} s" if code is None else ended
         outputs = [_output(logs, rank) for rank in range(nproc)]
         if code is None or (code != 0) != expect_failure:
-            pytest.fail(_report(outcome, command, outputs, logs), pytrace=False)
+            pytest.fail(_report(outcome, arguments, outputs, logs), pytrace=False)
         return outputs
 
-    return run
+    yield run
+    for server in preloaded:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait(30)
 
 
-def _stop(launcher: subprocess.Popen[bytes]) -> None:
-    """Ends the launcher and its ranks, which run in sessions of their own."""
+def _start_preloaded() -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = str(Path(__file__).parent / "preloaded.py")
+    return subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, env=environment)
+
+
+def _run_preloaded(server: subprocess.Popen[bytes], run: Run, timeout: float) -> int | None:
+    """The run's exit code, or None if it did not end in time."""
+    assert server.stdin is not None
+    server.stdin.write(run.line())
+    server.stdin.flush()
+    logs, end = Path(run.logs), time.monotonic() + timeout
+    try:
+        while not (logs / "exit").exists():
+            if time.monotonic() > end:
+                return None
+            assert server.poll() is None, "the process that imports Megatron for all runs ended"
+            time.sleep(0.05)
+        return int((logs / "exit").read_text())
+    finally:
+        if (logs / "pid").exists():
+            _kill(int((logs / "pid").read_text()))
+
+
+def _run_torchrun(
+    nproc: int,
+    program: list[str],
+    environment: dict[str, str],
+    cwd: Path | None,
+    logs: Path,
+    timeout: float,
+) -> int | None:
+    """Its exit code, or None if it did not end in time."""
+    command = [
+        # --standalone lets the rendezvous pick a free port itself, so that parallel runs never meet
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--local-addr", "127.0.0.1", "--nproc-per-node", str(nproc)),
+        *("--redirects", "3", "--log-dir", str(logs)),
+        *([] if program[0].endswith(".py") else ["-m"]),
+        *program,
+    ]
+    with open(logs / "launcher.log", "wb") as log:
+        launcher = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=cwd
+        )
+        try:
+            return launcher.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _kill(launcher.pid)
+            launcher.wait()
+
+
+def _kill(pid: int) -> None:
+    """Ends a launcher that still runs, and its ranks, which may have sessions of their own."""
     import psutil
 
-    if launcher.poll() is not None:
-        return
-    ranks = psutil.Process(launcher.pid).children(recursive=True)
-    for process in [launcher, *ranks]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    launcher.wait()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        launcher = psutil.Process(pid)
+        for process in [launcher, *launcher.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def _output(logs: Path, rank: int) -> str:

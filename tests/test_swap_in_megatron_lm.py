@@ -70,6 +70,7 @@ class Jobs:
             script,
             *options,
             timeout=900,
+            fresh=True,
             env={"PYTHONPATH": f"{code}:{tests}"},
             cwd=self.root,
             expect_failure=expect_failure,
@@ -111,7 +112,15 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
     checkout = Path(os.environ["MEGATRON_LM"])
     jobs = Jobs(tmp_path_factory.mktemp("megatron_lm"), checkout, torchrun)
     make_data = RECIPES / "megatron_bridge" / "make_data.py"
-    torchrun(1, "nemo_rod.megatron.on_cpu", "core", make_data, jobs.root / "data", timeout=900)
+    torchrun(
+        1,
+        "nemo_rod.megatron.on_cpu",
+        "core",
+        make_data,
+        jobs.root / "data",
+        timeout=900,
+        fresh=True,
+    )
     jobs.run("base", OLD, "")
     jobs.run("specialist", NEW)
     jobs.run("x", lines=score_lines("adaptation", "specialist", "refs_new"))
@@ -214,6 +223,7 @@ def test_refusals(jobs: Jobs) -> None:
         script,
         *arguments(BOTH, STEPS, ""),
         timeout=600,
+        fresh=True,
         env={"PYTHONPATH": f"{Path(__file__).parent.parent}:{jobs.checkout}"},
         cwd=jobs.root,
     )

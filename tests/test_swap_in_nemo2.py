@@ -37,6 +37,7 @@ class Jobs:
             HERE / "nemo2_worker.py",
             json.dumps(job),
             timeout=900,
+            fresh=True,
             env={"PYTHONPATH": str(HERE.parent)},
             cwd=self.root,
             expect_failure=fails,
@@ -57,7 +58,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
     jobs = Jobs(tmp_path_factory.mktemp("nemo2"), torchrun)
     make_data = HERE.parent / "recipes" / "swap_in" / "megatron_bridge" / "make_data.py"
     host = ("nemo_rod.megatron.on_cpu", "core")
-    torchrun(1, *host, make_data, jobs.root / "data", timeout=900)
+    torchrun(1, *host, make_data, jobs.root / "data", timeout=900, fresh=True)
     jobs.run("base", "stock", corpora=["old"])
     jobs.run("specialist", "stock", corpora=["new"], base="base")
     jobs.run("refs_new", "score", role="adaptation", base="specialist")
@@ -136,6 +137,7 @@ def test_refusals(jobs: Jobs) -> None:
         target,
         jobs.root / "data",
         timeout=600,
+        fresh=True,
         env={"PYTHONPATH": str(HERE.parent)},
         cwd=jobs.root,
     )

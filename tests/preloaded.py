@@ -1,0 +1,107 @@
+"""Runs programs under torchrun's own agent, in processes that have imported Megatron already.
+
+The import of torch, Megatron and transformers takes every process ten seconds and more. This one
+does it once, and each run is a fork of it: the launcher is torch's elastic agent as `torchrun` uses
+it, its ranks are processes of their own, and both end with the run.
+
+    python preloaded.py     each line of standard input is a run, as JSON: see `Run`
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import runpy
+import signal
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+MODULES = ("nemo_rod.megatron.trainer", "nemo_rod.megatron.scorer")
+
+
+@dataclass
+class Run:
+    """What one run is told, and the folder where it leaves its logs, its pid and its exit code."""
+
+    nproc: int
+    target: str
+    arguments: list[str]
+    environment: dict[str, str]
+    path: list[str]
+    folder: str
+    logs: str
+
+    def line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def main() -> None:
+    for module in MODULES:
+        __import__(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # runs are not waited for
+    for line in sys.stdin:
+        run = Run(**json.loads(line))
+        if os.fork() == 0:
+            code = 1
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                code = launch(run)
+            except BaseException:
+                traceback.print_exc()
+            (Path(run.logs) / "exit.tmp").write_text(str(code))
+            os.replace(Path(run.logs) / "exit.tmp", Path(run.logs) / "exit")
+            os._exit(code)
+
+
+def launch(run: Run) -> int:
+    """What `torchrun --standalone` does with a script, with a function instead."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nothing outlives the tests
+    os.setsid()
+    (Path(run.logs) / "pid").write_text(str(os.getpid()))
+    log = os.open(Path(run.logs) / "launcher.log", os.O_CREAT | os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.chdir(run.folder)
+    os.environ.clear()
+    os.environ.update(run.environment)
+    sys.path[:0] = run.path
+
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=run.nproc,
+        run_id=Path(run.logs).name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        start_method="fork",
+        logs_specs=DefaultLogsSpecs(log_dir=run.logs, redirects=Std.ALL),
+    )
+    try:
+        elastic_launch(config, rank)(run.target, run.arguments)
+    except ChildFailedError as failed:
+        print(failed)
+        return 1
+    return 0
+
+
+def rank(target: str, arguments: list[str]) -> None:
+    """One process of a run: the program, as if Python had been started with it."""
+    sys.argv = [target, *arguments]
+    if target.endswith(".py"):
+        sys.path.insert(0, str(Path(target).parent))
+        runpy.run_path(target, run_name="__main__")
+    else:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
