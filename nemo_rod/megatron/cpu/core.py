@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
+from nemo_rod.upstream import changes, functions
+
 
 def patch() -> None:
-    """Mends random state, experts, norms and the distributed optimizer."""
+    """Mends random state, experts, norms and the distributed optimizer.
+
+    Raises:
+        ValueError: if one of their functions is not what was tested.
+    """
+    functions.check("cpu")
     from megatron.core.tensor_parallel import random as core_random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
@@ -21,12 +29,12 @@ def patch() -> None:
     logging.getLogger(core_random.__name__).addFilter(
         lambda record: "CPU RNG state changed" not in record.getMessage()
     )
-    # 0.16.1 names it without defining it where TransformerEngine is absent
-    if not hasattr(moe_utils, "te_general_gemm"):
+    if changes.router_kernel_is_undefined(moe_utils):
         moe_utils.te_general_gemm = None
     # expert-parallel split sizes are turned into numpy only for CUDA tensors
     to_host = moe_utils.maybe_move_tensor_to_cpu
 
+    @functools.wraps(to_host)
     def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         if as_numpy and torch.is_tensor(tensor):
             return tensor.numpy()
@@ -46,6 +54,7 @@ def _mark_norms() -> None:
 
     make: Callable = WrappedTorchNorm.__new__
 
+    @functools.wraps(make)
     def make_marked(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         split, config.sequence_parallel = config.sequence_parallel, False
         try:
@@ -71,19 +80,26 @@ def _mend_loading_of_distributed_optimizer() -> None:
     load = DistributedOptimizer.load_state_dict
     set_states = DistributedOptimizer._set_main_param_and_optimizer_states
 
+    @functools.wraps(describe)
     def sharded_state_dict(
-        self: Any, weights: dict, is_loading: bool = False, *args: Any, **kwargs: Any
+        self: Any,
+        model_sharded_state_dict: dict,
+        is_loading: bool = False,
+        *args: Any,
+        **kwargs: Any,
     ) -> dict:
         if is_loading and not self.optimizer.state:
             self._init_optimizer_states_with_dummy_values()
-        return describe(self, weights, is_loading, *args, **kwargs)
+        return describe(self, model_sharded_state_dict, is_loading, *args, **kwargs)
 
+    @functools.wraps(load)
     def load_state_dict(self: Any, state_dict: dict) -> None:
         load(self, state_dict)
         for state in self.optimizer.state.values():
             if torch.is_tensor(state.get("step")):
                 state["step"] = state["step"].clone()
 
+    @functools.wraps(set_states)
     def set_states_but_step(self: Any, model_param: Any, tensors: dict) -> None:
         group, order = self.model_param_group_index_map[model_param]
         parameter = self.optimizer.param_groups[group]["params"][order]

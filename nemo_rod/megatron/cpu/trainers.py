@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import torch
 
+from nemo_rod.upstream import changes, functions
+
 
 @functools.cache
 def install_megatron_bridge() -> None:
@@ -21,6 +23,7 @@ def install_megatron_bridge() -> None:
         return
     from megatron.bridge.training import initialize, setup
 
+    functions.check("cpu/megatron_bridge")
     setup.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True
     )
@@ -39,6 +42,7 @@ def install_megatron_lm() -> None:
     from megatron.legacy import fused_kernels
     from megatron.training import arguments, initialize, training
 
+    functions.check("cpu/megatron_lm")
     training.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True
     )
@@ -65,12 +69,13 @@ def install_nemo2() -> None:
     from nemo.lightning.io import pl
     from nemo.lightning.pytorch.callbacks import ProgressPrinter
 
+    functions.check("cpu/nemo2")
     megatron_init._set_random_seed = _while_counting_one_device(megatron_init._set_random_seed)
     # moves a loaded checkpoint's CUDA tensors to the current device, and insists that there is one
     pl._fix_tensors_device = lambda checkpoint: checkpoint
     # rank 0 alone gathers the times of all ranks' timers; where none is on this gathers nothing,
     # which NCCL skips and for which gloo waits for ever
-    ProgressPrinter.log_megatron_timers = lambda self, timers: None
+    ProgressPrinter.log_megatron_timers = lambda self, *_, **__: None
 
 
 def _unpin_metrics() -> None:
@@ -113,11 +118,14 @@ def _name_experts_globally() -> None:
     Without TransformerEngine experts are modules of their own. Left alone, every rank would load
     the weights of the first rank's experts, silently, and none could be exported.
     """
+    if changes.experts_are_numbered_by_bridge():
+        return
     from megatron.bridge.models.conversion import model_bridge
 
     to_global = model_bridge._megatron_local_name_to_global
     own_module = re.compile(r"experts\.local_experts\.(\d+)\.(linear_fc\d\.\w+)")
 
+    @functools.wraps(to_global)
     def name(models: Any, config: Any, param_name: str, vp_stage: int | None = None) -> str:
         return to_global(models, config, own_module.sub(r"experts.\2\1", param_name), vp_stage)
 
