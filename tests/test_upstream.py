@@ -45,6 +45,7 @@ def test_what_is_installed_was_tested(function: Function) -> None:
 
 def test_every_road_has_functions() -> None:
     assert {road for function in FUNCTIONS for road in function.roads} == {*functions.ROADS}
+    assert all(function.package for function in FUNCTIONS)
     functions.check(*HERE)
     assert functions.counts().startswith(f"scoring {len(functions.of_road('scoring'))}, trainer ")
 

@@ -61,7 +61,8 @@ class Function(NamedTuple):
     @property
     def package(self) -> str:
         """The package that it belongs to, a key of `_PACKAGES`."""
-        return next(root for root in _PACKAGES if f"{self.where}.".startswith(f"{root}."))
+        name = self.where.replace(":", ".")
+        return next(root for root in _PACKAGES if name.startswith(f"{root}."))
 
     @property
     def signatures(self) -> list[str]:
