@@ -274,7 +274,8 @@ def test_the_doctor_looks_at_everything(run_dir: Path, capsys: pytest.CaptureFix
     doctor.main([str(run_dir / "blocks")])
     shown = {row[1]: row[0] for row in lines(capsys.readouterr().out)}
     needed = {"python", "hydra", "torch", "megatron-core", "megatron-bridge", "transformers"}
-    works = {"devices", "trainer", "torchrun, gloo", "block store", str(run_dir / "blocks")}
+    works = {"devices", "trainer", "megatron functions", "torchrun, gloo", "block store"}
+    works.add(str(run_dir / "blocks"))
     assert {name for name, state in shown.items() if state == "ok"} >= needed | works
     assert shown.keys() == needed | works | {"datasets", "pyarrow", "zstandard", "apt"}
 
@@ -328,6 +329,7 @@ def test_the_doctor_finds_what_pip_does_not_list(
         (["curriculum", "diff", "a"], "'diff a' is not understood"),
         (["curriculum", "verify", "none.rod"], "none.rod does not exist: check the path"),
         (["doctor", "a", "b"], "2 paths were given: expected nemo-rod doctor"),
+        (["doctor", "functions=none"], "functions=none is not valid: expected all, scoring, trai"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(

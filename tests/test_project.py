@@ -20,13 +20,14 @@ ARROWS = {
     "corpus": set(),
     "selection": set(),
     "progress": set(),
+    "upstream": set(),
     "jobs": {"config"},
-    "megatron": {"corpus", "selection", "config", "jobs", "progress"},
-    "nemo_rl": {"corpus", "selection", "megatron", "config", "jobs", "progress"},
+    "megatron": {"corpus", "selection", "config", "jobs", "progress", "upstream"},
+    "nemo_rl": {"corpus", "selection", "megatron", "config", "jobs", "progress", "upstream"},
     "evaluation": {"corpus", "selection", "megatron", "jobs", "progress"},
-    "swap_in": {"corpus", "selection", "megatron"},
+    "swap_in": {"corpus", "selection", "megatron", "upstream"},
     "report": {"selection"},
-    "tools": {"corpus", "selection", "evaluation", "launch", "progress"},
+    "tools": {"corpus", "selection", "evaluation", "launch", "progress", "upstream"},
     "config": set(),
     "variants": {"config", "selection"},
     "checks": {"config", "variants"},
@@ -121,7 +122,9 @@ def test_selection_needs_numpy_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", ["nemo_rod", "nemo_rod.corpus", "nemo_rod.selection"])
+@pytest.mark.parametrize(
+    "module", ["nemo_rod", "nemo_rod.corpus", "nemo_rod.selection", "nemo_rod.upstream.functions"]
+)
 def test_import_is_light(module: str) -> None:
     program = f"import sys, {module}; print(*(set(sys.modules) & {HEAVY!r}))"
     done = subprocess.run(

@@ -210,7 +210,8 @@ SENTENCES = {
     "seq_length": "--seq-length 60: expected a multiple of 8",
     "data_path": "data/other.*whether it is adaptation or replay",
     "twice": "installed already: uninstall",
-    "other version": "no training.train_step with data_iterator, forward_backward_func",
+    "other version": r"^megatron.training.training.train_step takes \(model\) in Megatron-LM .*"
+    r"expected \(\*, data_iterator, forward_backward_func\)",
 }
 
 

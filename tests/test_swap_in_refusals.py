@@ -37,8 +37,9 @@ SENTENCES = {
     "drawn for nothing": "TakeAll looks at no scores.*multiplier=1",
     "no host": "no host 'megatron': expected one of megatron_bridge",
     "twice": "installed already: uninstall",
-    "other version": r"Megatron-Bridge \S+ has no data.loaders.build_pretraining_data_loader with "
-    "consumed_samples, dataset: expected 0.3.1",
+    "other version": r"^megatron.bridge.data.loaders.build_pretraining_data_loader takes "
+    r"\(data, consumed\) in Megatron-Bridge \S+: expected \(dataset, consumed_samples, .*"
+    "install Megatron-Bridge 0.3.1 to 0.6.2, or a newer nemo_rod.$",
 }
 
 

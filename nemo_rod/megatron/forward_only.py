@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
+from nemo_rod.upstream.changes import old_cuda_graph_flags
+
 
 def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool = False) -> None:
     """Refuses features under which a scoring pass inside a training step goes wrong.
@@ -29,8 +31,7 @@ def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool =
     overlapped = config.overlap_p2p_comm and not config.batch_p2p_comm
     delayed_fp8 = bool(config.fp8) and str(getattr(config, "fp8_recipe", "")) == "delayed"
     graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
-    # their names up to megatron-core 0.15
-    old_graphs = [n for n in ("enable_cuda_graph", "external_cuda_graph") if getattr(config, n, 0)]
+    old_graphs = old_cuda_graph_flags(config)
     fsdp = bool(getattr(ddp_config, "use_megatron_fsdp", False))
     for found, feature, why, instead in (
         (pipelined and not overlapped, "virtual pipeline stages with these p2p settings",

@@ -23,6 +23,7 @@ from nemo_rod.progress import Progress
 from nemo_rod.selection import block_loss
 from nemo_rod.selection.references.folder import LOSS_DEFINITION, role_manifest
 from nemo_rod.selection.references.teacher import distilled_loss
+from nemo_rod.upstream import functions
 
 
 def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
@@ -77,6 +78,7 @@ def _scorer(
     beat: Callable[[], None],
     top_k: int | None = None,
 ) -> BlockLosses:
+    functions.check("scoring", "trainer")
     _, provider = model_provider(
         model, job.parallel, precision=job.precision, block_size=store.block_size
     )

@@ -41,6 +41,7 @@ from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.references.teacher import open_teacher
 from nemo_rod.selection.steering import Steering
+from nemo_rod.upstream import changes, functions
 
 
 def train(
@@ -59,8 +60,10 @@ def train(
 
     Raises:
         Stopped: if the run was asked to stop; it has saved.
-        ValueError: if what it should go on from was made with something else.
+        ValueError: if what it should go on from was made with something else, or the trainer is
+            not one that was tested.
     """
+    functions.check("scoring", "trainer")
     out = Path(job.out)
     store = BlockStore(job.blocks)
     arm = Arm(**job.arm)
@@ -200,14 +203,12 @@ def bridge_config(
 
 
 class _SignalHandler(Callback):
-    """Lets the trainer save and stop at the end of a step when it is told to end.
-
-    Megatron-Bridge 0.3.1 makes its signal handler and asks it after every step, but never installs
-    it.
-    """
+    """Lets the trainer save and stop at the end of a step when it is told to end."""
 
     def on_train_start(self, context: CallbackContext) -> None:
-        context.state.signal_handler.__enter__()
+        handler = context.state.signal_handler
+        if not changes.signal_handler_listens(handler):
+            handler.__enter__()
 
     def on_train_end(self, context: CallbackContext) -> None:
         context.state.signal_handler.release()

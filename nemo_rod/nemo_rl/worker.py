@@ -20,6 +20,7 @@ from nemo_rod.nemo_rl.batches import train_batch
 from nemo_rod.selection import OnNonfinite, Selector, open_references
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses
+from nemo_rod.upstream import functions
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,10 @@ class RoDWorkerMixin:
         """Opens the store and the references, before the first step.
 
         Raises:
-            ValueError: if they do not belong together, or the model uses a feature under which
-                scoring goes wrong.
+            ValueError: if they do not belong together, the model uses a feature under which scoring
+                goes wrong, or Megatron is not one that was tested.
         """
+        functions.check("scoring")
         self._rod_task = task
         self._rod_store = BlockStore(task.blocks)
         self._rod_loss = compat.loss_function()

@@ -28,6 +28,7 @@ from nemo_rod.swap_in.megatron_bridge_checks import INSTALLED, check_version, re
 from nemo_rod.swap_in.patches import Installed
 from nemo_rod.swap_in.references import score_blend
 from nemo_rod.swap_in.roles import Roles
+from nemo_rod.upstream.changes import operation_counters
 
 
 def install(
@@ -239,8 +240,8 @@ class _Trainer:
 
     @contextmanager
     def same_counters(self) -> Iterator[None]:
-        """Newer versions count operations in their forward step; those of scoring do not count."""
-        before = {k: v for k, v in vars(self.state).items() if k.startswith("_flops_")}
+        """Operations of scoring do not count."""
+        before = operation_counters(self.state)
         yield
         vars(self.state).update(before)
 

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from typing import Any
 
 from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.swap_in.roles import Roles, assign_roles
+from nemo_rod.upstream.functions import check
 
 INSTALLED = "_nemo_rod"  # mark of the function that stands in for the trainer's
 
-# Functions that are replaced, and the parameters that are asked of them.
-_BINDINGS = {
-    "training.train": {
-        "train_step": {"forward_backward_func", "global_state", "pg_collection", "data_iterator"}
-    },
-    "data.loaders": {
-        "get_train_valid_test_num_samples": {"cfg"},
-        "build_train_valid_test_datasets": {"cfg"},
-        "build_pretraining_data_loader": {"dataset", "consumed_samples"},
-    },
-}
-
 
 def check_version() -> None:
-    """Refuses a Megatron-Bridge in which the names to replace are not what they were.
+    """Refuses a Megatron-Bridge in which the functions to replace are not what they were.
 
     Raises:
-        ValueError: naming what is missing.
+        ValueError: naming the function.
     """
-    from megatron.bridge.package_info import __version__
     from megatron.bridge.training import train
 
     if hasattr(train.train_step, INSTALLED):
         raise ValueError("A selector is installed already: uninstall() it before the next one.")
-    for module, functions in _BINDINGS.items():
-        home = importlib.import_module(f"megatron.bridge.{module}")
-        for name, wanted in functions.items():
-            function = getattr(home, name, None)
-            found = set(inspect.signature(function).parameters) if callable(function) else set()
-            if missing := sorted(wanted - found):
-                raise ValueError(
-                    f"Megatron-Bridge {__version__} has no {module}.{name} with "
-                    f"{', '.join(missing)}: expected 0.3.1 or one that is like it there; install a "
-                    "supported version, or a newer nemo_rod."
-                )
+    check("scoring", "swap_in/megatron_bridge")
 
 
 def refuse(cfg: Any, roles: Roles) -> None:

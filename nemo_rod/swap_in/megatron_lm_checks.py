@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.swap_in.roles import Roles, assign_roles
+from nemo_rod.upstream.functions import check
 
 INSTALLED = "_nemo_rod"  # mark of the function that stands in for the trainer's
 
-# Functions of megatron.training.training that are replaced, and the parameters asked of them.
-_BINDINGS = {
-    "initialize_megatron": set(),
-    "get_train_valid_test_num_samples": set(),
-    "build_train_valid_test_datasets": set(),
-    "build_pretraining_data_loader": {"dataset", "consumed_samples"},
-    "train_step": {"forward_backward_func", "data_iterator"},
-    "train": {"forward_step_func", "model"},
-}
-
 
 def check_version() -> None:
-    """Refuses a Megatron-LM in which the names to replace are not what they were.
+    """Refuses a Megatron-LM in which the functions to replace are not what they were.
 
     Raises:
-        ValueError: naming what is missing.
+        ValueError: naming the function, or what is missing.
     """
     try:
         from megatron.training import training
@@ -34,20 +24,10 @@ def check_version() -> None:
             f"Megatron-LM's megatron.training cannot be imported ({error}): run the job's script "
             "from a Megatron-LM checkout, or put the checkout on PYTHONPATH."
         ) from None
-    from megatron.core import __version__
 
     if hasattr(training.train_step, INSTALLED):
         raise ValueError("A selector is installed already: uninstall() it before the next one.")
-    for name, wanted in _BINDINGS.items():
-        function = getattr(training, name, None)
-        found = set(inspect.signature(function).parameters) if callable(function) else set()
-        if not callable(function) or not wanted <= found:
-            needs = f" with {', '.join(sorted(wanted - found))}" if wanted else ""
-            raise ValueError(
-                f"This Megatron-LM (megatron-core {__version__}) has no training.{name}{needs}: "
-                "expected core_v0.16.1 or one that is like it there; check out a supported "
-                "version, or install a newer nemo_rod."
-            )
+    check("scoring", "swap_in/megatron_lm")
 
 
 def refuse(args: Any, roles: Roles) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from nemo_rod.megatron.forward_only import refuse_unsafe
 from nemo_rod.swap_in.roles import Roles, assign_roles
+from nemo_rod.upstream.functions import check
 
 SUPPORTED = (2, 7)
 
@@ -29,6 +30,7 @@ def check_version() -> None:
         raise ValueError(
             f"nemo-toolkit {version} has no nemo.collections.llm here: install all of 2.7."
         )
+    check("scoring", "swap_in/nemo2")
 
 
 def refuse_version(version: str) -> None:

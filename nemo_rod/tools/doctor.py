@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -20,9 +21,11 @@ import numpy as np
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.tools.text import parse, table
 
-USAGE = "nemo-rod doctor [BLOCKS]"
+USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
 _SUM = "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1); "
 _SUM += "d.all_reduce(x); assert x.item() == 2; d.destroy_process_group()"
+# the first import lets Megatron be imported where there is no CUDA
+_FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.upstream import functions; "
 _TRAINING = "needed to train and to score: make venv, or use NVIDIA's NeMo image"
 
 
@@ -37,16 +40,19 @@ class Finding(NamedTuple):
 
 def main(arguments: Sequence[str]) -> None:
     """Prints a line for every part, and leaves with status 1 if one that is needed is missing."""
-    paths, _ = parse(arguments, USAGE)
+    paths, keys = parse(arguments, USAGE, keys=["functions"])
     if len(paths) > 1:
         raise ValueError(f"{len(paths)} paths were given: expected {USAGE}.")
+    if "functions" in keys:
+        print(table(("function", "use", "roads", "tested", "installed"), _rows(keys["functions"])))
+        return
     findings = []
     for finding in look(Path(paths[0]) if paths else None):
         state = {True: "ok", None: "-", False: "NO"}[finding.fine]
         text = finding.found + (
             f": {finding.advice}" if finding.advice and not finding.fine else ""
         )
-        print(table(("", "", ""), [[f"{state:<2}", f"{finding.what:<16}", text]]), flush=True)
+        print(table(("", "", ""), [[f"{state:<2}", f"{finding.what:<18}", text]]), flush=True)
         findings.append(finding)
     if any(finding.fine is False for finding in findings):
         raise SystemExit(1)
@@ -76,6 +82,9 @@ def look(blocks: Path | None = None) -> Iterator[Finding]:
     yield _installed("lm-eval", "lm-eval", "only for tasks=...: pip install nemo-rod[eval]", None)
     yield _attempt("devices", _devices, _TRAINING)
     yield _attempt("trainer", _trainer, _TRAINING)
+    yield _attempt(
+        "megatron functions", _functions, "nemo-rod doctor functions=all shows all of them"
+    )
     yield _attempt("torchrun, gloo", _torchrun, "several processes cannot talk to each other here")
     yield _attempt("block store", _store, "blocks cannot be written or read here: see the reason")
     if blocks is not None:
@@ -115,7 +124,7 @@ def _attempt(what: str, action: Callable[[], str], advice: str) -> Finding:
         return Finding(what, True, action())
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        return Finding(what, False, reason[-300:], advice)
+        return Finding(what, False, reason[-600:], advice)
 
 
 def _devices() -> str:
@@ -132,6 +141,23 @@ def _trainer() -> str:
     return "Megatron-Bridge's pretrain() loads"
 
 
+def _functions() -> str:
+    return json.loads(_look("functions.counts()"))
+
+
+def _rows(road: str) -> list[list[str]]:
+    from nemo_rod.upstream import functions
+
+    functions.refuse_unknown(road)  # here, where nothing heavy is imported
+    return json.loads(_look(f"functions.rows({road!r})"))
+
+
+def _look(what: str) -> str:
+    """The last line of a process that may import Megatron, whose imports say things, too."""
+    done = _run([sys.executable, "-c", f"{_FUNCTIONS}print(json.dumps({what}))"])
+    return done.splitlines()[-1]
+
+
 def _torchrun() -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["--local-addr=127.0.0.1", "--no-python", sys.executable, "-c", _SUM]
@@ -139,12 +165,13 @@ def _torchrun() -> str:
     return "two processes added up a number"
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "Error" in line]
         raise RuntimeError(lines[0] if lines else f"exit status {done.returncode}")
+    return done.stdout
 
 
 def _store() -> str:

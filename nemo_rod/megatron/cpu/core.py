@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
 import torch
 
+from nemo_rod.upstream import functions
+
 
 def patch() -> None:
-    """Mends random state and the routing of experts."""
+    """Mends random state and the routing of experts.
+
+    Raises:
+        ValueError: if one of their functions is not what was tested.
+    """
+    functions.check("cpu")
     from megatron.core.tensor_parallel import random as core_random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
@@ -23,6 +31,7 @@ def patch() -> None:
     # expert-parallel split sizes are turned into numpy only for CUDA tensors
     to_host = moe_utils.maybe_move_tensor_to_cpu
 
+    @functools.wraps(to_host)
     def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         if as_numpy and torch.is_tensor(tensor):
             return tensor.numpy()

@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import torch
 
+from nemo_rod.upstream import changes, functions
+
 
 @functools.cache
 def install_megatron_bridge() -> None:
@@ -20,6 +22,7 @@ def install_megatron_bridge() -> None:
         return
     from megatron.bridge.training import initialize, setup
 
+    functions.check("cpu/megatron_bridge")
     setup.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True
     )
@@ -37,6 +40,7 @@ def install_megatron_lm() -> None:
     from megatron.legacy import fused_kernels
     from megatron.training import arguments, initialize, training
 
+    functions.check("cpu/megatron_lm")
     training.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True
     )
@@ -63,12 +67,13 @@ def install_nemo2() -> None:
     from nemo.lightning.io import pl
     from nemo.lightning.pytorch.callbacks import ProgressPrinter
 
+    functions.check("cpu/nemo2")
     megatron_init._set_random_seed = _while_counting_one_device(megatron_init._set_random_seed)
     # moves a loaded checkpoint's CUDA tensors to the current device, and insists that there is one
     pl._fix_tensors_device = lambda checkpoint: checkpoint
     # rank 0 alone gathers the times of all ranks' timers; where none is on this gathers nothing,
     # which NCCL skips and for which gloo waits for ever
-    ProgressPrinter.log_megatron_timers = lambda self, timers: None
+    ProgressPrinter.log_megatron_timers = lambda self, *_, **__: None
 
 
 def _unpin_metrics() -> None:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from typing import Any
+
+from nemo_rod.upstream import changes, functions
 
 
 @functools.cache
 def name_experts_globally() -> None:
-    """Numbers the experts of an expert-parallel rank; Bridge up to 0.4 does so for TE's alone.
+    """Numbers the experts of an expert-parallel rank over all ranks, where Bridge does not.
 
     Without TransformerEngine experts are modules of their own. Left alone, every rank would load
     the weights of the first rank's experts, silently, and none could be exported.
+
+    Raises:
+        ValueError: if the function that names them is not what was tested.
     """
+    functions.check("plain/megatron_bridge")
+    if changes.experts_are_numbered_by_bridge():
+        return
     from megatron.bridge.models.conversion import model_bridge
 
     to_global = model_bridge._megatron_local_name_to_global
-    if "local_experts" in inspect.getsource(to_global):  # it numbers both, since 0.5
-        return
     own_module = re.compile(r"experts\.local_experts\.(\d+)\.(linear_fc\d\.\w+)")
 
+    @functools.wraps(to_global)
     def name(models: Any, config: Any, param_name: str, vp_stage: int | None = None) -> str:
         return to_global(models, config, own_module.sub(r"experts.\2\1", param_name), vp_stage)
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
+from nemo_rod.upstream import changes, functions
+
 
 def patch() -> None:
-    """Mends experts, norms and the distributed optimizer."""
+    """Mends experts, norms and the distributed optimizer.
+
+    Raises:
+        ValueError: if one of their functions is not what was tested.
+    """
+    functions.check("plain")
     from megatron.core.transformer.moe import moe_utils
 
-    # 0.16.1 names it without defining it where TransformerEngine is absent
-    if not hasattr(moe_utils, "te_general_gemm"):
+    if changes.router_kernel_is_undefined(moe_utils):
         moe_utils.te_general_gemm = None
     _mark_norms()
     _mend_loading_of_distributed_optimizer()
@@ -28,6 +35,7 @@ def _mark_norms() -> None:
 
     make: Callable = WrappedTorchNorm.__new__
 
+    @functools.wraps(make)
     def make_marked(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         split, config.sequence_parallel = config.sequence_parallel, False
         try:
@@ -53,19 +61,26 @@ def _mend_loading_of_distributed_optimizer() -> None:
     load = DistributedOptimizer.load_state_dict
     set_states = DistributedOptimizer._set_main_param_and_optimizer_states
 
+    @functools.wraps(describe)
     def sharded_state_dict(
-        self: Any, weights: dict, is_loading: bool = False, *args: Any, **kwargs: Any
+        self: Any,
+        model_sharded_state_dict: dict,
+        is_loading: bool = False,
+        *args: Any,
+        **kwargs: Any,
     ) -> dict:
         if is_loading and not self.optimizer.state:
             self._init_optimizer_states_with_dummy_values()
-        return describe(self, weights, is_loading, *args, **kwargs)
+        return describe(self, model_sharded_state_dict, is_loading, *args, **kwargs)
 
+    @functools.wraps(load)
     def load_state_dict(self: Any, state_dict: dict) -> None:
         load(self, state_dict)
         for state in self.optimizer.state.values():
             if torch.is_tensor(state.get("step")):
                 state["step"] = state["step"].clone()
 
+    @functools.wraps(set_states)
     def set_states_but_step(self: Any, model_param: Any, tensors: dict) -> None:
         group, order = self.model_param_group_index_map[model_param]
         parameter = self.optimizer.param_groups[group]["params"][order]
