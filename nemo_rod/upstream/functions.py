@@ -17,8 +17,7 @@ from typing import Literal, NamedTuple
 
 Use = Literal["called", "wrapped", "replaced", "read"]
 
-# ways through nemo_rod; what begins with cpu is for machines without CUDA, and what begins with plain
-# for such without TransformerEngine
+# ways through nemo_rod; cpu: for machines without CUDA; plain: for such without TransformerEngine
 ROADS = (
     "scoring",
     "trainer",

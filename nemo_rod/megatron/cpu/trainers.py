@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from nemo_rod.upstream import changes, functions
+from nemo_rod.upstream import functions
 
 
 @functools.cache
