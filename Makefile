@@ -12,7 +12,7 @@ RL_READY := .venv-nemo-rl/.ready
 RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: help venv demo lint bench
+.PHONY: help venv demo lint lanes bench test-second test-matrix
 .PHONY: test test-slow test-layouts test-swap-in test-megatron-lm test-nemo2
 .PHONY: test-slurm test-nemo-rl test-gpu test-images image image-cpu
 .DEFAULT_GOAL := help
@@ -32,6 +32,17 @@ demo: $(READY) ## run the toy recipe: prepare, train, evaluate and report, witho
 
 test: $(READY) ## run the fast tests; ARGS="-k name" is handed to pytest
 	$(PYTEST) $(ARGS)
+
+# Whatever touches NVIDIA's functions: signatures, refusals, one process of every kind, and a run of
+# all stages.
+SECOND := $(addprefix tests/test_,upstream.py forward_only.py identity.py layouts.py plan_shapes.py \
+  merging_architectures.py swap_in_units.py swap_in_refusals.py distillation.py cli.py)
+
+test-second: ## run a fast subset on the second set, Megatron-Bridge 0.3, in .venv-bridge-0.3
+	@$(MAKE) --no-print-directory VENV=.venv-bridge-0.3 SET=bridge-0.3 ARGS="$(SECOND) $(ARGS)" test
+
+test-matrix: ## main job, layouts, resume, export and swap-in on every pair of versions; hours
+	python3 tests/matrix.py $(ARGS)
 
 test-slow: $(READY) ## run the tests that take minutes
 	$(PYTEST) -m slow --timeout 1800 $(ARGS)
@@ -91,6 +102,9 @@ lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+lanes: ## say for each lane of tests at which commit it last passed
+	@python3 tests/lanes.py
 
 bench: $(READY) ## run every benchmark; the rows go to runs/benchmarks/<name>.json
 	@mkdir -p runs/benchmarks

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import lanes
 import pytest
 from preloaded import Run
 from tiny import MOE_ARCHITECTURE, Setting
+
+_START = time.time()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +28,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
         settings.register_profile("nemo_rod", derandomize=True, deadline=None)
         settings.load_profile("nemo_rod")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Notes a lane that has passed whole; see `lanes.py`."""
+    option = session.config.option
+    whole = not (option.keyword or option.lf or option.ff or option.collectonly)
+    whole = whole and session.config.args == session.config.getini("testpaths")
+    marker = "fast" if option.markexpr.startswith("not (") else option.markexpr
+    if exitstatus or not whole or marker not in {lane.marker for lane in lanes.LANES}:
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    counts = {what: len(reporter.stats.get(what, ())) for what in ("passed", "skipped")}
+    if counts["passed"]:
+        lanes.record(marker, {**counts, "seconds": round(time.time() - _START), "with": versions()})
+
+
+def versions() -> str:
+    """What the tests ran on."""
+    found = [f"Python {platform.python_version()}"]
+    for package in ("megatron-bridge", "megatron-core", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{package} {importlib.metadata.version(package)}")
+    return ", ".join(found)
 
 
 @pytest.fixture(scope="session")

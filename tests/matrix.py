@@ -1,0 +1,101 @@
+"""Every pair of versions against what a user does with it, as a table: make test-matrix.
+
+    python tests/matrix.py [--sets bridge-0.6 bridge-0.5 ...] [--only "main job" layouts ...]
+
+Builds an environment for every set of requirements/ (some gigabytes each). A cell says how long it
+took; what failed is printed in full behind the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SETS = ("bridge-0.6", "bridge-0.5", "bridge-0.4", "bridge-0.3")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "1800")
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "main job": (
+        *("-m", "nemo_rod.cli", "run", "recipe=toy_synthetic", "arms=[no_replay,rod]"),
+        "run_dir={out}/run",
+    ),
+    "layouts": (
+        *PYTEST,
+        "-m",
+        "layouts",
+        "tests/test_layouts.py",
+        "-k",
+        "same_choice_and_training",
+    ),
+    "resume": (*PYTEST, "-m", "slow", "tests/test_resume.py", "-k", "single or dp2"),
+    "export": (*PYTEST, "tests/test_layouts.py", "tests/test_merging_bridge.py"),
+    "swap-in": (*PYTEST, "-m", "swap_in", "tests/test_swap_in_bridge.py"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", nargs="*", default=SETS)
+    parser.add_argument("--only", nargs="*", default=[*COLUMNS])
+    options = parser.parse_args()
+    failed: list[tuple[str, str, str]] = []
+    print("| versions | " + " | ".join(options.only) + " |")
+    print("|---" * (len(options.only) + 1) + "|", flush=True)
+    for name in options.sets:
+        python = environment(name)
+        cells = [name + ": " + versions(python)]
+        for column in options.only:
+            start = time.monotonic()
+            output = attempt(python, COLUMNS[column])
+            if output is not None:
+                failed.append((name, column, output))
+            seconds = f"{time.monotonic() - start:.0f} s"
+            cells.append(f"passed, {seconds}" if output is None else f"FAILED, {seconds}")
+        print("| " + " | ".join(cells) + " |", flush=True)
+    for name, column, output in failed:
+        print(f"\n--- {name}, {column} ---\n{output}")
+    return bool(failed)
+
+
+def environment(name: str) -> Path:
+    """The interpreter of a set's environment, which is built if it is not there."""
+    venv = f".venv-{name}"
+    subprocess.run(
+        ["make", "--no-print-directory", f"VENV={venv}", f"SET={name}", "venv"],
+        cwd=ROOT,
+        check=True,
+        stdout=sys.stderr,
+    )
+    return ROOT / venv / "bin" / "python"
+
+
+def versions(python: Path) -> str:
+    """Python's, Megatron-Bridge's, Megatron-core's and transformers'."""
+    program = (
+        "import importlib.metadata as m, platform; print(platform.python_version(), *(m.version(p) "
+        "for p in ('megatron-bridge', 'megatron-core', 'transformers')), sep=', ')"
+    )
+    return subprocess.run([python, "-c", program], capture_output=True, text=True).stdout.strip()
+
+
+def attempt(python: Path, arguments: tuple[str, ...]) -> str | None:
+    """None if the command passes, else the end of what it printed."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [str(python), *(argument.format(out=out) for argument in arguments)]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    return None if done.returncode == 0 else (done.stdout + done.stderr)[-4000:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
