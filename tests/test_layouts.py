@@ -232,8 +232,15 @@ def test_the_model_reads_a_prefix_alone_and_gives_its_part_of_the_sums(
             assert row["difference"] < 1e-5 * row["largest"]
 
 
-@pytest.mark.layouts
-@pytest.mark.parametrize(("context", "replicas"), [(2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("context", "replicas"),
+    [
+        (1, 2),  # whole blocks: nothing is to be shared out
+        pytest.param(2, 1, marks=pytest.mark.layouts),
+        pytest.param(2, 2, marks=pytest.mark.layouts),
+        pytest.param(4, 1, marks=pytest.mark.layouts),
+    ],
+)
 def test_context_parallel_ranks_add_up(torchrun: Torchrun, context: int, replicas: int) -> None:
     worker = Path(__file__).parent / "context_worker.py"
     for said in torchrun(context * replicas, worker, context):
