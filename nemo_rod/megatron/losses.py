@@ -49,7 +49,7 @@ class BlockLosses:
     Args:
         model: the model's chunks on this rank, wrapped for data parallelism or not.
         store: where the blocks are.
-        groups: Megatron's process groups (`pp`, `cp` and `dp` are used).
+        groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used).
         micro_batch_size: blocks in one forward pass of one replica. It need not be training's. Of
             prefixes as many more go together as have the same number of tokens.
         beat: called after every micro-batch.
@@ -186,15 +186,19 @@ def on_every_rank(
         outputs: float32 `[b, num_chunks]` per micro-batch; nothing on other stages.
         count: rows of a replica, all its micro-batches together.
         num_chunks: columns.
-        groups: Megatron's process groups (`pp` and `dp` are used).
+        groups: Megatron's process groups (`tp`, `cp`, `pp` and `dp` are used).
 
     Returns:
-        float32 `[replicas, count, num_chunks]`.
+        float32 `[replicas, count, num_chunks]`, to the bit the same everywhere.
     """
     dp, pp = groups.dp, groups.pp
     sums = torch.empty(count, num_chunks, dtype=torch.float32).cuda()
     if outputs:
         torch.cat(outputs, out=sums)
+        # each of these ranks has computed its own, and they may differ in the last bit
+        for group in (groups.tp, groups.cp):
+            if group.size() > 1:
+                dist.broadcast(sums, group=group, group_src=0)
     if pp.size() > 1:  # only the last stage has losses
         dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
     if dp.size() == 1:
