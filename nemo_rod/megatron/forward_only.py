@@ -14,20 +14,38 @@ import torch
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 
-def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool = False) -> None:
+def refuse_unsafe(
+    config: Any,
+    ddp_config: Any = None,
+    *,
+    splits_context: bool = False,
+    between_steps: bool = False,
+) -> None:
     """Refuses features under which a scoring pass inside a training step goes wrong.
 
     Args:
         config: the model's Megatron configuration.
         ddp_config: the data-parallel wrapper's, where there is one.
         splits_context: whether the scoring pass deals positions out to context-parallel ranks.
+        between_steps: whether blocks may also be scored outside the trainer's `train_step`, as by
+            validation, by NeMo-RL's workers, and for references by a job's own model.
 
     Raises:
         ValueError: naming the feature, why it is refused and what to set.
     """
     pipelined = (config.virtual_pipeline_model_parallel_size or 1) > 1
     overlapped = config.overlap_p2p_comm and not config.batch_p2p_comm
-    delayed_fp8 = bool(config.fp8) and str(getattr(config, "fp8_recipe", "")) == "delayed"
+    recipes = {n: _recipe(config, n) for n in ("fp8", "fp4") if getattr(config, n, None)}
+    custom = [f"{name}_recipe='custom'" for name, recipe in recipes.items() if recipe == "custom"]
+    # Megatron reads a negative factor as none
+    drops = [
+        name
+        for name in ("moe_expert_capacity_factor", "moe_expert_rank_capacity_factor")
+        if (getattr(config, name, None) or 0) > 0
+    ]
+    balancing = getattr(config, "moe_router_load_balancing_type", None)
+    sinkhorn = "sinkhorn" in (balancing if isinstance(balancing, list) else [balancing])
+    shared_buffer = bool(getattr(ddp_config, "reuse_grad_buf_for_mxfp8_param_ag", False))
     graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
     # their names up to megatron-core 0.15
     old_graphs = [n for n in ("enable_cuda_graph", "external_cuda_graph") if getattr(config, n, 0)]
@@ -39,11 +57,23 @@ def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool =
          "replays graphs that were captured for training", "cuda_graph_impl='none'"),
         (bool(old_graphs) and not graphs, f"{' and '.join(old_graphs)}=True",
          "replays graphs that were captured for training", "it to False"),
-        (delayed_fp8, "delayed FP8 scaling", "lets scoring move the scales of training",
-         "fp8_recipe='tensorwise' or 'mxfp8'"),
+        (recipes.get("fp8") == "delayed", "delayed FP8 scaling",
+         "lets scoring move the scales of training", "fp8_recipe='tensorwise' or 'mxfp8'"),
+        (bool(custom), " and ".join(custom),
+         "has quantizers of your own, which may keep scales that scoring would move",
+         "a recipe of TransformerEngine's without a history, such as 'mxfp8' or 'nvfp4'"),
+        (shared_buffer and between_steps, "reuse_grad_buf_for_mxfp8_param_ag",
+         "leaves gradients where scoring between two steps, as for validation, reads weights",
+         "reuse_grad_buf_for_mxfp8_param_ag=False"),
         (getattr(config, "moe_router_force_load_balancing", False),
          "moe_router_force_load_balancing", "scores with random routing",
          "moe_router_force_load_balancing=False"),
+        (bool(drops), " and ".join(drops),
+         "drops tokens by what else is in a micro-batch, so that scores depend on their neighbours",
+         f"{' and '.join(drops)}=None"),
+        (sinkhorn, "moe_router_load_balancing_type='sinkhorn'",
+         "routes a token by its neighbours in training and without them in scoring",
+         "moe_router_load_balancing_type='aux_loss'"),
         (getattr(config, "fine_grained_activation_offloading", False),
          "fine_grained_activation_offloading", "uses up its warm-up on the scoring pass",
          "fine_grained_activation_offloading=False"),
@@ -53,6 +83,12 @@ def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool =
     ):  # fmt: skip
         if found:
             raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
+
+
+def _recipe(config: Any, name: str) -> str | None:
+    """The recipe of a low precision, which Megatron takes by name or as its own enum."""
+    recipe = getattr(config, f"{name}_recipe", None)
+    return getattr(recipe, "value", recipe)
 
 
 @contextmanager

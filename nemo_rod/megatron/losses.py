@@ -84,7 +84,8 @@ class BlockLosses:
         begin = None if targets is None else targets.begin
         self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp, begin=begin)
         self.config = get_model_config(model[0])
-        refuse_unsafe(self.config, getattr(model[0], "ddp_config", None), splits_context=True)
+        ddp_config = getattr(model[0], "ddp_config", None)
+        refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
 
     def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
         """Partial sums of the token losses of blocks; a collective call of all ranks.
