@@ -29,3 +29,21 @@ def test_context_parallel_ranks_share_positions_out_and_put_them_back(size: int)
         assert not (back * placed).any()  # no position has two ranks
         back += placed
     assert torch.equal(back, whole)
+
+
+def test_frozen_submodules_stay_in_evaluation_mode() -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+    # isort: split
+    from megatron.core.transformer import TransformerConfig
+
+    from nemo_rod.megatron.forward_only import forward_only
+
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    trained, frozen = torch.nn.Dropout(), torch.nn.Sequential(torch.nn.Dropout())
+    chunk = torch.nn.ModuleList([trained, frozen])
+    frozen.eval()
+    with forward_only([chunk], config):
+        assert not any(module.training for module in chunk.modules())
+    assert chunk.training and trained.training
+    assert not frozen.training and not frozen[0].training

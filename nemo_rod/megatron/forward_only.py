@@ -127,14 +127,18 @@ def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _evaluation_mode(model: list) -> Iterator[None]:
-    was_training = [chunk.training for chunk in model]
+    """Gives every module its own mode back: a part that is frozen may stay in evaluation mode."""
+    was_training = [(module, module.training) for chunk in model for module in chunk.modules()]
+    own_modes = [chunk.training for chunk in model]
     for chunk in model:
         chunk.eval()
     try:
         yield
     finally:
-        for chunk, training in zip(model, was_training, strict=True):
-            chunk.train(training)
+        for chunk, training in zip(model, own_modes, strict=True):
+            chunk.train(training)  # some modules do more than note it
+        for module, training in was_training:
+            module.training = training
 
 
 @contextmanager
