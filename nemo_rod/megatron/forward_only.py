@@ -141,6 +141,29 @@ def _evaluation_mode(model: list) -> Iterator[None]:
             module.training = training
 
 
+def gather_weights(model: list) -> None:
+    """Completes the weights of every replica where no hook is going to. Collective.
+
+    With `overlap_param_gather` an optimizer step renews each replica's own share of the weights and
+    leaves the others' old. Hooks of the next forward pass gather them, and trainers keep these
+    hooks off until their first step has ended.
+
+    Args:
+        model: the model's chunks on this rank, wrapped for data parallelism or not.
+    """
+    for chunk, buckets in _gathered_by_hooks(model):
+        if not chunk.remove_forward_pre_hook_handles:
+            buckets.finish_param_sync(skip_next_bucket_dispatch=True)
+
+
+def _gathered_by_hooks(model: list) -> Iterator[tuple[Any, Any]]:
+    """The chunks that overlap gathering with the forward pass, with each group of their buckets."""
+    for chunk in model:
+        if getattr(chunk, "use_forward_hook", False):
+            for buckets in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+                yield chunk, buckets
+
+
 @contextmanager
 def _random_state() -> Iterator[None]:
     """Puts the default generators and Megatron's tensor-parallel ones back."""

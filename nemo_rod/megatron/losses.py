@@ -19,7 +19,7 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import Batch, micro_batches, prefixes
-from nemo_rod.megatron.forward_only import refuse_unsafe
+from nemo_rod.megatron.forward_only import gather_weights, refuse_unsafe
 from nemo_rod.megatron.logits import has_head
 from nemo_rod.megatron.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
 from nemo_rod.selection.curriculum_header import Store
@@ -154,6 +154,7 @@ class BlockLosses:
             pipeline["p2p_communicator"] = P2PCommunicator(
                 pp_group=self.groups.pp, config=self.config
             )
+        gather_weights(self.model)
         outputs = scoring_pass(
             get_forward_backward_func(),
             self.model,
