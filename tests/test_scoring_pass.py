@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tiny import Torchrun
 
 # importing Megatron warns of what a machine without CUDA lacks
 pytestmark = pytest.mark.filterwarnings("ignore")
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -47,3 +51,11 @@ def test_frozen_submodules_stay_in_evaluation_mode() -> None:
         assert not any(module.training for module in chunk.modules())
     assert chunk.training and trained.training
     assert not frozen.training and not frozen[0].training
+
+
+def test_scoring_does_not_run_heads_for_later_tokens(torchrun: Torchrun) -> None:
+    (said,) = torchrun(1, HERE / "multi_token_worker.py", timeout=120)
+    found = json.loads(next(line for line in said.splitlines() if line[:1] == "{"))
+    assert found["same"]
+    assert found["scoring"] == {"output layer": 2, "head": 0}  # two micro-batches
+    assert found["training"] == {"output layer": 2, "head": 1}  # one, with both heads

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 
@@ -103,6 +104,7 @@ def forward_only(model: list, config: Any) -> Iterator[None]:
         stack.enter_context(torch.no_grad())  # the schedules do not apply it by themselves
         stack.enter_context(_evaluation_mode(model))  # counters of routers and MTP watch this
         stack.enter_context(_random_state())
+        stack.enter_context(_next_token_alone(model, config))
         for name, value in (
             ("timers", None),
             # the deferred weight gradient of the output layer would queue what scoring fed it
@@ -139,6 +141,32 @@ def _evaluation_mode(model: list) -> Iterator[None]:
             chunk.train(training)  # some modules do more than note it
         for module, training in was_training:
             module.training = training
+
+
+@contextmanager
+def _next_token_alone(model: list, config: Any) -> Iterator[None]:
+    """Skips multi-token prediction: no score asks for its layers, logits and losses.
+
+    Its block hands on what the decoder gave it, and the models do not look for more than that.
+    """
+    modules = [module for chunk in model for module in chunk.modules()]
+    # up to core 0.16, GPT models count heads without asking for any; hybrid ones refuse to count 0
+    none = 0 if any(isinstance(module, GPTModel) for module in modules) else None
+    blocks = [module.mtp for module in modules if "mtp" in module._modules]
+    # a language model inside another one has a configuration of its own
+    configs = {id(m.config): m.config for m in modules if "mtp_process" in vars(m)}
+    with ExitStack() as stack:
+        for each in ({id(config): config} | configs).values():
+            if getattr(each, "mtp_num_layers", None):
+                stack.enter_context(replaced(each, "mtp_num_layers", none))
+        for block in blocks:
+            block.forward = lambda hidden_states, **_: hidden_states
+            stack.callback(delattr, block, "forward")
+        yield
+    if blocks:  # the gathering of their weights may have begun, and none of their hooks waited
+        for _, buckets in _gathered_by_hooks(model):
+            if buckets.param_gather_handle is not None:
+                buckets.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
 def gather_weights(model: list) -> None:
