@@ -124,6 +124,11 @@ def main() -> None:
             out["end"] = snapshot(end)
             torch.save(out, Path(OUT) / f"{MODE}_{dist.get_rank()}.pt")
 
+    class NoRecorder(Callback):
+        """Stands where the recorder does: nothing was chosen, so nothing is recorded."""
+
+        def on_choice(self, choice: Any) -> None: ...
+
     @dataclass
     class Winners(DatasetProvider):
         """The chosen blocks of a curriculum, in order, as any data loader would give them."""
@@ -193,7 +198,7 @@ def main() -> None:
     trainer._Exporter.on_train_end = lambda *_: None
     if MODE == "ordinary":
         selector.RoDSelector.installed = lambda self: nullcontext()
-        trainer.Recorder = lambda *_, **__: Callback()
+        trainer.Recorder = lambda *_, **__: NoRecorder()
     else:
         Selector.choose = choose_watched
     trainer.train(job, callbacks=[Watcher()])

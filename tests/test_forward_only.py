@@ -11,7 +11,13 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def refusal(*, use_megatron_fsdp: bool = False, **settings: Any) -> str | None:
+def refusal(
+    *,
+    use_megatron_fsdp: bool = False,
+    reuse_grad_buf_for_mxfp8_param_ag: bool = False,
+    between_steps: bool = False,
+    **settings: Any,
+) -> str | None:
     """What is said of a real configuration with some settings changed."""
     import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 
@@ -24,8 +30,12 @@ def refusal(*, use_megatron_fsdp: bool = False, **settings: Any) -> str | None:
     for name, value in settings.items():
         assert hasattr(config, name), name
         setattr(config, name, value)
+    ddp_config = SimpleNamespace(
+        use_megatron_fsdp=use_megatron_fsdp,
+        reuse_grad_buf_for_mxfp8_param_ag=reuse_grad_buf_for_mxfp8_param_ag,
+    )
     try:
-        refuse_unsafe(config, SimpleNamespace(use_megatron_fsdp=use_megatron_fsdp))
+        refuse_unsafe(config, ddp_config, between_steps=between_steps)
     except ValueError as error:
         return str(error)
     return None
@@ -40,6 +50,15 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
         (INTERLEAVED, "virtual pipeline stages with these p2p settings: it trains on wrong grad"),
         ({"cuda_graph_impl": "local"}, "cuda_graph_impl='local': it replays graphs"),
         ({"fp8": "hybrid", "fp8_recipe": "delayed"}, "delayed FP8 scaling: it lets scoring move"),
+        ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8_recipe='custom': it has quantizers of"),
+        ({"fp4": "e2m1", "fp4_recipe": "custom"}, "fp4_recipe='custom': it has quantizers of"),
+        (
+            {"reuse_grad_buf_for_mxfp8_param_ag": True, "between_steps": True},
+            "reuse_grad_buf_for_mxfp8_param_ag: it leaves gradients where scoring between two st",
+        ),
+        ({"moe_expert_capacity_factor": 1.5}, "it drops tokens by what else is in a micro-batch"),
+        ({"moe_router_load_balancing_type": "sinkhorn"}, "it routes a token by its neighbours"),
+        ({"moe_router_load_balancing_type": ["sinkhorn"]}, "it routes a token by its neighbours"),
         ({"moe_router_force_load_balancing": True}, "it scores with random routing; set moe_rou"),
         ({"fine_grained_activation_offloading": True}, "uses up its warm-up on the scoring pass"),
         ({"use_megatron_fsdp": True}, "Megatron FSDP: it is not supported yet"),
@@ -58,7 +77,23 @@ def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence:
         {},
         {**INTERLEAVED, "overlap_p2p_comm": True, "batch_p2p_comm": False},
         {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+        {"fp8_recipe": "custom"},
+        # its buffer holds weights again when the next step begins
+        {"reuse_grad_buf_for_mxfp8_param_ag": True},
+        {"moe_expert_capacity_factor": -1.0},
+        {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]},
     ],
 )
 def test_what_is_safe_is_not_refused(settings: dict[str, Any]) -> None:
     assert refusal(**settings) is None
+
+
+def test_recipes_may_be_megatrons_own_names() -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+    # isort: split
+    from megatron.core.enums import Fp8Recipe
+
+    said = refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.delayed)
+    assert said is not None and "delayed FP8 scaling" in said
+    assert refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.mxfp8) is None

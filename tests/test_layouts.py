@@ -132,6 +132,19 @@ def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting, single: list[A
 
 
 @pytest.mark.layouts
+def test_validation_is_of_whole_weights_from_the_first_step_on(tiny: Setting) -> None:
+    """The trainer gathers the weights of other replicas only from its second step on."""
+    looks = {}
+    for layout in ("single", "dp2_distopt"):
+        folder = tiny.root / f"{layout}_first_look"
+        job = tiny.rod_job(folder, LAYOUTS[layout], steps=3, validation_every=1)
+        tiny.torchrun(LAYOUTS[layout].world_size, "nemo_rod.megatron", job, timeout=300)
+        names = [f"validation/{source.role}/{source.name}/loss" for source in tiny.store.sources]
+        looks[layout] = [metric(folder, name) for name in names]
+    np.testing.assert_allclose(looks["dp2_distopt"], looks["single"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.layouts
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "single"])
 def test_same_choice_and_training_in_every_layout(
     tiny: Setting, single: list[Any], layout: str
@@ -232,8 +245,15 @@ def test_the_model_reads_a_prefix_alone_and_gives_its_part_of_the_sums(
             assert row["difference"] < 1e-5 * row["largest"]
 
 
-@pytest.mark.layouts
-@pytest.mark.parametrize(("context", "replicas"), [(2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("context", "replicas"),
+    [
+        (1, 2),  # whole blocks: nothing is to be shared out
+        pytest.param(2, 1, marks=pytest.mark.layouts),
+        pytest.param(2, 2, marks=pytest.mark.layouts),
+        pytest.param(4, 1, marks=pytest.mark.layouts),
+    ],
+)
 def test_context_parallel_ranks_add_up(torchrun: Torchrun, context: int, replicas: int) -> None:
     worker = Path(__file__).parent / "context_worker.py"
     for said in torchrun(context * replicas, worker, context):

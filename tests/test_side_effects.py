@@ -36,6 +36,11 @@ CASES: dict[str, tuple[Parallel, dict[str, Any]]] = {
     "dropout_distopt": (LAYOUTS["tp2_dp2_distopt"], {"model": DROPOUT}),
     "interleaved": (INTERLEAVED, {"model": DROPOUT, "ddp": {"align_param_gather": True}}),
     "multi_token_prediction": (LAYOUTS["single"], {"model": {**DROPOUT, "mtp_num_layers": 1}}),
+    # scoring skips weights that training then has to gather
+    "multi_token_prediction_distopt": (
+        LAYOUTS["dp2_distopt"],
+        {"model": {**DROPOUT, "mtp_num_layers": 1}},
+    ),
     "rerun": (
         LAYOUTS["single"],
         {"model": DROPOUT, "rerun_state_machine": {"rerun_mode": "report_determinism_stats"}},

@@ -199,6 +199,7 @@ class Setting:
         references: list[Path],
         checkpoint_every: int = 10_000,
         stall_seconds: float = 0,
+        validation_every: int = 10,
         scoring: dict[str, Any] | None = None,
     ) -> Path:
         out.mkdir(parents=True, exist_ok=True)
@@ -219,7 +220,7 @@ class Setting:
             optimisation=optimisation,
             references=[str(folder) for folder in references],
             checkpoint_every=checkpoint_every,
-            validation_every=10,
+            validation_every=validation_every,
             validation_blocks=8,
         )
         write_job(job, out / "job.json")

@@ -179,7 +179,6 @@ class TopKTargets:
         ids_sBk = top_ids(logits_sBV, self.top_k, self.vocab_size, self.groups.tp)
         logprobs_sBo = outcome_logprobs(logits_sBV, ids_sBk, self.groups.tp)
         kept_sBo = logprobs_sBo.half()
-        # multi-token prediction has losses first; those of the next token come last, and stay
         self._made[-1][where.start] = (
             ids_sBk.int().transpose(0, 1),
             kept_sBo.transpose(0, 1),

@@ -11,25 +11,44 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 from nemo_rod.upstream.changes import old_cuda_graph_flags
 
 
-def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool = False) -> None:
+def refuse_unsafe(
+    config: Any,
+    ddp_config: Any = None,
+    *,
+    splits_context: bool = False,
+    between_steps: bool = False,
+) -> None:
     """Refuses features under which a scoring pass inside a training step goes wrong.
 
     Args:
         config: the model's Megatron configuration.
         ddp_config: the data-parallel wrapper's, where there is one.
         splits_context: whether the scoring pass deals positions out to context-parallel ranks.
+        between_steps: whether blocks may also be scored outside the trainer's `train_step`, as by
+            validation, by NeMo-RL's workers, and for references by a job's own model.
 
     Raises:
         ValueError: naming the feature, why it is refused and what to set.
     """
     pipelined = (config.virtual_pipeline_model_parallel_size or 1) > 1
     overlapped = config.overlap_p2p_comm and not config.batch_p2p_comm
-    delayed_fp8 = bool(config.fp8) and str(getattr(config, "fp8_recipe", "")) == "delayed"
+    recipes = {n: _recipe(config, n) for n in ("fp8", "fp4") if getattr(config, n, None)}
+    custom = [f"{name}_recipe='custom'" for name, recipe in recipes.items() if recipe == "custom"]
+    # Megatron reads a negative factor as none
+    drops = [
+        name
+        for name in ("moe_expert_capacity_factor", "moe_expert_rank_capacity_factor")
+        if (getattr(config, name, None) or 0) > 0
+    ]
+    balancing = getattr(config, "moe_router_load_balancing_type", None)
+    sinkhorn = "sinkhorn" in (balancing if isinstance(balancing, list) else [balancing])
+    shared_buffer = bool(getattr(ddp_config, "reuse_grad_buf_for_mxfp8_param_ag", False))
     graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
     old_graphs = old_cuda_graph_flags(config)
     fsdp = bool(getattr(ddp_config, "use_megatron_fsdp", False))
@@ -40,11 +59,23 @@ def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool =
          "replays graphs that were captured for training", "cuda_graph_impl='none'"),
         (bool(old_graphs) and not graphs, f"{' and '.join(old_graphs)}=True",
          "replays graphs that were captured for training", "it to False"),
-        (delayed_fp8, "delayed FP8 scaling", "lets scoring move the scales of training",
-         "fp8_recipe='tensorwise' or 'mxfp8'"),
+        (recipes.get("fp8") == "delayed", "delayed FP8 scaling",
+         "lets scoring move the scales of training", "fp8_recipe='tensorwise' or 'mxfp8'"),
+        (bool(custom), " and ".join(custom),
+         "has quantizers of your own, which may keep scales that scoring would move",
+         "a recipe of TransformerEngine's without a history, such as 'mxfp8' or 'nvfp4'"),
+        (shared_buffer and between_steps, "reuse_grad_buf_for_mxfp8_param_ag",
+         "leaves gradients where scoring between two steps, as for validation, reads weights",
+         "reuse_grad_buf_for_mxfp8_param_ag=False"),
         (getattr(config, "moe_router_force_load_balancing", False),
          "moe_router_force_load_balancing", "scores with random routing",
          "moe_router_force_load_balancing=False"),
+        (bool(drops), " and ".join(drops),
+         "drops tokens by what else is in a micro-batch, so that scores depend on their neighbours",
+         f"{' and '.join(drops)}=None"),
+        (sinkhorn, "moe_router_load_balancing_type='sinkhorn'",
+         "routes a token by its neighbours in training and without them in scoring",
+         "moe_router_load_balancing_type='aux_loss'"),
         (getattr(config, "fine_grained_activation_offloading", False),
          "fine_grained_activation_offloading", "uses up its warm-up on the scoring pass",
          "fine_grained_activation_offloading=False"),
@@ -54,6 +85,12 @@ def refuse_unsafe(config: Any, ddp_config: Any = None, *, splits_context: bool =
     ):  # fmt: skip
         if found:
             raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
+
+
+def _recipe(config: Any, name: str) -> str | None:
+    """The recipe of a low precision, which Megatron takes by name or as its own enum."""
+    recipe = getattr(config, f"{name}_recipe", None)
+    return getattr(recipe, "value", recipe)
 
 
 @contextmanager
@@ -68,6 +105,7 @@ def forward_only(model: list, config: Any) -> Iterator[None]:
         stack.enter_context(torch.no_grad())  # the schedules do not apply it by themselves
         stack.enter_context(_evaluation_mode(model))  # counters of routers and MTP watch this
         stack.enter_context(_random_state())
+        stack.enter_context(_next_token_alone(model, config))
         for name, value in (
             ("timers", None),
             # the deferred weight gradient of the output layer would queue what scoring fed it
@@ -92,14 +130,67 @@ def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _evaluation_mode(model: list) -> Iterator[None]:
-    was_training = [chunk.training for chunk in model]
+    """Gives every module its own mode back: a part that is frozen may stay in evaluation mode."""
+    was_training = [(module, module.training) for chunk in model for module in chunk.modules()]
+    own_modes = [chunk.training for chunk in model]
     for chunk in model:
         chunk.eval()
     try:
         yield
     finally:
-        for chunk, training in zip(model, was_training, strict=True):
-            chunk.train(training)
+        for chunk, training in zip(model, own_modes, strict=True):
+            chunk.train(training)  # some modules do more than note it
+        for module, training in was_training:
+            module.training = training
+
+
+@contextmanager
+def _next_token_alone(model: list, config: Any) -> Iterator[None]:
+    """Skips multi-token prediction: no score asks for its layers, logits and losses.
+
+    Its block hands on what the decoder gave it, and the models do not look for more than that.
+    """
+    modules = [module for chunk in model for module in chunk.modules()]
+    # up to core 0.16, GPT models count heads without asking for any; hybrid ones refuse to count 0
+    none = 0 if any(isinstance(module, GPTModel) for module in modules) else None
+    blocks = [module.mtp for module in modules if "mtp" in module._modules]
+    # a language model inside another one has a configuration of its own
+    configs = {id(m.config): m.config for m in modules if "mtp_process" in vars(m)}
+    with ExitStack() as stack:
+        for each in ({id(config): config} | configs).values():
+            if getattr(each, "mtp_num_layers", None):
+                stack.enter_context(replaced(each, "mtp_num_layers", none))
+        for block in blocks:
+            block.forward = lambda hidden_states, **_: hidden_states
+            stack.callback(delattr, block, "forward")
+        yield
+    if blocks:  # the gathering of their weights may have begun, and none of their hooks waited
+        for _, buckets in _gathered_by_hooks(model):
+            if buckets.param_gather_handle is not None:
+                buckets.finish_param_sync(skip_next_bucket_dispatch=True)
+
+
+def gather_weights(model: list) -> None:
+    """Completes the weights of every replica where no hook is going to. Collective.
+
+    With `overlap_param_gather` an optimizer step renews each replica's own share of the weights and
+    leaves the others' old. Hooks of the next forward pass gather them, and trainers keep these
+    hooks off until their first step has ended.
+
+    Args:
+        model: the model's chunks on this rank, wrapped for data parallelism or not.
+    """
+    for chunk, buckets in _gathered_by_hooks(model):
+        if not chunk.remove_forward_pre_hook_handles:
+            buckets.finish_param_sync(skip_next_bucket_dispatch=True)
+
+
+def _gathered_by_hooks(model: list) -> Iterator[tuple[Any, Any]]:
+    """The chunks that overlap gathering with the forward pass, with each group of their buckets."""
+    for chunk in model:
+        if getattr(chunk, "use_forward_hook", False):
+            for buckets in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+                yield chunk, buckets
 
 
 @contextmanager

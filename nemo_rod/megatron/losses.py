@@ -19,7 +19,7 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import Batch, micro_batches, prefixes
-from nemo_rod.megatron.forward_only import refuse_unsafe
+from nemo_rod.megatron.forward_only import gather_weights, refuse_unsafe
 from nemo_rod.megatron.logits import has_head
 from nemo_rod.megatron.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
 from nemo_rod.selection.curriculum_header import Store
@@ -49,7 +49,7 @@ class BlockLosses:
     Args:
         model: the model's chunks on this rank, wrapped for data parallelism or not.
         store: where the blocks are.
-        groups: Megatron's process groups (`pp`, `cp` and `dp` are used).
+        groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used).
         micro_batch_size: blocks in one forward pass of one replica. It need not be training's. Of
             prefixes as many more go together as have the same number of tokens.
         beat: called after every micro-batch.
@@ -84,7 +84,8 @@ class BlockLosses:
         begin = None if targets is None else targets.begin
         self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp, begin=begin)
         self.config = get_model_config(model[0])
-        refuse_unsafe(self.config, getattr(model[0], "ddp_config", None), splits_context=True)
+        ddp_config = getattr(model[0], "ddp_config", None)
+        refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
 
     def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
         """Partial sums of the token losses of blocks; a collective call of all ranks.
@@ -153,6 +154,7 @@ class BlockLosses:
             pipeline["p2p_communicator"] = P2PCommunicator(
                 pp_group=self.groups.pp, config=self.config
             )
+        gather_weights(self.model)
         outputs = scoring_pass(
             get_forward_backward_func(),
             self.model,
@@ -186,15 +188,19 @@ def on_every_rank(
         outputs: float32 `[b, num_chunks]` per micro-batch; nothing on other stages.
         count: rows of a replica, all its micro-batches together.
         num_chunks: columns.
-        groups: Megatron's process groups (`pp` and `dp` are used).
+        groups: Megatron's process groups (`tp`, `cp`, `pp` and `dp` are used).
 
     Returns:
-        float32 `[replicas, count, num_chunks]`.
+        float32 `[replicas, count, num_chunks]`, to the bit the same everywhere.
     """
     dp, pp = groups.dp, groups.pp
     sums = torch.empty(count, num_chunks, dtype=torch.float32).cuda()
     if outputs:
         torch.cat(outputs, out=sums)
+        # each of these ranks has computed its own, and they may differ in the last bit
+        for group in (groups.tp, groups.cp):
+            if group.size() > 1:
+                dist.broadcast(sums, group=group, group_src=0)
     if pp.size() > 1:  # only the last stage has losses
         dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
     if dp.size() == 1:

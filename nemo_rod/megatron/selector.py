@@ -21,6 +21,7 @@ from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.distillation import SoftTargets
 from nemo_rod.megatron.forward_only import replaced
 from nemo_rod.megatron.losses import BlockLosses
+from nemo_rod.megatron.ranks import refuse_different_choices
 from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, ReferenceLosses, Selector
 from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.references import NUM_CHUNKS
@@ -131,6 +132,7 @@ class RoDSelector:
                     targets=SoftTargets(self.teacher, groups.tp) if self.teacher else None,
                 )
                 choice = self.choice = self.selector.choose(step, losses)
+                refuse_different_choices(choice)
                 self.on_choice(choice)
                 self.beat()
             # whole micro-batches are dealt out, so that none depends on the number of replicas:

@@ -115,7 +115,7 @@ def train(
         every.append(UntilConverged(rule, validation, store, metrics, steps=steps))
         # a checkpoint may hold an end that was moved, and its file of metrics says the same
         config.scheduler.override_opt_param_scheduler = True
-    refuse_unsafe(provider, config.ddp, splits_context=True)
+    refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
     try:
         with selector.installed():
             pretrain(config, forward_step, callbacks=every)

@@ -106,8 +106,11 @@ class RoDWorkerMixin:
         """
         import torch.distributed as dist
 
+        from nemo_rod.megatron.ranks import refuse_different_choices
+
         store, selector = self._rod_store, self._rod_selector
         choice = selector.choose(step, self._rod_losses(store))
+        refuse_different_choices(choice)
         group = self._rod_groups().dp
         size = self.cfg["train_micro_batch_size"]
         mine = deal(choice.block_ids, micro_batch_size=size, replicas=group.size())[group.rank()]

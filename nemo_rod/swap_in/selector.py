@@ -22,6 +22,7 @@ import torch
 from megatron.core.utils import get_model_config
 
 from nemo_rod.megatron.forward_only import replaced
+from nemo_rod.megatron.ranks import refuse_different_choices
 from nemo_rod.megatron.scoring_pass import scoring_pass
 from nemo_rod.selection import Choice, Policy, Pool, References, choose
 from nemo_rod.selection.curriculum import PADDING_ID
@@ -89,6 +90,7 @@ class StreamSelector:
             drawn = [None if chunk is None else draw(chunk, count, self.unused) for chunk in chunks]
             if choice is None:
                 choice, source_C = self._choose(schedule, options, drawn, step, groups)
+                refuse_different_choices(choice)
                 self.record(choice, source_C)
             options["data_iterator"] = _like(
                 iterators,
