@@ -64,8 +64,8 @@ def look(blocks: Path | None = None) -> Iterator[Finding]:
     Args:
         blocks: a block store to read through, too.
     """
-    new = sys.version_info >= (3, 11)
-    yield Finding("python", new, platform.python_version(), "use Python 3.11 or newer")
+    tested = (3, 11) <= sys.version_info < (3, 14)
+    yield Finding("python", tested, platform.python_version(), "use Python 3.11, 3.12 or 3.13")
     yield _installed("hydra", "hydra-core", "needed for recipes: pip install hydra-core")
     yield _installed("torch", "torch", _TRAINING)
     for name in ("core", "bridge"):
