@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SETS = ("bridge-0.6", "bridge-0.5", "bridge-0.4", "bridge-0.3")
@@ -57,6 +58,10 @@ def main() -> int:
             seconds = f"{time.monotonic() - start:.0f} s"
             cells.append(f"passed, {seconds}" if output is None else f"FAILED, {seconds}")
         print("| " + " | ".join(cells) + " |", flush=True)
+    if "resume" in options.only:
+        for first, second in zip(options.sets[1:], options.sets, strict=False):
+            print(f"begun on {first}, gone on with {second}: {across(first, second)}", flush=True)
+            print(f"begun on {second}, gone on with {first}: {across(second, first)}", flush=True)
     for name, column, output in failed:
         print(f"\n--- {name}, {column} ---\n{output}")
     return bool(failed)
@@ -72,6 +77,36 @@ def environment(name: str) -> Path:
         stdout=sys.stderr,
     )
     return ROOT / venv / "bin" / "python"
+
+
+def across(first: str, second: str) -> str:
+    """How a run ends that is killed under one set and taken up again under another."""
+    before, after = (environment(name) for name in (first, second))
+    with tempfile.TemporaryDirectory() as out:
+        command = ["-m", "nemo_rod.cli", "run", "recipe=toy_synthetic", "arms=[no_replay,rod]"]
+        command += [f"run_dir={out}/run", "checkpoint.every=10"]
+        options: dict[str, Any] = {
+            "cwd": ROOT,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+        }
+        begun = subprocess.Popen([before, *command], **options)
+        metrics = Path(out) / "run" / "arms" / "rod" / "metrics.jsonl"
+        while begun.poll() is None and not (metrics.exists() and len(lines(metrics)) >= 25):
+            time.sleep(0.2)
+        begun.terminate()
+        begun.communicate()
+        steps = len(lines(metrics))
+        done = subprocess.run([after, *command], **options)
+        if done.returncode:
+            said = [line for line in done.stdout.splitlines() if "error" in line.lower()]
+            return "refused: " + (said[-1] if said else done.stdout[-300:])
+        return f"trained {steps} steps, then to {len(lines(metrics))}"
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def versions(python: Path) -> str:

@@ -59,6 +59,20 @@ def test_a_run_on_something_else_is_refused(tiny: Setting, tmp_path: Path, what:
         train(job)
 
 
+def test_an_older_megatron_than_the_one_that_saved_is_refused(
+    tiny: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nemo_rod.megatron import identity
+    from nemo_rod.megatron.trainer import train
+
+    here = identity.versions()
+    older = {**here, "megatron-core": "0.15.3"}
+    monkeypatch.setattr(identity, "versions", lambda: older)
+    sentence = f"saved by megatron-core {here['megatron-core']}, and 0.15.3 is installed"
+    with pytest.raises(ValueError, match=sentence):
+        train(trained_job(tiny))
+
+
 def test_a_lost_curriculum_is_missed(tiny: Setting, tmp_path: Path) -> None:
     from nemo_rod.selection import Curriculum
     from nemo_rod.selection.journal import Journal

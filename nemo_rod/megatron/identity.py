@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from megatron.bridge.training.config import DatasetBuildContext, DatasetProvider
 from omegaconf import OmegaConf
+from packaging.version import Version
 
 from nemo_rod.selection import CurriculumHeader
 
@@ -34,10 +35,12 @@ class ChosenBlocks(DatasetProvider):
     Attributes:
         seq_length: tokens per block.
         identity: what decides which blocks are chosen, one value for each key of `IDENTITY`.
+        versions: of NVIDIA's packages that train.
     """
 
     seq_length: int = 0
     identity: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     def build_datasets(self, context: DatasetBuildContext) -> tuple:
         """Iterators that nobody reads."""
@@ -54,6 +57,17 @@ def identity_of(header: CurriculumHeader) -> dict[str, Any]:
     return {key: getattr(header, key) for key in IDENTITY}
 
 
+def versions() -> dict[str, str]:
+    """What is installed of the packages that write checkpoints."""
+    import megatron.core
+    from megatron.bridge import package_info
+
+    return {
+        "megatron-core": megatron.core.__version__,
+        "Megatron-Bridge": package_info.__version__,
+    }
+
+
 def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> None:
     """Refuses to go on from weights that were trained on something else.
 
@@ -62,7 +76,8 @@ def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> No
         expected: of this run, as `identity_of` gives it.
 
     Raises:
-        ValueError: naming everything that differs.
+        ValueError: naming everything that differs, or a package that is older than the one that
+            saved: Megatron reads older checkpoints, and not newer ones.
     """
     latest = checkpoints / "latest_checkpointed_iteration.txt"
     if not latest.exists():
@@ -80,3 +95,11 @@ def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> No
             f"{folder} was trained with {', '.join(differences)}: go on with what it was trained "
             f"with, or remove {checkpoints.parent} to begin again."
         )
+    installed = versions()
+    for package, version in (config.dataset.get("versions") or {}).items():
+        if Version(installed[package]) < Version(version):
+            raise ValueError(
+                f"{folder} was saved by {package} {version}, and {installed[package]} is "
+                f"installed, which does not read newer checkpoints: go on with {version} or newer, "
+                f"or remove {checkpoints.parent} to begin again."
+            )

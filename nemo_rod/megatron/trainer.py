@@ -30,7 +30,12 @@ from nemo_rod.jobs import Stopped, TrainJob
 from nemo_rod.megatron.averages import ResumedAverages
 from nemo_rod.megatron.convergence import UntilConverged
 from nemo_rod.megatron.forward_only import refuse_unsafe
-from nemo_rod.megatron.identity import ChosenBlocks, identity_of, refuse_foreign_checkpoint
+from nemo_rod.megatron.identity import (
+    ChosenBlocks,
+    identity_of,
+    refuse_foreign_checkpoint,
+    versions,
+)
 from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.recorder import HasMetrics, Recorder
 from nemo_rod.megatron.selector import RoDSelector
@@ -180,6 +185,7 @@ def bridge_config(
         dataset=ChosenBlocks(
             seq_length=store.block_size,
             identity=identity,
+            versions=versions(),
             dataloader_type="external",
             num_workers=0,
             pin_memory=on_gpu,

@@ -142,7 +142,7 @@ class StubFinder:
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # its parent
+    except (ModuleNotFoundError, ValueError):  # its parent, or a stand-in that is shown just now
         return False
 
 
