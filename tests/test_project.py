@@ -20,10 +20,11 @@ ARROWS = {
     "corpus": set(),
     "selection": set(),
     "progress": set(),
+    "published": set(),
     "jobs": {"config"},
     "megatron": {"corpus", "selection", "config", "jobs", "progress"},
     "nemo_rl": {"corpus", "selection", "megatron", "config", "jobs", "progress"},
-    "evaluation": {"corpus", "selection", "megatron", "jobs", "progress"},
+    "evaluation": {"corpus", "selection", "megatron", "jobs", "progress", "published"},
     "swap_in": {"corpus", "selection", "megatron"},
     "report": {"selection"},
     "tools": {"corpus", "selection", "evaluation", "launch", "progress"},
@@ -33,7 +34,7 @@ ARROWS = {
     "plan": {"config"},
     "launch": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
-        *("config", "checks", "variants", "jobs", "plan", "progress"),
+        *("config", "checks", "variants", "jobs", "plan", "progress", "published"),
     },
     "cli": {
         *(
