@@ -13,12 +13,12 @@ RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .PHONY: help venv demo lint lanes bench test-second test-matrix
-.PHONY: test test-slow test-layouts test-swap-in test-megatron-lm test-nemo2
+.PHONY: test test-slow test-layouts test-architectures test-swap-in test-megatron-lm test-nemo2
 .PHONY: test-slurm test-nemo-rl test-gpu test-images image image-cpu
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-19s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 venv: $(READY) ## build .venv: all that tests and demo need; PYTHON=<3.11, 3.12 or 3.13>
 
@@ -49,6 +49,9 @@ test-slow: $(READY) ## run the tests that take minutes
 
 test-layouts: $(READY) ## train and score in many parallel layouts on gloo
 	$(PYTEST) -m layouts --timeout 900 $(ARGS)
+
+test-architectures: $(READY) ## load, score, train and export Qwen3.5 and Nemotron-H in many layouts
+	$(PYTEST) -m architectures --timeout 3600 $(ARGS)
 
 test-swap-in: $(READY) ## swap the selector into a job of Megatron-Bridge, in several layouts
 	$(PYTEST) -m swap_in --timeout 1800 $(ARGS)

@@ -1,4 +1,4 @@
-"""A base is checked against the blocks that it is to read."""
+"""A base is made under the published names, and checked against the blocks that it is to read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from corpus_cases import BYTE, run, source, texts, write
 
-from nemo_rod.launch.base import check_tokenizer
+from nemo_rod.launch.base import check_tokenizer, initialise_base
 
 
 @pytest.fixture
@@ -36,3 +36,23 @@ def test_a_vocabulary_has_to_hold_the_tokenizers(
     check_tokenizer(checkpoint(tmp_path / "fits", 256, multimodal=multimodal), blocks)
     with pytest.raises(ValueError, match=r"knows 200 tokens, but the tokenizer of .* has 256"):
         check_tokenizer(checkpoint(tmp_path / "small", 200, multimodal=multimodal), blocks)
+
+
+def test_a_new_base_has_the_published_names(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "NemotronHConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no Nemotron-H")
+    from architectures import NEMOTRON, tensors
+
+    architecture = {**NEMOTRON, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"}
+    initialise_base(architecture, tmp_path / "base", tokenizer="byte", seed=0)
+    stored = tensors(tmp_path / "base")
+    assert "backbone.embedding.weight" not in stored
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    embeddings = loaded.get_input_embeddings().weight
+    assert (embeddings == stored["backbone.embeddings.weight"]).all()
+    # what writes to the residual stream starts smaller: by the root of two sums a layer
+    spread = {name: float(weight.std()) for name, weight in stored.items() if weight.dim() == 2}
+    for name, residual in (("1.mixer.down_proj", True), ("1.mixer.up_proj", False)):
+        expected = 0.02 * (8**-0.5 if residual else 1)
+        assert spread[f"backbone.layers.{name}.weight"] == pytest.approx(expected, rel=0.1)

@@ -14,8 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from nemo_rod.evaluation.merging import merge_checkpoints  # noqa: E402
+from architectures import tensors  # noqa: E402
 
+from nemo_rod.evaluation.merging import merge_checkpoints  # noqa: E402
+from nemo_rod.published import save_published  # noqa: E402
+
+RENAMED = ("embedding", "embeddings")  # as transformers 5 writes it, and as it is published
 SIZES = {
     "vocab_size": 32,
     "hidden_size": 16,
@@ -84,3 +88,16 @@ def test_merges_are_exact_and_load(family: str, tied: bool, tmp_path: Path) -> N
             assert torch.equal(tensor, wide.to(tensor.dtype)), name
         with torch.no_grad():
             assert torch.isfinite(loaded(input_ids=ids).logits).all()
+
+
+def test_sides_of_different_writers_merge_under_the_published_names(tmp_path: Path) -> None:
+    if not hasattr(transformers, "NemotronHConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no Nemotron-H")
+    model = model_of("Nemotron-H", 0, False)
+    model.save_pretrained(tmp_path / "base")
+    save_published(model, tmp_path / "adapted")
+    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "merged", 0.3)
+    base, adapted, merged = (tensors(tmp_path / side) for side in ("base", "adapted", "merged"))
+    assert base.keys() ^ adapted.keys() == {f"backbone.{n}.weight" for n in RENAMED}
+    assert merged.keys() == adapted.keys()
+    assert all(torch.equal(merged[name], adapted[name]) for name in merged)

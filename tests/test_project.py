@@ -21,10 +21,11 @@ ARROWS = {
     "selection": set(),
     "progress": set(),
     "upstream": set(),
+    "published": set(),
     "jobs": {"config"},
     "megatron": {"corpus", "selection", "config", "jobs", "progress", "upstream"},
     "nemo_rl": {"corpus", "selection", "megatron", "config", "jobs", "progress", "upstream"},
-    "evaluation": {"corpus", "selection", "megatron", "jobs", "progress"},
+    "evaluation": {"corpus", "selection", "megatron", "jobs", "progress", "published"},
     "swap_in": {"corpus", "selection", "megatron", "upstream"},
     "report": {"selection"},
     "tools": {"corpus", "selection", "evaluation", "launch", "progress", "upstream"},
@@ -34,7 +35,7 @@ ARROWS = {
     "plan": {"config"},
     "launch": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
-        *("config", "checks", "variants", "jobs", "plan", "progress"),
+        *("config", "checks", "variants", "jobs", "plan", "progress", "published"),
     },
     "cli": {
         *(

@@ -85,10 +85,13 @@ def sources() -> list[SourceSpec]:
 
 
 class Setting:
-    """A store, a base, a specialist (the base after some steps) and both references."""
+    """A store, a base, a specialist (the base after some steps) and both references.
+
+    The base is made of an architecture and trained, or it is a checkpoint.
+    """
 
     def __init__(
-        self, root: Path, torchrun: Torchrun, architecture: dict[str, Any] = ARCHITECTURE
+        self, root: Path, torchrun: Torchrun, model: dict[str, Any] | Path = ARCHITECTURE
     ) -> None:
         self.root, self.torchrun = root, torchrun
         self.blocks = root / "blocks"
@@ -101,10 +104,14 @@ class Setting:
             holdout_seed=42,
         )
         self.store = BlockStore(self.blocks)
-        initialise_base(architecture, root / "init", tokenizer="byte", seed=0)
-        base = self.train("base", root / "init", steps=30, lr=1e-2)
-        specialist = self.train("no_replay", base / "hf", steps=30, lr=3e-3)
-        self.base, self.specialist = base / "hf", specialist / "hf"
+        if isinstance(model, Path):
+            self.base, specialist_steps = model, 8
+        else:
+            initialise_base(model, root / "init", tokenizer="byte", seed=0)
+            self.base = self.train("base", root / "init", steps=30, lr=1e-2) / "hf"
+            specialist_steps = 30
+        specialist = self.train("no_replay", self.base, steps=specialist_steps, lr=3e-3)
+        self.specialist = specialist / "hf"
         self.references = [
             self.score("specialist", self.specialist, "adaptation"),
             self.score("base", self.base, "replay"),

@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+# What writes to the residual stream, but for Mamba blocks, which transformers scales by itself.
+_TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")
+
 
 def initialise_base(
     architecture: dict[str, Any], folder: Path, *, tokenizer: str, seed: int
@@ -27,6 +30,7 @@ def initialise_base(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from nemo_rod.corpus.tokenizer import load_tokenizer
+    from nemo_rod.published import save_published
 
     options = dict(architecture)
     config = AutoConfig.for_model(options.pop("model_type"), **options)
@@ -37,9 +41,10 @@ def initialise_base(
     scale = (2 * config.num_hidden_layers) ** -0.5
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            # transformers 5 keeps experts in one tensor, whose name has no `.weight`
+            if name.removesuffix(".weight").endswith(_TO_RESIDUAL):
                 weight.mul_(scale)
-    model.save_pretrained(folder)
+    save_published(model, folder)
     text.save_pretrained(folder)
 
 

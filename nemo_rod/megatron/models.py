@@ -11,6 +11,7 @@ from megatron.bridge import AutoBridge
 from nemo_rod.config import Parallel
 from nemo_rod.megatron import cpu, plain
 from nemo_rod.megatron.cpu import trainers
+from nemo_rod.megatron.loading import refuse_gaps
 from nemo_rod.megatron.plain import conversion, layers
 
 
@@ -27,16 +28,17 @@ def model_provider(
 
     Returns:
         The bridge, which can export the model again, and the provider, which builds it with the
-        checkpoint's weights.
+        checkpoint's weights; it raises ValueError for a checkpoint that does not hold all of them.
 
     Raises:
-        ValueError: if the layout does not divide the model or the processes.
+        ValueError: if the model does not allow the layout, or the processes do not fit it.
     """
     trainers.install_megatron_bridge()
     if plain.needed():
         conversion.name_experts_globally()
     bridge = AutoBridge.from_hf_pretrained(hf)
     provider = bridge.to_megatron_provider(load_weights=True)
+    refuse_gaps(provider, bridge.hf_pretrained.state, hf)
     _check_layout(provider, hf, parallel)
     # Bridge skips the initialisation of weights that it is about to load, and with it the marks
     # of tensor-parallel parameters: the clipped gradient norm would silently lose shards.
@@ -74,6 +76,19 @@ def _set_layout(provider: Any, parallel: Parallel) -> None:
 
 
 def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
+    hybrid = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
+    for found, key, why in (
+        (hybrid and parallel.virtual_pipeline > 1, "virtual_pipeline",
+         "Megatron has no interleaved schedule for models with Mamba layers; set it to 1"),
+        (hasattr(provider, "vision_config") and parallel.context > 1, "context",
+         "models for images and text share a block out themselves, a second time; set it to 1"),
+        (provider.num_moe_experts and parallel.tensor > 1 and not parallel.sequence, "tensor",
+         "its experts need parallel.sequence=true"),
+    ):  # fmt: skip
+        if found:
+            raise ValueError(
+                f"parallel.{key}={getattr(parallel, key)} does not work with {hf}: {why}."
+            )
     heads, groups = provider.num_attention_heads, provider.num_query_groups or 0
     stages = parallel.pipeline * parallel.virtual_pipeline
     for what, count, axis, size in (

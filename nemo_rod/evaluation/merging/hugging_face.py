@@ -1,7 +1,8 @@
 """Merging of two Hugging Face checkpoints, from their safetensors files alone.
 
 One output shard at a time; the inputs may be sharded differently. The output has the base's
-tensors, in the base's order, and the base's configuration and tokenizer files.
+tensors, in the base's order and under their published names, and the base's configuration and
+tokenizer files.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from nemo_rod.evaluation.merging.formula import (
     refuse_shapes,
     refuse_unmatched,
 )
+from nemo_rod.published import published_names
 
 if TYPE_CHECKING:
     import torch
@@ -61,39 +63,46 @@ def merge(
 
 
 class _Checkpoint:
-    """Lazy view of a checkpoint folder: tensors by name, whichever shard they are in."""
+    """Lazy view of a checkpoint folder: tensors by name, whichever shard they are in.
 
-    def __init__(self, folder: Path, handle_by_name: dict[str, Any]) -> None:
+    The names are the published ones, so that sides which different programs wrote have the same.
+    """
+
+    def __init__(self, folder: Path, stored: dict[str, tuple[Any, str]]) -> None:
         self.folder = folder
-        self._handle_by_name = handle_by_name
+        self._stored = stored  # published name -> the open file and the name there
 
     @classmethod
     @contextmanager
     def open(cls, folder: Path) -> Iterator[_Checkpoint]:
         from safetensors import safe_open
 
-        files = _weight_files(folder)
+        files, published = _weight_files(folder), published_names(folder)
         with ExitStack() as stack:
-            handle_by_name = {}
+            stored = {}
             for file in files:
                 handle = stack.enter_context(safe_open(file, framework="pt"))
-                handle_by_name.update(dict.fromkeys(handle.keys(), handle))
-            yield cls(folder, handle_by_name)
+                names = handle.keys()
+                stored.update({published.get(name, name): (handle, name) for name in names})
+            yield cls(folder, stored)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._handle_by_name)
+        return tuple(self._stored)
 
     def tensor(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._handle_by_name[name].get_tensor(name)
+        handle, stored = self._stored[name]
+        tensor: torch.Tensor = handle.get_tensor(stored)
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._handle_by_name[name].get_slice(name).get_shape())
+        handle, stored = self._stored[name]
+        return tuple(handle.get_slice(stored).get_shape())
 
     def dtype(self, name: str) -> str:
         """The dtype as safetensors spells it, e.g. "BF16"."""
-        return str(self._handle_by_name[name].get_slice(name).get_dtype())
+        handle, stored = self._stored[name]
+        return str(handle.get_slice(stored).get_dtype())
 
 
 def _weight_files(folder: Path) -> list[Path]:

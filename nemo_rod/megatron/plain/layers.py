@@ -54,6 +54,12 @@ def replace(extension: Any) -> None:
         def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
             return _Norm(config, hidden_size, eps)
 
+    # nothing here is built of it, but a specification that names the mock which megatron-core puts
+    # there cannot be copied, as Megatron-Bridge copies it for another chunk size or local attention
+    class TELinear(torch.nn.Module):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            raise ImportError("Latent projections need TransformerEngine: install it.")
+
     class TEColumnParallelLinear(ColumnParallelLinear):
         pass
 
@@ -83,6 +89,7 @@ def replace(extension: Any) -> None:
 
     for layer in (
         TENorm,
+        TELinear,
         TEColumnParallelLinear,
         TERowParallelLinear,
         TELayerNormColumnParallelLinear,

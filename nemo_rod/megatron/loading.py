@@ -1,0 +1,93 @@
+"""A load that leaves something out is refused: Megatron-Bridge warns of it, and goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# No weight has this value, which fp32 and bf16 both hold. (NaN could be a diverged weight.)
+_UNSET = -(2.0**100)
+# Megatron-Bridge leaves these out where the class has no place for them: predictors of later
+# tokens that the config does not ask for, vision towers, tables that every model computes anew.
+_LEFT_OUT = re.compile(r"^mtp\.|(^|\.)visual\.|rotary_emb\.|\.masked_bias$")
+
+
+def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
+    """Lets a provider build its model only if all of it is in the checkpoint, and all is read.
+
+    Args:
+        provider: Megatron-Bridge's, which loads the weights before the model is wrapped.
+        state: the checkpoint's tensors, as Megatron-Bridge reads them.
+        hf: name of the checkpoint.
+    """
+    read: set[str] = set()
+    source = state.source
+    load_tensors = source.load_tensors
+
+    def note(names: list[str]) -> Any:
+        read.update(names)
+        return load_tensors(names)
+
+    def mark(model: list) -> list:
+        source.load_tensors = note
+        with torch.no_grad():
+            for _, parameter in _parameters(model):
+                parameter.fill_(_UNSET)
+        return model
+
+    def check(model: list) -> list:
+        source.load_tensors = load_tensors
+        unset = [name for name, parameter in _parameters(model) if (parameter == _UNSET).any()]
+        unread = [n for n in source.get_all_keys() if n not in read and _counts(n, provider)]
+        _refuse(hf, *_of_all_ranks(unset, unread))
+        return model
+
+    provider.register_pre_wrap_hook(mark, prepend=True)
+    provider.register_pre_wrap_hook(check)
+
+
+def _parameters(model: list) -> list[tuple[str, torch.nn.Parameter]]:
+    return [pair for chunk in model for pair in chunk.named_parameters()]
+
+
+def _counts(name: str, provider: Any) -> bool:
+    """Whether the model is another one without this tensor of the checkpoint."""
+    if name == "lm_head.weight" and provider.share_embeddings_and_output_weights:
+        return False
+    layer = re.search(r"\.layers\.(\d+)\.", name)  # some keep those of later tokens after the last
+    return not _LEFT_OUT.search(name) and not (layer and int(layer[1]) >= provider.num_layers)
+
+
+def _of_all_ranks(unset: list[str], unread: list[str]) -> tuple[list[str], list[str]]:
+    """What any rank has not set, and what no rank has read."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (unset, unread))
+    gaps = sorted({name for rank_unset, _ in everyone for name in rank_unset})
+    return gaps, sorted(set.intersection(*(set(rank_unread) for _, rank_unread in everyone)))
+
+
+def _refuse(hf: str, unset: list[str], unread: list[str]) -> None:
+    if not unset and not unread:
+        return
+    found = [
+        f"{len(names)} {what} ({_first(names)})"
+        for names, what in (
+            (unset, "parameter(s) of the model without a tensor"),
+            (unread, "tensor(s) without a place in the model"),
+        )
+        if names
+    ]
+    if unset and all("mtp." in name for name in unset):
+        cure = "set mtp_num_hidden_layers or num_nextn_predict_layers to 0 in its config.json"
+    else:
+        cure = "give a checkpoint whose tensors have the published names and fit its config.json"
+    raise ValueError(f"{hf} leaves {' and '.join(found)}: {cure}.")
+
+
+def _first(names: Iterable[str], count: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")

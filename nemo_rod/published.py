@@ -1,0 +1,38 @@
+"""The names that tensors of published checkpoints have, where transformers writes others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+# Transformers 5 reads both, and writes the one that Megatron-Bridge and transformers 4 do not find.
+_NAMES = {"nemotron_h": {"backbone.embedding.weight": "backbone.embeddings.weight"}}
+_INDEX = "model.safetensors.index.json"
+
+
+def published_names(folder: Path) -> dict[str, str]:
+    """What to rename in a Hugging Face checkpoint: its tensors' names -> the published ones."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    return _NAMES.get(str(config.get("model_type")), {})
+
+
+def save_published(model: Any, folder: Path) -> None:
+    """Writes a model of transformers as a checkpoint that has the published names."""
+    from safetensors.torch import load_file, save_file
+
+    model.save_pretrained(folder)
+    names = published_names(folder)
+    if not names:
+        return
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        if not names.keys().isdisjoint(tensors):
+            tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
+            save_file(tensors, file, {"format": "pt"})
+    if (index := folder / _INDEX).is_file():
+        contents = json.loads(index.read_text())
+        files = contents["weight_map"].items()
+        contents["weight_map"] = {names.get(name, name): file for name, file in files}
+        index.write_text(json.dumps(contents, indent=2) + "\n")
