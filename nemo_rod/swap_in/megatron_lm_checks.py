@@ -45,8 +45,8 @@ def check_version() -> None:
             needs = f" with {', '.join(sorted(wanted - found))}" if wanted else ""
             raise ValueError(
                 f"This Megatron-LM (megatron-core {__version__}) has no training.{name}{needs}: "
-                "expected core_v0.16.1 or one that is like it there; check out a supported "
-                "version, or install a newer nemo_rod."
+                "expected core_v0.16.1, core_v0.19.0 or main of August 2026; check out one of "
+                "them, or install a newer nemo_rod."
             )
 
 
@@ -67,11 +67,13 @@ def refuse(args: Any, roles: Roles) -> None:
         ("use_megatron_fsdp", "is not supported yet", "leave it out"),
         ("use_torch_fsdp2", "is not supported yet", "leave it out"),
         ("sft", "packs samples of many lengths into a row", "leave it out"),
+        ("dataloader_inter_document_masking", "packs documents into a row", "leave it out"),
         ("hybrid_context_parallel", "gives samples of many lengths", "leave it out"),
         ("fim_data", "would need references of samples that are made anew", "leave it out"),
         ("mock_data", "makes samples of no source", "give --data-path"),
         ("perform_rl_step", "trains on rollouts", "leave it out"),
         ("rampup_batch_size", "changes the size of the pools", "leave it out"),
+        ("step_batch_size_schedule", "changes the size of the pools", "leave it out"),
         ("decrease_batch_size_if_needed", "changes the size of the pools", "leave it out"),
         ("iterations_to_skip", "skips another number of samples than a step draws", "leave it out"),
         ("phase_transition_iterations", "resumes at samples that were not counted", "leave it out"),
