@@ -56,8 +56,8 @@ test-architectures: $(READY) ## load, score, train and export Qwen3.5 and Nemotr
 test-swap-in: $(READY) ## swap the selector into a job of Megatron-Bridge, in several layouts
 	$(PYTEST) -m swap_in --timeout 1800 $(ARGS)
 
-test-megatron-lm: $(READY) ## the same in pretrain_gpt.py of MEGATRON_LM=<checkout of core_v0.16.1>
-	@test -f "$(MEGATRON_LM)/pretrain_gpt.py" || { echo "MEGATRON_LM=$(MEGATRON_LM) is no Megatron-LM checkout: make test-megatron-lm MEGATRON_LM=<checkout of core_v0.16.1>"; exit 1; }
+test-megatron-lm: $(READY) ## the same in pretrain_gpt.py of MEGATRON_LM=<checkout of core_v0.16.1, core_v0.19.0 or main>
+	@test -f "$(MEGATRON_LM)/pretrain_gpt.py" || { echo "MEGATRON_LM=$(MEGATRON_LM) is no Megatron-LM checkout: make test-megatron-lm MEGATRON_LM=<checkout of core_v0.16.1, core_v0.19.0 or main>"; exit 1; }
 	MEGATRON_LM=$(abspath $(MEGATRON_LM)) $(PYTEST) -m megatron_lm --timeout 3600 $(ARGS)
 
 test-nemo2: $(NEMO2)/.ready ## the same in llm.pretrain of NeMo 2.x; builds an environment of its own

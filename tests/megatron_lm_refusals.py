@@ -19,6 +19,8 @@ CASES: dict[str, dict[str, Any]] = {
     "use_megatron_fsdp": {"use_megatron_fsdp": True},
     "use_torch_fsdp2": {"use_torch_fsdp2": True},
     "sft": {"sft": True},
+    "dataloader_inter_document_masking": {"dataloader_inter_document_masking": True},
+    "step_batch_size_schedule": {"step_batch_size_schedule": "0:8 1M:16"},
     "rampup_batch_size": {"rampup_batch_size": [4, 4, 64]},
     "iterations_to_skip": {"iterations_to_skip": [3]},
     "cuda_graph_impl": {"cuda_graph_impl": "local"},

@@ -37,6 +37,7 @@ JOBS: dict[str, Any] = {
     "ddp fsdp": setting("ddp.use_megatron_fsdp", True),
     "torch fsdp": setting("dist.use_torch_fsdp2", True),
     "packed": setting("dataset.dataloader_type", "batch"),
+    "document masking": setting("dataset.inter_document_masking", True),
     "external": setting("dataset.dataloader_type", "external"),
     "forced balancing": setting("model.moe_router_force_load_balancing", True),
     "delayed fp8": several(setting("model.fp8", "hybrid"), setting("model.fp8_recipe", "delayed")),

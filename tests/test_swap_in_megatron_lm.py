@@ -1,6 +1,7 @@
 """Megatron-LM's own `pretrain_gpt.py`, before and after the selector is swapped in.
 
-Needs a checkout at tag core_v0.16.1: make test-megatron-lm MEGATRON_LM=<checkout>.
+Needs a checkout of core_v0.16.1, of core_v0.19.0 or of main:
+make test-megatron-lm MEGATRON_LM=<checkout>.
 """
 
 from __future__ import annotations
@@ -54,15 +55,19 @@ class Jobs:
         steps: int = STEPS,
         die_at: int | None = None,
         expect_failure: bool = False,
+        on_path: bool = True,
     ) -> list[str]:
-        """A job that notes its steps in a folder of its name, and saves there every 4 steps."""
+        """A job that notes its steps in a folder of its name, and saves there every 4 steps.
+
+        With the checkout on PYTHONPATH its processes need not start twice.
+        """
         lines += f"\nfrom megatron_lm_watch import watch\nwatch('{name}', {die_at})\n"
         number = len(list(self.root.glob("scripts/*")))
         script = with_lines(lines, self.checkout, self.root / "scripts" / str(number))
         options = arguments(data, steps, f"{more} --save {name} --load {name}")
         options[options.index("--save-interval") + 1] = "4"
-        tests = str(Path(__file__).parent)
-        code = str(Path(__file__).parent.parent)
+        tests = Path(__file__).parent
+        path = [*([self.checkout] if on_path else []), tests.parent, tests]
         return self.torchrun(
             processes,
             "nemo_rod.megatron.on_cpu",
@@ -71,7 +76,7 @@ class Jobs:
             *options,
             timeout=900,
             fresh=True,
-            env={"PYTHONPATH": f"{code}:{tests}"},
+            env={"PYTHONPATH": os.pathsep.join(map(str, path))},
             cwd=self.root,
             expect_failure=expect_failure,
         )
@@ -121,7 +126,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
         timeout=900,
         fresh=True,
     )
-    jobs.run("base", OLD, "")
+    jobs.run("base", OLD, "", on_path=False)
     jobs.run("specialist", NEW)
     jobs.run("x", lines=score_lines("adaptation", "specialist", "refs_new"))
     jobs.run("x", lines=score_lines("replay", "base", "refs_old"))
@@ -200,6 +205,8 @@ SENTENCES = {
     "use_megatron_fsdp": "--use-megatron-fsdp",
     "use_torch_fsdp2": "--use-torch-fsdp2",
     "sft": "--sft: it packs samples",
+    "dataloader_inter_document_masking": "--dataloader-inter-document-masking: it packs documents",
+    "step_batch_size_schedule": "--step-batch-size-schedule",
     "rampup_batch_size": "--rampup-batch-size",
     "iterations_to_skip": "--iterations-to-skip",
     "cuda_graph_impl": "cuda_graph_impl='local'.*set cuda_graph_impl='none'",

@@ -20,6 +20,7 @@ SENTENCES = {
     "ddp fsdp": "Megatron FSDP.*use_megatron_fsdp=False",
     "torch fsdp": "use_torch_fsdp2",
     "packed": "packed batches.*one sample per row",
+    "document masking": "dataset.inter_document_masking: it packs documents",
     "external": "dataloader_type='external'.*'single'",
     "forced balancing": "moe_router_force_load_balancing",
     "delayed fp8": "delayed FP8 scaling",

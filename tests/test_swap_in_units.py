@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +76,25 @@ def test_pool_order_is_that_of_one_process(
     position = data.draw(st.integers(0, len(stream) - 1))
     where = place(np.array([position]), micro_batch_size, replicas)
     assert mine[where.replica[0], where.row[0]] == position
+
+
+def test_a_script_runs_with_the_megatron_core_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nemo_rod.megatron.on_cpu import _prefer_megatron_of
+
+    began_again: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: began_again.append(arguments))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "code")
+    _prefer_megatron_of(tmp_path)  # no megatron-core there
+    assert sys.path[0] == str(tmp_path) and not began_again
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    _prefer_megatron_of(tmp_path)
+    assert began_again == [[sys.executable, *sys.orig_argv[1:]]]
+    assert os.environ["PYTHONPATH"] == f"{tmp_path}{os.pathsep}code"
+    with pytest.raises(ValueError, match=r"was imported instead of.*run the script from another"):
+        _prefer_megatron_of(tmp_path)
 
 
 def test_winners_reach_the_replicas_that_train_on_them(torchrun: Callable[..., list[str]]) -> None:

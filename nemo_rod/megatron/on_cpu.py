@@ -12,11 +12,13 @@ plain torch and gloo.
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
 
+import megatron.core
 import torch
 
 from nemo_rod.megatron import cpu
@@ -44,8 +46,7 @@ def main(arguments: list[str]) -> None:
     host, script = arguments[0], Path(arguments[1])
     if not script.is_file():
         raise ValueError(f"{script} is not a file: give the path of the training script.")
-    # last, so that megatron.core stays the installed one, whose helper is compiled
-    sys.path.append(str(script.resolve().parent))
+    _prefer_megatron_of(script.resolve().parent)
     torch.set_num_threads(1)
     prepare[host]()
     sys.argv = arguments[1:]
@@ -55,6 +56,30 @@ def main(arguments: list[str]) -> None:
     module.__file__, module.__spec__ = str(script), sys.modules["__main__"].__spec__
     sys.modules["__main__"] = module
     exec(compile(script.read_text(), str(script), "exec"), vars(module))
+
+
+def _prefer_megatron_of(folder: Path) -> None:
+    """Puts the script's folder first on the path, as Python does, with the megatron-core in it.
+
+    This module's package has imported megatron-core by now. If it was another one, the process
+    begins again.
+
+    Raises:
+        ValueError: the folder's megatron-core cannot be imported.
+    """
+    core = folder / "megatron" / "core"
+    if not core.is_dir() or core.samefile(megatron.core.__path__[0]):
+        sys.path.insert(0, str(folder))
+        return
+    searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(folder) in searched:
+        raise ValueError(
+            f"{megatron.core.__path__[0]} was imported instead of {core}: run the script from "
+            "another folder, and without -I and -E."
+        )
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), *searched]))
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 if __name__ == "__main__":

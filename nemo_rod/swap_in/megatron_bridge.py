@@ -6,7 +6,7 @@
         .build_train_valid_test_datasets                      shows the job's training data
         .build_pretraining_data_loader                        resumes m times as far in them
 
-The names are module globals, the same in 0.3.1 and on main. Arguments are bound by name, as their
+The names are module globals, the same from 0.3.1 to main. Arguments are bound by name, as their
 order differs between versions.
 """
 

@@ -44,6 +44,8 @@ def refuse(cfg: Any, roles: Roles) -> None:
          "is not supported yet", "dist.use_torch_fsdp2=False"),
         (packed or data.dataloader_type == "batch", "packed batches or such of variable length",
          "needs one sample per row", "a GPTDatasetConfig with dataloader_type='single'"),
+        (getattr(data, "inter_document_masking", False), "dataset.inter_document_masking",
+         "packs documents into a row", "dataset.inter_document_masking=False"),
         (data.dataloader_type == "external", "dataset.dataloader_type='external'",
          "leaves it to the job where it resumes", "dataset.dataloader_type='single'"),
         (hasattr(data, "fim_data"), "fill-in-the-middle data",

@@ -43,8 +43,8 @@ def install(
 ) -> Installed:
     """Lets the job that the script's `pretrain(...)` runs choose what it trains on.
 
-    Megatron-LM reads its arguments inside `pretrain`. What they say that does not fit is refused
-    there, before the model is made.
+    Older versions of Megatron-LM read their arguments inside `pretrain`. What does not fit in them
+    is refused there, before the model is made.
 
     Args:
         roles: which of the job's sources are adaptation, which replay; see `roles.py`.

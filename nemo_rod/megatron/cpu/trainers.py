@@ -6,6 +6,7 @@ On top of `cpu.install()`. Call before the job starts.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from typing import Any, cast
@@ -36,8 +37,6 @@ def install_megatron_lm() -> None:
     """Makes Megatron-LM's `pretrain()` work without CUDA; its checkout must be importable."""
     if torch.cuda.is_available():
         return
-    from megatron.core.datasets import utils as datasets
-    from megatron.legacy import fused_kernels
     from megatron.training import arguments, initialize, training
 
     functions.check("cpu/megatron_lm")
@@ -52,10 +51,34 @@ def install_megatron_lm() -> None:
     cast(Any, torch.cuda).set_device = lambda device: None
     # asked only for whether an environment variable has to serialise CUDA's streams: it has not
     arguments.get_device_arch_version = lambda: 10
-    # built by nvcc, and only for the fused softmax
+    _build_no_fused_kernels()
+    _lend_the_compiled_helper()
+
+
+def _build_no_fused_kernels() -> None:
+    """Older versions of Megatron-LM have nvcc build some, needed for the fused softmax alone."""
+    try:
+        from megatron.legacy import fused_kernels
+    except ImportError:
+        return
     fused_kernels.load = lambda args: None
-    # the wheel of megatron-core ships the compiled helper but no Makefile
-    datasets.compile_helpers = lambda: None
+
+
+def _lend_the_compiled_helper() -> None:
+    """Lets a checkout's megatron-core use the compiled helper of the installed one.
+
+    The helper knows neither PyTorch nor Megatron and is the same in all versions that are tested.
+    Without it Megatron-LM runs `make` in the checkout.
+    """
+    from megatron.core import datasets
+    from megatron.core.datasets import utils
+
+    helper = "megatron.core.datasets.helpers_cpp"
+    if not importlib.util.find_spec(helper):
+        for wheel in importlib.metadata.distributions(name="megatron-core"):
+            datasets.__path__.append(str(wheel.locate_file("megatron/core/datasets")))
+    if importlib.util.find_spec(helper):
+        utils.compile_helpers = lambda: None
 
 
 def install_nemo2() -> None:

@@ -2,8 +2,9 @@
 
     python run.py CHECKOUT FOLDER
 
-CHECKOUT is Megatron-LM at tag core_v0.16.1, and stays as it is: copies of its script get the lines
-of `install.py`, `score_new.py` and `score_old.py` before their call of `pretrain`.
+CHECKOUT is Megatron-LM at tag core_v0.16.1 or core_v0.19.0, or its main branch, and stays as it is:
+copies of its script get the lines of `install.py`, `score_new.py` and `score_old.py` before their
+call of `pretrain`.
 """
 
 from __future__ import annotations
