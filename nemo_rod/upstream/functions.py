@@ -35,8 +35,8 @@ ROADS = (
 _PACKAGES = {
     "megatron.core": ("megatron-core", "0.16.1 to 0.19.2"),
     "megatron.bridge": ("Megatron-Bridge", "0.3.1 to 0.6.2"),
-    "megatron.training": ("Megatron-LM", "core_v0.16.1"),
-    "megatron.legacy": ("Megatron-LM", "core_v0.16.1"),
+    "megatron.training": ("Megatron-LM", "core_v0.16.1, core_v0.19.0 or main of August 2026"),
+    "megatron.legacy": ("Megatron-LM", "core_v0.16.1, core_v0.19.0 or main of August 2026"),
     "nemo": ("nemo-toolkit", "2.7"),
 }
 
@@ -52,6 +52,7 @@ class Function(NamedTuple):
         roads: who uses it, of `ROADS`.
         relies_on: the parameters that nemo_rod knows of; see the head of this file.
         tested: whole signatures where they say more, by what distinguishes them.
+        optional: some versions do without it, and then so does nemo_rod.
     """
 
     where: str
@@ -59,6 +60,7 @@ class Function(NamedTuple):
     roads: tuple[str, ...]
     relies_on: str = ""
     tested: Mapping[str, str] = {}
+    optional: bool = False
 
     @property
     def package(self) -> str:
@@ -104,7 +106,7 @@ class Function(NamedTuple):
     def problem(self) -> str | None:
         """One sentence if the installed function is not what was tested."""
         found = self.found()
-        if found is not None and self.fits(found):
+        if self.optional if found is None else self.fits(found):
             return None
         name, versions = _PACKAGES[self.package]
         said = "is not there" if found is None else f"takes ({', '.join(found.parameters)})"
@@ -453,7 +455,7 @@ FUNCTIONS = (
     Function(f"{_TRAINING}.initialize:_set_random_seed", "wrapped", CPU_LM),
     Function(f"{_TRAINING}.initialize:_initialize_distributed", "wrapped", CPU_LM),
     Function(f"{_TRAINING}.arguments:get_device_arch_version", "replaced", CPU_LM),
-    Function("megatron.legacy.fused_kernels:load", "replaced", CPU_LM, "args"),
+    Function("megatron.legacy.fused_kernels:load", "replaced", CPU_LM, "args", optional=True),
     Function(f"{_CORE}.datasets.utils:compile_helpers", "replaced", CPU_LM),
     Function("nemo.lightning.megatron_init:_set_random_seed", "wrapped", CPU_NEMO),
     Function("nemo.lightning.io.pl:_fix_tensors_device", "replaced", CPU_NEMO, "ckpt"),
