@@ -94,13 +94,18 @@ def launch(run: Run) -> int:
 
 
 def rank(target: str, arguments: list[str]) -> None:
-    """One process of a run: the program, as if Python had been started with it."""
+    """One process of a run: the program, as if Python had been started with it.
+
+    But this file stays the main module: the processes that help to write checkpoints import that
+    first, and they need no Megatron.
+    """
     sys.argv = [target, *arguments]
     if target.endswith(".py"):
         sys.path.insert(0, str(Path(target).parent))
-        runpy.run_path(target, run_name="__main__")
+        code = compile(Path(target).read_text(), target, "exec")
+        exec(code, {"__name__": "__main__", "__file__": target})
     else:
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
+        runpy.run_module(target, run_name="__main__")
 
 
 if __name__ == "__main__":
