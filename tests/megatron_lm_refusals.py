@@ -23,7 +23,8 @@ CASES: dict[str, dict[str, Any]] = {
     "step_batch_size_schedule": {"step_batch_size_schedule": "0:8 1M:16"},
     "rampup_batch_size": {"rampup_batch_size": [4, 4, 64]},
     "iterations_to_skip": {"iterations_to_skip": [3]},
-    "cuda_graph_impl": {"cuda_graph_impl": "local"},
+    # newer versions derive the scope from the implementation where none is given
+    "cuda_graph_impl": {"cuda_graph_impl": "local", "inference_cuda_graph_scope": None},
     "context_parallel_size": {"context_parallel_size": 2},
     "fp8": {"fp8": "hybrid", "fp8_recipe": "delayed"},
     "moe_router_force_load_balancing": {"moe_router_force_load_balancing": True},
