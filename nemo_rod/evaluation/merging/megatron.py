@@ -42,7 +42,7 @@ def merge(
         ValueError: If the checkpoints do not match, or a folder is of another format.
     """
     base, adapted = (
-        Checkpoint(megatron_folder.weights_folder(folder), lambda name: not _STATE.match(name))
+        Checkpoint(megatron_folder.weights_folder(folder), _is_of_the_model)
         for folder in (base_dir, adapted_dir)
     )
     tensors = _merged_tensors(base, adapted)
@@ -52,6 +52,10 @@ def merge(
         return interpolate(name, base.piece(name, piece), adapted.piece(name, piece), lam)
 
     write(megatron_folder.begin(base.folder, out_dir), tensors, objects, make, max_shard_bytes)
+
+
+def _is_of_the_model(name: str) -> bool:
+    return not (_STATE.match(name) or name.startswith(megatron_folder.COMMON_OBJECT))
 
 
 def _merged_tensors(base: Checkpoint, adapted: Checkpoint) -> dict[str, TensorStorageMetadata]:

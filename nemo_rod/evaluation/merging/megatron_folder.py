@@ -5,7 +5,8 @@
       iter_0000100/ (or release/)
         .metadata, *.distcp                                         tensors and objects
         metadata.json                                               the format
-        common.pt                                                   what is not sharded
+        common.pt                                                   what is not sharded; since
+                                                                    core 0.19 an object among them
         run_config.yaml, train_state.pt, tokenizer/                 Megatron-Bridge's own
 
 `latest_train_state.pt` and the last line are Megatron-Bridge's; Megatron-LM keeps its arguments in
@@ -14,6 +15,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -21,10 +23,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from nemo_rod.evaluation.merging.torch_dist import Checkpoint
+
 _TRACKER = "latest_checkpointed_iteration.txt"
 _TRAIN_STATE = "train_state.pt"
 _RUN_CONFIG = "run_config.yaml"
 # What says how the weights were laid out; the rest of common.pt is state of the training run.
+COMMON_OBJECT = "common_state/"
 _KEPT_OF_COMMON = ("args", "checkpoint_version", "content_metadata")
 
 
@@ -81,12 +86,12 @@ def begin(base: Path, out_dir: Path) -> Path:
     """
     import torch
 
-    common: dict[str, Any] = torch.load(base / "common.pt", map_location="cpu", weights_only=False)
+    common = _common(base)
     of_bridge = (base / _RUN_CONFIG).is_file()
     if not of_bridge and "args" not in common:
         raise ValueError(
-            f"{base} holds neither {_RUN_CONFIG} nor Megatron-LM's arguments (args in common.pt), "
-            f"expected a checkpoint of Megatron-Bridge or Megatron-LM"
+            f"{base} holds neither {_RUN_CONFIG} nor Megatron-LM's arguments (args in its common "
+            f"state), expected a checkpoint of Megatron-Bridge or Megatron-LM"
         )
     # Megatron-LM takes iteration 0 from its "release" folder alone; Bridge imports to iteration 0.
     weights = out_dir / ("iter_0000000" if of_bridge else "release")
@@ -101,6 +106,19 @@ def begin(base: Path, out_dir: Path) -> Path:
     if (base / "tokenizer").is_dir():
         shutil.copytree(base / "tokenizer", weights / "tokenizer")
     return weights
+
+
+def _common(weights: Path) -> dict[str, Any]:
+    """What a checkpoint does not shard."""
+    import torch
+
+    if (weights / "common.pt").is_file():
+        return torch.load(weights / "common.pt", map_location="cpu", weights_only=False)
+    checkpoint = Checkpoint(weights, lambda name: name.startswith(COMMON_OBJECT))
+    if not checkpoint.objects:
+        raise ValueError(f"{weights} lacks common.pt; restore it from a copy")
+    stored = io.BytesIO(checkpoint.object(checkpoint.objects[0]))
+    return torch.load(stored, map_location="cpu", weights_only=False)[0]
 
 
 def _write_bridge_files(base: Path, weights: Path) -> None:
