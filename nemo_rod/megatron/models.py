@@ -82,7 +82,7 @@ def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
          "Megatron has no interleaved schedule for models with Mamba layers; set it to 1"),
         (hasattr(provider, "vision_config") and parallel.context > 1, "context",
          "models for images and text share a block out themselves, a second time; set it to 1"),
-        (provider.num_moe_experts and parallel.tensor > 1 and not parallel.sequence, "tensor",
+        (_experts(provider) > 1 and parallel.tensor > 1 and not parallel.sequence, "tensor",
          "its experts need parallel.sequence=true"),
     ):  # fmt: skip
         if found:
@@ -96,7 +96,7 @@ def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
         ("attention heads", heads, "tensor", parallel.tensor),
         ("key-value heads", groups or heads, "tensor", parallel.tensor),
         ("vocabulary entries", provider.vocab_size, "tensor", parallel.tensor),
-        ("experts", provider.num_moe_experts or 1, "expert", parallel.expert),
+        ("experts", _experts(provider), "expert", parallel.expert),
     ):
         if count % size:
             raise ValueError(
@@ -110,3 +110,10 @@ def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
             f"{parallel.pipeline} x context={parallel.context} needs {parallel.world_size} "
             f"processes, but {world} are running."
         )
+
+
+def _experts(provider: Any) -> int:
+    """Experts of a layer; configs of Nemotron-H have a number of them even where no layer does."""
+    patterns = (getattr(provider, f"hybrid_{kind}_pattern", None) for kind in ("layer", "override"))
+    layers = next(filter(None, patterns), "E")
+    return (provider.num_moe_experts or 1) if "E" in layers else 1
