@@ -33,8 +33,7 @@ demo: $(READY) ## run the toy recipe: prepare, train, evaluate and report, witho
 test: $(READY) ## run the fast tests; ARGS="-k name" is handed to pytest
 	$(PYTEST) $(ARGS)
 
-# Whatever touches NVIDIA's functions: signatures, refusals, one process of every kind, and a run of
-# all stages.
+# Whatever touches NVIDIA's functions: signatures, refusals, and every kind of job in one process.
 SECOND := $(addprefix tests/test_,upstream.py forward_only.py identity.py layouts.py plan_shapes.py \
   merging_architectures.py swap_in_units.py swap_in_refusals.py distillation.py cli.py)
 

@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[*COLUMNS])
     options = parser.parse_args()
     failed: list[tuple[str, str, str]] = []
+    choices: dict[str, str] = {}
     print("| versions | " + " | ".join(options.only) + " |")
     print("|---" * (len(options.only) + 1) + "|", flush=True)
     for name in options.sets:
@@ -52,16 +53,23 @@ def main() -> int:
         cells = [name + ": " + versions(python)]
         for column in options.only:
             start = time.monotonic()
-            output = attempt(python, COLUMNS[column])
+            with tempfile.TemporaryDirectory() as out:
+                output = attempt(python, COLUMNS[column], out)
+                if column == "main job" and output is None:
+                    choices[name] = choice(python, out)
             if output is not None:
                 failed.append((name, column, output))
             seconds = f"{time.monotonic() - start:.0f} s"
             cells.append(f"passed, {seconds}" if output is None else f"FAILED, {seconds}")
         print("| " + " | ".join(cells) + " |", flush=True)
+    first, *others = choices or [""]
+    for name in others:
+        same = "the same" if choices[name] == choices[first] else "NOT the same"
+        print(f"chosen in the first 20 steps: {same} under {name} as under {first}")
     if "resume" in options.only:
-        for first, second in zip(options.sets[1:], options.sets, strict=False):
-            print(f"begun on {first}, gone on with {second}: {across(first, second)}", flush=True)
-            print(f"begun on {second}, gone on with {first}: {across(second, first)}", flush=True)
+        for old, new in zip(options.sets[1:], options.sets, strict=False):
+            print(f"begun on {old}, gone on with {new}: {across(old, new)}", flush=True)
+            print(f"begun on {new}, gone on with {old}: {across(new, old)}", flush=True)
     for name, column, output in failed:
         print(f"\n--- {name}, {column} ---\n{output}")
     return bool(failed)
@@ -118,17 +126,27 @@ def versions(python: Path) -> str:
     return subprocess.run([python, "-c", program], capture_output=True, text=True).stdout.strip()
 
 
-def attempt(python: Path, arguments: tuple[str, ...]) -> str | None:
+def choice(python: Path, out: str) -> str:
+    """The blocks that RoD chose in the first 20 steps of the main job."""
+    program = (
+        "import sys; from nemo_rod.selection import Curriculum; "
+        "print([r.block_ids[r.chosen].tolist() for r in Curriculum.open(sys.argv[1], "
+        "read_only=True)][:20])"
+    )
+    curriculum = Path(out) / "run" / "arms" / "rod" / "curriculum.rod"
+    command = [python, "-c", program, str(curriculum)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def attempt(python: Path, arguments: tuple[str, ...], out: str) -> str | None:
     """None if the command passes, else the end of what it printed."""
-    with tempfile.TemporaryDirectory() as out:
-        command = [str(python), *(argument.format(out=out) for argument in arguments)]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    done = subprocess.run(
+        [str(python), *(argument.format(out=out) for argument in arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     return None if done.returncode == 0 else (done.stdout + done.stderr)[-4000:]
 
 
