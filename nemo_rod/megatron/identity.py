@@ -62,10 +62,12 @@ def versions() -> dict[str, str]:
     import megatron.core
     from megatron.bridge import package_info
 
-    return {
+    found = {
         "megatron-core": megatron.core.__version__,
         "Megatron-Bridge": package_info.__version__,
     }
+    # core adds the commit of whatever repository it is run in
+    return {package: Version(version).public for package, version in found.items()}
 
 
 def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> None:
