@@ -100,12 +100,16 @@ def rank(target: str, arguments: list[str]) -> None:
     first, and they need no Megatron.
     """
     sys.argv = [target, *arguments]
-    if target.endswith(".py"):
-        sys.path.insert(0, str(Path(target).parent))
-        code = compile(Path(target).read_text(), target, "exec")
-        exec(code, {"__name__": "__main__", "__file__": target})
-    else:
-        runpy.run_module(target, run_name="__main__")
+    try:
+        if target.endswith(".py"):
+            sys.path.insert(0, str(Path(target).parent))
+            code = compile(Path(target).read_text(), target, "exec")
+            exec(code, {"__name__": "__main__", "__file__": target})
+        else:
+            runpy.run_module(target, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise  # torch's agent waits for what a function returns, even of a process that is gone
 
 
 if __name__ == "__main__":
