@@ -110,6 +110,9 @@ def rank(target: str, arguments: list[str]) -> None:
     except SystemExit as end:
         if end.code:
             raise  # torch's agent waits for what a function returns, even of a process that is gone
+    except BaseException:
+        traceback.print_exc()  # into this rank's log, as Python does at the end of a program
+        raise
 
 
 if __name__ == "__main__":
