@@ -76,11 +76,13 @@ LANES = (
 
 
 def record(marker: str, outcome: dict[str, object]) -> None:
-    """Notes that a lane has passed at this commit; nothing on a checkout with changes."""
-    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!tests/lanes.json"):
+    """Notes that a lane has passed at this commit; nothing on changed files, or without git."""
+    commit = _git("rev-parse", "--short=10", "HEAD", fails=True)
+    changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!tests/lanes.json")
+    if not commit or _git(*changes):
         return
     records = read()
-    records[marker] = {"commit": _git("rev-parse", "--short=10", "HEAD"), **outcome}
+    records[marker] = {"commit": commit, **outcome}
     RECORD.write_text(json.dumps(dict(sorted(records.items())), indent=2) + "\n")
 
 
