@@ -34,6 +34,7 @@ FAST = ("qwen3_5", "nemotron_3_nano")
 WITH_EXPERTS = ("qwen3_5_moe", "qwen3_5_moe_text", "nemotron_3_nano")
 WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
 WITH_MAMBA = ("nemotron_h", "nemotron_3_nano")
+WITH_DELTA_NET = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 TWO_PROCESSES: dict[str, dict[str, Any]] = {
     "dp2": {"data": 2},
     "tp2": {"tensor": 2},
@@ -54,6 +55,8 @@ MISNAMED, ONE_TOO_MANY = "misnamed", "one_too_many"
 def refusals(name: str) -> dict[str, str]:
     """Layouts of two processes that an architecture does not allow, and what is said."""
     found = {} if name in WITH_EXPERTS else {"dp2_ep2": "does not divide the 1 experts"}
+    if name in WITH_DELTA_NET:
+        found["tp2"] = "the gradients of the norms in Gated DeltaNet layers only with"
     if name in WITH_EXPERTS:
         found["tp2"] = "experts need parallel.sequence=true"
     if name in WITH_IMAGES:

@@ -13,6 +13,7 @@ from nemo_rod.megatron import cpu, plain
 from nemo_rod.megatron.cpu import trainers
 from nemo_rod.megatron.loading import refuse_gaps
 from nemo_rod.megatron.plain import conversion, layers
+from nemo_rod.megatron.text_positions import number_text
 
 
 def model_provider(
@@ -39,6 +40,7 @@ def model_provider(
     bridge = AutoBridge.from_hf_pretrained(hf)
     provider = bridge.to_megatron_provider(load_weights=True)
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
+    number_text(provider)
     _check_layout(provider, hf, parallel)
     # Bridge skips the initialisation of weights that it is about to load, and with it the marks
     # of tensor-parallel parameters: the clipped gradient norm would silently lose shards.
@@ -77,13 +79,17 @@ def _set_layout(provider: Any, parallel: Parallel) -> None:
 
 def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
     hybrid = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
+    delta_net = getattr(provider, "experimental_attention_variant", None) == "gated_delta_net"
+    sliced = parallel.tensor > 1 and not parallel.sequence
     for found, key, why in (
         (hybrid and parallel.virtual_pipeline > 1, "virtual_pipeline",
          "Megatron has no interleaved schedule for models with Mamba layers; set it to 1"),
         (hasattr(provider, "vision_config") and parallel.context > 1, "context",
          "models for images and text share a block out themselves, a second time; set it to 1"),
-        (_experts(provider) > 1 and parallel.tensor > 1 and not parallel.sequence, "tensor",
-         "its experts need parallel.sequence=true"),
+        (sliced and _experts(provider) > 1, "tensor", "its experts need parallel.sequence=true"),
+        (sliced and delta_net, "tensor",
+         "Megatron adds up the gradients of the norms in Gated DeltaNet layers only with "
+         "parallel.sequence=true"),
     ):  # fmt: skip
         if found:
             raise ValueError(
