@@ -15,7 +15,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nemo_rod.config import Cluster, Config, Domain, Optimisation, Parallel, Scoring, config_folder
+from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
 from nemo_rod.launch.nemo_rl import nemo_rl_values
 from nemo_rod.nemo_rl.config import RoD, check
@@ -142,15 +142,6 @@ def job_values(**options: Any) -> dict[str, Any]:
     }
 
 
-def recipe(gpus_per_node: int = 0) -> Config:
-    return Config(
-        domain=Domain(block_size=64),
-        scoring=Scoring(micro_batch_size=4),
-        parallel=Parallel(data=4, tensor=2),
-        cluster=Cluster(gpus_per_node=gpus_per_node),
-    )
-
-
 def test_training_job_in_nemo_rls_terms() -> None:
     arm = make_arm("rod", num_adaptation=9, num_replay=9, batch_size=16, multiplier=2,
                    balance="expected", kappa=1.0, seed=5, eighths=2)  # fmt: skip
@@ -160,7 +151,8 @@ def test_training_job_in_nemo_rls_terms() -> None:
             **job_values(arm=asdict(arm), optimisation=optimisation, references=["r"]),
             checkpoint_every=7,
         ),
-        recipe(),
+        block_size=64,
+        gpus_per_node=0,
     )
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.arm, rod.steps, rod.seed, rod.out, rod.hf) == ("rod", 10, 5, "out", True)
@@ -177,7 +169,7 @@ def test_training_job_in_nemo_rls_terms() -> None:
 
 def test_scoring_job_in_nemo_rls_terms() -> None:
     job = ScoreJob(**job_values(role="replay", model_digest="abc"))
-    values = nemo_rl_values(job, recipe(gpus_per_node=4))
+    values = nemo_rl_values(job, block_size=64, gpus_per_node=4)
     assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")

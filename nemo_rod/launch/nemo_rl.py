@@ -29,19 +29,42 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
 
     if not isinstance(job, TrainJob | ScoreJob):
         raise ValueError(f"{job.name} does not run on NeMo-RL: use launcher=local for it.")
-    values = OmegaConf.merge(nemo_rl_values(job, config), config.nemo_rl)
+    values = nemo_rl_values(
+        job,
+        block_size=config.domain.block_size,
+        gpus_per_node=config.cluster.gpus_per_node,
+    )
+    values = OmegaConf.merge(values, config.nemo_rl)
     command = "train" if isinstance(job, TrainJob) else "score"
     run.run(command, settings.compose(OmegaConf.to_container(values)))  # type: ignore[arg-type]
 
 
-def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
-    """A job as the sections of a NeMo-RL recipe, without what NeMo-RL or `rod.yaml` sets."""
+def nemo_rl_values(
+    job: TrainJob | ScoreJob, *, block_size: int, gpus_per_node: int = 0
+) -> dict[str, Any]:
+    """A job as the sections of a NeMo-RL recipe, without what NeMo-RL or `rod.yaml` sets.
+
+    The recipe is not at hand here: an arm may differ from it in any key, and the job has the
+    arm's own values.
+
+    Args:
+        job: what to do.
+        block_size: tokens per block of its store.
+        gpus_per_node: processes on a node; 0 for all on one.
+
+    Raises:
+        ValueError: a job that NeMo-RL's workers cannot do.
+    """
     if isinstance(job, TrainJob) and job.convergence is not None:
         raise ValueError(f"{job.name} ends when it has converged: use launcher=local or slurm.")
     if isinstance(job, TrainJob) and job.arm.get("steering") is not None:
         raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
     if isinstance(job, ScoreJob) and job.teacher_top_k is not None:
         raise ValueError(f"{job.name} keeps what the base foretells: use launcher=local or slurm.")
+    if isinstance(job, TrainJob) and job.arm.get("scored_every") is not None:
+        raise ValueError(
+            f"{job.name} estimates scores between scoring passes: use launcher=local or slurm."
+        )
     parallel = job.parallel
     if parallel.context > 1 or parallel.virtual_pipeline > 1:
         raise ValueError(
@@ -66,14 +89,14 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
         megatron["optimizer"]["use_distributed_optimizer"] = parallel.distributed_optimizer
     policy: dict[str, Any] = {
         "model_name": job.model,
-        "max_total_sequence_length": config.domain.block_size,
+        "max_total_sequence_length": block_size,
         "precision": LONG_PRECISION[job.precision],
         "megatron_cfg": megatron,
     }
     values: dict[str, Any] = {
         "rod": rod,
         "policy": policy,
-        "cluster": _nodes(config),
+        "cluster": _nodes(parallel.world_size, gpus_per_node),
     }
     if isinstance(job, ScoreJob):
         rod |= {"role": job.role, "model_digest": job.model_digest, "steps": 1}
@@ -88,7 +111,7 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
         "steps": o.steps,
         "warmup_fraction": o.warmup_fraction,
         "decay_fraction": o.decay_fraction,
-        "selection": OmegaConf.structured(config.selection),
+        "selection": _selection(job),
         "validation": {"every": job.validation_every, "blocks": job.validation_blocks},
         "hf": True,
     }
@@ -114,10 +137,18 @@ def nemo_rl_values(job: TrainJob | ScoreJob, config: Config) -> dict[str, Any]:
     return values
 
 
-def _nodes(config: Config) -> dict[str, int]:
+def _selection(job: TrainJob) -> dict[str, Any]:
+    """The keys of `rod.selection`; those that say nothing of this arm keep their defaults."""
+    keys = ("multiplier", "kappa") if job.arm["kappa"] is not None else ()
+    selection = {key: job.arm[key] for key in keys} | {"on_nonfinite": job.on_nonfinite}
+    if job.arm["balance"] in ("expected", "exact"):
+        selection["balance"] = job.arm["balance"]
+    return selection
+
+
+def _nodes(processes: int, gpus_per_node: int) -> dict[str, int]:
     """As many processes as the layout has, on nodes of the configured size if there is one."""
-    processes = config.parallel.world_size
-    per_node = min(processes, config.cluster.gpus_per_node or processes)
+    per_node = min(processes, gpus_per_node or processes)
     if processes % per_node:
         raise ValueError(
             f"The layout's {processes} processes do not fill nodes of cluster.gpus_per_node="

@@ -270,6 +270,7 @@ def _digest(config: dict[str, Any]) -> str:
         **{key: rod[key] for key in ("arm", "steps")},
         # replay is always scored by its loss here, and runs from before there was a choice go on
         "selection": {k: v for k, v in rod["selection"].items() if k != "replay_score"},
+        **({"prefix": rod["scoring"]["prefix"]} if rod["scoring"]["prefix"] != "1" else {}),
         **schedule,
     }
     text = json.dumps(decides, sort_keys=True, default=str).encode()
