@@ -25,7 +25,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import TrainJob, read_job
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector, choose
 from nemo_rod.selection.arms import Arm, curriculum_header
-from nemo_rod.selection.journal import Journal
+from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.references import open_references
 
 WARM_UP = 4  # rounds
@@ -87,10 +87,11 @@ def main() -> None:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from nemo_rod.megatron import losses, selector
+    from nemo_rod.megatron import rod_selector as selector
     from nemo_rod.megatron.identity import identity_of
     from nemo_rod.megatron.models import model_provider
-    from nemo_rod.megatron.trainer import bridge_config
+    from nemo_rod.megatron.scoring import block_losses as losses
+    from nemo_rod.megatron.train import bridge_config
 
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()

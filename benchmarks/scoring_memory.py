@@ -47,7 +47,7 @@ def _measure(pipe, vocabulary: int, sliced: bool) -> None:
     import torch.distributed as dist
 
     import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-    from nemo_rod.megatron import scoring_pass
+    from nemo_rod.megatron.scoring import scoring_pass
 
     torch.set_num_threads(1)
     with socket.socket() as probe:

@@ -19,8 +19,8 @@ _HOMES = {
     "Joint": "nemo_rod.selection.policies",
     "FixedShare": "nemo_rod.selection.policies",
     "TakeAll": "nemo_rod.selection.policies",
-    "Curriculum": "nemo_rod.selection.curriculum",
-    "RoDSelector": "nemo_rod.megatron.selector",
+    "Curriculum": "nemo_rod.selection.curriculum.log",
+    "RoDSelector": "nemo_rod.megatron.rod_selector",
     "install": "nemo_rod.swap_in",
     "validation_forgetting": "nemo_rod.selection.forgetting",
 }

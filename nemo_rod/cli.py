@@ -13,14 +13,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.checks import to_config
+from nemo_rod.commands import curriculum, doctor, inspect, merge, status
+from nemo_rod.commands import reference_job as of_job
+from nemo_rod.commands import stages as run
 from nemo_rod.config import Config, config_folder
-from nemo_rod.jobs import Stopped
-from nemo_rod.launch import run
-from nemo_rod.launch.plan import plan
-from nemo_rod.nemo_rl import run as nemo_rl
-from nemo_rod.swap_in import command as of_job
-from nemo_rod.tools import curriculum, doctor, inspect, merge, status
+from nemo_rod.nemo_rl import cluster as nemo_rl
+from nemo_rod.plan.of_recipe import plan
+from nemo_rod.processes.signals import Stopped
+from nemo_rod.recipe.checks import to_config
 
 _USAGE = """nemo-rod: continued pretraining with replay on demand
 

@@ -40,8 +40,8 @@ def scored(hf: Path, parallel: Parallel, out: Path) -> dict[str, Any]:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     from nemo_rod.megatron.batches import micro_batches
-    from nemo_rod.megatron.losses import BlockLosses
     from nemo_rod.megatron.models import model_provider, save_hf
+    from nemo_rod.megatron.scoring.block_losses import BlockLosses
 
     store: Any = Store()
     for name in ("FLASH", "FUSED", "UNFUSED"):  # Megatron sets them, and refuses another model's

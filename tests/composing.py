@@ -7,8 +7,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import flag_override
 
-from nemo_rod.checks import to_config
 from nemo_rod.config import Config, config_folder
+from nemo_rod.recipe.checks import to_config
 
 RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
 

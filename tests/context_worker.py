@@ -54,7 +54,7 @@ def main() -> None:
     from megatron.core.transformer import TransformerConfig
 
     from nemo_rod.megatron.batches import micro_batches
-    from nemo_rod.megatron.losses import BlockLosses
+    from nemo_rod.megatron.scoring.block_losses import BlockLosses
 
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(context_parallel_size=CONTEXT)

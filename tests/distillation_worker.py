@@ -23,7 +23,7 @@ BLOCKS, BLOCK_SIZE, VOCABULARY, TOP_K = 6, 64, 24, 5
 
 
 def split_vocabulary() -> dict[str, object]:
-    from nemo_rod.megatron.distillation import outcome_logprobs, soft_loss, top_ids
+    from nemo_rod.megatron.scoring.distillation import outcome_logprobs, soft_loss, top_ids
 
     generator = torch.Generator().manual_seed(0)
     whole = (4 * torch.randn(8, 3, VOCABULARY, generator=generator)).round()  # with many ties
@@ -71,8 +71,13 @@ def shared_positions() -> dict[str, object]:
     from megatron.core.transformer import TransformerConfig
 
     from nemo_rod.megatron.batches import micro_batches
-    from nemo_rod.megatron.distillation import SoftTargets, TopKTargets, outcome_logprobs, top_ids
-    from nemo_rod.megatron.losses import BlockLosses
+    from nemo_rod.megatron.scoring.block_losses import BlockLosses
+    from nemo_rod.megatron.scoring.distillation import (
+        SoftTargets,
+        TopKTargets,
+        outcome_logprobs,
+        top_ids,
+    )
 
     context = dist.get_world_size()
     parallel_state.initialize_model_parallel(context_parallel_size=context)

@@ -62,7 +62,7 @@ def main() -> None:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     from nemo_rod.megatron.batches import micro_batches
-    from nemo_rod.megatron.losses import BlockLosses
+    from nemo_rod.megatron.scoring.block_losses import BlockLosses
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

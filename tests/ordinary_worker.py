@@ -88,7 +88,9 @@ def main() -> None:
     from megatron.core.models.gpt import gpt_layer_specs
 
     from nemo_rod.corpus import BlockStore
-    from nemo_rod.megatron import models, selector, trainer
+    from nemo_rod.megatron import models
+    from nemo_rod.megatron import rod_selector as selector
+    from nemo_rod.megatron import train as trainer
     from nemo_rod.megatron.batches import micro_batches
     from nemo_rod.selection import Curriculum
     from nemo_rod.selection.selector import Selector

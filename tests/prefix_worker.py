@@ -35,9 +35,9 @@ def main() -> None:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
 
-    from nemo_rod.megatron import logits
     from nemo_rod.megatron.batches import micro_batches
-    from nemo_rod.megatron.losses import BlockLosses
+    from nemo_rod.megatron.scoring import logits
+    from nemo_rod.megatron.scoring.block_losses import BlockLosses
 
     tensor, pipeline, sequence = (int(argument) for argument in sys.argv[1:])
     torch.set_num_threads(1)

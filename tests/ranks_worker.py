@@ -38,7 +38,7 @@ class TwoCandidates:
 
 def chosen_one_ulp_apart(groups: Any) -> list[int]:
     """What is chosen of four blocks with one loss, of which rank 1 finds the last one dearer."""
-    from nemo_rod.megatron.losses import on_every_rank
+    from nemo_rod.megatron.scoring.block_losses import on_every_rank
     from nemo_rod.selection import Joint, Pool, block_loss
     from nemo_rod.selection.choice import choose
 
@@ -65,7 +65,7 @@ def never(**_: Any) -> None:
 
 def own_job(groups: Any) -> None:
     from nemo_rod.corpus import BlockStore
-    from nemo_rod.megatron.selector import RoDSelector
+    from nemo_rod.megatron.rod_selector import RoDSelector
 
     store = BlockStore.__new__(BlockStore)  # of no blocks: none is read
     store.block_size = BLOCK_SIZE
@@ -75,7 +75,7 @@ def own_job(groups: Any) -> None:
 
 
 def somebodys_job(groups: Any) -> None:
-    from nemo_rod.swap_in.selector import StreamSelector
+    from nemo_rod.swap_in.host_selector import StreamSelector
 
     blend: Any = SimpleNamespace(
         sources=[SimpleNamespace(role="replay")], source_of_batch=lambda _: np.zeros(1, dtype=int)

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from nemo_rod.megatron import cpu  # noqa: F401  `cuda()` on a machine without a GPU
-from nemo_rod.megatron.scoring_pass import partial_sums
+from nemo_rod.megatron.scoring.scoring_pass import partial_sums
+from nemo_rod.swap_in.host_selector import StreamSelector
 from nemo_rod.swap_in.readers import told_by_readers
-from nemo_rod.swap_in.selector import StreamSelector
 from nemo_rod.swap_in.stream import winners
 
 SIZE, DRAWN, LENGTH = 2, 6, 5

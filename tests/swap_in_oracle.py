@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nemo_rod.selection.curriculum import CurriculumArrays
+from nemo_rod.selection.curriculum.log import CurriculumArrays
 
 
 def assert_trained_on_the_top(

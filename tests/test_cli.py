@@ -11,8 +11,8 @@ import pytest
 from composing import RECIPES, composed
 
 from nemo_rod.config import config_folder
-from nemo_rod.launch.prepare import source_specs
-from nemo_rod.variants import arm_settings
+from nemo_rod.recipe.blocks import source_specs
+from nemo_rod.recipe.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare, read_documents
-from nemo_rod.corpus.debian import PYTHON, debian_input, fetch_debian_texts
-from nemo_rod.corpus.roff import strip_roff
-from nemo_rod.corpus.synthetic import ALPHABET, synthetic_documents, synthetic_input
+from nemo_rod.corpus.toy.debian import PYTHON, debian_input, fetch_debian_texts
+from nemo_rod.corpus.toy.roff import strip_roff
+from nemo_rod.corpus.toy.synthetic import ALPHABET, synthetic_documents, synthetic_input
 
 CONFIGS = Path(__file__).parent.parent / "hydra_configs" / "domain"
 

@@ -14,7 +14,7 @@ from test_score_resume import files
 from tiny import LAYOUTS, Setting, Torchrun
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-from nemo_rod.megatron.distillation import outcome_logprobs, soft_loss, top_ids
+from nemo_rod.megatron.scoring.distillation import outcome_logprobs, soft_loss, top_ids
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.references.teacher import open_teacher
 

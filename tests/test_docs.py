@@ -17,8 +17,8 @@ import pytest
 from composing import composed
 from test_cli import nemo_rod
 
-from nemo_rod.tools import curriculum, doctor, inspect, status
-from nemo_rod.tools.text import parse
+from nemo_rod.commands import curriculum, doctor, inspect, status
+from nemo_rod.commands.text import parse
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))

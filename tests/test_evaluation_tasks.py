@@ -25,7 +25,7 @@ from nemo_rod.evaluation.tasks import (
     model_arguments,
     prompts_digest,
 )
-from nemo_rod.launch.base import initialise_base
+from nemo_rod.recipe.base_model import initialise_base
 
 CAPABILITIES = {"knowledge": ["a", "b", "group"], "sense": ["c"]}
 

@@ -28,8 +28,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from nemo_rod.config import Launcher
-from nemo_rod.jobs import Stopped
-from nemo_rod.launch.local import run_job
+from nemo_rod.processes.signals import Stopped
+from nemo_rod.processes.torchrun import run_job
 try:
     run_job(Path(sys.argv[1]), world_size=2, launcher=Launcher(), log=Path(sys.argv[2]))
 except (RuntimeError, Stopped) as error:

@@ -24,7 +24,7 @@ def refusal(
     # isort: split
     from megatron.core.transformer import TransformerConfig
 
-    from nemo_rod.megatron.forward_only import refuse_unsafe
+    from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 
     config = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=1)
     for name, value in settings.items():

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from composing import composed
 
-from nemo_rod.checks import check
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
 from nemo_rod.jobs import Job, TrainJob
-from nemo_rod.launch.folder import RunFolder
-from nemo_rod.launch.model_jobs import ModelJobs
-from nemo_rod.launch.nemo_rl import nemo_rl_values
-from nemo_rod.launch.references import ArmReferences
+from nemo_rod.nemo_rl.from_job import nemo_rl_values
+from nemo_rod.recipe.arm_references import ArmReferences
+from nemo_rod.recipe.checks import check
+from nemo_rod.recipe.model_jobs import ModelJobs
+from nemo_rod.recipe.run_folder import RunFolder
 
 BLOCKS = {"num_adaptation": 900, "num_replay": 3000, "digest": "d"}
 NOT_ON_NEMO_RL = {
@@ -87,7 +87,7 @@ def job_of(variant: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatc
     config, written = config_of(variant), list[Job]()
     jobs = ModelJobs(config, RunFolder(folder, "toy"))
     monkeypatch.setattr(jobs, "run", lambda job, _: written.append(job))
-    monkeypatch.setattr("nemo_rod.launch.model_jobs.decided", lambda arm: {})  # no curriculum here
+    monkeypatch.setattr("nemo_rod.recipe.model_jobs.decided", lambda arm: {})  # no curriculum here
     settings = jobs.settings("mine")
     used = ArmReferences(settings, jobs.results).folders
     jobs.train(folder, folder / "base", jobs.arm("mine", BLOCKS), settings.train, used)

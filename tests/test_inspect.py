@@ -13,6 +13,10 @@ import numpy as np
 import pytest
 from corpus_cases import S, run, source, texts, train_bpe, write
 
+from nemo_rod.commands import curriculum as curriculum_tool
+from nemo_rod.commands import doctor
+from nemo_rod.commands.inspect import inspect
+from nemo_rod.commands.text import parse, table, tenths
 from nemo_rod.corpus import BlockStore, load_tokenizer
 from nemo_rod.selection import (
     Candidates,
@@ -26,10 +30,6 @@ from nemo_rod.selection import (
     compact,
     threshold,
 )
-from nemo_rod.tools import curriculum as curriculum_tool
-from nemo_rod.tools import doctor
-from nemo_rod.tools.inspect import inspect
-from nemo_rod.tools.text import parse, table, tenths
 
 CLI = [sys.executable, "-m", "nemo_rod.cli"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from corpus_cases import BYTE, run, source, texts, write
 
-from nemo_rod.launch.base import check_tokenizer, initialise_base
+from nemo_rod.recipe.base_model import check_tokenizer, initialise_base
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nemo_rod.launch import handover
-from nemo_rod.launch.handover import Stage
+from nemo_rod.recipe import handover
+from nemo_rod.recipe.handover import Stage
 
 
 def stage(

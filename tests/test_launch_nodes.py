@@ -20,8 +20,8 @@ import pytest
 from test_faults import is_rank, wait_for_step
 from tiny import LAYOUTS, Setting
 
-from nemo_rod.launch.local import free_port
-from nemo_rod.launch.nodes import Ending, Nodes, Order
+from nemo_rod.processes.nodes import Ending, Nodes, Order
+from nemo_rod.processes.torchrun import free_port
 
 ORDERS = [Order("one.json", "one.log", 2, 1), Order("two.json", "two.log", 2, 2)]
 
@@ -79,7 +79,7 @@ def test_silent_node_is_not_waited_for_for_ever(nodes: list[Nodes]) -> None:
 
 def test_follower_whose_leader_is_gone_says_so(nodes: list[Nodes]) -> None:
     program = (
-        "import time; from nemo_rod.launch.nodes import Nodes, Order\n"
+        "import time; from nemo_rod.processes.nodes import Nodes, Order\n"
         f"nodes = Nodes(count=2, port={nodes[0].port})\n"
         "with nodes.led(): nodes.start(Order('job', 'log', 2, 1)); time.sleep(100)"
     )
@@ -96,7 +96,7 @@ def test_follower_whose_leader_is_gone_says_so(nodes: list[Nodes]) -> None:
 
 HELPER = """
 import multiprocessing, os, signal, time
-from nemo_rod.jobs import keep_signals_from_helpers
+from nemo_rod.processes.signals import keep_signals_from_helpers
 heard = []
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
@@ -128,9 +128,9 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from nemo_rod.config import Launcher
-from nemo_rod.jobs import Stopped
-from nemo_rod.launch.local import run_job, run_torchrun
-from nemo_rod.launch.nodes import Nodes
+from nemo_rod.processes.signals import Stopped
+from nemo_rod.processes.torchrun import run_job, run_torchrun
+from nemo_rod.processes.nodes import Nodes
 nodes, launcher = Nodes.of_this_job(), Launcher(grace_seconds=60)
 if nodes.rank:
     nodes.follow(lambda order: run_torchrun(order, nodes, launcher))

@@ -18,8 +18,8 @@ from test_cli import RECIPES, composed, nemo_rod
 
 from nemo_rod.config import Config
 from nemo_rod.launch import ray, slurm
-from nemo_rod.launch.chain import whole_chain
 from nemo_rod.launch.render import launch_folder, read_launch, render_local, write_files
+from nemo_rod.recipe.chain import whole_chain
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
 RENDER = {"local": render_local, "slurm": slurm.render, "ray": ray.render}

@@ -10,12 +10,12 @@ from test_cli import composed, nemo_rod
 from test_launch_render import CLUSTER
 
 from nemo_rod.config import config_folder
-from nemo_rod.launch import handover
-from nemo_rod.launch.chain import stage_link, whole_chain
-from nemo_rod.launch.record import Record
 from nemo_rod.launch.slurm import render
-from nemo_rod.launch.stages import Stages
 from nemo_rod.launch.submit import submit
+from nemo_rod.recipe import handover
+from nemo_rod.recipe.attempts import Record
+from nemo_rod.recipe.chain import stage_link, whole_chain
+from nemo_rod.recipe.stages import Stages
 
 TWELVE = ["parallel.data=12", "train.batch_size=192", "pretrain.batch_size=288"]
 

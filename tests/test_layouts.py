@@ -25,7 +25,7 @@ from tiny import (
 
 from nemo_rod.corpus import BlockStore
 from nemo_rod.selection import Curriculum, Pool, References
-from nemo_rod.selection.averages import SourceAverages
+from nemo_rod.selection.estimates import SourceAverages
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny import ARCHITECTURE, MOE_ARCHITECTURE
 
 from nemo_rod.evaluation import merge_checkpoints
-from nemo_rod.launch.base import initialise_base
+from nemo_rod.recipe.base_model import initialise_base
 
 WORKER = Path(__file__).parent / "merging_worker.py"
 

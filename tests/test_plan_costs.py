@@ -9,9 +9,9 @@ import pytest
 from nemo_rod.config import Parallel
 from nemo_rod.plan.costs import Setup, Work, cost, prefix_saving
 from nemo_rod.plan.flops import forward_flops
+from nemo_rod.plan.plan_text import count, hours, size, wall
 from nemo_rod.plan.shapes import read_shape
 from nemo_rod.plan.speed import Speed
-from nemo_rod.plan.table import count, hours, size, wall
 
 SPEED = Speed(forward_flops=1e9, processes=4, flops_per_second=1e12, backward=2.0)
 SETUP = Setup(

@@ -17,40 +17,37 @@ PACKAGE = ROOT / "nemo_rod"
 
 # Each room, and the rooms it may import. A new room has to be placed here.
 ARROWS = {
-    "corpus": set(),
-    "selection": set(),
-    "progress": set(),
-    "upstream": set(),
-    "published": set(),
-    "jobs": {"config"},
-    "megatron": {"corpus", "selection", "config", "jobs", "progress", "upstream"},
-    "nemo_rl": {"corpus", "selection", "megatron", "config", "jobs", "progress", "upstream"},
-    "evaluation": {"corpus", "selection", "megatron", "jobs", "progress", "published"},
-    "swap_in": {"corpus", "selection", "megatron", "upstream"},
-    "report": {"selection"},
-    "tools": {"corpus", "selection", "evaluation", "launch", "progress", "upstream"},
+    "files": set(),
     "config": set(),
-    "variants": {"config", "selection"},
-    "checks": {"config", "variants"},
-    "plan": {"config"},
-    "launch": {
-        *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in", "report"),
-        *("config", "checks", "variants", "jobs", "plan", "progress", "published"),
+    "progress": set(),
+    "published": set(),
+    "upstream": set(),
+    "jobs": {"config"},
+    "corpus": {"files"},
+    "selection": {"files"},
+    "report": {"files", "selection"},
+    "processes": {"config", "progress"},
+    "megatron": {
+        *("corpus", "selection", "processes"),
+        *("config", "files", "jobs", "progress", "upstream"),
     },
-    "cli": {
-        *(
-            "launch",
-            "nemo_rl",
-            "config",
-            "checks",
-            "jobs",
-            "corpus",
-            "selection",
-            "report",
-            "evaluation",
-        ),
-        *("swap_in", "tools"),
+    "nemo_rl": {
+        *("corpus", "selection", "megatron", "processes"),
+        *("config", "jobs", "progress", "upstream"),
     },
+    "evaluation": {"corpus", "selection", "processes", "files", "progress", "published"},
+    "swap_in": {"corpus", "selection", "megatron", "upstream"},
+    "recipe": {
+        *("corpus", "selection", "processes", "nemo_rl", "evaluation", "report"),
+        *("config", "files", "jobs", "progress", "published"),
+    },
+    "plan": {"corpus", "selection", "recipe", "config", "files"},
+    "launch": {"recipe", "config"},
+    "commands": {
+        *("corpus", "selection", "megatron", "evaluation", "swap_in"),
+        *("processes", "recipe", "plan", "launch", "config", "progress", "upstream"),
+    },
+    "cli": {"commands", "processes", "recipe", "plan", "nemo_rl", "config"},
 }
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

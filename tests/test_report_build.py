@@ -17,19 +17,19 @@ import numpy as np
 import pytest
 
 from nemo_rod.report import build_report, format_checks
-from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.captions import TITLES
 from nemo_rod.report.cheaper import cheaper_table
-from nemo_rod.report.checks import judge
 from nemo_rod.report.figures import Canvas, forgetting_profile, frontier, inline_svg, sampling_ratio
 from nemo_rod.report.figures.labels import Label, place_labels
 from nemo_rod.report.results import results_of
-from nemo_rod.report.run import read_run
+from nemo_rod.report.run_files import read_run
 from nemo_rod.report.summary import summarise
 from nemo_rod.report.table import arms_table
+from nemo_rod.report.verdicts import judge
 from nemo_rod.selection.candidates import Pool
-from nemo_rod.selection.curriculum import Curriculum
-from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
+from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
+from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
 
 K, S, STEPS = 4, 8, 23

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
 from nemo_rod.report.claims import Bounds
 from nemo_rod.report.designs import continued, helped, varying, with_fixed_share
@@ -20,8 +20,8 @@ from nemo_rod.report.history import read_history
 from nemo_rod.report.profile import profiles_of
 from nemo_rod.report.style import COLOURS, arm_colour, with_variables
 from nemo_rod.selection.candidates import Pool
-from nemo_rod.selection.curriculum import Curriculum
-from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
+from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
+from nemo_rod.selection.curriculum.log import Curriculum
 
 SOURCES = (
     SourceRow("legal", "adaptation", 0, 10),

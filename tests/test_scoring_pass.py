@@ -21,7 +21,7 @@ def test_context_parallel_ranks_share_positions_out_and_put_them_back(size: int)
     import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 
     # isort: split
-    from nemo_rod.megatron.scoring_pass import at_their_places, own_positions
+    from nemo_rod.megatron.scoring.scoring_pass import at_their_places, own_positions
 
     whole = torch.arange(1, 1 + 2 * 16).view(2, 16)
     back = torch.zeros_like(whole)
@@ -41,7 +41,7 @@ def test_frozen_submodules_stay_in_evaluation_mode() -> None:
     # isort: split
     from megatron.core.transformer import TransformerConfig
 
-    from nemo_rod.megatron.forward_only import forward_only
+    from nemo_rod.megatron.scoring.forward_only import forward_only
 
     config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
     trained, frozen = torch.nn.Dropout(), torch.nn.Sequential(torch.nn.Dropout())

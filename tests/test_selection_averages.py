@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nemo_rod.selection import Candidates, Curriculum, CurriculumHeader, Joint, Selector, SourceRow
-from nemo_rod.selection.averages import MEMORY_BLOCKS, SourceAverages
 from nemo_rod.selection.candidates import Pool
+from nemo_rod.selection.estimates import MEMORY_BLOCKS, SourceAverages
 
 STARTS = np.array([0, 100, 150])  # one adaptation source, two of replay
 SIZE, BATCH = 16, 8

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_rod.selection.candidates import Candidates, Pool
-from nemo_rod.selection.curriculum import PADDING_ID, Curriculum
-from nemo_rod.selection.curriculum_header import CurriculumHeader
-from nemo_rod.selection.curriculum_tools import diff, export, verify
+from nemo_rod.selection.curriculum.header import CurriculumHeader
+from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum
+from nemo_rod.selection.curriculum.recorded_pools import RecordedPools
+from nemo_rod.selection.curriculum.tools import diff, export, verify
 from nemo_rod.selection.policies import Joint, TakeAll, threshold
-from nemo_rod.selection.recorded_pools import RecordedPools
 
 C, K = 12, 5  # not multiples of 8, for the bits of `chosen`
 SOURCES = (("law", "adaptation", 0, 30), ("news", "adaptation", 30, 10), ("web", "replay", 40, 60))
@@ -360,7 +360,7 @@ def parquet(path):
 
 def test_export(tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("nemo_rod.selection.curriculum_tools._EXPORT_ROWS", 2 * C)  # 3 row groups
+    monkeypatch.setattr("nemo_rod.selection.curriculum.tools._EXPORT_ROWS", 2 * C)  # 3 row groups
     record(tmp_path / "c.rod", 5)
     with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
         export(curriculum, tmp_path / "new" / "c.parquet")

@@ -20,7 +20,7 @@ from nemo_rod.selection import (
     SourceRow,
     choose,
 )
-from nemo_rod.selection.journal import Journal
+from nemo_rod.selection.curriculum.journal import Journal
 
 HEADER = CurriculumHeader(
     num_candidates=4,

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_rod.selection.record_log import RecordLog, crc32_rows, write_whole
+from nemo_rod.files import write_whole
+from nemo_rod.selection.curriculum.record_log import RecordLog, crc32_rows
 
 MAGIC = b"TESTLOG1"
 SIZE = 20  # bytes of a record, 16 of them its own
@@ -149,7 +150,7 @@ APPEND_FOREVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from nemo_rod.selection.record_log import RecordLog
+from nemo_rod.selection.curriculum.record_log import RecordLog
 log = RecordLog(Path(sys.argv[1]), b"TESTLOG1")
 log.recover()
 for number in range(log.count, 10**9):
@@ -182,7 +183,7 @@ DISK_FULL = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from nemo_rod.selection.record_log import RecordLog
+from nemo_rod.selection.curriculum.record_log import RecordLog
 log = RecordLog(Path(sys.argv[1]), b"TESTLOG1")
 log.recover()
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)

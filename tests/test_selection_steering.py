@@ -10,7 +10,7 @@ import pytest
 
 from nemo_rod.selection import Joint, Pool
 from nemo_rod.selection.candidates import Candidates
-from nemo_rod.selection.steering import RANGE, Steering, held_out_replay
+from nemo_rod.selection.kappa_controller import RANGE, Steering, held_out_replay
 
 K = 32
 

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
 from test_cli import composed
 
-from nemo_rod.launch.record import Record
 from nemo_rod.launch.slurm import render_stage
+from nemo_rod.recipe.attempts import Record
 
 pytestmark = pytest.mark.slurm
 

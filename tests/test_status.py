@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from test_cli import composed, nemo_rod
 
-from nemo_rod.launch.chain import Link, whole_chain
+from nemo_rod.commands.status import Standing, last_progress, place, stand, training_progress
 from nemo_rod.launch.queue import QueuedJob
 from nemo_rod.launch.render import launch_folder, render_local, write_files
 from nemo_rod.progress import Progress
-from nemo_rod.tools.status import Standing, last_progress, place, stand, training_progress
+from nemo_rod.recipe.chain import Link, whole_chain
 
 BEGAN = {"event": "began", "time": 1.0, "host": "login", "nodes": "n[1-2]"}
 STOPPED = {"event": "stopped", "time": 2.0, "why": "rod was asked to stop"}

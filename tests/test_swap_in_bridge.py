@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from nemo_rod.selection import Curriculum, References, block_loss
-from nemo_rod.selection.curriculum import CurriculumArrays
+from nemo_rod.selection.curriculum.log import CurriculumArrays
 
 pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs of all
 

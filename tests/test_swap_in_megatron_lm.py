@@ -19,7 +19,7 @@ from swap_in_oracle import assert_trained_on_the_top
 
 from nemo_rod.evaluation import merge_checkpoints
 from nemo_rod.selection import Curriculum, References
-from nemo_rod.selection.curriculum import CurriculumArrays
+from nemo_rod.selection.curriculum.log import CurriculumArrays
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "swap_in"
 sys.path.insert(0, str(RECIPES / "megatron_lm"))

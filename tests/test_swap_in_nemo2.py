@@ -12,7 +12,7 @@ import pytest
 from swap_in_oracle import assert_trained_on_the_top
 
 from nemo_rod.selection import Curriculum
-from nemo_rod.selection.curriculum import CurriculumArrays
+from nemo_rod.selection.curriculum.log import CurriculumArrays
 
 pytestmark = pytest.mark.nemo2
 

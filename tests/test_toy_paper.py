@@ -21,9 +21,9 @@ from test_paper_map import CELLS, quoted
 
 from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore
-from nemo_rod.launch.chain import whole_chain
+from nemo_rod.recipe.chain import whole_chain
+from nemo_rod.recipe.variants import ArmSettings, arm_settings
 from nemo_rod.selection import Curriculum, References
-from nemo_rod.variants import ArmSettings, arm_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

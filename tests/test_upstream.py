@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nemo_rod.tools import doctor
+from nemo_rod.commands import doctor
 from nemo_rod.upstream import changes, functions
 from nemo_rod.upstream.functions import FUNCTIONS, Function
 
@@ -198,7 +198,8 @@ def test_a_parameter_that_moved_is_refused_in_one_sentence(monkeypatch: pytest.M
 def test_training_and_scoring_ask_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core import utils
 
-    from nemo_rod.megatron import scorer, trainer
+    from nemo_rod.megatron import score as scorer
+    from nemo_rod.megatron import train as trainer
 
     monkeypatch.setattr(utils, "get_model_config", lambda chunk, model: model.config)
     sentence = r"utils.get_model_config takes \(chunk, model\) in megatron-core"
@@ -274,7 +275,7 @@ def test_experts_are_numbered_where_their_own_name_is_known(
 def test_a_signal_handler_is_entered_once() -> None:
     from megatron.bridge.training.utils.sig_utils import DistributedSignalHandler
 
-    from nemo_rod.megatron.trainer import _SignalHandler
+    from nemo_rod.megatron.train import _SignalHandler
 
     before = signal.getsignal(signal.SIGUSR1)
     handler = DistributedSignalHandler(signal.SIGUSR1)

@@ -10,13 +10,13 @@ import pytest
 import yaml
 from composing import composed
 
-from nemo_rod.checks import check
 from nemo_rod.config import Config
-from nemo_rod.launch.plan import model_shape
-from nemo_rod.launch.stages import Stages
-from nemo_rod.launch.work import stage_works
+from nemo_rod.plan.of_recipe import model_shape
+from nemo_rod.plan.work import stage_works
+from nemo_rod.recipe.checks import check
+from nemo_rod.recipe.stages import Stages
+from nemo_rod.recipe.variants import BASE_REFERENCES, arm_settings
 from nemo_rod.selection.candidates import Candidates
-from nemo_rod.variants import BASE_REFERENCES, arm_settings
 
 
 @cache

@@ -44,7 +44,7 @@ class SourceSpec:
         name: What reports call it; also a folder name.
         role: ``adaptation`` or ``replay``.
         kind: ``text`` (a file is a document), ``jsonl``, ``parquet``, ``huggingface``, or a toy:
-            ``debian`` (see `nemo_rod.corpus.debian`), ``synthetic`` (`nemo_rod.corpus.synthetic`).
+            ``debian`` or ``synthetic`` (modules of `nemo_rod.corpus.toy`).
         files: Globs (** for any depth); read in the order of the sorted paths. Text and jsonl may
             be packed as .gz or .zst. For the toys: packages, generators.
         text_field: Field with the text (jsonl, parquet, huggingface); dotted when nested.
@@ -240,11 +240,11 @@ def open_inputs(spec: SourceSpec) -> list[Input]:
             )
         ]
     if spec.kind == "debian":
-        from nemo_rod.corpus.debian import debian_input
+        from nemo_rod.corpus.toy.debian import debian_input
 
         return [debian_input(spec.files)]
     if spec.kind == "synthetic":
-        from nemo_rod.corpus.synthetic import synthetic_input
+        from nemo_rod.corpus.toy.synthetic import synthetic_input
 
         return [synthetic_input(item) for item in spec.files]
     paths = _match(spec)

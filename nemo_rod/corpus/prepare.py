@@ -19,14 +19,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.build import Progress, Settings, build_source, describe
+from nemo_rod.corpus.build_source import Progress, Settings, build_source, describe
 from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.hashing import is_holdout
 from nemo_rod.corpus.pack import Packer
-from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA, sync_folder, write_json
+from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.files import sync, write_json
 
 _PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -123,7 +124,7 @@ def _prepare_source(
         shutil.rmtree(target)
     target.parent.mkdir(exist_ok=True)
     made.rename(target)
-    sync_folder(target.parent)
+    sync(target.parent)
     shutil.rmtree(partial)
 
 

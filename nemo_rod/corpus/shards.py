@@ -26,6 +26,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_rod.files import sync, write_json
+
 SCHEMA = 1
 BLOCKS_PER_SHARD = 1_000_000
 HASH_BYTES = 16
@@ -69,27 +71,6 @@ def split_digest(manifest: Mapping[str, Any], folder: Path) -> str:
         while chunk := handle.read(1 << 20):
             state.update(chunk)
     return state.hexdigest()
-
-
-def write_json(path: Path, value: object) -> None:
-    """Writes a JSON file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as handle:
-        json.dump(value, handle, indent=1, ensure_ascii=False)
-        handle.write("\n")
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames and new files of a folder outlast a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class SplitWriter:
@@ -141,7 +122,7 @@ class SplitWriter:
         current = shard_path(self.folder, self.count // self._per_shard, "bin")
         for path in [path for path in self._open if path.suffix == ".bin" and path != current]:
             self._open.pop(path).close()
-        sync_folder(self.folder)
+        sync(self.folder)
 
     def finish(self, manifest: dict[str, Any]) -> str:
         """Writes the indices and the manifest.

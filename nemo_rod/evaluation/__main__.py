@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 from nemo_rod.evaluation.tasks import TaskJob, evaluate_tasks
-from nemo_rod.jobs import end_with_parent
+from nemo_rod.processes.signals import end_with_parent
 from nemo_rod.progress import Progress
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.shards import write_json
+from nemo_rod.files import write_json
 
 METRICS = ("acc_norm", "acc")  # the first one that a task defines
 BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> what runs it

@@ -1,1 +1,1 @@
-"""Stages, and where they run."""
+"""Where a run's stages run: here, or as jobs of Slurm with or without Ray."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nemo_rod.config import Config
 from nemo_rod.launch import slurm
-from nemo_rod.launch.chain import Link
 from nemo_rod.launch.render import launch_folder, link_command
+from nemo_rod.recipe.chain import Link
 
 _COMMANDS = ("train", "score")  # what NeMo-RL does; the rest needs no Ray
 _SUBMIT_ONE = f"""\

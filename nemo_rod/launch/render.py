@@ -15,9 +15,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.checks import to_config
 from nemo_rod.config import Config
-from nemo_rod.launch.chain import Link
+from nemo_rod.recipe.chain import Link
+from nemo_rod.recipe.checks import to_config
 
 _CONFIG_HEAD = """\
 # Everything this run was launched with; what each key means is in nemo_rod/config.py.

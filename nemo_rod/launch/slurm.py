@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nemo_rod.config import Config
-from nemo_rod.launch.chain import Link
-from nemo_rod.launch.record import Record
 from nemo_rod.launch.render import frozen_config, launch_folder, link_command
+from nemo_rod.recipe.attempts import Record
+from nemo_rod.recipe.chain import Link
 
 STAGE = Path(__file__).parent / "stage.sh"
 SBATCH = 'sbatch --parsable ${after:+"--dependency=afterok$after"} "$folder/$name.sbatch"'

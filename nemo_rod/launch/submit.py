@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nemo_rod.config import Config
 from nemo_rod.launch import queue
-from nemo_rod.launch.chain import Link, whole_chain
 from nemo_rod.launch.render import launch_folder, write_files
+from nemo_rod.recipe.chain import Link, whole_chain
 
 Render = Callable[[Config, list[Link]], dict[str, str]]
 

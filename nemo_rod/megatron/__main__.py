@@ -14,17 +14,14 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import (
+from nemo_rod.jobs import Job, ScoreJob, TrainJob, read_job
+from nemo_rod.megatron.watch import Watch
+from nemo_rod.processes.signals import (
     STOP_SIGNALS,
-    Job,
-    ScoreJob,
     Stopped,
-    TrainJob,
     end_with_parent,
     keep_signals_from_helpers,
-    read_job,
 )
-from nemo_rod.megatron.watch import Watch
 
 
 def main() -> int:
@@ -63,15 +60,15 @@ def _run(job: Job, watch: Watch) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if isinstance(job, TrainJob):
-        from nemo_rod.megatron.trainer import train
+        from nemo_rod.megatron.train import train
 
         train(job, beat=watch.beat)
     elif isinstance(job, ScoreJob):
-        from nemo_rod.megatron.scorer import score
+        from nemo_rod.megatron.score import score
 
         score(job, beat=watch.beat)
     else:
-        from nemo_rod.megatron.scorer import evaluate
+        from nemo_rod.megatron.score import evaluate
 
         evaluate(job, beat=watch.beat)
     dist.barrier()

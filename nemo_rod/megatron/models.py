@@ -13,7 +13,7 @@ from nemo_rod.megatron import cpu, plain
 from nemo_rod.megatron.cpu import trainers
 from nemo_rod.megatron.loading import refuse_gaps
 from nemo_rod.megatron.plain import conversion, layers
-from nemo_rod.megatron.text_positions import number_text
+from nemo_rod.megatron.scoring.text_positions import number_text
 
 
 def model_provider(

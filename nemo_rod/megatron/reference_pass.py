@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from nemo_rod.megatron.distillation import TopKTargets
-from nemo_rod.megatron.losses import BlockLosses
 from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.scoring.block_losses import BlockLosses
+from nemo_rod.megatron.scoring.distillation import TopKTargets
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references.lookup import HashedBlocks

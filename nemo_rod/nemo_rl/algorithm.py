@@ -20,13 +20,13 @@ from typing import Any
 from nemo_rod.config import PREFIXES
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
-from nemo_rod.jobs import Stopped
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.learners import Learner, make_learner
 from nemo_rod.nemo_rl.remote import call_all
+from nemo_rod.processes.signals import Stopped
 from nemo_rod.selection import CurriculumHeader, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
-from nemo_rod.selection.journal import Journal
+from nemo_rod.selection.curriculum.journal import Journal
 
 
 @dataclass
@@ -68,7 +68,7 @@ def setup(config: dict[str, Any]) -> Run:
     """Builds everything, in the latest checkpoint's state if there is one. Ray must be up.
 
     Args:
-        config: as `nemo_rod.nemo_rl.config.load` returns it.
+        config: as `nemo_rod.nemo_rl.settings.load` returns it.
 
     Raises:
         ValueError: if store, references, model and configuration do not belong together.

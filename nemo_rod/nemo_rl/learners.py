@@ -16,9 +16,9 @@ import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl import compat
-from nemo_rod.nemo_rl.batches import train_batch
 from nemo_rod.nemo_rl.remote import call_all, set_up
 from nemo_rod.nemo_rl.worker import Task, deal, update_metrics
+from nemo_rod.nemo_rl.worker_batches import train_batch
 from nemo_rod.selection import Choice, Selector, open_references
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses

@@ -9,9 +9,9 @@ import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl.algorithm import make_policy, open_store
-from nemo_rod.nemo_rl.config import SHORT_PRECISION
 from nemo_rod.nemo_rl.learners import Logprobs, num_replicas
 from nemo_rod.nemo_rl.remote import call_all, set_up
+from nemo_rod.nemo_rl.settings import SHORT_PRECISION
 from nemo_rod.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
 from nemo_rod.selection import (
@@ -32,7 +32,7 @@ def score(config: dict[str, Any]) -> None:
     An interrupted run goes on where it stopped. Ray must be up.
 
     Args:
-        config: as `nemo_rod.nemo_rl.config.load` returns it.
+        config: as `nemo_rod.nemo_rl.settings.load` returns it.
 
     Raises:
         ValueError: if the role is missing or has no blocks.

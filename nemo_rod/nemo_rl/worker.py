@@ -16,7 +16,7 @@ import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl import compat
-from nemo_rod.nemo_rl.batches import train_batch
+from nemo_rod.nemo_rl.worker_batches import train_batch
 from nemo_rod.selection import OnNonfinite, Selector, open_references
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.held_out import source_losses
@@ -159,7 +159,7 @@ class RoDWorkerMixin:
         bridge.save_hf_pretrained(self._rod_chunks(), folder, show_progress=False)
 
     def _rod_losses(self, store: BlockStore) -> Any:
-        from nemo_rod.megatron.losses import BlockLosses
+        from nemo_rod.megatron.scoring.block_losses import BlockLosses
 
         return BlockLosses(
             self._rod_chunks(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemo_rod.report.build import build_report
-from nemo_rod.report.checks import format_checks
+from nemo_rod.report.build_report import build_report
+from nemo_rod.report.verdicts import format_checks
 
 __all__ = ["build_report", "format_checks"]

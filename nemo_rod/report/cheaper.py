@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.designs import cheaper, scored_share
 from nemo_rod.report.table import Column, Format, Table, decimals, percent, signed
 from nemo_rod.selection.fidelity import PREFIXES

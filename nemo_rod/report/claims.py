@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from nemo_rod.report.arms import parse_arm
-from nemo_rod.report.run import Run
+from nemo_rod.report.arm_names import parse_arm
+from nemo_rod.report.run_files import Run
 
 CheckKind = Literal["claim", "informative", "limitation"]
 Measurement = tuple[float | None, str]  # the number (None: cannot be judged), a note or reason

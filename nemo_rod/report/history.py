@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.curriculum import Curriculum
+from nemo_rod.selection.curriculum.log import Curriculum
 
 _STEPS_AT_ONCE = 256  # bounds memory: a step of the paper's runs has 2048 candidates
 

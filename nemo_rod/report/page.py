@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from nemo_rod.report import table
-from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.captions import TITLES, caption
 from nemo_rod.report.cheaper import cheaper_table
 from nemo_rod.report.paper import title_of

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.designs import continued, helped
 from nemo_rod.report.paper import category_of, paper, paper_arms
 from nemo_rod.report.table import Column, Table, decimals, percent, signed, times

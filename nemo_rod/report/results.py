@@ -24,7 +24,7 @@ from typing import Any
 
 from nemo_rod.report.chord import Chord, ChordPoint
 from nemo_rod.report.profile import profiles_of
-from nemo_rod.report.run import ROLES, Arm, Run
+from nemo_rod.report.run_files import ROLES, Arm, Run
 
 SCHEMA = 1
 REFERENCE_PERCENT = 32.0  # the fixed share the thresholds of `checks.py` were found against

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nemo_rod.report.arms import ArmName
+from nemo_rod.report.arm_names import ArmName
 
 # role -> (light, dark)
 COLOURS: dict[str, tuple[str, str]] = {

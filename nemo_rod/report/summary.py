@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemo_rod.report.arms import parse_arm
-from nemo_rod.report.checks import overall_verdict
+from nemo_rod.report.arm_names import parse_arm
+from nemo_rod.report.verdicts import overall_verdict
 
 Results = Mapping[str, Any]
 

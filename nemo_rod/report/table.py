@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from nemo_rod.report.arms import parse_arm
-from nemo_rod.report.checks import bounds_of, joint_notes, overall_verdict, run_label
+from nemo_rod.report.arm_names import parse_arm
+from nemo_rod.report.verdicts import bounds_of, joint_notes, overall_verdict, run_label
 
 Results = Mapping[str, Any]
 Format = Callable[[Any], str]

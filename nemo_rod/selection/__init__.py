@@ -17,8 +17,9 @@ from nemo_rod.selection.candidates import (
     retention_for_share,
 )
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, selection_metrics
-from nemo_rod.selection.curriculum import Curriculum, StepRecord
-from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow
+from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
+from nemo_rod.selection.curriculum.log import Curriculum, StepRecord
+from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, RecordedPools, replay_share
 from nemo_rod.selection.policies import (
     FixedShare,
     Joint,
@@ -27,7 +28,6 @@ from nemo_rod.selection.policies import (
     reducible_loss,
     threshold,
 )
-from nemo_rod.selection.recorded_pools import FollowedPools, RecordedPools, replay_share
 from nemo_rod.selection.references import (
     LowestReferences,
     ReferenceLosses,

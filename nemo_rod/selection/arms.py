@@ -26,12 +26,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
-from nemo_rod.selection.curriculum import Curriculum
-from nemo_rod.selection.curriculum_header import CurriculumHeader, SourceRow, Store
+from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow, Store
+from nemo_rod.selection.curriculum.log import Curriculum
+from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
+from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.policies import FixedShare, Joint, Policy, TakeAll, Within
-from nemo_rod.selection.recorded_pools import FollowedPools, GroupedBy, RecordedPools
 from nemo_rod.selection.references import NUM_CHUNKS, ReferenceLosses
 
 

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.ahead import Ahead
-from nemo_rod.selection.averages import SourceAverages
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose, choose_by
+from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.fidelity import fidelity, metrics_of, prefix_fidelity
 from nemo_rod.selection.policies import Policy, reducible_loss
 from nemo_rod.selection.references import NUM_CHUNKS, ReferenceLosses, block_loss

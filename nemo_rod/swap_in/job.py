@@ -15,8 +15,8 @@ import numpy as np
 
 from nemo_rod.selection import Choice, Joint, Policy, References
 from nemo_rod.swap_in.blend import Blend
-from nemo_rod.swap_in.record import ChoiceRecord
-from nemo_rod.swap_in.selector import StreamSelector
+from nemo_rod.swap_in.host_selector import StreamSelector
+from nemo_rod.swap_in.step_record import ChoiceRecord
 
 Log = Callable[[int, dict[str, float]], None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nemo_rod.megatron.forward_only import refuse_unsafe
+from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.swap_in.roles import Roles, assign_roles
 from nemo_rod.upstream.functions import check
 

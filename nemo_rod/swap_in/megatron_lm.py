@@ -25,9 +25,9 @@ import torch.distributed as dist
 from nemo_rod.selection import Policy
 from nemo_rod.swap_in.blend import Blend
 from nemo_rod.swap_in.job import SelectingJob, check_multiplier
+from nemo_rod.swap_in.job_references import score_blend
 from nemo_rod.swap_in.megatron_lm_checks import INSTALLED, check_version, refuse
 from nemo_rod.swap_in.patches import Installed
-from nemo_rod.swap_in.references import score_blend
 from nemo_rod.swap_in.roles import Roles
 
 Arguments = Callable[[Any], None]  # called with Megatron-LM's arguments

@@ -20,13 +20,13 @@ from lightning.pytorch.callbacks import Callback
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 
-from nemo_rod.megatron.forward_only import refuse_unsafe, replaced
+from nemo_rod.megatron.scoring.forward_only import refuse_unsafe, replaced
 from nemo_rod.selection import Policy
 from nemo_rod.swap_in.blend import Blend
 from nemo_rod.swap_in.job import SelectingJob, check_multiplier
+from nemo_rod.swap_in.job_references import score_blend
 from nemo_rod.swap_in.nemo2_checks import check_version, refuse
 from nemo_rod.swap_in.patches import Installed
-from nemo_rod.swap_in.references import score_blend
 from nemo_rod.swap_in.roles import Roles
 
 Options = dict[str, Any]  # what NeMo calls its schedule with

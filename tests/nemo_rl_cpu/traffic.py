@@ -7,8 +7,9 @@ import sys
 
 import ray
 
-from nemo_rod.nemo_rl import algorithm, config
-from nemo_rod.nemo_rl.run import start_ray
+from nemo_rod.nemo_rl import algorithm
+from nemo_rod.nemo_rl import settings as config
+from nemo_rod.nemo_rl.cluster import start_ray
 
 
 def size_of(value) -> int:

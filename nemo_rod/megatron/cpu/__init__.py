@@ -36,6 +36,6 @@ def install() -> None:
     # megatron/core/jit.py compiles at import time; its own switch comes too late
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     devices.redirect()
-    from nemo_rod.megatron.cpu import core  # imports megatron.core, so not earlier
+    from nemo_rod.megatron.cpu import core_functions
 
-    core.patch()
+    core_functions.patch()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.designs import continued, helped, varying, with_fixed_share
 from nemo_rod.report.figures.canvas import TOP, Canvas
 from nemo_rod.report.figures.labels import label_right, label_width

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nemo_rod.report.arms import is_of_frontier, parse_arm
+from nemo_rod.report.arm_names import is_of_frontier, parse_arm
 from nemo_rod.report.figures.canvas import TOP, Canvas
 from nemo_rod.report.figures.plane import TITLES, X_TITLE, Plane, Point, draw_plane, points_of
 from nemo_rod.report.paper import title_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from nemo_rod.report.arms import ArmName, parse_arm
+from nemo_rod.report.arm_names import ArmName, parse_arm
 from nemo_rod.report.figures.labels import Label, place_labels
 from nemo_rod.report.paper import paper_arms
 from nemo_rod.report.results import chord_of

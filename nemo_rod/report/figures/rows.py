@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.report.arms import is_of_frontier, parse_arm
+from nemo_rod.report.arm_names import is_of_frontier, parse_arm
 from nemo_rod.report.figures.canvas import BOTTOM, LEFT, RIGHT, TOP, Canvas
 from nemo_rod.report.figures.labels import label_width, shorten
 from nemo_rod.report.paper import paper

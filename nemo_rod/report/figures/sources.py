@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nemo_rod.report.arms import parse_arm
+from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.chord import linear_fit
 from nemo_rod.report.figures.canvas import TOP, Canvas
 from nemo_rod.report.figures.labels import (

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.record_log import move_whole, told, write_whole
+from nemo_rod.files import move_whole, with_advice, write_whole
 from nemo_rod.selection.references.folder import (
     NUM_CHUNKS,
     SCHEMA,
@@ -89,7 +89,7 @@ def _new_arrays(work: Path, size: int) -> dict[str, np.memmap]:
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
-            raise told(error, path) from error
+            raise with_advice(error, path) from error
     return arrays
 
 

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.curriculum_header import Store
-from nemo_rod.selection.record_log import crc32_rows
+from nemo_rod.selection.curriculum.header import Store
+from nemo_rod.selection.curriculum.record_log import crc32_rows
 
 NUM_CHUNKS = 8
 LOSS_DEFINITION = "mean next-token loss of the block, nats, 8 partial sums, fp32"

@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.record_log import RecordLog
+from nemo_rod.selection.curriculum.record_log import RecordLog
 from nemo_rod.selection.references.folder import (
     RECORD,
     ROWS,

@@ -19,7 +19,7 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.curriculum_header import Store
+from nemo_rod.selection.curriculum.header import Store
 from nemo_rod.selection.references.block_loss import block_loss
 from nemo_rod.selection.references.folder import (
     NUM_CHUNKS,

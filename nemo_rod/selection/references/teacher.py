@@ -26,8 +26,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.curriculum_header import Store
-from nemo_rod.selection.record_log import crc32_rows, told, write_whole
+from nemo_rod.files import with_advice, write_whole
+from nemo_rod.selection.curriculum.header import Store
+from nemo_rod.selection.curriculum.record_log import crc32_rows
 from nemo_rod.selection.references.folder import (
     ReferenceManifest,
     hash_heads,
@@ -152,7 +153,7 @@ class TeacherWriter:
                     data, at = data[written:], at + written
             os.fsync(self._fd)
         except OSError as error:
-            raise told(error, self._path) from error
+            raise with_advice(error, self._path) from error
 
     def close(self) -> None:
         """Close the file."""

@@ -1,0 +1,1 @@
+"""What the verbs of `nemo-rod` do; `nemo_rod/cli.py` reads the command line."""

@@ -1,0 +1,211 @@
+"""`nemo-rod doctor`: what is installed, and what works on this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_rod.commands.text import parse, table
+from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+
+USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
+_SUM = "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1); "
+_SUM += "d.all_reduce(x); assert x.item() == 2; d.destroy_process_group()"
+# the first import lets Megatron be imported where there is no CUDA
+_FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.upstream import functions; "
+_TRAINING = "needed to train and to score: make venv, or use NVIDIA's NeMo image"
+
+
+class Finding(NamedTuple):
+    """One line: what was looked at, whether it is fine (None: not needed), what was found."""
+
+    what: str
+    fine: bool | None
+    found: str
+    advice: str = ""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints a line for every part, and leaves with status 1 if one that is needed is missing."""
+    paths, keys = parse(arguments, USAGE, keys=["functions"])
+    if len(paths) > 1:
+        raise ValueError(f"{len(paths)} paths were given: expected {USAGE}.")
+    if "functions" in keys:
+        print(table(("function", "use", "roads", "tested", "installed"), _rows(keys["functions"])))
+        return
+    findings = []
+    for finding in look(Path(paths[0]) if paths else None):
+        state = {True: "ok", None: "-", False: "NO"}[finding.fine]
+        text = finding.found + (
+            f": {finding.advice}" if finding.advice and not finding.fine else ""
+        )
+        print(table(("", "", ""), [[f"{state:<2}", f"{finding.what:<18}", text]]), flush=True)
+        findings.append(finding)
+    if any(finding.fine is False for finding in findings):
+        raise SystemExit(1)
+
+
+def look(blocks: Path | None = None) -> Iterator[Finding]:
+    """Looks at one part after the other.
+
+    Args:
+        blocks: a block store to read through, too.
+    """
+    tested = (3, 11) <= sys.version_info < (3, 14)
+    yield Finding("python", tested, platform.python_version(), "use Python 3.11, 3.12 or 3.13")
+    yield _installed("hydra", "hydra-core", "needed for recipes: pip install hydra-core")
+    yield _installed("torch", "torch", _TRAINING)
+    for name in ("core", "bridge"):
+        yield _installed(
+            f"megatron-{name}", f"megatron-{name}", _TRAINING, module=f"megatron.{name}"
+        )
+    yield _installed(
+        "transformers", "transformers", "needed for checkpoints and tokenizers: make venv"
+    )
+    for name in ("datasets", "pyarrow", "zstandard"):
+        yield _installed(
+            name, name, "only for such input: make venv, or pip install nemo-rod[data]", None
+        )
+    yield _installed("lm-eval", "lm-eval", "only for tasks=...: pip install nemo-rod[eval]", None)
+    yield _attempt("devices", _devices, _TRAINING)
+    yield _attempt("trainer", _trainer, _TRAINING)
+    yield _attempt(
+        "megatron functions", _functions, "nemo-rod doctor functions=all shows all of them"
+    )
+    yield _attempt("torchrun, gloo", _torchrun, "several processes cannot talk to each other here")
+    yield _attempt("block store", _store, "blocks cannot be written or read here: see the reason")
+    if blocks is not None:
+        yield _attempt(
+            str(blocks), lambda: _verify(blocks), "prepare them again, or restore a copy"
+        )
+    tools = [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
+    found = f"{' and '.join(tools)} missing" if tools else "can fetch the texts of recipe=toy"
+    yield Finding("apt", None if tools else True, found, "use recipe=toy_synthetic")
+
+
+def _installed(
+    what: str,
+    package: str,
+    advice: str,
+    missing: bool | None = False,
+    module: str | None = None,
+) -> Finding:
+    try:
+        return Finding(what, True, importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        if module is not None and _can_be_found(module):  # NVIDIA's images have sources on a path
+            return Finding(what, True, "there, but pip does not list it")
+        return Finding(what, missing, "not installed", advice)
+
+
+def _can_be_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent
+        return False
+
+
+def _attempt(what: str, action: Callable[[], str], advice: str) -> Finding:
+    """Runs a check; whatever goes wrong is what the doctor is there to tell."""
+    try:
+        return Finding(what, True, action())
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return Finding(what, False, reason[-600:], advice)
+
+
+def _devices() -> str:
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        return f"CPU only, {len(os.sched_getaffinity(0))} cores: enough for the toys"
+    return f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+
+
+def _trainer() -> str:
+    _run([sys.executable, "-c", "import nemo_rod.megatron.train"])
+    return "Megatron-Bridge's pretrain() loads"
+
+
+def _functions() -> str:
+    return json.loads(_look("functions.counts()"))
+
+
+def _rows(road: str) -> list[list[str]]:
+    from nemo_rod.upstream import functions
+
+    functions.refuse_unknown(road)  # here, where nothing heavy is imported
+    return json.loads(_look(f"functions.rows({road!r})"))
+
+
+def _look(what: str) -> str:
+    """The last line of a process that may import Megatron, whose imports say things, too."""
+    done = _run([sys.executable, "-c", f"{_FUNCTIONS}print(json.dumps({what}))"])
+    return done.splitlines()[-1]
+
+
+def _torchrun() -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--local-addr=127.0.0.1", "--no-python", sys.executable, "-c", _SUM]
+    _run(command)
+    return "two processes added up a number"
+
+
+def _run(command: Sequence[str]) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "Error" in line]
+        raise RuntimeError(lines[0] if lines else f"exit status {done.returncode}")
+    return done.stdout
+
+
+def _store() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        sources = [
+            SourceSpec(
+                name=role, role=role, kind="synthetic", files=[f"markov:{i}"], max_bytes=9999
+            )
+            for i, role in enumerate(("adaptation", "replay"))
+        ]
+        store = prepare(
+            folder, sources, tokenizer=load_tokenizer("byte"), block_size=64, holdout_fraction=0.1
+        )
+        store.verify()
+        count = len(store)
+        same = _read_by_megatron(store)
+    return f"{count} blocks written and read" + (", by Megatron too" if same else "")
+
+
+def _read_by_megatron(store: BlockStore) -> bool:
+    """Whether Megatron is there and reads the same tokens."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it would like to have besides
+        try:
+            from megatron.core.datasets.indexed_dataset import IndexedDataset
+        except ImportError:
+            return False
+    source = store.sources[0]
+    shard = IndexedDataset(str(store.root / source.role / source.name / "tokens-00000"))
+    assert (np.asarray(shard[0]) == store.tokens([source.start])[0]).all(), "Megatron reads others"
+    return True
+
+
+def _verify(blocks: Path) -> str:
+    store = BlockStore(blocks)
+    store.verify()
+    return f"{len(store):,} blocks, all as they were written"

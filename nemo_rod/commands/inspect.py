@@ -1,0 +1,165 @@
+"""`nemo-rod inspect PATH`: what any of our files and folders holds, as a table for people.
+
+PATH may be a run folder, a block store, a source, references, a curriculum, or a stage's folder or
+manifest.json. Nothing is changed, and a run may be at work in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_rod.commands.inspect_blocks import (
+    describe_block,
+    describe_overlap,
+    describe_source,
+    describe_store,
+    find_store,
+)
+from nemo_rod.commands.inspect_logs import (
+    describe_curriculum,
+    describe_reference_logs,
+    describe_references,
+)
+from nemo_rod.commands.text import facts, parse, read_object, table
+from nemo_rod.selection.curriculum import log as curriculum
+from nemo_rod.selection.references import log as reference_log
+
+USAGE = "nemo-rod inspect PATH [block=ID] [split=holdout] [tokenizer=NAME] [overlap=TOKENS]"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints what a path holds.
+
+    Raises:
+        ValueError: if it is nothing of ours, or damaged.
+    """
+    paths, keys = parse(arguments, USAGE, keys=("block", "split", "tokenizer", "overlap"))
+    if len(paths) != 1:
+        raise ValueError(f"{len(paths)} paths were given: expected {USAGE}.")
+    print(inspect(Path(paths[0]), **keys))
+
+
+def inspect(
+    path: Path,
+    *,
+    block: str | None = None,
+    split: str | None = None,
+    tokenizer: str | None = None,
+    overlap: str | None = None,
+) -> str:
+    """What a path holds, as text.
+
+    Args:
+        path: one of our files or folders.
+        block: decode this block: its id in a store, or its number in a source.
+        split: "train" or "holdout" of a store.
+        tokenizer: that made the blocks; by default the one that lies beside them.
+        overlap: count what the held-out blocks share with training, in windows of so many tokens.
+
+    Raises:
+        ValueError: if it is nothing of ours, or damaged.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: expected {USAGE}.")
+    if path.is_file() and path.suffix in (".json", ".bin", ".idx", ".npy"):
+        path = path.parent  # a folder's files mean something together
+    found = find_store(path, split)
+    if block is not None or overlap is not None:
+        if found is None:
+            raise ValueError(
+                f"{path} is no block store and no source: block= and overlap= need one."
+            )
+        if overlap is not None:
+            return describe_overlap(found[0].root, _number("overlap", overlap))
+        return describe_block(*found, _number("block", block or ""), tokenizer)
+    if found is not None:
+        store, source = found
+        return describe_store(store) if source is None else describe_source(path)
+    for fits, describe in _KINDS:
+        if fits(path):
+            return describe(path)
+    raise ValueError(
+        f"{path} is nothing that nemo-rod wrote: expected a run folder, a block store, a source, "
+        "references, a curriculum, or a stage's folder or manifest.json."
+    )
+
+
+def _describe_stage(path: Path) -> str:
+    manifest = read_object(path / "manifest.json") or read_object(path / "inputs.json")
+    begun = (path / "inputs.json").exists()
+    state = "interrupted: run it again to go on" if begun else "done"
+    parts = [
+        table((title, ""), sorted(_flat(manifest[key]).items()))
+        for key, title in (("outputs", "made"), ("inputs", "from"), ("note", "noted"))
+        if manifest.get(key)
+    ]
+    if (path / "evaluation.json").exists():
+        parts.append(_losses(read_object(path / "evaluation.json")))
+    files = ", ".join(sorted(file.name for file in path.iterdir()))
+    about = [("stage", manifest.get("stage", path.name)), ("state", state), ("files", files)]
+    return "\n\n".join([facts(about), *parts])
+
+
+def _losses(evaluation: dict[str, Any]) -> str:
+    rows = [
+        [role, source, f"{loss:.4f}", f"{evaluation['blocks'][role][source]:,}"]
+        for role, losses in evaluation["loss"].items()
+        for source, loss in losses.items()
+    ]
+    return table(("role", "source", ">held-out loss", ">blocks"), rows)
+
+
+def _describe_run(path: Path) -> str:
+    folders = {path / "blocks", path / "base"}
+    folders |= {*(path / "references").glob("*"), *(path / "arms").glob("*")}
+    rows = []
+    for folder in sorted({f.with_name(f.name.removesuffix(".partial")) for f in folders}):
+        done = (folder / "manifest.json").exists()
+        begun = folder.with_name(folder.name + ".partial").exists()
+        losses = read_object(folder / "evaluation.json").get("loss", {})
+        means = [
+            f"{np.mean(list(losses[role].values())):.4f}" if role in losses else None
+            for role in ("adaptation", "replay")
+        ]
+        # arms/base is no stage: it holds the evaluation of the base
+        state = "done" if done or losses else "interrupted" if begun else "to do"
+        rows.append([folder.relative_to(path), state, *means])
+    header = ("run folder", "state", ">adaptation", ">replay")
+    note = "Losses: of the held-out blocks, nats a token, mean over a role's sources."
+    return f"{path}\n\n{table(header, rows)}\n\n{note}"
+
+
+_STAGE_FILES = ("manifest.json", "inputs.json", "evaluation.json")
+_KINDS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
+    (lambda path: _begins(path, curriculum.LOG_MAGIC), describe_curriculum),
+    (lambda path: _begins(path, reference_log.LOG_MAGIC), describe_reference_logs),
+    (lambda path: (path / "sums.npy").exists() and (path / "manifest.json").exists(),
+     describe_references),
+    (lambda path: any(path.glob("rank-*.log")), describe_reference_logs),
+    (lambda path: any((path / name).exists() for name in _STAGE_FILES), _describe_stage),
+    (lambda path: (path / "arms").is_dir() or (path / "blocks").is_dir(), _describe_run),
+)  # fmt: skip
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _number(key: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{key}={text} is not valid: expected a number.")
+    return int(text)
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+    return flat

@@ -1,0 +1,144 @@
+"""What a block store or a source holds, and blocks as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from nemo_rod.commands.text import facts, read_object, table
+from nemo_rod.corpus import BlockStore, Tokenizer, load_tokenizer, overlap_report
+
+
+def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] | None:
+    """The store that a folder is, or is a source of; and the source's index."""
+    if split not in (None, "train", "holdout"):
+        raise ValueError(f"split={split} is not valid: expected train or holdout.")
+    if (path / "store.json").exists():
+        return BlockStore(path, split or "train"), None
+    manifest = read_object(path / "manifest.json")
+    if "source" not in manifest:
+        return None
+    root = path.absolute().parents[2 if manifest["split"] == "holdout" else 1]
+    store = BlockStore(root, split or manifest["split"])
+    names = [(source.role, source.name) for source in store.sources]
+    return store, names.index((manifest["role"], manifest["source"]))
+
+
+def describe_store(store: BlockStore) -> str:
+    """The sources of a store, with their block ids."""
+    rows = []
+    for source in store.sources:
+        folder = store.root / source.role / source.name
+        train = read_object(folder / "manifest.json")
+        held = read_object(folder / "holdout" / "manifest.json")
+        counts = (source.count, held["count"], train["documents"], train["tokens"])
+        numbers = [f"{number:,}" for number in (*counts, train["dropped_tokens"])]
+        rows.append([source.role, source.name, source.start, *numbers])
+    holdout, tokens = train["holdout"], len(store) * store.block_size
+    share = f"{holdout['fraction']:.2%} of the {holdout['unit']}s, seed {holdout['seed']}"
+    ids = f"{store.vocab_size:,} ids, EOD {store.eod_id}"
+    about = facts(
+        [
+            ("block store", store.root),
+            ("split", store.split),
+            ("blocks", f"{len(store):,} of {store.block_size} tokens = {tokens:,} tokens"),
+            ("roles", f"{store.num_adaptation:,} adaptation, {store.num_replay:,} replay"),
+            ("held out", share),
+            ("tokenizer", f"{store.tokenizer_fingerprint}, {ids}"),
+            ("digest", store.digest),
+        ]
+    )
+    header = ("role", "source", ">first id", ">blocks", ">held out", ">documents", ">tokens")
+    return f"{about}\n\n{table((*header, '>dropped'), rows)}"
+
+
+def describe_source(path: Path) -> str:
+    """One split of a source: how it was read, and from which files."""
+    manifest = read_object(path / "manifest.json")
+    reading = {k: v for k, v in manifest["reading"].items() if v not in (None, False, 1.0)}
+    files = manifest["files"]
+    rows = [[f["name"], _count(f["bytes"]), f"{f['documents']:,}"] for f in files[:20]]
+    if len(files) > len(rows):
+        rows.append([f"... and {len(files) - len(rows):,} more", None, None])
+    about = facts(
+        [
+            ("source", f"{manifest['role']}/{manifest['source']} ({manifest['split']})"),
+            ("blocks", f"{manifest['count']:,} of {manifest['block_size']} tokens"),
+            ("documents", f"{manifest['documents']:,}, both splits together"),
+            ("tokens", f"{manifest['tokens']:,}, of which {manifest['dropped_tokens']} dropped"),
+            ("reading", ", ".join(f"{key} {value}" for key, value in reading.items())),
+            ("tokenizer", manifest["tokenizer"]),
+            ("digest", manifest["digest"]),
+        ]
+    )
+    return f"{about}\n\n{table(('file', '>bytes', '>documents'), rows)}"
+
+
+def describe_block(store: BlockStore, index: int | None, number: int, name: str | None) -> str:
+    """A block as text.
+
+    Args:
+        store: where it is.
+        index: of the source in which `number` counts; None for ids of the whole store.
+        number: which block.
+        name: of the tokenizer; None for the one that lies beside the store.
+
+    Raises:
+        ValueError: if there is no such block, or not that tokenizer.
+    """
+    first, count = 0, len(store)
+    if index is not None:
+        first, count = store.sources[index].start, store.sources[index].count
+    if not 0 <= number < count:
+        raise ValueError(f"block={number} is not there: expected a number from 0 to {count - 1}.")
+    ids = np.array([first + number])
+    source = store.sources[int(store.source_index(ids)[0])]
+    tokens, tokenizer = store.tokens(ids)[0], _tokenizer(store, name)
+    ends = np.flatnonzero(tokens == store.eod_id)
+    begins = np.concatenate([[0], ends + 1])
+    texts = [
+        tokenizer.decode(tokens[begin:end])
+        for begin, end in zip(begins, [*ends, len(tokens)], strict=True)
+    ]
+    place = f"number {ids[0] - source.start} of {source.role}/{source.name}"
+    about = facts(
+        [
+            ("block", f"{ids[0]} of the {store.split} split, {place}"),
+            ("hash", store.hashes(ids)[0].tobytes().hex()),
+            ("tokens", f"{len(tokens)}, ends of documents: {len(ends)}"),
+        ]
+    )
+    return about + "\n\n" + "\n--- end of document ---\n".join(texts)
+
+
+def _tokenizer(store: BlockStore, name: str | None) -> Tokenizer:
+    if name is not None:
+        tokenizer = load_tokenizer(name)
+        store.check_tokenizer(tokenizer)
+        return tokenizer
+    recorded = read_object(store.root / "manifest.json").get("inputs", {}).get("domain.tokenizer")
+    beside = store.root.absolute().parent / "base" / "hf"
+    names = ["byte", str(beside) if beside.is_dir() else None, recorded]
+    for name in filter(None, names):
+        tokenizer = load_tokenizer(name)
+        if tokenizer.fingerprint == store.tokenizer_fingerprint:
+            return tokenizer
+    raise ValueError(
+        f"the tokenizer that made {store.root} (fingerprint {store.tokenizer_fingerprint}) does "
+        "not lie beside it: name it with tokenizer=NAME."
+    )
+
+
+def describe_overlap(root: Path, window: int) -> str:
+    """How many held-out blocks of each source share a window of tokens with training."""
+    rows = [
+        [name, o.blocks, o.sharing, f"{o.share:.1%}", f"{o.shared / max(1, o.windows):.1%}"]
+        for name, o in overlap_report(root, window=window).items()
+    ]
+    header = ("source", ">held-out blocks", ">sharing", ">of blocks", ">of windows")
+    return f"windows of {window} tokens that lie in training blocks, too\n\n{table(header, rows)}"
+
+
+def _count(value: int | None) -> str | None:
+    return None if value is None else f"{value:,}"

@@ -1,0 +1,117 @@
+"""What references and curricula hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from nemo_rod.commands.text import facts, table, tenths
+from nemo_rod.selection import Curriculum, ReferenceManifest, block_loss
+from nemo_rod.selection.curriculum.log import PADDING_ID
+from nemo_rod.selection.curriculum.record_log import RecordLog
+from nemo_rod.selection.references.folder import NUM_CHUNKS, RECORD, open_folder
+from nemo_rod.selection.references.log import LOG_MAGIC
+
+_SAMPLE = 1 << 20  # blocks whose losses are looked at, evenly spread
+_DIGESTS = ("tokenizer", "references", "config", "seed")
+
+
+def describe_references(path: Path) -> str:
+    """A complete folder of references: whose losses they are, and how they are spread."""
+    folder = open_folder(path)
+    sums = np.asarray(folder.sums[:: -(-len(folder.sums) // _SAMPLE)])
+    loss = block_loss(sums, folder.manifest.block_size).astype(np.float64)
+    eighth = folder.manifest.block_size // NUM_CHUNKS
+    targets = np.array([eighth] * (NUM_CHUNKS - 1) + [eighth - 1])  # the last token predicts none
+    by_eighth = sums.mean(axis=0, dtype=np.float64) / targets
+    quantiles = np.quantile(loss, (0, 0.25, 0.5, 0.75, 1))
+    about = facts(
+        [
+            *_about_references(folder.manifest),
+            ("digest", folder.digest),
+            ("mean loss", f"{loss.mean():.4f} nats a token, over {len(loss):,} blocks"),
+            ("by eighths", "  ".join(f"{value:.3f}" for value in by_eighth)),
+        ]
+    )
+    spread = table(
+        (">least", ">25 %", ">median", ">75 %", ">most"), [[f"{q:.4f}" for q in quantiles]]
+    )
+    return f"{about}\n\n{spread}"
+
+
+def describe_reference_logs(path: Path) -> str:
+    """References that are still being written, or were interrupted."""
+    logs = [path] if path.is_file() else sorted(path.glob("rank-*.log"))
+    rows, scored = [], []
+    for file in logs:
+        log = RecordLog(file, LOG_MAGIC, read_only=True)
+        valid = log.recover()
+        scored.append(log.payload()[valid].view(RECORD)["id"].ravel())
+        rows.append([file.name, f"{log.count:,}", f"{int((~valid).sum()):,}"])
+        manifest = ReferenceManifest(**log.header)
+        log.close()
+    done, size = len(np.unique(np.concatenate(scored))), manifest.stop - manifest.start
+    state = f"{done:,} of {size:,} blocks ({done / size:.1%}); `nemo-rod score` goes on"
+    about = facts([*_about_references(manifest), ("scored", state)])
+    return f"{about}\n\n{table(('log', '>records', '>damaged'), rows)}"
+
+
+def _about_references(manifest: ReferenceManifest) -> list[tuple[str, object]]:
+    blocks = f"blocks [{manifest.start}, {manifest.stop}) of {manifest.block_size} tokens"
+    return [
+        ("references", blocks),
+        ("model", f"{manifest.model}, in {manifest.precision}"),
+        ("block store", manifest.store),
+        ("tokenizer", manifest.tokenizer),
+        ("loss", manifest.loss),
+    ]
+
+
+def describe_curriculum(path: Path) -> str:
+    """What was drawn and trained on, over the course of the run and by source."""
+    with Curriculum.open(path, read_only=True) as curriculum:
+        header = curriculum.header
+        drawn, taken = np.zeros((2, len(header.sources)), dtype=np.int64)
+        rows = []
+        for part in tenths(len(curriculum)):
+            row, counts = _part(curriculum, part)
+            rows.append(row)
+            drawn, taken = drawn + counts[0], taken + counts[1]
+        step = f"{header.num_chosen} of {header.num_candidates} blocks"
+        about = facts(
+            [
+                ("curriculum", path),
+                ("steps", f"{len(curriculum):,}, from {header.first_step}"),
+                ("a step", f"{step} of {header.block_size} tokens"),
+                ("block store", header.store),
+                *((name, getattr(header, name)) for name in _DIGESTS),
+            ]
+        )
+    columns = ["from step", ">steps", ">replay"]
+    columns += [">threshold", ">loss", ">score"] if header.scored else []
+    sources = [
+        [s.role, s.name, f"{d:,}", f"{t:,}", f"{t / d:.3f}" if d else None]
+        for s, d, t in zip(header.sources, drawn.tolist(), taken.tolist(), strict=True)
+    ]
+    by_source = table(("role", "source", ">drawn", ">trained on", ">share"), sources)
+    return f"{about}\n\n{table(columns, rows)}\n\n{by_source}"
+
+
+def _part(curriculum: Curriculum, part: slice) -> tuple[list[object], np.ndarray]:
+    """A row of means over some steps, and the blocks drawn and trained on, int64 [2, sources]."""
+    header, arrays = curriculum.header, curriculum.arrays()
+    ids, chosen = arrays.block_ids[part], arrays.chosen[part]
+    real = ids != PADDING_ID
+    counts = np.array(
+        [
+            np.bincount(header.source_index(some), minlength=len(header.sources))
+            for some in (ids[real], ids[chosen])
+        ]
+    )
+    row: list[object] = [f"{part.start + header.first_step:,}", part.stop - part.start]
+    row.append(f"{header.is_replay(ids[chosen]).mean():.1%}")
+    if header.scored:
+        means = (arrays.threshold[part], arrays.loss[part][real], arrays.score[part][real])
+        row += [f"{np.nanmean(values, dtype=np.float64):.4f}" for values in means]
+    return row, counts

@@ -1,0 +1,200 @@
+"""`nemo-rod status` and `nemo-rod cancel`: how a run fares, and its end.
+
+Everything is read from the run's folder; where jobs were submitted, Slurm is asked, too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.commands.text import parse, table
+from nemo_rod.launch import queue
+from nemo_rod.launch.queue import QueuedJob
+from nemo_rod.launch.render import read_launch
+from nemo_rod.progress import PREFIX
+from nemo_rod.recipe.attempts import Record
+from nemo_rod.recipe.chain import Link, whole_chain
+
+USAGE = "nemo-rod status RUN_DIR"
+CANCEL_USAGE = "nemo-rod cancel RUN_DIR"
+_RECENT = 20  # steps that the time left is estimated from
+_FINE = ("done", "running", "waiting", "requeued", "to do")
+_HEADER = ("stage", "state", "job", "where", "progress", "left", "last")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one link of a run stands.
+
+    Attributes:
+        state: "done", "running", "waiting", "requeued", "stopped", "failed", "cancelled" or
+            "to do"; or what Slurm calls the end of a job that could not say anything itself.
+        why: what it waits for, or a sentence on how it ended.
+    """
+
+    state: str
+    why: str = ""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints a table of the run's stages, and a sentence for each that did not end well."""
+    run_dir = _run_dir(arguments, USAGE)
+    launcher, config = read_launch(run_dir)
+    if config.arm is not None:  # one command was launched; the whole run is shown
+        config.arms, config.arm = list(dict.fromkeys([*config.arms, config.arm])), None
+    numbers = queue.read_jobs(run_dir / "launch" / launcher)
+    jobs = queue.look(numbers.values())
+    standings: dict[str, Standing] = {}
+    rows = []
+    for link in whole_chain(config):
+        record, number = Record(run_dir, link.name), numbers.get(link.name)
+        events, job = record.events(), jobs.get(number or "")
+        standing = stand(link, events, job, number is not None, record.is_held(), standings)
+        standings[link.name] = standing
+        where = (job.nodes if job else "") or place(events)
+        far, left, last = _how_far(run_dir, link, standing, events)
+        last = last or (standing.why if standing.state in _FINE else "")
+        rows.append((link.name, standing.state, number, where, far, left, last))
+    print(f"{config.recipe} in {run_dir}, launcher={launcher}")
+    print(table(_HEADER, rows))
+    for name, standing in standings.items():
+        if standing.why and standing.state not in _FINE:
+            print(f"{name}: {standing.state}: {standing.why}")
+
+
+def cancel(arguments: Sequence[str]) -> None:
+    """Takes the jobs of the run's latest launch out of Slurm's queue."""
+    run_dir = _run_dir(arguments, CANCEL_USAGE)
+    launcher, _ = read_launch(run_dir)
+    numbers = queue.read_jobs(run_dir / "launch" / launcher)
+    alive = queue.alive(numbers.values())
+    if not alive:
+        raise ValueError(f"{run_dir} has no job in the queue: there is nothing to cancel.")
+    queue.cancel(alive)
+    print(f"cancelled {len(alive)} jobs: {', '.join(alive)}")
+
+
+def stand(
+    link: Link,
+    events: Sequence[Mapping[str, Any]],
+    job: QueuedJob | None,
+    was_submitted: bool,
+    is_held: bool,
+    others: Mapping[str, Standing],
+) -> Standing:
+    """Where a link stands.
+
+    Args:
+        link: of the run.
+        events: its record.
+        job: its job, if Slurm knows it.
+        was_submitted: whether it has a job number.
+        is_held: whether a process of this machine is at work on it.
+        others: the standings of the links before it.
+    """
+    last = events[-1] if events else {"event": "none"}
+    if job is not None and job.alive:
+        return _in_queue(link, job, last, others)
+    if is_held:
+        return Standing("running")
+    if link.is_there() and last["event"] in ("done", "none"):
+        return Standing("done")
+    if last["event"] in ("failed", "stopped"):
+        return Standing(last["event"], last["why"])
+    if job is not None and job.state not in ("COMPLETED", "CANCELLED"):
+        return Standing(job.state.lower(), "its job ended before it could say why; see logs/slurm")
+    if last["event"] == "began":
+        return Standing("died", "it ended without a word; run it again to go on")
+    lost = [need for need in link.needs if need in others and others[need].state not in _FINE]
+    if was_submitted:
+        return Standing("cancelled", f"{lost[0]} did not end well" if lost else "")
+    return Standing("to do")
+
+
+def _in_queue(
+    link: Link, job: QueuedJob, last: Mapping[str, Any], others: Mapping[str, Standing]
+) -> Standing:
+    if job.state != "PENDING":
+        return Standing(job.state.lower())
+    if last["event"] in ("stopped", "began"):
+        return Standing("requeued", last.get("why", ""))
+    if job.reason == "Dependency":
+        needs = [need for need in link.needs if need in others and others[need].state != "done"]
+        return Standing("waiting", f"for {', '.join(needs)}")
+    return Standing("waiting", f"in the queue ({job.reason})")
+
+
+def place(events: Sequence[Mapping[str, Any]]) -> str:
+    """Where the link's command ran last: nodes of a job, or a machine."""
+    began = [event for event in events if event["event"] == "began"]
+    return (began[-1].get("nodes") or began[-1]["host"]) if began else ""
+
+
+def _how_far(
+    run_dir: Path,
+    link: Link,
+    standing: Standing,
+    events: Sequence[Mapping[str, Any]],
+) -> tuple[str, str, str]:
+    """Progress, time left, and the last that was measured."""
+    if standing.state == "done":
+        return _took(events), "", ""
+    if standing.state in ("to do", "waiting", "cancelled"):
+        return "", "", ""
+    partial = link.folder.with_name(link.folder.name + ".partial")
+    if (partial / "metrics.jsonl").exists():
+        return training_progress(partial)
+    logs = sorted((run_dir / "logs").glob(f"{link.name}*.log"), key=lambda log: log.stat().st_mtime)
+    return last_progress(logs[-1]) if logs and standing.state == "running" else ("", "", "")
+
+
+def training_progress(folder: Path) -> tuple[str, str, str]:
+    """Steps done of all, time left at the pace of the last ones, and the last step's metrics."""
+    steps = json.loads((folder / "job.json").read_text())["optimisation"]["steps"]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines[-_RECENT:]]
+    if not rows:
+        return f"0/{steps}", "", ""
+    done, row = rows[-1]["step"] + 1, rows[-1]
+    seconds = sum(row["timing/train/total"] for row in rows) / len(rows) * (steps - done)
+    shown = [("loss", "train/loss"), ("replay", "rod/replay_share"), ("lr", "train/lr")]
+    last = "  ".join(f"{name} {row[key]:.3g}" for name, key in shown if row.get(key) is not None)
+    return f"{done}/{steps}", _clock(seconds), last
+
+
+def last_progress(log: Path) -> tuple[str, str, str]:
+    """The last line of progress that a job printed."""
+    lines = log.read_text(errors="replace").splitlines()
+    shown = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
+    if not shown:
+        return "", "", ""
+    _, far, *more = shown[-1].split("  ")
+    left = [part.removesuffix(" left") for part in more if part.endswith(" left")]
+    return far, "".join(left), "  ".join(part for part in more if not part.endswith(" left"))
+
+
+def _took(events: Sequence[Mapping[str, Any]]) -> str:
+    """Time at work, all attempts together."""
+    seconds, began = 0.0, None
+    for event in events:
+        if event["event"] == "began":
+            began = event["time"]
+        elif began is not None:
+            seconds, began = seconds + event["time"] - began, None
+    return f"in {_clock(seconds)}" if seconds else ""
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else "over a day"
+
+
+def _run_dir(arguments: Sequence[str], usage: str) -> Path:
+    paths, _ = parse(arguments, usage)
+    if len(paths) != 1:
+        raise ValueError(f"{len(paths)} paths were given: expected {usage}.")
+    return Path(paths[0])

@@ -1,0 +1,274 @@
+"""One source from documents to blocks, in a folder that can be left and taken up at any moment.
+
+    <folder>/out/         the training blocks, as they will lie in the store
+    <folder>/out/holdout/ the held-out blocks
+    <folder>/state.json   where it stands: written after the blocks it speaks of are on the disk
+
+A run that finds a state cuts the files back to it and goes on reading behind the last document that
+is in them. Nothing in the files depends on where breaks were.
+
+Shape suffixes: S = tokens per block, N = blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemo_rod.corpus.dedup import stored_duplicates
+from nemo_rod.corpus.documents import Documents, SourceSpec
+from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
+from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
+from nemo_rod.corpus.pack import Packer
+from nemo_rod.corpus.shards import SCHEMA, SplitWriter
+from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.files import write_json
+
+Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), what
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all sources of a store have in common.
+
+    Attributes:
+        tokenizer: Makes the tokens.
+        block_size: S.
+        holdout_fraction: Share of the blocks, or documents, that is held out.
+        holdout_seed: Which share.
+        blocks_per_shard: Most blocks of a file.
+        checkpoint_seconds: Time between two states.
+    """
+
+    tokenizer: Tokenizer
+    block_size: int
+    holdout_fraction: float
+    holdout_seed: int
+    blocks_per_shard: int
+    checkpoint_seconds: float
+
+
+def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
+    """Everything that decides what the blocks of a source are: the beginning of its manifest.
+
+    Where the files lie is not part of it; their names and sizes are.
+    """
+    reading = asdict(spec)
+    for key in ("name", "role", "files", "path", "document_holdout"):
+        del reading[key]
+    return {
+        "schema": SCHEMA,
+        "source": spec.name,
+        "role": spec.role,
+        "block_size": settings.block_size,
+        "tokenizer": settings.tokenizer.fingerprint,
+        "vocab_size": settings.tokenizer.vocab_size,
+        "eod_id": settings.tokenizer.eod_id,
+        "holdout": {
+            "fraction": settings.holdout_fraction,
+            "seed": settings.holdout_seed,
+            "unit": "document" if spec.document_holdout else "block",
+        },
+        "blocks_per_shard": settings.blocks_per_shard,
+        "reading": reading,
+        "files": [{"name": i.name, "bytes": i.size} for i in Documents(spec).inputs],
+    }
+
+
+def build_source(
+    folder: Path, spec: SourceSpec, settings: Settings, encoder: Encoder, progress: Progress
+) -> Path:
+    """Makes the blocks of a source, or finishes making them.
+
+    Args:
+        folder: For what is unfinished.
+        spec: The source.
+        settings: The store's settings.
+        encoder: Tokenises.
+        progress: Told how far it is.
+
+    Returns:
+        The folder to move into the store.
+
+    Raises:
+        ValueError: When the source cannot be read, or gives no training or no held-out block.
+    """
+    description = describe(spec, settings)
+    what = f"{spec.role}/{spec.name}"
+    total = sum(file["bytes"] or 0 for file in description["files"]) or None
+    folder.mkdir(parents=True, exist_ok=True)
+    key = hashlib.blake2b(json.dumps(description).encode(), digest_size=16).hexdigest()
+    state = _read_state(folder, key)
+    duplicates = None
+    if spec.dedup:
+        duplicates = stored_duplicates(
+            folder, key, spec, lambda done: progress(done, total, f"{what}: finding duplicates")
+        )
+    documents = Documents(spec, state and state["documents"], duplicates)
+    build = _Build(folder, spec, settings, description, key, state)
+    saved = time.monotonic()
+    try:
+        if not build.full:
+            for batch, encoded in encoder.encode(batches(documents)):
+                build.add(batch, encoded)
+                progress(batch.consumed, total, what)
+                if build.full:
+                    break
+                if time.monotonic() - saved >= settings.checkpoint_seconds:
+                    build.save(batch.state)
+                    saved = time.monotonic()
+        return build.finish()
+    finally:
+        build.close()
+
+
+class _Build:
+    """The packers and writers of a source, and their common state."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: SourceSpec,
+        settings: Settings,
+        description: dict[str, Any],
+        key: str,
+        state: dict[str, Any] | None,
+    ) -> None:
+        self._folder, self._spec, self._settings = folder, spec, settings
+        self._description, self._key = description, key
+        size, eod_id = settings.block_size, settings.tokenizer.eod_id
+        state = state or {
+            "counts": [0, 0],
+            "rests": [[], []],
+            "tokens": 0,
+            "taken": [0] * len(description["files"]),
+        }
+        # [training, held out]; the second packer is idle unless whole documents are held out.
+        self._packers = [Packer(size, eod_id, rest) for rest in state["rests"]]
+        self._tokens: int = state["tokens"]
+        self._taken: list[int] = state["taken"]
+        self._writers = [
+            SplitWriter(path, size, count, settings.blocks_per_shard)
+            for path, count in zip(
+                (folder / "out", folder / "out" / "holdout"), state["counts"], strict=True
+            )
+        ]
+
+    @property
+    def full(self) -> bool:
+        """Whether the cap on tokens is reached."""
+        cap = self._spec.max_tokens
+        return cap is not None and self._tokens >= cap
+
+    def add(self, batch: Batch, encoded: Encoded) -> None:
+        """Packs and writes a batch."""
+        tokens, lengths = encoded
+        documents = self._capped(np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else [])
+        for source in batch.inputs[: len(documents)]:
+            self._taken[source] += 1
+        self._tokens += sum(len(document) + 1 for document in documents)
+        fraction, seed = self._settings.holdout_fraction, self._settings.holdout_seed
+        if self._spec.document_holdout:
+            held = [is_holdout(d, fraction=fraction, seed=seed) for d in documents]
+            for index, packer in enumerate(self._packers):
+                chosen = [d for d, h in zip(documents, held, strict=True) if h == bool(index)]
+                self._write(index, packer.add(chosen))
+        else:
+            blocks = self._packers[0].add(documents)
+            mask = holdout_mask(blocks, fraction=fraction, seed=seed)
+            self._write(0, blocks[~mask])
+            self._write(1, blocks[mask])
+
+    def save(self, documents: dict[str, Any]) -> None:
+        """Makes everything so far last."""
+        for writer in self._writers:
+            writer.sync()
+        state = {
+            "key": self._key,
+            "documents": documents,
+            "counts": [writer.count for writer in self._writers],
+            "rests": [packer.rest.tolist() for packer in self._packers],
+            "tokens": self._tokens,
+            "taken": self._taken,
+        }
+        write_json(self._folder / "state.json", state)
+
+    def finish(self) -> Path:
+        """Writes indices and manifests."""
+        self._check()
+        files = [
+            {**file, "documents": taken}
+            for file, taken in zip(self._description["files"], self._taken, strict=True)
+        ]
+        manifest = {
+            **self._description,
+            "files": files,
+            "documents": sum(self._taken),
+            "tokens": self._tokens,
+            "dropped_tokens": sum(packer.dropped for packer in self._packers),
+        }
+        for writer, split in zip(self._writers, ("train", "holdout"), strict=True):
+            writer.finish({**manifest, "split": split})
+        return self._folder / "out"
+
+    def close(self) -> None:
+        """Closes the files."""
+        for writer in self._writers:
+            writer.close()
+
+    def _write(self, index: int, blocks: NDArray[np.int32]) -> None:
+        if len(blocks):
+            self._writers[index].append(blocks, block_hashes(self._spec.name, blocks))
+
+    def _capped(self, documents: list[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
+        if self._spec.max_tokens is None:
+            return documents
+        left = self._spec.max_tokens - self._tokens
+        kept = []
+        for document in documents:
+            if left < 1:
+                break
+            kept.append(document[: left - 1])
+            left -= len(kept[-1]) + 1
+        return kept
+
+    def _check(self) -> None:
+        source = f"{self._spec.role} source {self._spec.name}"
+        size, fraction = self._settings.block_size, self._settings.holdout_fraction
+        train, held = (writer.count for writer in self._writers)
+        if sum(self._taken) == 0:
+            raise ValueError(
+                f"{source} has no document: check its files, filter, subsample and caps"
+            )
+        if train + held == 0:
+            raise ValueError(
+                f"{source} has {self._tokens} tokens, fewer than one block of {size}: "
+                "give it more text, or make block_size smaller"
+            )
+        if train == 0:
+            raise ValueError(
+                f"{source} has {held} blocks and all of them are held out (holdout_fraction="
+                f"{fraction}): give it more text, or lower holdout_fraction"
+            )
+        if held == 0 and fraction > 0:
+            raise ValueError(
+                f"{source} has {train} blocks and none of them is held out (holdout_fraction="
+                f"{fraction}): give it more text, raise holdout_fraction, or set it to 0"
+            )
+
+
+def _read_state(folder: Path, key: str) -> dict[str, Any] | None:
+    """The state of an earlier run, if that was making the same thing."""
+    try:
+        state: dict[str, Any] = json.loads((folder / "state.json").read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return state if state["key"] == key else None

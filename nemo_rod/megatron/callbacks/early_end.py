@@ -1,0 +1,65 @@
+"""Ends a run once its adaptation loss has converged and the learning rate has decayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.megatron.callbacks.validation import Validation
+from nemo_rod.megatron.ranks import from_recorder
+from nemo_rod.selection.convergence import Rule, adaptation_loss
+from nemo_rod.selection.curriculum.journal import read_rows
+
+
+class UntilConverged(Callback):
+    """Brings the end of the schedule forward, from "at most" to half an epoch after converging.
+
+    Nothing is remembered: what a run has seen is read from its metrics when it starts.
+
+    Args:
+        rule: when it has converged, and how long the decay lasts.
+        validation: whose losses decide; called before this.
+        store: of training blocks, for the sizes of the sources.
+        metrics: file of the run's metrics, opened before this.
+        steps: updates at most, the decay included.
+    """
+
+    def __init__(
+        self, rule: Rule, validation: Validation, store: BlockStore, metrics: Path, *, steps: int
+    ) -> None:
+        self.rule, self.validation = rule, validation
+        self.metrics, self.steps = metrics, steps
+        self.weights = {s.name: s.count for s in store.sources if s.role == "adaptation"}
+        self.losses: list[tuple[int, float]] = []
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Goes on with the losses of the steps that are done; all ranks take part."""
+        self.losses = from_recorder(self._recorded)
+        self._set_end(context)
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Takes the look of the step that just ended, if there was one."""
+        loss = adaptation_loss(self.validation.metrics, self.weights)
+        if loss is not None:
+            # the counter moves after this callback
+            self.losses.append((context.state.train_state.step + 1, loss))
+            self._set_end(context)
+
+    def _recorded(self) -> list[tuple[int, float]]:
+        rows = read_rows(self.metrics)
+        looks = [(row["step"] + 1, adaptation_loss(row, self.weights)) for row in rows]
+        return [(done, loss) for done, loss in looks if loss is not None]
+
+    def _set_end(self, context: CallbackContext) -> None:
+        """Moves the last step, and with it the decay, which lasts as long as before."""
+        converged = self.rule.converged_at(self.losses)
+        end = self.steps if converged is None else converged + self.rule.decay_steps
+        end = min(self.steps, end)
+        train, scheduler = context.state.cfg.train, context.scheduler
+        if scheduler is None or end == train.train_iters:
+            return
+        train.train_iters = end
+        scheduler.lr_decay_steps = end * train.global_batch_size
+        scheduler.step(0)  # the learning rate of the next step

@@ -1,0 +1,69 @@
+"""Steers kappa while a run trains; see nemo_rod/selection/kappa_controller.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+
+from nemo_rod.files import write_json
+from nemo_rod.megatron.callbacks.validation import Validation
+from nemo_rod.megatron.ranks import from_recorder, is_recorder
+from nemo_rod.megatron.rod_selector import RoDSelector
+from nemo_rod.selection import Joint
+from nemo_rod.selection.curriculum.journal import read_rows
+from nemo_rod.selection.kappa_controller import Steering, held_out_replay
+
+
+class SteeredKappa(Callback):
+    """Gives the selector the kappa of every step.
+
+    Args:
+        steering: what kappa follows.
+        selector: whose policy it sets.
+        validation: whose held-out losses count; called before this.
+        folder: of the run: its `metrics.jsonl`, opened before this, and `held_out_base.json`, the
+            base's held-out losses on replay, by source.
+
+    Attributes:
+        metrics: `rod/kappa` of the step under way.
+    """
+
+    def __init__(
+        self, steering: Steering, selector: RoDSelector, validation: Validation, folder: Path
+    ) -> None:
+        self.steering, self.selector, self.validation = steering, selector, validation
+        self.rows_file = folder / "metrics.jsonl"
+        self.base_file = folder / "held_out_base.json"
+        self.base: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Goes on from the metrics of the steps that are done; all ranks take part."""
+        if self.steering.quantity == "forgetting":
+            self.base = self._base_losses(context)
+        rows = from_recorder(lambda: read_rows(self.rows_file))
+        self._set(self.steering.resumed(rows, self.base))
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Moves kappa by what came of the step; the recorder has written down what it was."""
+        choice = self.selector.choice
+        assert choice is not None
+        share = float(choice.pool.is_replay[choice.chosen].mean())
+        row = {"rod/replay_share": share, **self.validation.metrics}
+        found = self.steering.found(row, self.base)
+        self._set(self.steering.next_kappa(self.metrics["rod/kappa"], found))
+
+    def _base_losses(self, context: CallbackContext) -> dict[str, float]:
+        """Of the weights that training began with: looked at once, then kept in a file."""
+        if context.state.train_state.step == 0:
+            losses = held_out_replay(self.validation.look(context))
+            if is_recorder():
+                write_json(self.base_file, losses)
+            return losses
+        return from_recorder(lambda: json.loads(self.base_file.read_text()))
+
+    def _set(self, kappa: float) -> None:
+        self.metrics = {"rod/kappa": kappa}
+        self.selector.selector.policy = Joint(kappa)

@@ -1,0 +1,100 @@
+"""Writes down what a training run does: metrics, the curriculum, and progress."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+
+from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.rod_selector import RoDSelector
+from nemo_rod.progress import Progress
+from nemo_rod.selection import Choice, CurriculumHeader
+from nemo_rod.selection.curriculum.journal import Journal, number
+
+
+class HasMetrics(Protocol):
+    """Something that knows metrics of the step that just ended, by name."""
+
+    metrics: dict[str, float]
+
+
+class Recorder(Callback):
+    """Writes one record of the curriculum and one line of metrics of every step.
+
+    Args:
+        folder: gets `metrics.jsonl` and `curriculum.rod`.
+        selector: whose choices are recorded.
+        looks: whose `metrics` of the step are recorded, too: held-out losses, kappa.
+        header: the curriculum's header: sizes, digests, seed and sources.
+        steps: steps of the whole run, for the progress line.
+        name: of the run, for the progress line.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        selector: RoDSelector,
+        looks: Sequence[HasMetrics],
+        *,
+        header: CurriculumHeader,
+        steps: int,
+        name: str,
+    ) -> None:
+        self.folder, self.selector, self.looks = folder, selector, looks
+        self.header = header
+        self.progress = Progress(name, steps)
+        self.journal: Journal | None = None
+        self.lr = math.nan
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Opens the files at the step training starts from, dropping what came after it."""
+        if not is_recorder():
+            return
+        step = context.state.train_state.step
+        self.journal = Journal(self.folder, self.header, step=step)
+        self.progress.start(step)
+
+    def on_choice(self, choice: Choice) -> None:
+        """Records what the step will train on; the disk has the time of the update for it.
+
+        A guess waits for the losses of its blocks, which are recorded with it.
+        """
+        if self.journal is not None and not choice.is_guess:
+            self.journal.begin(choice)
+
+    def on_train_step_start(self, context: CallbackContext) -> None:
+        """Notes the learning rate of this step, which the trainer moves on before the step ends."""
+        self.lr = next(group["lr"] for group in context.optimizer.param_groups if group)
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Records the step that just ended."""
+        if is_recorder():
+            self._record(context)
+        self.selector.beat()  # a rank that hangs while it writes falls behind the others
+
+    def _record(self, context: CallbackContext) -> None:
+        assert self.journal is not None and self.selector.choice is not None
+        # the step counter moves after this callback, so it still names the step that ran
+        step = context.state.train_state.step
+        metrics = self._training(context)
+        for look in self.looks:
+            metrics |= look.metrics
+        row = self.journal.append(step, self.selector.choice, metrics)
+        note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
+        self.progress.step(step + 1, note)
+
+    def _training(self, context: CallbackContext) -> dict[str, float | None]:
+        loss = (context.loss_dict or {}).get("lm loss")
+        seconds = self.selector.step_seconds
+        parts = self.selector.choice.seconds if self.selector.choice else {}
+        timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
+        return {
+            "train/loss": number(loss),
+            "train/grad_norm": number(context.grad_norm),
+            "train/lr": self.lr,
+            **{f"timing/train/{part}": value for part, value in timing.items()},
+        }

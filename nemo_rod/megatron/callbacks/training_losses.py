@@ -1,0 +1,86 @@
+"""Averages by source while a run trains; see nemo_rod/selection/estimates.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+
+from nemo_rod.megatron.ranks import from_recorder
+from nemo_rod.megatron.scoring.block_losses import on_every_rank
+from nemo_rod.megatron.scoring.scoring_pass import partial_sums
+from nemo_rod.selection import Curriculum, ReferenceLosses
+from nemo_rod.selection.estimates import SourceAverages
+from nemo_rod.selection.references import NUM_CHUNKS
+
+
+class TrainingLosses:
+    """Listens to what each block costs in the forward pass of a training step.
+
+    Args:
+        forward_step: the trainer's; it gives a model's output and the loss function, whose first
+            argument is the loss mask, as Megatron's trainers have it.
+        groups: Megatron's process groups (`pp`, `cp` and `dp` are used).
+    """
+
+    def __init__(self, forward_step: Callable[..., tuple], groups: Any) -> None:
+        self._forward_step, self._groups = forward_step, groups
+        self._sums: list[torch.Tensor] = []
+
+    def forward_step(self, *args: Any, **kwargs: Any) -> tuple:
+        """The trainer's, listened to."""
+        output, loss_function = self._forward_step(*args, **kwargs)
+        return output, partial(self._listen, loss_function)
+
+    def _listen(self, loss_function: partial, output: torch.Tensor, **options: Any) -> Any:
+        mask = loss_function.args[0]
+        self._sums.append(partial_sums(mask, output.detach(), cp=self._groups.cp))
+        return loss_function(output, **options)
+
+    def gathered(self, num_blocks: int, micro_batch_size: int) -> np.ndarray:
+        """Losses of a batch whose micro-batches were dealt out to the replicas in turn. Collective.
+
+        Args:
+            num_blocks: of the batch (K).
+            micro_batch_size: blocks in a micro-batch (b).
+
+        Returns:
+            float32 `[K, 8]` in nats, in the order of the batch: sums over eighths of each block.
+        """
+        if self._groups.cp.size() > 1:
+            for sums in self._sums:
+                dist.all_reduce(sums, group=self._groups.cp)
+        own = [sums[:, :NUM_CHUNKS] for sums in self._sums]
+        replicas = self._groups.dp.size()
+        count = num_blocks // replicas
+        everyone = on_every_rank(own, count, NUM_CHUNKS, self._groups)
+        by_replica = everyone.view(replicas, -1, micro_batch_size, NUM_CHUNKS)
+        return by_replica.transpose(0, 1).reshape(num_blocks, NUM_CHUNKS).cpu().numpy()
+
+
+class ResumedAverages(Callback):
+    """Gives the averages of every rank what a resumed run has recorded.
+
+    Args:
+        averages: of the selector.
+        references: of the selector.
+        folder: of the run: its `curriculum.rod`, opened before this.
+    """
+
+    def __init__(self, averages: SourceAverages, references: ReferenceLosses, folder: Path) -> None:
+        self.averages, self.references, self.folder = averages, references, folder
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """All ranks take part."""
+        self.averages.state = from_recorder(self._recorded)
+
+    def _recorded(self) -> dict[str, Any]:
+        with Curriculum.open(self.folder / "curriculum.rod", read_only=True) as curriculum:
+            self.averages.replay(curriculum, self.references)
+        return self.averages.state

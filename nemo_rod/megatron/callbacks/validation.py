@@ -1,0 +1,48 @@
+"""Held-out losses per source while a run trains."""
+
+from __future__ import annotations
+
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+from megatron.bridge.training.utils.pg_utils import get_pg_collection
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.megatron.scoring.block_losses import BlockLosses
+from nemo_rod.selection.held_out import source_losses
+
+
+class Validation(Callback):
+    """Every so many steps, the loss on the first held-out blocks of every source.
+
+    Args:
+        store: the held-out blocks.
+        every: steps between two looks; 0 for never.
+        num_blocks: blocks per source, at most.
+        micro_batch_size: blocks in one forward pass of one replica.
+
+    Attributes:
+        metrics: `validation/<role>/<source>/loss` in nats per token after the step that just
+            ended; empty if it was none to look at.
+    """
+
+    def __init__(
+        self, store: BlockStore, *, every: int, num_blocks: int, micro_batch_size: int
+    ) -> None:
+        self.store, self.every, self.micro_batch_size = store, every, micro_batch_size
+        self.num_blocks = num_blocks
+        self.metrics: dict[str, float] = {}
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Scores the held-out blocks if it is time to; all ranks take part."""
+        self.metrics = {}
+        done = context.state.train_state.step + 1  # the counter moves after this callback
+        if not self.every or done % self.every:
+            return
+        self.metrics = self.look(context)
+
+    def look(self, context: CallbackContext) -> dict[str, float]:
+        """Scores the held-out blocks with the weights as they are; all ranks take part."""
+        groups = get_pg_collection(context.model[0])
+        losses = BlockLosses(
+            context.model, self.store, groups, micro_batch_size=self.micro_batch_size
+        )
+        return source_losses(losses, self.store, num_blocks=self.num_blocks)

@@ -1,0 +1,97 @@
+"""Forward-only jobs: reference losses over a corpus, and held-out losses of many models."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.jobs import EvaluateJob, ModelJob, ScoreJob
+from nemo_rod.megatron.models import model_provider
+from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.reference_pass import is_complete, write_references
+from nemo_rod.megatron.scoring.block_losses import BlockLosses
+from nemo_rod.megatron.scoring.distillation import TopKTargets
+from nemo_rod.progress import Progress
+from nemo_rod.selection import block_loss
+from nemo_rod.selection.references.folder import LOSS_DEFINITION, role_manifest
+from nemo_rod.selection.references.teacher import distilled_loss
+from nemo_rod.upstream import functions
+
+
+def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
+    """Writes a model's losses on all training blocks of one role (paper, "reference caching").
+
+    Raises:
+        ValueError: more tokens to keep of every prediction than there are.
+    """
+    out = Path(job.out)
+    if is_complete(out):  # only the hand-over was interrupted
+        return
+    store = BlockStore(job.blocks)
+    top_k = job.teacher_top_k
+    if top_k is not None and top_k > store.vocab_size:
+        raise ValueError(
+            f"scoring.teacher_top_k={top_k} is more than the {store.vocab_size} tokens of the "
+            "blocks' tokenizer: choose fewer"
+        )
+    loss = LOSS_DEFINITION if top_k is None else distilled_loss(top_k)
+    manifest = role_manifest(
+        store, job.role, model=job.model_digest, precision=job.precision, loss=loss
+    )
+    losses = _scorer(job, job.model, store, beat, top_k)
+    write_references(losses, store, out, manifest=manifest, name=job.name)
+
+
+def evaluate(job: EvaluateJob, beat: Callable[[], None] = lambda: None) -> None:
+    """Writes every model's held-out loss per role and source, in nats per token."""
+    store = BlockStore(job.blocks, split="holdout")
+    ids = np.arange(len(store))
+    source = store.source_index(ids)
+    progress = Progress(job.name, len(job.models), unit="models")
+    for number, (name, model) in enumerate(job.models.items()):
+        losses = _scorer(job, model, store, beat)
+        loss = block_loss(losses.chunk_sums(ids), store.block_size).astype(np.float64)
+        if is_recorder():
+            result: dict[str, Any] = {"loss": {}, "blocks": {}}
+            for index, entry in enumerate(store.sources):
+                mine = loss[source == index]
+                result["loss"].setdefault(entry.role, {})[entry.name] = float(mine.mean())
+                result["blocks"].setdefault(entry.role, {})[entry.name] = len(mine)
+            (Path(job.out) / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+            progress.step(number + 1)
+        del losses
+        gc.collect()
+
+
+def _scorer(
+    job: ModelJob,
+    model: str,
+    store: BlockStore,
+    beat: Callable[[], None],
+    top_k: int | None = None,
+) -> BlockLosses:
+    functions.check("scoring", "trainer")
+    _, provider = model_provider(
+        model, job.parallel, precision=job.precision, block_size=store.block_size
+    )
+    provider.finalize()
+    if not parallel_state.is_initialized():
+        provider.initialize_model_parallel(seed=job.seed)
+    chunks = provider.provide_distributed_model(wrap_with_ddp=False)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    return BlockLosses(
+        chunks,
+        store,
+        groups,
+        micro_batch_size=job.scoring_micro_batch_size,
+        beat=beat,
+        targets=None if top_k is None else TopKTargets(top_k, store.vocab_size, groups),
+    )

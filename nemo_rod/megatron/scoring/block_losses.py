@@ -1,0 +1,210 @@
+"""The losses of blocks under the current weights: a forward-only pass under TP, PP, CP, EP and DP.
+
+Shapes: C blocks, S tokens per block. A block's loss comes as 8 partial sums (paper, "Sequence-level
+loss and reference caching"), so that the loss of any prefix of S/8 steps needs no other pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.utils import get_model_config
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.megatron.batches import Batch, micro_batches, prefixes
+from nemo_rod.megatron.scoring.forward_only import gather_weights, refuse_unsafe
+from nemo_rod.megatron.scoring.logits import has_head
+from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
+from nemo_rod.selection.curriculum.header import Store
+from nemo_rod.selection.references import NUM_CHUNKS
+
+
+class Targets(Protocol):
+    """Other targets than the next token of each position; see `distillation.py`."""
+
+    def batches(
+        self, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
+    ) -> Iterator[Batch]:
+        """Yields the micro-batches of blocks int64 `[c]` with what their losses need."""
+
+    def begin(self, batch: Batch) -> None:
+        """Is told this rank's part of the micro-batch that goes through the model next."""
+
+    def loss(
+        self, where: slice, logits_sBV: torch.Tensor, ordinary: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Gives the token losses `[B, s]` of a slice of its positions; see `SliceLoss`."""
+
+
+class BlockLosses:
+    """Scores blocks of a store with a Megatron model.
+
+    Args:
+        model: the model's chunks on this rank, wrapped for data parallelism or not.
+        store: where the blocks are.
+        groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used).
+        micro_batch_size: blocks in one forward pass of one replica. It need not be training's. Of
+            prefixes as many more go together as have the same number of tokens.
+        beat: called after every micro-batch.
+        batches: gives the micro-batches of blocks int64 `[c]`, in order, so many in each; by
+            default those of `micro_batches`.
+        forward_step: how a micro-batch is read and goes through the model; by default as plain
+            causal language modelling.
+        targets: what the losses of plain causal language modelling are of; None for next tokens.
+
+    Raises:
+        ValueError: if the model uses a feature under which scoring goes wrong.
+    """
+
+    def __init__(
+        self,
+        model: list,
+        store: BlockStore | Store,
+        groups: Any,
+        *,
+        micro_batch_size: int,
+        beat: Callable[[], None] = lambda: None,
+        batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
+        forward_step: ForwardStep | None = None,
+        targets: Targets | None = None,
+    ) -> None:
+        self.model, self.store, self.groups = model, store, groups
+        self.micro_batch_size, self.beat, self.targets = micro_batch_size, beat, targets
+        if batches is None:
+            assert isinstance(store, BlockStore), "other blocks come with their batches"
+            batches = partial(micro_batches, store)
+        self.batches = batches
+        begin = None if targets is None else targets.begin
+        self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp, begin=begin)
+        self.config = get_model_config(model[0])
+        ddp_config = getattr(model[0], "ddp_config", None)
+        refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
+
+    def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
+        """Partial sums of the token losses of blocks; a collective call of all ranks.
+
+        Args:
+            block_ids: int64 `[C]`, the same on every rank.
+            eighths: how much of every block goes through the model, from its beginning.
+
+        Returns:
+            float32 `[C, eighths]` in nats, the same on every rank: sums over eighths of the block.
+        """
+        size = self._micro_batch_size(len(block_ids), eighths)
+        mine = self._share(block_ids, size)
+        outputs = self._forward(mine, size, eighths)
+        everyone = on_every_rank(outputs, len(mine), eighths, self.groups)
+        return everyone.view(-1, eighths)[: len(block_ids)].cpu().numpy()
+
+    def own_chunk_sums(self, block_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Partial sums of this replica's share of blocks; a collective call of all ranks.
+
+        Args:
+            block_ids: int64 `[C]`, the same on every rank.
+
+        Returns:
+            The share, int64 `[c]`, which may be empty, and its sums, float32 `[c, 8]` in nats; None
+            in place of the sums on ranks that have no losses, which are all but the last stage's.
+        """
+        mine = self._share(block_ids, self.micro_batch_size)
+        outputs = self._forward(mine, self.micro_batch_size)
+        count = max(0, len(block_ids) - self.groups.dp.rank() * len(mine))
+        sums = torch.cat(outputs)[:count].cpu().numpy() if outputs else None
+        return mine[:count], sums
+
+    def _micro_batch_size(self, count: int, eighths: int) -> int:
+        """Blocks in one forward pass, for prefixes of `count` blocks.
+
+        A pipeline wants many micro-batches rather than large ones.
+        """
+        if eighths == NUM_CHUNKS or self.groups.pp.size() > 1:
+            return self.micro_batch_size
+        of_replica = -(-count // self.groups.dp.size())
+        passes = -(-of_replica // (self.micro_batch_size * NUM_CHUNKS // eighths))
+        return -(-of_replica // passes)
+
+    def _share(self, block_ids: np.ndarray, micro_batch_size: int) -> np.ndarray:
+        """This replica's slice, filled up with repeats to whole micro-batches.
+
+        The interleaved schedule wants one for every pipeline stage.
+        """
+        unit = micro_batch_size * (self.groups.pp.size() if len(self.model) > 1 else 1)
+        per_rank = unit * -(-len(block_ids) // (self.groups.dp.size() * unit))
+        padded = np.resize(block_ids, per_rank * self.groups.dp.size())
+        start = self.groups.dp.rank() * per_rank
+        return padded[start : start + per_rank]
+
+    def _forward(
+        self, block_ids: np.ndarray, micro_batch_size: int, eighths: int = NUM_CHUNKS
+    ) -> list[torch.Tensor]:
+        length = self.store.block_size * eighths // NUM_CHUNKS
+        batches = [
+            prefixes(self._batches(chunk, block_ids, micro_batch_size), length)
+            for chunk in self.model
+        ]
+        pipeline: dict[str, Any] = {}
+        if self.groups.pp.size() > 1:  # megatron-core 0.15 does not take it otherwise
+            pipeline["p2p_communicator"] = P2PCommunicator(
+                pp_group=self.groups.pp, config=self.config
+            )
+        gather_weights(self.model)
+        outputs = scoring_pass(
+            get_forward_backward_func(),
+            self.model,
+            self.forward_step,
+            beat=self.beat,
+            cp=self.groups.cp,
+            num_chunks=eighths,
+            slice_loss=None if self.targets is None else self.targets.loss,
+            data_iterator=batches if len(batches) > 1 else batches[0],
+            num_microbatches=len(block_ids) // micro_batch_size,
+            seq_length=length,
+            micro_batch_size=micro_batch_size,
+            pg_collection=self.groups,
+            **pipeline,
+        )
+        return [output[:, :eighths] for output in outputs]
+
+    def _batches(self, chunk: Any, block_ids: np.ndarray, micro_batch_size: int) -> Iterator[Batch]:
+        batches = self.batches(block_ids, micro_batch_size)
+        if self.targets is None or not has_head(chunk):
+            return batches
+        return self.targets.batches(batches, block_ids, micro_batch_size)
+
+
+def on_every_rank(
+    outputs: list[torch.Tensor], count: int, num_chunks: int, groups: Any
+) -> torch.Tensor:
+    """What every replica's last stage has found, on every rank. Collective.
+
+    Args:
+        outputs: float32 `[b, num_chunks]` per micro-batch; nothing on other stages.
+        count: rows of a replica, all its micro-batches together.
+        num_chunks: columns.
+        groups: Megatron's process groups (`tp`, `cp`, `pp` and `dp` are used).
+
+    Returns:
+        float32 `[replicas, count, num_chunks]`, to the bit the same everywhere.
+    """
+    dp, pp = groups.dp, groups.pp
+    sums = torch.empty(count, num_chunks, dtype=torch.float32).cuda()
+    if outputs:
+        torch.cat(outputs, out=sums)
+        # each of these ranks has computed its own, and they may differ in the last bit
+        for group in (groups.tp, groups.cp):
+            if group.size() > 1:
+                dist.broadcast(sums, group=group, group_src=0)
+    if pp.size() > 1:  # only the last stage has losses
+        dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
+    if dp.size() == 1:
+        return sums[None]
+    everyone = torch.empty(dp.size() * count, num_chunks, dtype=torch.float32).cuda()
+    dist.all_gather_into_tensor(everyone, sums, group=dp)
+    return everyone.view(dp.size(), count, num_chunks)

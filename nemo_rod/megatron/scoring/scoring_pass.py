@@ -1,0 +1,135 @@
+"""A trainer's schedule, run forward-only for the losses of its samples.
+
+Shapes: B samples of a micro-batch, S tokens of a sample, s of them on this context-parallel rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.utils import get_model_config
+
+from nemo_rod.megatron.batches import Batch
+from nemo_rod.megatron.scoring.forward_only import forward_only
+from nemo_rod.megatron.scoring.logits import SliceLoss, sliced_logits
+from nemo_rod.selection.references import NUM_CHUNKS
+
+# (micro-batches, chunk of the model) -> what the chunk gives, and the mask of its losses
+ForwardStep = Callable[[Any, Any], tuple[Any, torch.Tensor]]
+
+
+def scoring_pass(
+    schedule: Callable[..., list[torch.Tensor]],
+    model: list,
+    forward_step: ForwardStep,
+    *,
+    beat: Callable[[], None] = lambda: None,
+    cp: dist.ProcessGroup | None = None,
+    num_chunks: int = NUM_CHUNKS,
+    slice_loss: SliceLoss | None = None,
+    **options: Any,
+) -> list[torch.Tensor]:
+    """Runs a trainer's schedule forward-only for the losses of its samples.
+
+    Args:
+        schedule: the trainer's forward-backward function.
+        model: the model's chunks on this rank.
+        forward_step: how a micro-batch goes through the model.
+        beat: called after every micro-batch.
+        cp: the context-parallel group, if `forward_step` gives this rank's positions alone.
+        num_chunks: equal parts of every sample that the losses are summed over.
+        slice_loss: stands in for the model's own loss.
+        options: what else the schedule is called with.
+
+    Returns:
+        float32 `[b, num_chunks + 1]` per micro-batch on ranks of the last pipeline stage, nothing
+        elsewhere: the sums of the token losses over the parts of each sample, in nats, and how many
+        targets they are of.
+    """
+
+    def step(batches: Any, chunk: Any, *_: Any) -> tuple:
+        output, loss_mask = forward_step(batches, chunk)
+        beat()
+        return output, partial(partial_sums, loss_mask, cp=cp, num_chunks=num_chunks)
+
+    slices = sliced_logits(model, slice_loss)
+    with forward_only(model, get_model_config(model[0])), slices:
+        outputs = schedule(
+            forward_step_func=step,
+            model=model,
+            forward_only=True,
+            collect_non_loss_data=True,
+            **options,
+        )
+    if cp is not None and cp.size() > 1:
+        for output in outputs:
+            dist.all_reduce(output, group=cp)
+    return outputs
+
+
+def plain_forward_step(
+    batches: Iterator[Batch],
+    model: Any,
+    *,
+    cp: dist.ProcessGroup | None = None,
+    begin: Callable[[Batch], None] | None = None,
+) -> tuple[Any, torch.Tensor]:
+    """Causal language modelling of one micro-batch: token losses `[b, S / cp]` and their mask."""
+    batch = next(batches)
+    if cp is not None:
+        batch = {name: own_positions(tensor, cp) for name, tensor in batch.items()}
+    if begin is not None:
+        begin(batch)
+    output = model(
+        input_ids=batch["tokens"],
+        position_ids=batch["position_ids"],
+        attention_mask=None,
+        labels=batch["labels"],
+    )
+    return output, batch["loss_mask"]
+
+
+def partial_sums(
+    loss_mask: torch.Tensor,
+    loss: torch.Tensor,
+    non_loss_data: bool = True,
+    *,
+    cp: dist.ProcessGroup | None = None,
+    num_chunks: int = NUM_CHUNKS,
+) -> torch.Tensor:
+    """Token losses `[b, s]` -> float32 `[b, num_chunks + 1]`: sums, and the number of targets.
+
+    Under context parallelism, of this rank's positions alone.
+    """
+    mask = loss_mask.view(loss.shape).float()
+    masked = loss.float() * mask
+    if cp is not None and cp.size() > 1:
+        masked = at_their_places(masked, cp)
+    sums = masked.view(len(loss), num_chunks, -1).sum(dim=-1)
+    return torch.cat([sums, mask.sum(dim=-1, keepdim=True)], dim=1)
+
+
+def own_positions(whole_BS: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
+    """This rank's positions `[B, s, ...]` of the whole sequence `[B, S, ...]`.
+
+    Of 2 x size runs of positions, rank r has runs r and 2 x size - 1 - r, so that causal attention
+    costs every rank the same. Megatron's own function for it is not called: its second parameter
+    means the group up to core 0.17 and a switch since 0.18, which then cuts by the whole world.
+    """
+    if cp.size() == 1:
+        return whole_BS
+    runs, own = 2 * cp.size(), [cp.rank(), 2 * cp.size() - 1 - cp.rank()]
+    return whole_BS.unflatten(1, (runs, -1))[:, own].flatten(1, 2).contiguous()
+
+
+def at_their_places(part_Bs: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
+    """Puts `own_positions` back: the whole sequence `[B, S, ...]`, zeros at others' positions."""
+    runs, own = 2 * cp.size(), [cp.rank(), 2 * cp.size() - 1 - cp.rank()]
+    parts = part_Bs.unflatten(1, (2, -1))
+    whole = parts.new_zeros(len(parts), runs, *parts.shape[2:])
+    whole[:, own] = parts
+    return whole.flatten(1, 2)

@@ -1,0 +1,244 @@
+"""One training run by Megatron-Bridge's own `pretrain()`, with the selector swapped in."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+from megatron.bridge.training.config import (
+    CheckpointConfig,
+    ConfigContainer,
+    DistributedDataParallelConfig,
+    DistributedInitConfig,
+    LoggerConfig,
+    OptimizerConfig,
+    RNGConfig,
+    SchedulerConfig,
+    TrainingConfig,
+)
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.tokenizers.config import TokenizerConfig
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.jobs import TrainJob
+from nemo_rod.megatron.callbacks.early_end import UntilConverged
+from nemo_rod.megatron.callbacks.kappa import SteeredKappa
+from nemo_rod.megatron.callbacks.recorder import HasMetrics, Recorder
+from nemo_rod.megatron.callbacks.training_losses import ResumedAverages
+from nemo_rod.megatron.callbacks.validation import Validation
+from nemo_rod.megatron.identity import (
+    ChosenBlocks,
+    identity_of,
+    refuse_foreign_checkpoint,
+    versions,
+)
+from nemo_rod.megatron.models import model_provider, save_hf
+from nemo_rod.megatron.rod_selector import RoDSelector
+from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
+from nemo_rod.processes.signals import Stopped
+from nemo_rod.selection import open_references
+from nemo_rod.selection.arms import Arm, curriculum_header
+from nemo_rod.selection.convergence import Rule
+from nemo_rod.selection.kappa_controller import Steering
+from nemo_rod.selection.references.teacher import open_teacher
+from nemo_rod.upstream import changes, functions
+
+
+def train(
+    job: TrainJob,
+    callbacks: Sequence[Callback] = (),
+    beat: Callable[[], None] = lambda: None,
+) -> None:
+    """Trains one arm from its base, or goes on where an interrupted run stopped.
+
+    Fills `job.out` with `checkpoints/`, `curriculum.rod`, `metrics.jsonl` and, at the end, `hf/`.
+
+    Args:
+        job: what to train.
+        callbacks: more of Megatron-Bridge's callbacks.
+        beat: called whenever this rank got on a bit.
+
+    Raises:
+        Stopped: if the run was asked to stop; it has saved.
+        ValueError: if what it should go on from was made with something else, or the trainer is
+            not one that was tested.
+    """
+    functions.check("scoring", "trainer")
+    out = Path(job.out)
+    store = BlockStore(job.blocks)
+    arm = Arm(**job.arm)
+    references = None
+    if job.references:
+        references = open_references(job.references, store, distilled=True)
+    averages = arm.averages(store)
+    selector = RoDSelector(
+        store=store,
+        pools=arm.pools(store),
+        policy=arm.policy(),
+        batch_size=job.optimisation.batch_size,
+        references=references,
+        on_nonfinite=job.on_nonfinite,  # type: ignore[arg-type]
+        scoring_micro_batch_size=job.scoring_micro_batch_size,
+        eighths=arm.eighths,
+        averages=averages,
+        teacher=open_teacher(job.references, store),
+        beat=beat,
+    )
+    header = curriculum_header(arm, store, references, config=job.config_digest)
+    identity = identity_of(header)
+    refuse_foreign_checkpoint(out / "checkpoints", identity)
+    bridge, provider = model_provider(
+        job.model, job.parallel, precision=job.precision, block_size=store.block_size
+    )
+    validation = Validation(
+        BlockStore(job.blocks, split="holdout"),
+        every=job.validation_every,
+        num_blocks=job.validation_blocks,
+        micro_batch_size=job.scoring_micro_batch_size,
+    )
+    steps = job.optimisation.steps
+    steered = None
+    if arm.steering is not None:
+        steered = SteeredKappa(Steering(**arm.steering), selector, validation, out)
+    looks: list[HasMetrics] = [validation, steered] if steered else [validation]
+    recorder = Recorder(out, selector, looks, header=header, steps=steps, name=job.name)
+    selector.on_choice = recorder.on_choice
+    exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
+    every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
+    if steered is not None:
+        every.append(steered)
+    if averages is not None and references is not None:
+        every.append(ResumedAverages(averages, references, out))
+    config = bridge_config(job, provider, store, identity)
+    if job.convergence is not None:
+        rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"
+        every.append(UntilConverged(rule, validation, store, metrics, steps=steps))
+        # a checkpoint may hold an end that was moved, and its file of metrics says the same
+        config.scheduler.override_opt_param_scheduler = True
+    refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
+    _collect_write_results_here()
+    try:
+        with selector.installed():
+            pretrain(config, forward_step, callbacks=every)
+    except SystemExit:  # how the trainer ends when a signal asked it to
+        raise Stopped(
+            f"{job.name} was asked to stop and has saved: run it again to go on from there"
+        ) from None
+
+
+def bridge_config(
+    job: TrainJob, provider: Any, store: BlockStore, identity: dict[str, Any]
+) -> ConfigContainer:
+    """Our configuration in Megatron-Bridge's terms; `identity` is saved with the weights."""
+    o = job.optimisation
+    on_gpu = torch.cuda.is_available()
+    sharded = job.parallel.distributed_optimizer
+    sharded = on_gpu if sharded is None else sharded
+    dtype = provider.params_dtype
+    checkpoints = str(Path(job.out) / "checkpoints")
+    return ConfigContainer(
+        model=provider,
+        train=TrainingConfig(
+            train_iters=o.steps,
+            global_batch_size=o.batch_size,
+            micro_batch_size=o.micro_batch_size,
+            eval_iters=0,
+            eval_interval=o.steps,
+            exit_signal_handler=True,
+        ),
+        optimizer=OptimizerConfig(
+            optimizer="adam",
+            lr=o.lr,
+            min_lr=o.lr * o.min_lr_ratio,
+            adam_beta1=o.adam_beta1,
+            adam_beta2=o.adam_beta2,
+            adam_eps=o.adam_eps,
+            weight_decay=o.weight_decay,
+            clip_grad=o.clip_grad,
+            bf16=job.precision == "bf16",
+            fp16=False,
+            params_dtype=dtype,
+            use_distributed_optimizer=sharded,
+        ),
+        scheduler=SchedulerConfig(
+            lr_decay_style="WSD",
+            lr_wsd_decay_style="cosine",
+            lr_warmup_iters=round(o.warmup_fraction * o.steps),
+            lr_decay_iters=o.steps,
+            # left to itself, Bridge lets the decay last the whole run
+            lr_wsd_decay_iters=max(1, round(o.decay_fraction * o.steps)),
+            start_weight_decay=o.weight_decay,
+            end_weight_decay=o.weight_decay,
+            weight_decay_incr_style="constant",
+        ),
+        ddp=DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            check_for_nan_in_grad=True,
+            overlap_grad_reduce=on_gpu or sharded,
+            overlap_param_gather=sharded,
+            use_distributed_optimizer=sharded,
+        ),
+        dataset=ChosenBlocks(
+            seq_length=store.block_size,
+            identity=identity,
+            versions=versions(),
+            dataloader_type="external",
+            num_workers=0,
+            pin_memory=on_gpu,
+        ),
+        logger=LoggerConfig(log_interval=max(1, o.steps // 20), tensorboard_dir=None),
+        # the selector reads tokens; the trainer only needs the vocabulary's size
+        tokenizer=TokenizerConfig(
+            tokenizer_type="NullTokenizer", vocab_size=provider.vocab_size - 1
+        ),
+        checkpoint=CheckpointConfig(
+            save=checkpoints,
+            load=checkpoints,
+            save_interval=job.checkpoint_every,
+            most_recent_k=job.checkpoint_keep,
+            ckpt_format="torch_dist",
+            async_save=False,
+        ),
+        dist=DistributedInitConfig(distributed_backend=dist.get_backend()),
+        rng=RNGConfig(seed=job.seed),
+    )
+
+
+def _collect_write_results_here() -> None:
+    """Spares each rank a process that imports all of Megatron at its first checkpoint.
+
+    Megatron's queue of write results connects processes, for `async_save`. Here the rank itself
+    writes.
+    """
+    if getattr(filesystem_async, "_results_queue", "unknown") is None:
+        filesystem_async._results_queue = queue.Queue()
+
+
+class _SignalHandler(Callback):
+    """Lets the trainer save and stop at the end of a step when it is told to end."""
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        handler = context.state.signal_handler
+        if not changes.signal_handler_listens(handler):
+            handler.__enter__()
+
+    def on_train_end(self, context: CallbackContext) -> None:
+        context.state.signal_handler.release()
+
+
+class _Exporter(Callback):
+    """Writes the trained weights as a Hugging Face checkpoint."""
+
+    def __init__(self, save: Any) -> None:
+        self.save = save
+
+    def on_train_end(self, context: CallbackContext) -> None:
+        self.save(context.model)

@@ -1,0 +1,71 @@
+"""Runs a configuration on a Ray cluster: the running one, or one of its own on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nemo_rod.nemo_rl import settings
+from nemo_rod.nemo_rl.remote import WorkerFailed, sentence
+from nemo_rod.processes.signals import Stopped
+
+
+def main(command: str, arguments: Sequence[str]) -> None:
+    """`nemo-rod train|score --config RECIPE.yaml [key=value ...]`.
+
+    Raises:
+        ValueError: one sentence on what is wrong with the configuration.
+        RuntimeError: a worker that failed, and why; or that the run was asked to stop.
+    """
+    if len(arguments) < 2 or arguments[0] != "--config":
+        raise ValueError(f"Expected: nemo-rod {command} --config RECIPE.yaml [key=value ...].")
+    run(command, settings.load(arguments[1], arguments[2:]))
+
+
+def run(command: str, config: dict[str, Any]) -> None:
+    """Trains or scores what a resolved configuration says.
+
+    Raises:
+        RuntimeError: a worker that failed, and why; or that the run was asked to stop.
+    """
+    start_ray()
+    from ray.exceptions import RayError
+
+    actions: dict[str, Callable[[dict[str, Any]], None]] = {"train": train, "score": score}
+    try:
+        actions[command](config)
+    except Stopped as stop:
+        raise RuntimeError(str(stop)) from None
+    except RayError as error:  # of one of NeMo-RL's own calls
+        raise WorkerFailed(sentence(error)) from error
+
+
+def train(config: dict[str, Any]) -> None:
+    """Trains one arm, from the latest checkpoint on."""
+    from nemo_rod.nemo_rl import algorithm
+
+    run = algorithm.setup(config)
+    failed = True
+    try:
+        algorithm.rod_train(run)
+        if config["rod"]["hf"]:
+            algorithm.export(run)
+        failed = False
+    finally:
+        run.close(force=failed)
+
+
+def score(config: dict[str, Any]) -> None:
+    """Writes reference losses."""
+    from nemo_rod.nemo_rl.score import score
+
+    score(config)
+
+
+def start_ray() -> None:
+    """Joins the running Ray cluster, or starts one."""
+    import ray
+    from nemo_rl.distributed.virtual_cluster import init_ray
+
+    if not ray.is_initialized():
+        init_ray()

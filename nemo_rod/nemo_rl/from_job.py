@@ -1,0 +1,156 @@
+"""Runs a job on NeMo-RL's workers: our configuration in NeMo-RL's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from nemo_rod.config import PREFIXES, Config
+from nemo_rod.jobs import Job, ScoreJob, TrainJob
+from nemo_rod.nemo_rl.settings import SHORT_PRECISION
+
+LONG_PRECISION = {short: long for long, short in SHORT_PRECISION.items()}
+
+
+def run_on_nemo_rl(job: Job, config: Config) -> None:
+    """Runs a training or scoring job on the Ray cluster and waits.
+
+    Args:
+        job: what to do.
+        config: the recipe; `nemo_rl` goes on top of everything.
+
+    Raises:
+        ValueError: if the job is none for NeMo-RL, or the configuration does not fit it.
+        RuntimeError: a worker that failed, and why; or that the run was asked to stop.
+    """
+    from nemo_rod.nemo_rl import cluster, settings
+
+    if not isinstance(job, TrainJob | ScoreJob):
+        raise ValueError(f"{job.name} does not run on NeMo-RL: use launcher=local for it.")
+    values = nemo_rl_values(
+        job,
+        block_size=config.domain.block_size,
+        gpus_per_node=config.cluster.gpus_per_node,
+    )
+    merged: Any = OmegaConf.to_container(OmegaConf.merge(values, config.nemo_rl))
+    command = "train" if isinstance(job, TrainJob) else "score"
+    cluster.run(command, settings.compose(merged))
+
+
+def nemo_rl_values(
+    job: TrainJob | ScoreJob, *, block_size: int, gpus_per_node: int = 0
+) -> dict[str, Any]:
+    """A job as the sections of a NeMo-RL recipe, without what NeMo-RL or `rod.yaml` sets.
+
+    The recipe is not at hand here: an arm may differ from it in any key, and the job has the
+    arm's own values.
+
+    Args:
+        job: what to do.
+        block_size: tokens per block of its store.
+        gpus_per_node: processes on a node; 0 for all on one.
+
+    Raises:
+        ValueError: a job that NeMo-RL's workers cannot do.
+    """
+    if isinstance(job, TrainJob) and job.convergence is not None:
+        raise ValueError(f"{job.name} ends when it has converged: use launcher=local or slurm.")
+    if isinstance(job, TrainJob) and job.arm.get("steering") is not None:
+        raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
+    if isinstance(job, ScoreJob) and job.teacher_top_k is not None:
+        raise ValueError(f"{job.name} keeps what the base foretells: use launcher=local or slurm.")
+    if isinstance(job, TrainJob) and job.arm.get("scored_every") is not None:
+        raise ValueError(
+            f"{job.name} estimates scores between scoring passes: use launcher=local or slurm."
+        )
+    parallel = job.parallel
+    if parallel.context > 1 or parallel.virtual_pipeline > 1:
+        raise ValueError(
+            f"parallel.context={parallel.context} and virtual_pipeline="
+            f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
+        )
+    rod: dict[str, Any] = {
+        "blocks": job.blocks,
+        "out": job.out,
+        "seed": job.seed,
+        "stall_seconds": job.stall_seconds,
+        "scoring": {"micro_batch_size": job.scoring_micro_batch_size},
+    }
+    megatron: dict[str, Any] = {
+        "tensor_model_parallel_size": parallel.tensor,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "expert_model_parallel_size": parallel.expert,
+        "sequence_parallel": parallel.sequence,
+        "optimizer": {"bf16": job.precision == "bf16"},
+    }
+    if parallel.distributed_optimizer is not None:
+        megatron["optimizer"]["use_distributed_optimizer"] = parallel.distributed_optimizer
+    policy: dict[str, Any] = {
+        "model_name": job.model,
+        "max_total_sequence_length": block_size,
+        "precision": LONG_PRECISION[job.precision],
+        "megatron_cfg": megatron,
+    }
+    values: dict[str, Any] = {
+        "rod": rod,
+        "policy": policy,
+        "cluster": _nodes(parallel.world_size, gpus_per_node),
+    }
+    if isinstance(job, ScoreJob):
+        rod |= {"role": job.role, "model_digest": job.model_digest, "steps": 1}
+        size = job.scoring_micro_batch_size
+        policy |= {"train_global_batch_size": size * parallel.data, "train_micro_batch_size": size}
+        return values
+    o = job.optimisation
+    rod |= {
+        "arm": job.arm["name"],
+        "variant": job.arm,
+        "references": job.references,
+        "steps": o.steps,
+        "warmup_fraction": o.warmup_fraction,
+        "decay_fraction": o.decay_fraction,
+        "selection": _selection(job),
+        "validation": {"every": job.validation_every, "blocks": job.validation_blocks},
+        "hf": True,
+    }
+    prefix = next(name for name, eighths in PREFIXES.items() if eighths == job.arm["eighths"])
+    rod["scoring"] |= {"prefix": prefix}
+    policy |= {
+        "train_global_batch_size": o.batch_size,
+        "train_micro_batch_size": o.micro_batch_size,
+        "max_grad_norm": o.clip_grad,
+    }
+    megatron["optimizer"] |= {
+        "lr": o.lr,
+        "min_lr": o.lr * o.min_lr_ratio,
+        "weight_decay": o.weight_decay,
+        "adam_beta1": o.adam_beta1,
+        "adam_beta2": o.adam_beta2,
+        "adam_eps": o.adam_eps,
+    }
+    values["checkpointing"] = {
+        "save_period": job.checkpoint_every,
+        "keep_top_k": job.checkpoint_keep,
+    }
+    return values
+
+
+def _selection(job: TrainJob) -> dict[str, Any]:
+    """The keys of `rod.selection`; those that say nothing of this arm keep their defaults."""
+    keys = ("multiplier", "kappa") if job.arm["kappa"] is not None else ()
+    selection = {key: job.arm[key] for key in keys} | {"on_nonfinite": job.on_nonfinite}
+    if job.arm["balance"] in ("expected", "exact"):
+        selection["balance"] = job.arm["balance"]
+    return selection
+
+
+def _nodes(processes: int, gpus_per_node: int) -> dict[str, int]:
+    """As many processes as the layout has, on nodes of the configured size if there is one."""
+    per_node = min(processes, gpus_per_node or processes)
+    if processes % per_node:
+        raise ValueError(
+            f"The layout's {processes} processes do not fill nodes of cluster.gpus_per_node="
+            f"{per_node}: change parallel, or set nemo_rl.cluster.num_nodes and gpus_per_node."
+        )
+    return {"gpus_per_node": per_node, "num_nodes": processes // per_node}

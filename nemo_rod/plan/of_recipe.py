@@ -1,0 +1,297 @@
+"""`nemo-rod plan`: what a recipe will cost, from its configuration alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from nemo_rod.config import Config
+from nemo_rod.files import write_json
+from nemo_rod.plan.costs import (
+    PlanResult,
+    Saving,
+    Setup,
+    StageCost,
+    Work,
+    cost,
+    prefix_saving,
+)
+from nemo_rod.plan.flops import forward_flops
+from nemo_rod.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
+from nemo_rod.plan.plan_text import format_plan
+from nemo_rod.plan.shapes import Shape, read_shape
+from nemo_rod.plan.speed import Speed, processor
+from nemo_rod.plan.work import corpus_blocks, stage_works
+from nemo_rod.recipe.stages import Stages
+from nemo_rod.recipe.variants import SPECIALIST
+
+
+def plan(config: Config) -> None:
+    """Prints the plan and writes it to `plan.json` in the run folder.
+
+    Raises:
+        ValueError: if the layout cannot run or does not fit, after the plan was shown.
+    """
+    result = make_plan(config)
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_json(run_dir / "plan.json", result.as_dict())
+    print(format_plan(result))
+    refuse_what_does_not_fit(result.memory)
+
+
+def check_before_submitting(config: Config) -> None:
+    """Refuses a layout that cannot run on its cluster, as far as the model's shape is known.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    if config.cluster.gpu is None:
+        return
+    try:
+        shape = model_shape(config)
+    except ValueError:
+        return
+    _check_layout(config, shape)
+    refuse_what_does_not_fit(_memory(config, shape))
+
+
+def make_plan(config: Config) -> PlanResult:
+    """Plans a recipe; nothing is read but its configuration, and blocks that are there.
+
+    Raises:
+        ValueError: if the layout cannot run, or something that the plan needs is not known.
+    """
+    shape = model_shape(config)
+    parallel, size = config.parallel, config.domain.block_size
+    _check_layout(config, shape)
+    profile, peak, reached, backward = processor(config, has_experts=shape.has_experts)
+    per_token = forward_flops(shape, size)
+    speed = Speed(
+        forward_flops=per_token,
+        processes=parallel.world_size,
+        flops_per_second=peak * 1e12 * reached,
+        backward=backward,
+        pipeline=parallel.pipeline,
+        virtual_pipeline=parallel.virtual_pipeline,
+    )
+    setup = Setup(
+        speed=speed,
+        parallel=parallel,
+        block_size=size,
+        micro_batch_size=config.train.micro_batch_size,
+        scoring_micro_batch_size=config.scoring.micro_batch_size,
+    )
+    blocks = corpus_blocks(config)
+    works = stage_works(config, shape, blocks)
+    costs = [cost(work, setup, shape) for work in works]
+    return PlanResult(
+        recipe=config.recipe,
+        model={
+            "name": config.model.hf or (config.model.architecture or {})["model_type"],
+            "parameters": shape.parameters,
+            "active_parameters": shape.active_parameters,
+            "forward_flops": per_token,
+            "precision": config.model.precision,
+        },
+        corpus={
+            "adaptation_tokens": (blocks["num_adaptation"] + blocks["held_adaptation"]) * size,
+            "replay_tokens": (blocks["num_replay"] + blocks["held_replay"]) * size,
+            "source": blocks["source"],
+        },
+        layout=_layout(config),
+        assumptions={
+            "processor": profile.name,
+            "peak_tflops": peak,
+            "utilisation": reached,
+            "backward": backward,
+            "source": profile.source,
+            **{key: getattr(config.plan, key) for key in _ASSUMED},
+        },
+        memory=_memory(config, shape),
+        stages=costs,
+        savings=_savings(works, setup, shape),
+        notes=[*_notes(config, works, setup, blocks), *_measured(config, costs, reached)],
+    )
+
+
+_ASSUMED = ("expert_imbalance", "memory_reserve", "tokenise_rate", "read_rate")
+
+
+def refuse_what_does_not_fit(memory: Memory) -> None:
+    """Refuses a layout that needs more memory than its GPUs have.
+
+    Raises:
+        ValueError: what it needs, part by part, and what to change.
+    """
+    if memory.fits:
+        return
+    assert memory.limit is not None
+    largest = max(memory.parts, key=lambda name: memory.parts[name])
+    raise ValueError(
+        f"The layout does not fit: a GPU of stage {memory.stage} would need {memory}, and has "
+        f"{memory.limit / GIB:.0f} GiB. Most are {largest}: {_CURES[largest]}."
+    )
+
+
+_CURES = {
+    "weights": "raise parallel.tensor, parallel.pipeline or, with experts, parallel.expert",
+    "gradients": "raise parallel.tensor, parallel.pipeline or, with experts, parallel.expert",
+    "optimizer": "raise parallel.data, whose replicas share its state",
+    "activations": "lower train.micro_batch_size, or raise parallel.tensor with sequence=true",
+    "logits": "lower train.micro_batch_size, or raise parallel.tensor",
+    "scoring": "lower scoring.micro_batch_size",
+    "reserve": "lower plan.memory_reserve",
+}
+
+
+def model_shape(config: Config) -> Shape:
+    """The model's shape: of the base that is trained here, a local checkpoint, or the recipe.
+
+    Raises:
+        ValueError: if none of them is there, naming the key to set.
+    """
+    model = config.model
+    if model.architecture is not None:
+        return read_shape(model.architecture)
+    assert model.hf is not None
+    local = Path(model.hf) / "config.json"
+    if local.is_file():
+        return read_shape(json.loads(local.read_text()))
+    if model.shape is not None:
+        return read_shape(model.shape)
+    raise ValueError(
+        f"The plan does not know the shape of {model.hf}: set model.shape to the content of its "
+        "config.json, or model.hf to a folder that holds it."
+    )
+
+
+def _check_layout(config: Config, shape: Shape) -> None:
+    check_layout(
+        shape,
+        config.parallel,
+        block_size=config.domain.block_size,
+        gpus_per_node=config.cluster.gpus_per_node,
+    )
+
+
+def _layout(config: Config) -> dict[str, Any]:
+    parallel, cluster = config.parallel, config.cluster
+    shown = {
+        "data": parallel.data,
+        "tensor": parallel.tensor,
+        "pipeline": parallel.pipeline,
+        "virtual_pipeline": parallel.virtual_pipeline,
+        "context": parallel.context,
+        "expert": parallel.expert,
+    }
+    split = " x ".join(f"{k} {v}" for k, v in shown.items() if v > 1 and k != "expert") or "single"
+    experts = f", experts over {parallel.expert}" if parallel.expert > 1 else ""
+    world = parallel.world_size
+    nodes = -(-world // cluster.gpus_per_node) if cluster.gpus_per_node else 1
+    where = (
+        f"{world} {cluster.gpu} on {nodes} node{'s' if nodes > 1 else ''}"
+        if cluster.gpu
+        else f"{world} process{'es' if world > 1 else ''} without GPU"
+    )
+    batches = (
+        f"micro-batch {config.train.micro_batch_size}, scoring {config.scoring.micro_batch_size}"
+    )
+    return {
+        **dataclasses.asdict(parallel),
+        "gpu": cluster.gpu,
+        "processes": world,
+        "nodes": nodes,
+        "micro_batch_size": config.train.micro_batch_size,
+        "scoring_micro_batch_size": config.scoring.micro_batch_size,
+        "text": f"{where}: {split}{experts}; {batches}",
+    }
+
+
+def _memory(config: Config, shape: Shape) -> Memory:
+    parallel, cluster, train = config.parallel, config.cluster, config.train
+    split = parallel.distributed_optimizer
+    load = Load(
+        precision=config.model.precision,
+        block_size=config.domain.block_size,
+        micro_batch_size=train.micro_batch_size,
+        num_micro_batches=train.batch_size // (train.micro_batch_size * parallel.data),
+        scoring_micro_batch_size=config.scoring.micro_batch_size,
+        split_optimizer=bool(cluster.gpu) if split is None else split,
+        expert_imbalance=config.plan.expert_imbalance,
+        reserve=config.plan.memory_reserve,
+    )
+    limit = cluster.gpu_memory_gib * GIB or None
+    return memory_per_gpu(shape, parallel, load, limit)
+
+
+def _savings(works: Sequence[Work], setup: Setup, shape: Shape) -> list[Saving]:
+    selecting = [work for work in works if work.pool_size]
+    if not selecting:
+        return []
+    hours = {work.name: cost(work, setup, shape).gpu_hours for work in works}
+    references = sum(hours[name] for name in hours if name.startswith("references_"))
+    scoring = sum(cost(work, setup, shape).scoring_seconds * work.steps for work in selecting)
+    shorter = [e for e in (4, 2) if e < min(work.eighths for work in selecting)]
+    return [
+        *(prefix_saving(selecting, setup, shape, eighths) for eighths in shorter),
+        Saving(
+            what="replay the curriculum that a smaller model recorded: nothing is scored here",
+            gpu_hours=scoring / 3600 * setup.speed.processes + references,
+        ),
+        Saving(
+            what="take a smaller model's specialist as reference, less what that costs; "
+            f"here it is also the arm {SPECIALIST}",
+            gpu_hours=hours[SPECIALIST] + hours["references_specialist"],
+        ),
+    ]
+
+
+def _notes(
+    config: Config, works: Sequence[Work], setup: Setup, blocks: dict[str, Any]
+) -> list[str]:
+    notes = []
+    for pool in sorted({work.pool_size for work in works if work.pool_size}):
+        padded, _ = setup.padded(pool)
+        if padded > pool:
+            notes.append(
+                f"scoring.micro_batch_size={setup.scoring_micro_batch_size} on "
+                f"{setup.parallel.data} replicas fills each pool of {pool} blocks up to "
+                f"{padded:.0f}; a divisor of {pool // setup.parallel.data} does not."
+            )
+    if not any(work.pool_size for work in works):
+        optimisation = config.train
+        pool = round(config.selection.multiplier * optimisation.batch_size)
+        corpus = blocks["num_adaptation"] + blocks["num_replay"]
+        seconds = optimisation.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)
+        notes.append(
+            f"no arm selects here; an arm that did would cost "
+            f"{seconds / 3600 * setup.speed.processes:,.1f} process-hours more, for scoring and "
+            "reference losses."
+        )
+    return notes
+
+
+def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) -> list[str]:
+    """What finished steps took, beside what was planned."""
+    notes = []
+    for planned in costs:
+        metrics = Stages(config).results.arm(planned.name) / "metrics.jsonl"
+        if not planned.update_seconds or not metrics.is_file():
+            continue
+        text = metrics.read_text()
+        whole = text[: text.rfind("\n") + 1]  # a step may be written just now
+        rows = [json.loads(line) for line in whole.splitlines()]
+        if not rows:
+            continue
+        update = median(row["timing/train/update"] for row in rows)
+        notes.append(
+            f"{planned.name} took {update:.3g} s a step, scoring aside; planned are "
+            f"{planned.update_seconds:.3g}. plan.utilisation="
+            f"{utilisation * planned.update_seconds / update:.2g} would plan that."
+        )
+    return notes

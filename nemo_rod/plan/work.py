@@ -1,0 +1,133 @@
+"""The work of a recipe's stages, in blocks: what `nemo-rod plan` puts a price on."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from nemo_rod.config import Config
+from nemo_rod.corpus.documents import ROLES, SourceSpec
+from nemo_rod.plan.costs import Work
+from nemo_rod.plan.shapes import Shape
+from nemo_rod.recipe.arm_references import REFERENCES
+from nemo_rod.recipe.blocks import source_specs
+from nemo_rod.recipe.handover import Stage
+from nemo_rod.recipe.stages import Stages
+from nemo_rod.selection.references.teacher import record_type
+
+BYTES_PER_TOKEN = 4.0  # of text, for caps in bytes under a tokenizer with a large vocabulary
+REFERENCE_BYTES = 44  # of a block: sums, hash, checksum
+BLOCK_BYTES = 36  # of a block beside its tokens: hash and index
+CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # of a parameter: weights, fp32 weights, two moments
+
+
+def corpus_blocks(config: Config) -> dict[str, Any]:
+    """Training and held-out blocks of each role: counted, stated by the recipe, or at most.
+
+    Raises:
+        ValueError: if a role's size is not known.
+    """
+    stages = Stages(config)
+    if (stages.results.blocks / "manifest.json").is_file():
+        from nemo_rod.corpus.store import BlockStore
+
+        train, held = (
+            BlockStore(stages.results.blocks),
+            BlockStore(stages.results.blocks, split="holdout"),
+        )
+        return {
+            "num_adaptation": train.num_adaptation,
+            "num_replay": train.num_replay,
+            "held_adaptation": held.num_adaptation,
+            "held_replay": held.num_replay,
+            "source": "counted",
+        }
+    domain, found, stated = config.domain, {}, []
+    for role in ROLES:
+        tokens = getattr(config.plan, f"{role}_tokens")
+        stated.append(tokens is not None)
+        if tokens is None:
+            tokens = sum(_cap(s, config) for s in source_specs(domain) if s.role == role)
+        blocks = int(tokens // domain.block_size)
+        found[f"held_{role}"] = round(blocks * domain.holdout_fraction)
+        found[f"num_{role}"] = blocks - found[f"held_{role}"]
+    return {**found, "source": "stated by plan" if all(stated) else "at most, by the caps"}
+
+
+def _cap(spec: SourceSpec, config: Config) -> float:
+    """Tokens that a source can have at most."""
+    caps = [float(spec.max_tokens)] if spec.max_tokens else []
+    caps += [spec.max_bytes / _bytes_per_token(config)] if spec.max_bytes else []
+    if not caps:
+        raise ValueError(
+            f"The plan does not know how large source {spec.name} is: set plan.{spec.role}_tokens "
+            "to the tokens of that role, or max_tokens of the source."
+        )
+    return min(caps)
+
+
+def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Work]:
+    """What every stage of a recipe has to do, evaluation included.
+
+    Args:
+        config: the recipe.
+        shape: its model.
+        blocks: of the corpus, as `corpus_blocks` gives them.
+    """
+    stages = Stages(config)
+    works = [_work(stage, stages, shape, blocks) for stage in stages.all()]
+    models = 1 + sum(name != "base" for name in config.arms)
+    held = blocks["held_adaptation"] + blocks["held_replay"]
+    return [*works, Work(name="evaluate", read=held * models)]
+
+
+def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) -> Work:
+    config, name, command = stages.config, stage.name, stage.command.split()[0]
+    size = config.domain.block_size
+    weights = shape.parameters * {"bf16": 2, "fp32": 4}[config.model.precision]
+    if command == "prepare":
+        count = sum(blocks[f"{split}_{role}"] for split in ("num", "held") for role in ROLES)
+        seconds = _preparing(config, blocks)
+        return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
+    if command == "score":
+        reference = name.removeprefix("references_")
+        count, kept = blocks[f"num_{REFERENCES[reference][1]}"], REFERENCE_BYTES
+        if reference == "base_distillation":
+            kept += record_type(size, config.scoring.teacher_top_k, shape.vocab_size).itemsize
+        return Work(name=name, read=count, disk=count * kept)
+    if command == "merge" or (command == "pretrain" and config.model.hf):
+        return Work(name=name, disk=weights)
+    base = command == "pretrain"
+    optimisation = config.pretrain if base else stages.jobs.settings(name).train
+    assert optimisation is not None
+    arm = stages.jobs.arm(name, blocks)
+    pool = arm.num_candidates if arm.policy().needs_scores else 0
+    candidates = pool or optimisation.batch_size
+    kept = config.checkpoint.keep * shape.parameters * CHECKPOINT_BYTES[config.model.precision]
+    curriculum = optimisation.steps * (20 + 16 * candidates + candidates // 8)
+    return Work(
+        name=name,
+        steps=optimisation.steps,
+        batch_size=optimisation.batch_size,
+        pool_size=pool,
+        eighths=arm.eighths,
+        scored_share=arm.scored_share,
+        disk=weights + kept + curriculum,
+    )
+
+
+def _preparing(config: Config, blocks: dict[str, Any]) -> float:
+    """Seconds of the slower of reading text and making tokens of it."""
+    tokens = read = 0.0
+    for role in ROLES:
+        count = (blocks[f"num_{role}"] + blocks[f"held_{role}"]) * config.domain.block_size
+        taken = [spec.subsample for spec in source_specs(config.domain) if spec.role == role]
+        tokens += count
+        # as if the sources gave equal parts
+        read += count * _bytes_per_token(config) * fmean(1 / share for share in taken)
+    plan = config.plan
+    return max(tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate)
+
+
+def _bytes_per_token(config: Config) -> float:
+    return 1.0 if config.domain.tokenizer == "byte" else BYTES_PER_TOKEN

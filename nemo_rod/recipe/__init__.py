@@ -1,0 +1,1 @@
+"""What a run is: its recipe checked, its arms resolved, its stages, and the folder they fill."""

@@ -1,0 +1,70 @@
+"""Which reference losses an arm scores with: those of its run, and those of other runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nemo_rod.recipe.handover import Inputs, outputs
+from nemo_rod.recipe.run_folder import RunFolder
+from nemo_rod.recipe.variants import SPECIALIST, ArmSettings
+from nemo_rod.selection.references.folder import open_folder
+
+# references that a run can make: the model, and the role of the blocks that it scores
+REFERENCES = {
+    "base": ("base", "replay"),
+    "specialist": (SPECIALIST, "adaptation"),
+    "base_adaptation": ("base", "adaptation"),  # where the base counts beside the specialist
+    "base_distillation": ("base", "replay"),  # what the base foretells of every token
+}
+
+
+def own_references(arm: ArmSettings) -> list[str]:
+    """Those of the arm's own run, names of `REFERENCES`; none if it scores nothing."""
+    if not arm.scores:
+        return []
+    of_new_blocks = {"specialist": "specialist", "base": "base_adaptation"}
+    of_replay = "base_distillation" if arm.distilled else "base"
+    return [of_replay, *(of_new_blocks[n] for n in arm.references if n in of_new_blocks)]
+
+
+class ArmReferences:
+    """What an arm scores with, in one run folder.
+
+    Args:
+        arm: every key of the arm.
+        results: of its run.
+    """
+
+    def __init__(self, arm: ArmSettings, results: RunFolder) -> None:
+        self.arm, self.results = arm, results
+        others = [name for name in arm.references if name not in ("specialist", "base")]
+        self.own = own_references(arm)
+        self.folders = [results.reference(name) for name in self.own]
+        if arm.scores:
+            self.folders += [self._of_run(name) for name in others]
+
+    def inputs(self) -> Inputs:
+        """What decides the losses, by name.
+
+        Raises:
+            ValueError: if a folder is not there yet.
+        """
+        for folder in self.folders:
+            outputs(folder, made_by=self.results.command("score"))
+        if not self.folders:
+            return {}
+        found: Inputs = {}
+        for number, name in enumerate(self.arm.references):
+            if name == "specialist":
+                found[name] = self.results.weights(SPECIALIST)
+            elif name == "base":
+                found["lowest with base"] = self.results.weights("base")
+            else:
+                found[f"references.{number}"] = open_folder(self._of_run(name)).manifest.model
+        if self.arm.distilled:
+            folder = self.results.reference("base_distillation")
+            found["replay_score"] = open_folder(folder).manifest.loss
+        return found
+
+    def _of_run(self, run: str) -> Path:
+        return RunFolder(Path(run), self.results.recipe).reference("specialist")

@@ -1,0 +1,160 @@
+"""Benchmark tasks of every arm: one process for each model, which goes on where it was stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Config
+from nemo_rod.evaluation.tasks import TaskJob, check_installed, missing_tasks
+from nemo_rod.files import write_json
+from nemo_rod.processes.torchrun import refuse_bad_ending, run_process
+from nemo_rod.recipe.handover import flatten
+from nemo_rod.recipe.stages import Stages
+
+FILE = "tasks.json"
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def has_tasks(config: Config) -> bool:
+    """Whether the recipe asks its arms anything."""
+    return bool(config.tasks.capabilities or config.tasks.held_out)
+
+
+def check_tasks(config: Config) -> str:
+    """Says which tasks would be asked, as one line.
+
+    Raises:
+        ValueError: if lm-eval or its backend is not installed, or names are not known to it.
+    """
+    check_installed(config.tasks.backend)
+    if config.tasks.held_out:
+        return f"tasks: {config.tasks.held_out} questions of each replay source's held-out blocks"
+    names = [name for listed in config.tasks.capabilities.values() for name in listed]
+    missing = missing_tasks(config.tasks.capabilities)
+    if missing:
+        raise ValueError(
+            f"lm-eval does not know {len(missing)} of the {len(names)} tasks of tasks.capabilities "
+            f"({', '.join(missing)}): correct their names, or install the version that has them."
+        )
+    return (
+        f"tasks: all {len(names)} names of {len(config.tasks.capabilities)} capabilities are known "
+        "to the installed lm-eval"
+    )
+
+
+def not_asked(stages: Stages, names: list[str]) -> list[str]:
+    """Those of the arms that have no `tasks.json` yet.
+
+    Raises:
+        ValueError: if an arm was asked with another configuration, or with other weights; or if
+            lm-eval is not installed.
+    """
+    if not has_tasks(stages.config):
+        return []
+    check_installed(stages.config.tasks.backend)
+    return [name for name in names if not _is_asked(stages, name)]
+
+
+def ask_arms(stages: Stages, names: list[str]) -> None:
+    """Writes `tasks.json` for the arms that have none.
+
+    Args:
+        stages: of the run.
+        names: arms, `base` included.
+
+    Raises:
+        ValueError: if an arm is missing, or was asked with another configuration.
+        Stopped: if it was asked to stop; what is answered is kept.
+        RuntimeError: if a process failed, and why.
+    """
+    if not (missing := not_asked(stages, names)):
+        return
+    capabilities, include = _capabilities(stages)
+    for name in missing:
+        folder = stages.results.arm(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        answered = folder / "tasks.answered.json"
+        job = _job(stages, name, answered)
+        job = dataclasses.replace(job, capabilities=capabilities, include=include)
+        _run(job, stages)
+        os.replace(answered, folder / FILE)
+
+
+def _run(job: TaskJob, stages: Stages) -> None:
+    file = Path(job.out).with_name("tasks.job.json")
+    write_json(file, dataclasses.asdict(job))
+    log = stages.results.log(f"tasks_{job.name}")
+    command = [sys.executable, "-m", "nemo_rod.evaluation", str(file)]
+    refuse_bad_ending([run_process(command, log, stages.config.launcher)], log)
+    file.unlink()
+
+
+def _capabilities(stages: Stages) -> tuple[dict[str, list[str]], str | None]:
+    """Tasks by capability, and the folder that describes them if it is not lm-eval's own."""
+    tasks = stages.config.tasks
+    if not tasks.held_out:
+        return tasks.capabilities, None
+    from nemo_rod.corpus import load_tokenizer
+    from nemo_rod.evaluation.continuations import write_held_out_tasks
+
+    folder = stages.results.path / "tasks"
+    tokenizer = load_tokenizer(stages.config.domain.tokenizer)
+    blocks = stages.results.blocks
+    made = write_held_out_tasks(blocks, folder, tokenizer, num_questions=tasks.held_out)
+    return made, str(folder.absolute())
+
+
+def _job(stages: Stages, name: str, out: Path) -> TaskJob:
+    """What an arm is asked, but for which tasks."""
+    tasks = stages.config.tasks
+    return TaskJob(
+        name=name,
+        model=str(stages.results.checkpoint(name).absolute()),
+        out=str(out.absolute()),
+        capabilities={},
+        include=None,
+        backend=tasks.backend,
+        arguments={"dtype": _DTYPES[stages.config.model.precision], **tasks.arguments},
+        batch_size=tasks.batch_size,
+        few_shot=tasks.few_shot,
+        limit=tasks.limit,
+        seed=tasks.seed,
+        inputs=_inputs(stages, name),
+    )
+
+
+def _inputs(stages: Stages, name: str) -> dict[str, Any]:
+    """What decides the answers beside lm-eval's configuration."""
+    return {
+        "model": stages.results.weights(name),
+        "blocks": stages.results.block_counts()["digest"],
+        "tasks.held_out": stages.config.tasks.held_out,
+    }
+
+
+def _is_asked(stages: Stages, name: str) -> bool:
+    path = stages.results.arm(name) / FILE
+    if not path.exists():
+        return False
+    recorded = json.loads(path.read_text())
+    made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
+    job = _job(stages, name, path)
+    # those of held-out blocks are made of the run's own, whose digest is compared
+    own = bool(stages.config.tasks.held_out)
+    job.capabilities = (
+        recorded["configuration"]["capabilities"] if own else stages.config.tasks.capabilities
+    )
+    now = flatten("tasks", json.loads(json.dumps(job.configuration())))
+    now |= job.inputs
+    for key in sorted({*made_with, *now}):
+        if made_with.get(key) != now.get(key):
+            raise ValueError(
+                f"{path} was made with {key}={made_with.get(key)}, but now it is {now.get(key)}: "
+                "add rebuild=[evaluate] to ask again, or choose another run_dir."
+            )
+    return True

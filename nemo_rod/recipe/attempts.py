@@ -1,0 +1,96 @@
+"""What happened to a stage, line by line: when it began, where, and how it ended.
+
+`<run_dir>/launch/stages/<stage>.jsonl`. The file is also the lock that keeps a second command away
+from a stage that one is at work on.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.processes.signals import Stopped
+
+# What file systems answer that know no locks, such as Lustre without its flock option.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+
+
+class Record:
+    """The record of one stage in one run folder."""
+
+    def __init__(self, run_dir: Path, name: str) -> None:
+        self.name, self.run_dir = name, run_dir
+        self.path = run_dir / "launch" / "stages" / f"{name}.jsonl"
+
+    @contextmanager
+    def only_one(self) -> Iterator[None]:
+        """Keeps a second command away from the stage.
+
+        Raises:
+            ValueError: if another process is at work on it.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a") as file:
+            if not _lock(file.fileno()):
+                raise ValueError(
+                    f"Another nemo-rod is at work on {self.name} in {self.run_dir}: wait for it to "
+                    "end, or choose another run_dir."
+                )
+            yield
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Notes that work began, and how it ended."""
+        self._write("began", host=platform.node(), pid=os.getpid(), **_slurm_job())
+        try:
+            yield
+        except Stopped as stop:
+            self._write("stopped", why=str(stop))
+            raise
+        except BaseException as error:
+            self._write("failed", why=" ".join(str(error).split()) or type(error).__name__)
+            raise
+        self._write("done")
+
+    def events(self) -> list[dict[str, Any]]:
+        """All that was noted, the oldest first."""
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def is_held(self) -> bool:
+        """Whether a process of this machine is at work on the stage."""
+        if not self.path.exists():
+            return False
+        with open(self.path) as file:
+            return not _lock(file.fileno())
+
+    def _write(self, event: str, **more: Any) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps({"time": round(time.time(), 1), "event": event, **more}) + "\n")
+
+
+def _lock(file: int) -> bool:
+    """Takes the lock of a file, if nobody holds it; it is given back when the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
+def _slurm_job() -> dict[str, Any]:
+    """The job that this process belongs to, if there is one."""
+    names = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restart": "SLURM_RESTART_COUNT"}
+    return {key: os.environ[name] for key, name in names.items() if name in os.environ}

@@ -1,0 +1,256 @@
+"""What cannot run is refused before anything starts, in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from nemo_rod.config import PREFIXES, Config, Optimisation, Parallel, Scoring, Selection, Tasks
+from nemo_rod.recipe.variants import BASE_REFERENCES, arm_settings
+
+
+def to_config(composed: DictConfig) -> Config:
+    """Turns Hydra's composed tree into a checked `Config`.
+
+    Raises:
+        ValueError: naming the key, what was found, what was expected and what to do.
+    """
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if missing:
+        raise ValueError(
+            f"Key '{missing[0]}' has no value: set it on the command line or in the recipe."
+        )
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Refuses what cannot run, before anything starts.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    parallel = config.parallel
+    _check_parallel(parallel)
+    _expect(
+        config.launcher.kind in ("local", "slurm", "ray", "nemo_rl"),
+        "launcher.kind",
+        config.launcher.kind,
+        "local, slurm, ray or nemo_rl",
+    )
+    _expect(
+        config.domain.block_size % (8 * parallel.context) == 0,
+        "domain.block_size",
+        config.domain.block_size,
+        "a multiple of 8, for the 8 partial sums of each block's loss, times parallel.context",
+    )
+    _expect(
+        config.model.precision in ("bf16", "fp32"),
+        "model.precision",
+        config.model.precision,
+        "bf16 or fp32",
+    )
+    _check_selection("selection", config.selection)
+    _check_scoring("scoring", config.scoring, config)
+    rule = config.convergence
+    _expect(rule.tolerance >= 0, "convergence.tolerance", rule.tolerance, ">= 0")
+    _expect(rule.patience >= 1, "convergence.patience", rule.patience, ">= 1")
+    _expect(rule.decay_epochs > 0, "convergence.decay_epochs", rule.decay_epochs, "> 0")
+    _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
+    _check_tasks(config.tasks)
+    _check_optimisation("train", config.train, parallel)
+    if config.pretrain is not None:
+        _check_optimisation("pretrain", config.pretrain, parallel)
+    if (config.model.hf is None) == (config.model.architecture is None):
+        raise ValueError(
+            "The recipe must name its base model once: set model.hf to a Hugging Face checkpoint, "
+            "or model.architecture (with pretrain) for a base that is trained here."
+        )
+    if config.model.architecture is not None and config.pretrain is None:
+        raise ValueError("model.architecture is set without pretrain: say how the base is trained.")
+    if config.model.architecture is not None:
+        _check_architecture(config.model.architecture, parallel)
+    for name in dict.fromkeys([*config.arms, *config.variants]):
+        _check_arm(config, name)
+    for name in [config.arm] if config.arm else config.arms:
+        if name in BASE_REFERENCES:
+            continue
+        arm, every = arm_settings(config, name), config.validation.every
+        if arm.distilled and config.launcher.kind == "nemo_rl":
+            raise ValueError(
+                f"{name} scores replay by distillation, which NeMo-RL's workers cannot: use "
+                "launcher=local, slurm or ray, or selection.replay_score=loss."
+            )
+        if arm.distilled and arm.scoring.every != 1:
+            raise ValueError(
+                f"{name} has scoring.every={arm.scoring.every} and scores replay by distillation: "
+                "set scoring.every=1, since training does not tell how far a block's predictions "
+                "have moved."
+            )
+        steered = arm.scores and arm.selection.target_forgetting is not None
+        if arm.scores and arm.scoring.every != 1 and config.launcher.kind == "nemo_rl":
+            raise ValueError(
+                f"{name} has scoring.every={arm.scoring.every}, but the workers of launcher.kind="
+                "nemo_rl do not tell what each block costs in training: set scoring.prefix instead."
+            )
+        if arm.converge or steered:
+            why = "converge" if arm.converge else "follow its forgetting"
+            _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can {why}")
+
+
+def _check_arm(config: Config, name: str) -> None:
+    """Refuses an arm that does not exist, or a variant that cannot be trained."""
+    arm = arm_settings(config, name)
+    if name not in config.variants:
+        return
+    _check_optimisation(f"variants.{name}.train", arm.train, config.parallel)
+    _check_selection(f"variants.{name}.selection", arm.selection)
+    _check_scoring(f"variants.{name}.scoring", arm.scoring, config)
+    if arm.scoring.teacher_top_k != config.scoring.teacher_top_k:
+        raise ValueError(
+            f"variants.{name}.scoring.teacher_top_k={arm.scoring.teacher_top_k} is not valid: a "
+            "run keeps what its base foretells once; set scoring.teacher_top_k for all its arms."
+        )
+    row = [name]
+    while (before := arm_settings(config, row[-1]).recorded_by) is not None:
+        if before in row:
+            raise ValueError(f"variants.{name} waits for itself: {' -> '.join([*row, before])}.")
+        row.append(before)
+        found = arm_settings(config, before)
+        if found.kind != "trained":
+            raise ValueError(f"variants.{row[-2]} follows {before}, which is not a trained arm.")
+        if found.train.steps < arm.train.steps and arm.follow:
+            raise ValueError(
+                f"variants.{name} has {arm.train.steps} steps, but follows {before} with "
+                f"{found.train.steps}: set variants.{name}.steps to that, or to fewer."
+            )
+
+
+def _check_selection(where: str, value: Selection) -> None:
+    balance, nonfinite = value.balance, value.on_nonfinite
+    _expect(balance in ("expected", "exact"), f"{where}.balance", balance, "expected or exact")
+    _expect(
+        nonfinite in ("refuse", "exclude"), f"{where}.on_nonfinite", nonfinite, "refuse or exclude"
+    )
+    score, scores = value.replay_score, ("loss", "distillation")
+    _expect(score in scores, f"{where}.replay_score", score, " or ".join(scores))
+    _expect(value.multiplier >= 1, f"{where}.multiplier", value.multiplier, ">= 1")
+    _expect(value.kappa >= 0, f"{where}.kappa", value.kappa, ">= 0")
+    _expect(value.gain > 0, f"{where}.gain", value.gain, "> 0")
+    share, forgetting = value.target_share, value.target_forgetting
+    _expect(share is None or 0 < share < 1, f"{where}.target_share", share, "in (0, 1), or null")
+    fine = forgetting is None or forgetting > 0
+    _expect(fine, f"{where}.target_forgetting", forgetting, "> 0, or null")
+    if share is not None and forgetting is not None:
+        raise ValueError(f"{where} sets target_share and target_forgetting: set one of them.")
+    if value.kappa == 0 and (share or forgetting):
+        raise ValueError(f"{where}.kappa=0 cannot be steered: set what it begins with.")
+
+
+def _check_scoring(where: str, value: Scoring, config: Config) -> None:
+    _expect(
+        value.micro_batch_size >= 1, f"{where}.micro_batch_size", value.micro_batch_size, ">= 1"
+    )
+    _expect(value.prefix in PREFIXES, f"{where}.prefix", value.prefix, ", ".join(PREFIXES))
+    _expect(value.every >= 0, f"{where}.every", value.every, ">= 0")
+    if value.every != 1 and value.prefix != "1":
+        raise ValueError(
+            f"{where} sets every={value.every} and prefix={value.prefix}: set one of them, since "
+            "averages by source are of whole blocks."
+        )
+    _expect(value.teacher_top_k >= 1, f"{where}.teacher_top_k", value.teacher_top_k, ">= 1")
+    parallel, block_size = config.parallel, config.domain.block_size
+    # context parallelism deals out runs of positions in pairs, sequence parallelism one run a rank
+    shares = (2 * parallel.context if parallel.context > 1 else 1) * (
+        parallel.tensor if parallel.sequence else 1
+    )
+    length = block_size * value.eighths // 8
+    if value.eighths < 8 and length % shares:
+        raise ValueError(
+            f"{where}.prefix={value.prefix} leaves {length} tokens of domain.block_size="
+            f"{block_size}, which this layout cannot share out: parallel.context="
+            f"{parallel.context} and parallel.tensor={parallel.tensor} with sequence="
+            f"{str(parallel.sequence).lower()} need a multiple of {shares}; choose a longer prefix "
+            "or another layout."
+        )
+
+
+def _check_tasks(tasks: Tasks) -> None:
+    _expect(tasks.backend in ("hf", "vllm"), "tasks.backend", tasks.backend, "hf or vllm")
+    _expect(tasks.batch_size >= 1, "tasks.batch_size", tasks.batch_size, ">= 1")
+    _expect(tasks.held_out >= 0, "tasks.held_out", tasks.held_out, ">= 0")
+    for key in ("limit", "few_shot"):
+        value = getattr(tasks, key)
+        least = 1 if key == "limit" else 0
+        _expect(value is None or value >= least, f"tasks.{key}", value, f">= {least}, or null")
+    if tasks.capabilities and tasks.held_out:
+        raise ValueError(
+            "tasks.capabilities and tasks.held_out are both set: ask them in two runs, because the "
+            "forgetting of tasks is the mean over all capabilities."
+        )
+
+
+def _check_parallel(parallel: Parallel) -> None:
+    for key in ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert"):
+        _expect(getattr(parallel, key) >= 1, f"parallel.{key}", getattr(parallel, key), ">= 1")
+    sharing = parallel.data * parallel.tensor * parallel.context
+    for wrong, keys, why in (
+        (parallel.virtual_pipeline > 1 and parallel.pipeline == 1,
+         f"virtual_pipeline={parallel.virtual_pipeline}", "needs parallel.pipeline > 1"),
+        (parallel.sequence and parallel.tensor == 1, "sequence=true", "needs parallel.tensor > 1"),
+        (sharing % parallel.expert, f"expert={parallel.expert}",
+         f"must divide data x tensor x context = {sharing}"),
+        (parallel.expert > 1 and parallel.tensor > 1 and not parallel.sequence,
+         f"expert={parallel.expert}", "with parallel.tensor > 1 needs parallel.sequence=true"),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(f"parallel.{keys} {why}: choose another parallel layout.")
+
+
+def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> None:
+    _expect(value.steps >= 1, f"{name}.steps", value.steps, ">= 1")
+    _expect(value.lr > 0, f"{name}.lr", value.lr, "> 0")
+    _expect(value.micro_batch_size >= 1, f"{name}.micro_batch_size", value.micro_batch_size, ">= 1")
+    share = value.micro_batch_size * parallel.data
+    if value.batch_size < 1 or value.batch_size % share:
+        raise ValueError(
+            f"{name}.batch_size={value.batch_size} does not divide into micro-batches: "
+            f"{name}.micro_batch_size={value.micro_batch_size} on parallel.data={parallel.data} "
+            f"replicas needs a multiple of {share}; change one of the three."
+        )
+    rounds = value.batch_size // share
+    if parallel.virtual_pipeline > 1 and rounds % parallel.pipeline:
+        raise ValueError(
+            f"parallel.virtual_pipeline={parallel.virtual_pipeline} needs a number of micro-"
+            f"batches per replica that parallel.pipeline={parallel.pipeline} divides, but "
+            f"{name}.batch_size={value.batch_size} makes {rounds}: change one of them."
+        )
+
+
+def _check_architecture(architecture: dict[str, Any], parallel: Parallel) -> None:
+    """Refuses a layout that does not divide the model."""
+    architecture = {"num_experts": 1, **architecture}
+    stages = parallel.pipeline * parallel.virtual_pipeline
+    axis = "pipeline" if parallel.virtual_pipeline == 1 else "pipeline x virtual_pipeline"
+    rules = {
+        "num_hidden_layers": (axis, stages),
+        "num_attention_heads": ("tensor", parallel.tensor),
+        "num_key_value_heads": ("tensor", parallel.tensor),
+        "intermediate_size": ("tensor", parallel.tensor),
+        "vocab_size": ("tensor", parallel.tensor),
+        "num_experts": ("expert", parallel.expert),
+    }
+    for key, (axis, size) in rules.items():
+        if key in architecture and architecture[key] % size:
+            raise ValueError(
+                f"parallel.{axis}={size} does not divide the model: {key}={architecture[key]} "
+                f"must be a multiple of it; choose another parallel layout."
+            )
+
+
+def _expect(holds: bool, key: str, found: Any, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{key}={found!r} is not valid: expected {expected}.")

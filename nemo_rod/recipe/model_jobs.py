@@ -1,0 +1,252 @@
+"""The jobs of a run that run a model: written from its configuration, run, described."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Config, Optimisation, Scoring, Selection
+from nemo_rod.files import digest, write_json
+from nemo_rod.jobs import Job, TrainJob, write_job
+from nemo_rod.nemo_rl.from_job import run_on_nemo_rl
+from nemo_rod.processes.torchrun import run_job
+from nemo_rod.recipe.handover import outputs
+from nemo_rod.recipe.run_folder import RunFolder
+from nemo_rod.recipe.variants import ArmSettings, arm_settings
+from nemo_rod.selection import Curriculum, replay_share
+from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.selection.convergence import Rule
+from nemo_rod.selection.kappa_controller import Steering
+
+
+class ModelJobs:
+    """Writes and runs the jobs of one run.
+
+    Args:
+        config: the checked configuration.
+        results: of the run.
+    """
+
+    def __init__(self, config: Config, results: RunFolder) -> None:
+        self.config, self.results = config, results
+
+    def common(self, name: str, out: Path, scoring: Scoring | None = None) -> dict[str, Any]:
+        """What every job of this run is told; `scoring` if it is not the recipe's."""
+        scoring = scoring or self.config.scoring
+        return {
+            "name": name,
+            "blocks": str(self.results.blocks),
+            "out": str(out),
+            "parallel": self.config.parallel,
+            "precision": self.config.model.precision,
+            "scoring_micro_batch_size": scoring.micro_batch_size,
+            "seed": self.config.seed,
+            "stall_seconds": self.config.launcher.stall_seconds,
+        }
+
+    def run(self, job: Job, folder: Path) -> None:
+        """Runs a job whose file goes into `folder`."""
+        file = folder / "job.json"
+        write_job(job, file)
+        if self.config.launcher.kind == "nemo_rl":
+            run_on_nemo_rl(job, self.config)
+            return
+        world_size = self.config.parallel.world_size
+        run_job(
+            file,
+            world_size=world_size,
+            launcher=self.config.launcher,
+            log=self.results.log(job.name),
+        )
+
+    def settings(self, name: str) -> ArmSettings:
+        """Every key of an arm, its variant's applied."""
+        return arm_settings(self.config, name)
+
+    def arm(self, name: str, blocks: dict[str, Any] | None = None) -> Arm:
+        """An arm's pools and policy, over the store's blocks or over as many as are planned.
+
+        Args:
+            name: of a trained arm, or base.
+            blocks: how many are planned. Recorded curricula are then not looked at: a share that
+                they decide is taken for a half, which costs the same.
+
+        Raises:
+            ValueError: a curriculum that it needs is missing or does not fit.
+        """
+        planned, blocks = blocks is not None, blocks or self.results.block_counts()
+        settings = None if name == "base" else self.settings(name)
+        optimisation = self.config.pretrain if settings is None else settings.train
+        scoring = self.config.scoring if settings is None else settings.scoring
+        selection = self.config.selection if settings is None else settings.selection
+        assert optimisation is not None
+        arm = make_arm(
+            settings.of if settings else name,
+            num_adaptation=blocks["num_adaptation"],
+            num_replay=blocks["num_replay"],
+            batch_size=optimisation.batch_size,
+            multiplier=selection.multiplier,
+            balance=selection.balance,  # type: ignore[arg-type]
+            kappa=selection.kappa,
+            seed=self.config.seed,
+            eighths=scoring.eighths,
+            scored_every=None if scoring.every == 1 else scoring.every,
+        )
+        if settings is None:
+            return arm
+        return self._vary(arm, settings, None if planned else blocks["digest"])
+
+    def _vary(self, arm: Arm, settings: ArmSettings, store: str | None) -> Arm:
+        """Applies what a variant does to pools and policy; `store` None if nothing is recorded."""
+        arm = dataclasses.replace(arm, name=settings.name)
+        if settings.retention is not None:
+            arm = dataclasses.replace(arm, retention=settings.retention)
+        if settings.share is not None:
+            share = settings.share
+            if isinstance(share, str):
+                share = 0.5 if store is None else self._recorded_share(share)
+            within = {"adaptation": settings.adaptation, "replay": settings.replay}
+            return dataclasses.replace(arm, kappa=None, share=share, **within)  # type: ignore
+        file = self.recorded(settings)
+        if file is None:
+            return dataclasses.replace(arm, steering=_steering(arm, settings.selection))
+        if store is not None:
+            _refuse_unfit(file, settings, store)
+        by: Any = settings.follow_by if settings.follow else None
+        return dataclasses.replace(arm, kappa=None, recorded=str(file), follow_by=by)
+
+    def recorded(self, settings: ArmSettings) -> Path | None:
+        """File of the curriculum that decides what an arm trains on; None for none."""
+        if settings.follow is not None:
+            return self.results.arm(settings.follow) / "curriculum.rod"
+        if settings.curriculum is None:
+            return None
+        folder = Path(settings.curriculum)
+        file = folder / "curriculum.rod"
+        return file if file.exists() else folder / "arms" / "rod" / "curriculum.rod"
+
+    def _recorded_share(self, name: str) -> float:
+        outputs(self.results.arm(name), made_by=f"{self.results.command('train')} arm={name}")
+        file = self.results.arm(name) / "curriculum.rod"
+        with Curriculum.open(file, read_only=True) as curriculum:
+            return replay_share(curriculum)
+
+    def convergence(self, arm: Arm) -> Rule | None:
+        """When an arm ends before its last step; None if it does not."""
+        if arm.name == "base" or not self.settings(arm.name).converge:
+            return None
+        rule = self.config.convergence
+        decay_steps = round(rule.decay_epochs * arm.epoch_blocks / arm.batch_size)
+        return Rule(rule.tolerance, rule.patience, max(1, decay_steps))
+
+    def train(
+        self, folder: Path, model: Path, arm: Arm, optimisation: Optimisation, used: list[Path]
+    ) -> None:
+        """Trains an arm from `model` into `folder`, with the references `used`."""
+        settings = None if arm.name == "base" else self.settings(arm.name)
+        selection = settings.selection if settings else self.config.selection
+        rule = self.convergence(arm)
+        if rule is not None:  # the decay is as long, wherever it begins
+            decay = min(1.0, rule.decay_steps / optimisation.steps)
+            optimisation = dataclasses.replace(optimisation, decay_fraction=decay)
+        decides = {"arm": decided(arm), "train": dataclasses.asdict(optimisation)}
+        if rule is not None:
+            decides["convergence"] = dataclasses.asdict(rule)
+        job = TrainJob(
+            **self.common(arm.name, folder, settings.scoring if settings else None),
+            model=str(model),
+            arm=dataclasses.asdict(arm),
+            optimisation=optimisation,
+            references=[str(reference) for reference in used],
+            on_nonfinite=selection.on_nonfinite,
+            checkpoint_every=self.config.checkpoint.every,
+            checkpoint_keep=self.config.checkpoint.keep,
+            validation_every=self.config.validation.every,
+            validation_blocks=self.config.validation.blocks,
+            config_digest=digest(json.dumps(decides, sort_keys=True).encode()),
+            convergence=dataclasses.asdict(rule) if rule else None,
+        )
+        self.run(job, folder)
+
+    def describe(self, folder: Path, arm: Arm) -> None:
+        """`arm.json`: what the run was and what it cost, for the report."""
+        settings = self.settings(arm.name)
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        steps, block_size = len(rows), self.config.domain.block_size
+        rule = self.convergence(arm)
+        description = {
+            "arm": arm.name,
+            "kind": "trained",
+            "of": settings.of,
+            "seed": self.config.seed,
+            "steps": steps,
+            "budget": steps / self.config.train.steps,
+            "batch_size": arm.batch_size,
+            "block_size": block_size,
+            "multiplier": arm.num_candidates / arm.batch_size,
+            "scored_eighths": arm.eighths,
+            "scored_every": 1 if arm.scored_every is None else arm.scored_every,
+            "pools": arm.balance,
+            "retention": arm.retention if arm.balance == "corpus" else None,
+            "convergence": dataclasses.asdict(rule) if rule else None,
+            "policy": type(arm.policy()).__name__,
+            "kappa": arm.kappa,
+            "steering": arm.steering,
+            "share": arm.share,
+            "share_of": settings.share if isinstance(settings.share, str) else None,
+            "adaptation": arm.adaptation if arm.share is not None else None,
+            "replay": arm.replay if arm.share is not None else None,
+            "follow": settings.follow,
+            "follow_by": settings.follow_by if settings.follow else None,
+            "curriculum": settings.curriculum,
+            "references": list(settings.references) if settings.scores else [],
+            "replay_score": "distillation" if settings.distilled else None,
+            "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,
+            "train": dataclasses.asdict(settings.train),
+            "trained_tokens": steps * arm.batch_size * block_size,
+            "scored_tokens": round(steps * arm.scored_blocks * block_size),
+            "compute": arm.compute(steps),
+            "wall_seconds": sum(row["timing/train/total"] for row in rows),
+        }
+        write_json(folder / "arm.json", description)
+
+
+def _steering(arm: Arm, selection: Selection) -> dict[str, Any] | None:
+    """What kappa follows, for an arm that has one."""
+    targets = {"share": selection.target_share, "forgetting": selection.target_forgetting}
+    for quantity, target in targets.items():
+        if target is not None and arm.kappa is not None:
+            return dataclasses.asdict(Steering(quantity, target, selection.gain, arm.kappa))  # type: ignore[arg-type]
+    return None
+
+
+def decided(arm: Arm) -> dict[str, Any]:
+    """What an arm trains on, as plain values: its curriculum by content, wherever it lies."""
+    values = dataclasses.asdict(arm)
+    if arm.recorded is not None:
+        values["recorded"] = digest(Path(arm.recorded).read_bytes())
+    return values
+
+
+def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
+    """Refuses a curriculum that an arm cannot train on, before anything is trained."""
+    where = f"variants.{settings.name}"
+    if not file.exists():
+        raise ValueError(f"{file} is not there yet, but {where} needs it: record it first.")
+    steps, batch_size = settings.train.steps, settings.train.batch_size
+    with Curriculum.open(file, read_only=True) as curriculum:
+        found = curriculum.header
+        for wrong, what, has, needs, cure in (
+            (found.store != store, "block store", found.store, store,
+             "prepare the same blocks for both runs"),
+            (found.num_chosen != batch_size, "batches of", found.num_chosen, batch_size,
+             f"set {where}.train.batch_size to what was recorded"),
+            (curriculum.next_step < steps, "steps", curriculum.next_step, steps,
+             f"set {where}.steps to what was recorded, or to fewer"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(
+                    f"{file} was recorded with {what} {has}, but {where} has {needs}: {cure}."
+                )

@@ -1,0 +1,266 @@
+r"""The stages of a recipe, from raw text to evaluated models.
+
+    prepare -> base -> references/base ----------------------------+
+                  \--> no_replay -> references/specialist -> rod --+-> evaluate -> report
+                  \--> fixed_<percent>, merge_<lambda> ------------+
+
+Variants of `rod` need what they replace nothing of, and the arms whose curriculum they follow.
+
+A stage's inputs name everything that decides its result. The seed decides an arm's; the parallel
+layout decides nothing and is only noted, so that a base and its references serve any layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Config
+from nemo_rod.files import write_json
+from nemo_rod.jobs import ScoreJob
+from nemo_rod.recipe.arm_references import REFERENCES, ArmReferences, own_references
+from nemo_rod.recipe.base_model import checkpoint_digest
+from nemo_rod.recipe.handover import Inputs, Stage, flatten
+from nemo_rod.recipe.model_jobs import ModelJobs, decided
+from nemo_rod.recipe.run_folder import RunFolder
+from nemo_rod.recipe.variants import SPECIALIST, ArmSettings
+from nemo_rod.selection.arms import merge_weight
+
+
+class Stages:
+    """Builds the stages of one recipe in one run folder.
+
+    Args:
+        config: the checked configuration.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.results = RunFolder(Path(config.run_dir), config.recipe)
+        self.jobs = ModelJobs(config, self.results)
+
+    def all(self) -> list[Stage]:
+        """Every stage that the recipe's arms need, in an order that they can run in."""
+        wanted = {name: self.jobs.settings(name) for name in self.config.arms if name != "base"}
+        trained = self._trained([arm for arm in wanted.values() if arm.kind == "trained"])
+        merged = [name for name, arm in wanted.items() if arm.kind == "merged"]
+        used = {name for arm in trained for name in own_references(arm)}
+        needs_specialist = "specialist" in used or merged or SPECIALIST in wanted
+        stages = [self.prepare(), self.make_base()]
+        of_base = [name for name, (model, _) in REFERENCES.items() if model == "base"]
+        stages += [self.reference(name) for name in of_base if name in used]
+        if needs_specialist:
+            stages.append(self.train(SPECIALIST))
+        if "specialist" in used:
+            stages.append(self.reference("specialist"))
+        stages += [self.train(arm.name) for arm in trained if arm.name != SPECIALIST]
+        return stages + [self.merge(name) for name in merged]
+
+    def _trained(self, arms: list[ArmSettings]) -> list[ArmSettings]:
+        """The arms, each after the one whose curriculum it follows."""
+        found: dict[str, ArmSettings] = {}
+
+        def add(arm: ArmSettings) -> None:
+            if arm.recorded_by is not None:
+                add(self.jobs.settings(arm.recorded_by))
+            found.setdefault(arm.name, arm)
+
+        for arm in arms:
+            add(arm)
+        return list(found.values())
+
+    def prepare(self) -> Stage:
+        """Text -> blocks."""
+        domain = self.config.domain
+
+        def inputs() -> Inputs:
+            compared = dataclasses.asdict(domain)
+            compared.pop("workers")  # the blocks do not depend on it
+            return flatten("domain", compared)
+
+        def make(folder: Path) -> dict[str, Any]:
+            from nemo_rod.recipe.blocks import prepare_blocks
+
+            return prepare_blocks(domain, folder)
+
+        return Stage(
+            "prepare",
+            "prepare",
+            self.results.blocks,
+            inputs,
+            make,
+            "text -> blocks",
+            runs_model=False,
+            checks_itself=True,
+        )
+
+    def make_base(self) -> Stage:
+        """A base trained here from nothing, or a copy of the pretrained checkpoint's address."""
+        model, optimisation = self.config.model, self.config.pretrain
+
+        def inputs() -> Inputs:
+            compared = dataclasses.asdict(model)
+            compared.pop("shape")  # only the plan reads it
+            made_of = flatten("model", compared)
+            if model.hf is None:
+                assert optimisation is not None
+                made_of |= flatten("pretrain", dataclasses.asdict(optimisation))
+                made_of |= {"blocks": self.results.block_counts()["digest"]}
+            return made_of
+
+        def make(folder: Path) -> dict[str, Any]:
+            from nemo_rod.recipe.base_model import check_tokenizer, initialise_base, resolve_base
+
+            if model.hf is not None:
+                resolve_base(model.hf, folder / "hf")
+                check_tokenizer(folder / "hf", self.results.blocks)
+            else:
+                assert optimisation is not None and model.architecture is not None
+                initialise_base(
+                    model.architecture,
+                    folder / "init",
+                    tokenizer=self.config.domain.tokenizer,
+                    seed=self.config.seed,
+                )
+                check_tokenizer(folder / "init", self.results.blocks)
+                arm = self.jobs.arm("base")
+                self.jobs.train(folder, folder / "init", arm, optimisation, [])
+            return {"weights": checkpoint_digest(folder / "hf")}
+
+        title = "the base model" if model.hf else "train the base model from nothing"
+        return Stage(
+            "base",
+            "pretrain",
+            self.results.base,
+            inputs,
+            make,
+            title,
+            needs=("prepare",),
+            runs_model=model.hf is None,
+            note=self._note(),
+        )
+
+    def reference(self, name: str) -> Stage:
+        """Losses of one model on all blocks of one role: one of `REFERENCES`."""
+        arm, role = REFERENCES[name]
+        top_k = self.config.scoring.teacher_top_k if name == "base_distillation" else None
+
+        def inputs() -> Inputs:
+            made_of: Inputs = {
+                "blocks": self.results.block_counts()["digest"],
+                "model": self.results.weights(arm),
+                "model.precision": self.config.model.precision,
+            }
+            return made_of if top_k is None else {**made_of, "scoring.teacher_top_k": top_k}
+
+        def make(folder: Path) -> dict[str, Any]:
+            job = ScoreJob(
+                **self.jobs.common(f"references/{name}", folder),
+                model=str(self.results.checkpoint(arm)),
+                role=role,
+                model_digest=self.results.weights(arm),
+                teacher_top_k=top_k,
+            )
+            self.jobs.run(job, folder)
+            return {}
+
+        title = f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}"
+        return Stage(
+            f"references_{name}",
+            f"score arm={arm if name == 'specialist' else name}",
+            self.results.reference(name),
+            inputs,
+            make,
+            title if top_k is None else f"keep what the base foretells of every {role} block",
+            needs=("prepare", arm),
+            note=self._note(),
+        )
+
+    def train(self, name: str) -> Stage:
+        """One arm."""
+        settings = self.jobs.settings(name)
+        references = ArmReferences(settings, self.results)
+
+        def inputs() -> Inputs:
+            made_of = {
+                "blocks": self.results.block_counts()["digest"],
+                "base": self.results.weights("base"),
+            }
+            arm = self.jobs.arm(name)
+            made_of |= flatten("arm", decided(arm))
+            if (rule := self.jobs.convergence(arm)) is not None:
+                made_of |= flatten("convergence", dataclasses.asdict(rule))
+                made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
+            made_of |= flatten("train", dataclasses.asdict(settings.train))
+            made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
+            return made_of | references.inputs()
+
+        def make(folder: Path) -> dict[str, Any]:
+            arm, start = self.jobs.arm(name), self.results.checkpoint("base")
+            self.jobs.train(folder, start, arm, settings.train, references.folders)
+            self.jobs.describe(folder, arm)
+            return {"weights": checkpoint_digest(folder / "hf")}
+
+        needs = [f"references_{name}" for name in references.own]
+        if settings.recorded_by is not None:
+            needs.append(settings.recorded_by)
+        return Stage(
+            name,
+            f"train arm={name}",
+            self.results.arm(name),
+            inputs,
+            make,
+            f"train {name}",
+            needs=("base", *needs),
+            note=self._note(),
+        )
+
+    def merge(self, name: str) -> Stage:
+        """(1 - lambda) base + lambda specialist (paper, appendix B.4)."""
+        weight = merge_weight(name)
+
+        def inputs() -> Inputs:
+            return {
+                "base": self.results.weights("base"),
+                "specialist": self.results.weights(SPECIALIST),
+                "lambda": weight,
+            }
+
+        def make(folder: Path) -> dict[str, Any]:
+            from nemo_rod.evaluation.merging import merge_checkpoints
+
+            merge_checkpoints(
+                self.results.checkpoint("base"),
+                self.results.checkpoint(SPECIALIST),
+                folder / "hf",
+                weight,
+            )
+            specialist = json.loads((self.results.arm(SPECIALIST) / "arm.json").read_text())
+            description = {
+                **specialist,
+                "arm": name,
+                "kind": "merged",
+                "lambda": weight,
+                "pools": None,
+                "policy": None,
+                "wall_seconds": 0.0,
+            }
+            write_json(folder / "arm.json", description)
+            return {"weights": checkpoint_digest(folder / "hf")}
+
+        title = f"merge base and specialist at {weight:g}"
+        return Stage(
+            name,
+            f"merge arm={name}",
+            self.results.arm(name),
+            inputs,
+            make,
+            title,
+            needs=("base", SPECIALIST),
+            runs_model=False,
+        )
+
+    def _note(self) -> dict[str, Any]:
+        return {"parallel": dataclasses.asdict(self.config.parallel), "seed": self.config.seed}

@@ -1,0 +1,153 @@
+"""Builds `report/` of a run: results, tables, figures, page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_rod.files import write_whole
+from nemo_rod.report import figures
+from nemo_rod.report.captions import TITLES, caption
+from nemo_rod.report.cheaper import cheaper_table
+from nemo_rod.report.figures import Canvas, Training, inline_svg, save
+from nemo_rod.report.page import render_page
+from nemo_rod.report.paper import title_of
+from nemo_rod.report.paper_tables import PAPER_TABLES
+from nemo_rod.report.results import results_of
+from nemo_rod.report.run_files import Run, is_evaluated, read_run
+from nemo_rod.report.table import all_tables
+from nemo_rod.report.verdicts import judge, judge_across_seeds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Results = Mapping[str, Any]
+Shown = tuple[Run, Results]
+
+
+def build_report(
+    run_dir: Path,
+    *,
+    recipe: str | None = None,
+    replicates: Sequence[Path] = (),
+    settings: Sequence[Path] = (),
+    report_dir: Path | None = None,
+) -> dict[str, Any]:
+    """Writes `<run_dir>/report/` from the files of a run and returns its results.
+
+    Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, and `index.html`.
+    Any subset of arms will do: what cannot be shown is left out, what cannot be judged says why.
+
+    Args:
+        run_dir: The folder `runs/<recipe>` of a run.
+        recipe: Its name, if the folder is called otherwise.
+        replicates: Folders of further runs of the recipe, with other seeds; blocks and base model
+            may be those of `run_dir`. They are only read, and left out while no arm of theirs is
+            evaluated; checks are judged on each run and across them.
+        settings: Folders of runs of other recipes, drawn beside this one. They are only read.
+        report_dir: Where the report goes, if not into the run's folder.
+
+    Returns:
+        The content of `results.json`.
+
+    Raises:
+        ValueError: If no arm was evaluated, or a file is damaged or disagrees with another.
+    """
+    run_dir = Path(run_dir)
+    run = read_run(run_dir)
+    run = replace(run, recipe=recipe or run.recipe)
+    results = _judged(run)
+    results["replicates"] = []
+    for folder in map(Path, replicates):
+        if folder.is_dir() and not any(map(is_evaluated, folder.glob("arms/*"))):
+            results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
+        else:
+            results["replicates"].append(_judged(read_run(folder, shared_dir=run_dir)))
+    results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
+    others = [(other, _judged(other)) for other in map(read_run, map(Path, settings))]
+    results["settings"] = [judged for _, judged in others]
+    report_dir = report_dir or run_dir / "report"
+    for name in ("tables", "figures"):
+        # Left-overs of arms that are gone would contradict the rest.
+        shutil.rmtree(report_dir / name, ignore_errors=True)
+        (report_dir / name).mkdir(parents=True)
+    tables = [*all_tables(results), *(make(results) for make in (*PAPER_TABLES, cheaper_table))]
+    for table in (table for table in tables if table.rows):
+        (report_dir / "tables" / f"{table.name}.csv").write_text(table.to_csv(), encoding="utf-8")
+        (report_dir / "tables" / f"{table.name}.md").write_text(
+            table.to_markdown(), encoding="utf-8"
+        )
+    pictures = {}
+    shown = [(run, results), *others]
+    for name in TITLES:
+        desktop = _draw(name, shown, results, Canvas())
+        phone = _draw(name, shown, results, Canvas(narrow=True))
+        if desktop is None or phone is None:
+            continue
+        save(desktop, report_dir / "figures" / name)
+        text = caption(name, results)
+        pictures[name] = (
+            inline_svg(desktop, f"{name}-wide", text),
+            inline_svg(phone, f"{name}-narrow", text),
+        )
+    text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+    write_whole(report_dir / "results.json", text.encode())
+    write_whole(report_dir / "index.html", render_page(results, pictures).encode())
+    return results
+
+
+def _judged(run: Run) -> dict[str, Any]:
+    results = results_of(run)
+    return results | {"checks": judge(run, results)}
+
+
+def _draw(name: str, shown: Sequence[Shown], results: Results, canvas: Canvas) -> Figure | None:
+    """A figure by its name: of the run, or of it and all other settings."""
+    if name.startswith("settings_"):
+        if len(shown) < 2:
+            return None
+        return _OF_SETTINGS[name.removeprefix("settings_")](shown, canvas)
+    if name in _OF_SETTINGS and name != "frontier":
+        return _OF_SETTINGS[name](shown[:1], canvas)
+    return _OF_RUN[name](results, canvas)
+
+
+def _training(shown: Sequence[Shown]) -> list[Training]:
+    """The runs of RoD among settings."""
+    runs = []
+    for run, results in shown:
+        rod = run.arms.get("rod")
+        if rod and rod.history:
+            share = results["arms"]["rod"]["share_by_decile"]
+            num_adaptation = sum(run.block_counts["adaptation"].values())
+            heading = title_of(results["recipe"]) if len(shown) > 1 else ""
+            runs.append(Training(rod.history, share, num_adaptation, heading))
+    return runs
+
+
+def _results(shown: Sequence[Shown]) -> list[Results]:
+    return [results for _, results in shown]
+
+
+Draw = Callable[[Any, Canvas], "Figure | None"]
+_OF_SETTINGS: dict[str, Draw] = {
+    "frontier": lambda shown, canvas: figures.settings_frontier(_results(shown), canvas),
+    "replay_share": lambda shown, canvas: figures.replay_share(_training(shown), canvas),
+    "scores": lambda shown, canvas: figures.scores(_training(shown), canvas),
+    "forgetting_profile": lambda shown, canvas: figures.forgetting_profile(_results(shown), canvas),
+    "sampling_ratio": lambda shown, canvas: figures.sampling_ratio(_results(shown), canvas),
+}
+_OF_RUN: dict[str, Draw] = {
+    "frontier": lambda results, canvas: figures.frontier(results, canvas, results["replicates"]),
+    "capabilities": figures.capabilities,
+    "components": figures.components,
+    "pool_size": figures.pool_size,
+    "weighting": figures.weighting,
+    "budgets": figures.budgets,
+    "transfer": lambda results, canvas: figures.transfer(results, canvas, results["replicates"]),
+    "seeds": lambda results, canvas: figures.seeds(results, results["replicates"], canvas),
+}

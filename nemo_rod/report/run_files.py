@@ -1,0 +1,286 @@
+"""Reads the files of one run folder into plain dataclasses.
+
+    runs/<recipe>/blocks/<role>/<source>/manifest.json    training blocks of a source
+    runs/<recipe>/arms/<arm>/evaluation.json              held-out losses
+    runs/<recipe>/arms/<arm>/tasks.json                   accuracy by capability and task
+    runs/<recipe>/arms/<arm>/arm.json                     what training or merging cost
+    runs/<recipe>/arms/<arm>/curriculum.rod               what was trained on
+    runs/<recipe>/arms/<arm>/metrics.jsonl                time per step, what prefixes would choose
+
+Only the evaluation makes an arm an arm; whatever else is missing leaves its columns empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.report.arm_names import ArmName, parse_arm
+from nemo_rod.report.history import History, read_history
+
+ROLES = ("adaptation", "replay")
+# What `arm.json` says of an arm beside its costs.
+DESIGN = (
+    "of", "steps", "budget", "multiplier", "scored_eighths", "retention", "kappa", "steering",
+    "share", "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
+    "replay_score",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm of a run.
+
+    Attributes:
+        name: The arm.
+        seed: Seed of its evaluation or training.
+        adaptation_loss: Held-out loss per adaptation source, in nats per token.
+        replay_loss: Held-out loss per replay source, in nats per token.
+        tasks: What the tasks were asked with and answered, None if none were run.
+        steps: Updates; None if not trained.
+        batch_size: Blocks per update (k); None if not trained.
+        block_size: Tokens per block (S); None if not trained.
+        trained_tokens: Tokens trained on; None if unknown.
+        scored_tokens: Tokens scored forward-only during training; None if unknown.
+        compute: In plain steps (a forward pass of one trained batch counts 1/3); None if unknown.
+        wall_seconds: None if unknown.
+        seconds_per_step: Median over the run; None if unknown.
+        prefixes: Means over the run of what scoring prefixes would have chosen, by prefix and
+            measure (`selection/fidelity.py`); empty if unknown.
+        history: What was drawn and chosen; None for arms that do not train.
+        design: What sets the arm apart, as `arm.json` says; None if not trained.
+    """
+
+    name: ArmName
+    seed: int | None
+    adaptation_loss: dict[str, float]
+    replay_loss: dict[str, float]
+    tasks: dict[str, Any] | None
+    steps: int | None
+    batch_size: int | None
+    block_size: int | None
+    trained_tokens: int | None
+    scored_tokens: int | None
+    compute: float | None
+    wall_seconds: float | None
+    seconds_per_step: float | None
+    prefixes: dict[str, dict[str, float]]
+    history: History | None
+    design: dict[str, Any] | None
+
+    @property
+    def accuracy(self) -> dict[str, float] | None:
+        """Accuracy per capability in [0, 1], None if no tasks were run."""
+        return self.tasks["capabilities"] if self.tasks else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that is known of one run of a recipe.
+
+    Attributes:
+        recipe: Name of the run's folder.
+        arms: Evaluated arms by name, from the base over the baselines to RoD.
+        block_counts: Training blocks by role and source.
+        left_out: Names of arms that have files but no evaluation.
+    """
+
+    recipe: str
+    arms: dict[str, Arm]
+    block_counts: dict[str, dict[str, int]]
+    left_out: tuple[str, ...]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the trained arms, where they agree on one."""
+        trained = {arm.seed for arm in self.arms.values() if arm.history is not None}
+        seeds = trained or {arm.seed for arm in self.arms.values()}
+        return seeds.pop() if len(seeds) == 1 else None
+
+
+def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
+    """Reads a run folder.
+
+    Args:
+        run_dir: The folder.
+        shared_dir: A run whose blocks and base model serve this one too, where it has none.
+
+    Raises:
+        ValueError: If no arm has been evaluated, or a file is damaged or disagrees with another.
+    """
+    folders = sorted(folder for folder in (run_dir / "arms").glob("*") if folder.is_dir())
+    evaluated = [folder for folder in folders if is_evaluated(folder)]
+    if not evaluated:
+        raise ValueError(
+            f"{run_dir / 'arms'} has no <arm>/evaluation.json, expected one evaluated arm or more; "
+            f"run `nemo-rod evaluate` for this recipe first"
+        )
+    blocks_dir = run_dir / "blocks"
+    left_out = tuple(folder.name for folder in folders if folder not in evaluated)
+    if shared_dir is not None:
+        blocks_dir = blocks_dir if blocks_dir.is_dir() else shared_dir / "blocks"
+        shared_base = shared_dir / "arms" / "base"
+        if is_evaluated(shared_base) and not is_evaluated(run_dir / "arms" / "base"):
+            evaluated.append(shared_base)
+    block_counts = {role: _block_counts(blocks_dir / role) for role in ROLES}
+    arms = [_read_arm(folder, block_counts) for folder in evaluated]
+    arms.sort(key=lambda arm: arm.name.order)
+    _check_same_sources(run_dir, arms)
+    _check_same_tasks(run_dir, arms)
+    return Run(
+        recipe=run_dir.resolve().name,
+        arms={arm.name.name: arm for arm in arms},
+        block_counts=block_counts,
+        left_out=left_out,
+    )
+
+
+def is_evaluated(arm_dir: Path) -> bool:
+    """Whether an arm's folder holds its held-out losses."""
+    return (arm_dir / "evaluation.json").is_file()
+
+
+def _block_counts(role_dir: Path) -> dict[str, int]:
+    counts = {}
+    for manifest in sorted(role_dir.glob("*/manifest.json")):
+        counts[manifest.parent.name] = int(_read_json(manifest, ("count",))["count"])
+    return counts
+
+
+def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Arm:
+    evaluation_file = folder / "evaluation.json"
+    evaluation = _read_json(evaluation_file, ("loss",))
+    losses = {role: _losses(evaluation, evaluation_file, role) for role in ROLES}
+    for role in ROLES:
+        unknown = sorted(set(losses[role]) - set(block_counts[role]))
+        if unknown:
+            raise ValueError(
+                f"{evaluation_file} has {role} source {unknown[0]!r}, which "
+                f"blocks/{role}/ has no manifest of; evaluate the arm on this run's blocks"
+            )
+    arm_file = folder / "arm.json"
+    facts = _read_json(arm_file, ()) if arm_file.is_file() else {}
+    curriculum_file = folder / "curriculum.rod"
+    name = parse_arm(folder.name)
+    is_base = name.kind == "base"
+    metrics = _metrics(folder / "metrics.jsonl")
+    seconds = metrics.get("timing/train/total")
+    return Arm(
+        name=name,
+        seed=evaluation.get("seed", facts.get("seed")),
+        adaptation_loss=losses["adaptation"],
+        replay_loss=losses["replay"],
+        tasks=_read_json(tasks_file, ("configuration", "capabilities", "tasks"))
+        if (tasks_file := folder / "tasks.json").is_file()
+        else None,
+        steps=facts.get("steps"),
+        batch_size=facts.get("batch_size"),
+        block_size=facts.get("block_size"),
+        trained_tokens=facts.get("trained_tokens", 0 if is_base else None),
+        scored_tokens=facts.get("scored_tokens", 0 if is_base else None),
+        compute=facts.get("compute", 0.0 if is_base else None),
+        wall_seconds=facts.get("wall_seconds"),
+        seconds_per_step=statistics.median(seconds) if seconds else None,
+        prefixes=_prefixes(metrics),
+        history=read_history(curriculum_file) if curriculum_file.is_file() else None,
+        design={key: facts.get(key) for key in DESIGN} if facts.get("kind") == "trained" else None,
+    )
+
+
+def _losses(evaluation: Mapping[str, Any], file: Path, role: str) -> dict[str, float]:
+    losses = {name: float(loss) for name, loss in sorted(evaluation["loss"].get(role, {}).items())}
+    for name, loss in losses.items():
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"{file} has loss {loss} for {role} source {name!r}, expected a finite number; "
+                f"evaluate the arm again"
+            )
+    return losses
+
+
+def _check_same_sources(run_dir: Path, arms: list[Arm]) -> None:
+    """All arms must have been measured on the same sources, or nothing can be compared."""
+    first = arms[0]
+    for arm in arms:
+        for role in ROLES:
+            expected = set(getattr(first, f"{role}_loss"))
+            found = set(getattr(arm, f"{role}_loss"))
+            if found != expected:
+                raise ValueError(
+                    f"{run_dir}/arms/{arm.name.name}/evaluation.json has {role} sources "
+                    f"{sorted(found)} but arm {first.name.name!r} has {sorted(expected)}; "
+                    f"evaluate both on the same blocks"
+                )
+
+
+def _check_same_tasks(run_dir: Path, arms: list[Arm]) -> None:
+    """All arms must have been asked the same, or their accuracies say nothing."""
+    asked = [arm for arm in arms if arm.tasks]
+    for arm in asked[1:]:
+        for what, found, expected in _differences_of_tasks(arm, asked[0]):
+            raise ValueError(
+                f"{run_dir}/arms/{arm.name.name}/tasks.json has {what} {found} but arm "
+                f"{asked[0].name.name!r} has {expected}; ask both again with one task configuration"
+            )
+
+
+def _differences_of_tasks(arm: Arm, other: Arm) -> Iterator[tuple[str, Any, Any]]:
+    assert arm.tasks and other.tasks
+    yield from _unequal(arm.tasks["configuration"], other.tasks["configuration"], "")
+    for name, entry in arm.tasks["tasks"].items():
+        theirs = other.tasks["tasks"].get(name, {}).get("leaves", {})
+        for leaf, asked in entry["leaves"].items():
+            same = {key: asked[key] for key in ("version", "few_shot", "prompts")}
+            yield from _unequal(same, theirs.get(leaf, {}), f" of {leaf}")
+
+
+def _unequal(
+    found: Mapping[str, Any], expected: Mapping[str, Any], where: str
+) -> Iterator[tuple[str, Any, Any]]:
+    for key, value in found.items():
+        if value != expected.get(key):
+            yield f"{key}{where}", value, expected.get(key)
+
+
+def _metrics(file: Path) -> dict[str, list[float]]:
+    """Every metric's finite values, in the order of the steps that have it."""
+    values: dict[str, list[float]] = {}
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the last line of an interrupted run may be torn
+        for key, value in row.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                values.setdefault(key, []).append(float(value))
+    return values
+
+
+def _prefixes(metrics: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
+    means: dict[str, dict[str, float]] = {}
+    for key, values in metrics.items():
+        if key.startswith("rod/prefix/"):
+            prefix, measure = key.split("/")[2:]
+            means.setdefault(prefix, {})[measure] = statistics.fmean(values)
+    return means
+
+
+def _read_json(file: Path, required: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{file} is not valid JSON ({error.msg} in line {error.lineno}); run its stage again"
+        ) from error
+    for key in required:
+        if key not in content:
+            raise ValueError(
+                f"{file} lacks the key {key!r}, found {sorted(content)}; run its stage again"
+            )
+    assert isinstance(content, dict)
+    return content

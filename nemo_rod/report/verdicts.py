@@ -1,0 +1,122 @@
+"""The paper's claims with thresholds, judged on a run's results.
+
+A check is a measured number, the range it should lie in and a verdict: "holds", "fails" or "not
+judged" with the reason. Thresholds leave a margin to what repeated runs of a small recipe showed.
+Three kinds: a "claim" is what the method promises; "informative" ones are too noisy or too much a
+matter of the setting to promise; a "limitation" is known to fail for small models and is shown so
+that nobody has to find out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from nemo_rod.report.arm_names import parse_arm
+from nemo_rod.report.claims import RULES, Bounds, CheckKind, View
+from nemo_rod.report.run_files import Run
+
+Verdict = Literal["holds", "fails", "not judged"]
+
+CHORD_GAP_MEAN = -0.015  # nats, over seeds
+
+
+def judge(run: Run, results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All checks of one run, in the order they are shown, as JSON-ready dictionaries."""
+    view = View(run, results)
+    reference = parse_arm(view.reference or "fixed_32").label
+    rows = []
+    for rule in RULES:
+        value, note = rule.measure(view)
+        claim = rule.claim.format(reference=reference)
+        rows.append(_row(rule.id, rule.kind, claim, rule.bounds, value, note))
+    return rows
+
+
+def judge_across_seeds(per_run: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Checks on the mean over runs that differ in their seed; none for a single run."""
+    gaps = [
+        check["measured"]
+        for results in per_run
+        for check in results["checks"]
+        if check["id"] == "chord_gap" and check["measured"] is not None
+    ]
+    if len(per_run) < 2:
+        return []
+    value = math.fsum(gaps) / len(gaps) if len(gaps) > 1 else None
+    note = f"mean of {len(gaps)} runs" if value is not None else "fewer than two runs were judged"
+    claim = "Mean over seeds: adaptation loss below fixed replay at equal forgetting"
+    return [_row("chord_gap_mean", "claim", claim, Bounds(high=CHORD_GAP_MEAN), value, note)]
+
+
+def overall_verdict(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of one check over several runs: fails if it fails in one, holds if it holds in the others."""
+    if "fails" in verdicts:
+        return "fails"
+    return "holds" if "holds" in verdicts else "not judged"
+
+
+def format_checks(results: Mapping[str, Any]) -> str:
+    """The checks as a text table, one column of measurements per run."""
+    runs = [results, *results.get("replicates", [])]
+    header = ["check", "bound", *(run_label(run, i) for i, run in enumerate(runs)), "verdict"]
+    table, notes = [header], []
+    for rows in zip(*(run["checks"] for run in runs), strict=True):
+        verdict = overall_verdict([row["verdict"] for row in rows])
+        values = [format_measured(row["measured"]) for row in rows]
+        first = rows[0]
+        shown = verdict if first["kind"] == "claim" else f"{verdict} ({first['kind']})"
+        table.append([first["claim"], bounds_of(first), *values, shown])
+        notes += [f"  {first['id']}: {note}" for note in joint_notes(rows, header[2:-1])]
+    for row in results.get("checks_across_seeds", []):
+        blanks = [""] * (len(runs) - 1)
+        measured = format_measured(row["measured"])
+        table.append([row["claim"], bounds_of(row), measured, *blanks, row["verdict"]])
+    widths = [max(len(line[i]) for line in table) for i in range(len(header))]
+    table.insert(1, ["-" * width for width in widths])
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    ]
+    return "\n".join(lines + (["", "notes", *notes] if notes else []))
+
+
+def joint_notes(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[str]:
+    """The notes of one check over several runs: once if they agree, else with the run's label."""
+    notes = [row["note"] for row in rows]
+    if len(set(notes)) == 1:
+        return [notes[0]] if notes[0] else []
+    return [f"{label}: {note}" for note, label in zip(notes, labels, strict=True) if note]
+
+
+def run_label(results: Mapping[str, Any], index: int) -> str:
+    """What a run is called next to others: by its seed, else by its place."""
+    return f"seed {results['seed']}" if results["seed"] is not None else f"run {index + 1}"
+
+
+def bounds_of(row: Mapping[str, Any]) -> str:
+    """The range of a check in plain characters."""
+    return str(Bounds(**row["bounds"]))
+
+
+def format_measured(value: float | None) -> str:
+    """A measured number to three decimals."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _row(
+    name: str, kind: CheckKind, claim: str, bounds: Bounds, value: float | None, note: str
+) -> dict[str, Any]:
+    verdict: Verdict = "not judged"
+    if value is not None:
+        verdict = "holds" if bounds.hold(value) else "fails"
+    return {
+        "id": name,
+        "kind": kind,
+        "claim": claim,
+        "measured": value,
+        "bounds": {"low": bounds.low, "high": bounds.high, "strict": bounds.strict},
+        "verdict": verdict,
+        "note": note,
+    }

@@ -1,0 +1,293 @@
+"""The curriculum: what was drawn, how it scored and what was trained on, step by step.
+
+`curriculum.rod` is a record log (`record_log.py`) with one record per step, little-endian:
+
+    step u64 | tau f64 | block ids i64 [C] | loss f32 [C] | score f32 [C] | chosen, C bits | crc32
+
+About 33 kB for 2048 candidates. The header names what the ids and scores mean: the digests of
+store, tokenizer, references and config, and the table of sources. Scores are as `reducible_loss`
+gives them; tau is the smallest chosen score as the policy weighs it. The block id of padding is -1.
+Curricula of arms that score nothing have NaN for loss, score and tau. Where scores were guessed
+(`averages.py`), only the blocks that were trained on have a loss, that of the training step.
+
+Shape suffixes: N = steps, C = candidates, K = chosen, S = tokens per block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.candidates import Pool
+from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_foreign
+from nemo_rod.selection.curriculum.record_log import RecordLog
+
+PADDING_ID = -1
+LOG_MAGIC = b"RODCUR01"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of a curriculum.
+
+    Attributes:
+        step: Optimizer step.
+        block_ids: int64 [C].
+        loss: Loss of the model before the step, nats per token, float32 [C]; NaN if unknown.
+        score: Reducible loss, nats per token, float32 [C].
+        chosen: Positions of the blocks trained on, int64 [K], ascending.
+        threshold: tau, the smallest chosen score as the policy weighs it, nats.
+    """
+
+    step: int
+    block_ids: npt.NDArray[np.int64]
+    loss: npt.NDArray[np.float32]
+    score: npt.NDArray[np.float32]
+    chosen: npt.NDArray[np.int64]
+    threshold: float
+
+
+@dataclass(frozen=True)
+class CurriculumArrays:
+    """All steps at once: the fields of `StepRecord` with a leading N, but `chosen` is bool [N, C].
+
+    Except for `chosen` the arrays are read-only views of the file.
+    """
+
+    step: npt.NDArray[np.int64]
+    block_ids: npt.NDArray[np.int64]
+    loss: npt.NDArray[np.float32]
+    score: npt.NDArray[np.float32]
+    chosen: npt.NDArray[np.bool_]
+    threshold: npt.NDArray[np.float64]
+
+
+class Curriculum:
+    """A curriculum on disk, opened for appending or for reading.
+
+    Attributes:
+        path: The file.
+        header: What it was recorded with.
+    """
+
+    def __init__(self, log: RecordLog, header: CurriculumHeader) -> None:
+        """Wrap an open log; users call `create` or `open`."""
+        self._log = log
+        self.path = log.path
+        self.header = header
+        self._dtype = _record_dtype(header.num_candidates)
+
+    @classmethod
+    def create(cls, path: str | Path, header: CurriculumHeader) -> Self:
+        """Begin a curriculum.
+
+        Raises:
+            ValueError: The file exists.
+        """
+        path = Path(path)
+        size = _record_dtype(header.num_candidates).itemsize + 4
+        RecordLog.create(path, LOG_MAGIC, asdict(header), size)
+        return cls(RecordLog(path, LOG_MAGIC), header)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        expect: CurriculumHeader | None = None,
+        resume_at: int | None = None,
+        read_only: bool = False,
+    ) -> Self:
+        """Open a curriculum and drop what a crash left unfinished at its end.
+
+        Args:
+            path: The file.
+            expect: What this run would record with; anything else is refused.
+            resume_at: Step that is to be appended next; later records are dropped.
+            read_only: Leave the file as it is, so that it can be read while a run appends to it.
+
+        Raises:
+            ValueError: No such file, a foreign header, a damaged record, or no record of the step
+                before `resume_at`.
+        """
+        log = RecordLog(Path(path), LOG_MAGIC, read_only=read_only)
+        header = CurriculumHeader(**log.header)
+        if expect is not None:
+            refuse_foreign(log.path, header, expect)
+        curriculum = cls(log, header)
+        if resume_at is not None and resume_at < curriculum.next_step:
+            curriculum.truncate(resume_at)
+        curriculum._check_records(log.recover())
+        if resume_at is not None:
+            curriculum.truncate(resume_at)
+        return curriculum
+
+    def __len__(self) -> int:
+        """Return the number of recorded steps."""
+        return self._log.count
+
+    @property
+    def next_step(self) -> int:
+        """The step that is to be appended next."""
+        return self.header.first_step + len(self)
+
+    def append(
+        self,
+        step: int,
+        pool: Pool,
+        loss_C: npt.ArrayLike | None,
+        score_C: npt.ArrayLike | None,
+        chosen: npt.ArrayLike,
+        threshold: float = math.nan,
+        *,
+        sync: bool = True,
+    ) -> None:
+        """Add a step.
+
+        Args:
+            step: Optimizer step; the one after the last.
+            pool: The candidates.
+            loss_C: Loss of the model before the step, nats per token [C]; None if nothing is
+                scored.
+            score_C: Reducible loss, nats per token [C]; -inf is padding; None if nothing is scored.
+            chosen: Positions of the blocks trained on [K].
+            threshold: tau, nats; NaN if nothing is scored.
+            sync: Wait until it is on the disk.
+
+        Raises:
+            ValueError: A step out of turn, a NaN score, or another process writing the file.
+            OSError: The disk is full, or the like; the file is as before.
+        """
+        num_candidates, scored = self.header.num_candidates, self.header.scored
+        chosen = np.asarray(chosen, dtype=np.int64)
+        assert pool.step == step and pool.block_ids.shape == (num_candidates,), (step, pool)
+        assert scored == (loss_C is not None) == (score_C is not None), "scores and header.scored"
+        assert len(np.unique(chosen)) == len(chosen) == self.header.num_chosen, chosen
+        assert chosen.min() >= 0 and chosen.max() < num_candidates, chosen
+        if step != self.next_step:
+            raise ValueError(
+                f"{self.path} expects step {self.next_step} next, found step {step}: resume from a "
+                f"checkpoint of step {self.next_step} or before"
+            )
+        record = np.zeros((), dtype=self._dtype)
+        record["step"], record["threshold"] = step, threshold
+        record["block_ids"] = pool.block_ids
+        record["loss"] = np.nan if loss_C is None else loss_C
+        record["score"] = np.nan if score_C is None else score_C
+        if scored and (np.isnan(record["score"]).any() or math.isnan(threshold)):
+            raise ValueError(f"step {step} has NaN scores; {self.path} takes finite scores only")
+        bits_C = np.zeros(num_candidates, dtype=bool)
+        bits_C[chosen] = True
+        record["chosen"] = np.packbits(bits_C, bitorder="little")
+        self._log.append(np.frombuffer(record.tobytes(), np.uint8)[None], sync=sync)
+
+    def sync(self) -> None:
+        """Wait until all steps are on the disk.
+
+        Raises:
+            OSError: The disk is full, or the like.
+        """
+        self._log.sync()
+
+    def truncate(self, step: int) -> None:
+        """Drop the records of `step` and later, so that `step` is appended next.
+
+        Raises:
+            ValueError: The step before was never recorded.
+        """
+        count = step - self.header.first_step
+        if not 0 <= count <= len(self):
+            raise ValueError(
+                f"{self.path} holds steps {self.header.first_step} to {self.next_step - 1}, so a "
+                f"run cannot go on at step {step}: resume from a checkpoint of step "
+                f"{self.next_step} or before, or restore the file"
+            )
+        self._log.truncate(count)
+
+    def __getitem__(self, index: int) -> StepRecord:
+        """Return the record at a position, from 0 (or from the end, below 0)."""
+        position = range(len(self))[index]
+        record = self._records()[position]
+        bits_C = np.unpackbits(
+            record["chosen"], count=self.header.num_candidates, bitorder="little"
+        )
+        return StepRecord(
+            step=int(record["step"]),
+            block_ids=record["block_ids"].astype(np.int64),
+            loss=record["loss"].astype(np.float32),
+            score=record["score"].astype(np.float32),
+            chosen=np.flatnonzero(bits_C),
+            threshold=float(record["threshold"]),
+        )
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        """Return the steps in order."""
+        return (self[i] for i in range(len(self)))
+
+    def arrays(self) -> CurriculumArrays:
+        """Return all steps at once."""
+        records_N = self._records()
+        num_candidates = self.header.num_candidates
+        bits = np.unpackbits(records_N["chosen"], axis=1, count=num_candidates, bitorder="little")
+        return CurriculumArrays(
+            step=records_N["step"].view(np.int64),
+            block_ids=records_N["block_ids"],
+            loss=records_N["loss"],
+            score=records_N["score"],
+            chosen=bits.astype(bool),
+            threshold=records_N["threshold"],
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        """Return the curriculum."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+    def _records(self) -> npt.NDArray[np.void]:
+        return self._log.payload().view(self._dtype).reshape(len(self))
+
+    def _check_records(self, valid_N: npt.NDArray[np.bool_]) -> None:
+        """Refuse damage before the end, which no crash of a writer explains."""
+        right_N = valid_N & (
+            self._records()["step"] == self.header.first_step + np.arange(len(self))
+        )
+        if not right_N.all():
+            step = self.header.first_step + int(np.argmin(right_N))
+            raise ValueError(
+                f"{self.path} has a damaged record of step {step} (checksum) before whole ones: "
+                f"restore the file from a copy, or resume from a checkpoint of step {step} or "
+                "before"
+            )
+
+
+def _record_dtype(num_candidates: int) -> np.dtype[np.void]:
+    """Return the layout of a record without its checksum."""
+    return np.dtype(
+        [
+            ("step", "<u8"),
+            ("threshold", "<f8"),
+            ("block_ids", "<i8", (num_candidates,)),
+            ("loss", "<f4", (num_candidates,)),
+            ("score", "<f4", (num_candidates,)),
+            ("chosen", "u1", ((num_candidates + 7) // 8,)),
+        ]
+    )

@@ -1,0 +1,211 @@
+"""An append-only file of fixed-size records that survives being killed at any byte.
+
+    magic (8 bytes) | length of the JSON (u32) | JSON header | crc32 of all before (u32)
+    record | record | ...                        each ends in the crc32 (u32) of its other bytes
+
+Everything is little-endian. The header is moved into place whole. A record counts only if its
+checksum holds, so after a crash the torn end of the file is cut off, back to the last whole record.
+
+Shape suffixes: N = records, B = bytes of a record without its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.files import with_advice, write_whole
+
+_CRC_BYTES = 4
+_SHORT_ROW = 256  # bytes; up to here the tables of crc32_rows stay small
+_READ_BYTES = 1 << 24
+
+
+class RecordLog:
+    """A record log, opened for appending or for reading only.
+
+    Attributes:
+        path: The file.
+        header: The header's JSON object.
+        count: Number of records that are looked at, valid or not.
+    """
+
+    def __init__(self, path: Path, magic: bytes, *, read_only: bool = False) -> None:
+        """Open a log and read its header. Call `recover` before anything is appended.
+
+        Raises:
+            ValueError: No such file, another kind of file, or a damaged header.
+        """
+        self.path = path
+        content, self._start = _read_header(path, magic)
+        self.header: dict[str, Any] = content["header"]
+        self._record_size = int(content["record_size"])
+        self._read_only = read_only
+        self._fd = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND)
+        self.count = (os.fstat(self._fd).st_size - self._start) // self._record_size
+
+    @staticmethod
+    def create(path: Path, magic: bytes, header: dict[str, Any], record_size: int) -> None:
+        """Write a log without records; `record_size` includes the checksum.
+
+        Raises:
+            ValueError: The file exists.
+        """
+        assert len(magic) == 8, magic
+        if path.exists():
+            raise ValueError(f"{path} exists: open it to go on, or remove it to begin again")
+        text = json.dumps({"record_size": record_size, "header": header}, sort_keys=True).encode()
+        head = magic + len(text).to_bytes(4, "little") + text
+        write_whole(path, head + zlib.crc32(head).to_bytes(_CRC_BYTES, "little"))
+
+    def payload(self) -> npt.NDArray[np.uint8]:
+        """Return the records without their checksums, a read-only map of the file, uint8 [N, B]."""
+        return self._records()[:, :-_CRC_BYTES]
+
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """Return which records have the checksum they should have, bool [N]."""
+        records = self._records()
+        valid_N = np.empty(self.count, dtype=bool)
+        rows = max(1, _READ_BYTES // self._record_size)
+        for first in range(0, self.count, rows):
+            part = np.array(records[first : first + rows])
+            stored_N = part[:, -_CRC_BYTES:].copy().view("<u4")[:, 0]
+            valid_N[first : first + rows] = crc32_rows(part[:, :-_CRC_BYTES]) == stored_N
+        return valid_N
+
+    def recover(self) -> npt.NDArray[np.bool_]:
+        """Drop whatever follows the last valid record.
+
+        A log opened for reading only leaves the file as it is and does not look at its end.
+
+        Returns:
+            Which of the remaining records are valid, bool [N].
+        """
+        valid_N = self.valid()
+        whole = np.flatnonzero(valid_N)
+        self.truncate(int(whole[-1]) + 1 if whole.size else 0)
+        return valid_N[: self.count]
+
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` records and nothing behind them."""
+        assert 0 <= count <= self.count, f"{count} of {self.count} records"
+        self.count = count
+        if not self._read_only and os.fstat(self._fd).st_size != self._end:
+            os.ftruncate(self._fd, self._end)
+            os.fsync(self._fd)
+
+    def append(self, payload_NB: npt.NDArray[np.uint8], *, sync: bool) -> None:
+        """Append records; a write that fails half way is taken back.
+
+        Args:
+            payload_NB: Records without their checksums, uint8 [N, B].
+            sync: Wait until they are on the disk.
+
+        Raises:
+            ValueError: Another process has changed the file.
+            OSError: The disk is full, or the like.
+        """
+        assert not self._read_only, f"{self.path} was opened for reading only"
+        assert payload_NB.shape[1] == self._record_size - _CRC_BYTES, payload_NB.shape
+        size = os.fstat(self._fd).st_size
+        if size != self._end:
+            raise ValueError(
+                f"{self.path} has {size} bytes where this process left {self._end}, so another one "
+                "writes to it: run one job per folder"
+            )
+        crc_NB = crc32_rows(payload_NB).astype("<u4").view(np.uint8).reshape(-1, _CRC_BYTES)
+        data = memoryview(np.concatenate([payload_NB, crc_NB], axis=1).tobytes())
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+            if sync:
+                os.fsync(self._fd)
+        except OSError as error:
+            os.ftruncate(self._fd, self._end)
+            raise with_advice(error, self.path) from error
+        self.count += len(payload_NB)
+
+    def sync(self) -> None:
+        """Wait until all that was appended is on the disk.
+
+        Raises:
+            OSError: The disk is full, or the like.
+        """
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise with_advice(error, self.path) from error
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def _end(self) -> int:
+        return self._start + self.count * self._record_size
+
+    def _records(self) -> npt.NDArray[np.uint8]:
+        shape = (self.count, self._record_size)
+        if not self.count:
+            return np.empty(shape, dtype=np.uint8)
+        return np.memmap(self.path, np.uint8, mode="r", offset=self._start, shape=shape)
+
+
+def crc32_rows(bytes_NB: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """Return the crc32 of every row, as `zlib.crc32` gives it.
+
+    Args:
+        bytes_NB: uint8 [N, B].
+
+    Returns:
+        uint32 [N].
+    """
+    num_rows, num_bytes = bytes_NB.shape
+    if num_bytes > _SHORT_ROW:
+        rows = np.ascontiguousarray(bytes_NB)
+        return np.fromiter((zlib.crc32(row) for row in rows), np.uint32, num_rows)
+    # crc32 is affine over GF(2): it is that of zeros, changed by every byte on its own.
+    crc_N = np.full(num_rows, zlib.crc32(bytes(num_bytes)), dtype=np.uint32)
+    for table, column_N in zip(_crc_tables(num_bytes), bytes_NB.T.copy(), strict=True):
+        crc_N ^= table.take(column_N)
+    return crc_N
+
+
+@cache
+def _crc_tables(num_bytes: int) -> npt.NDArray[np.uint32]:
+    """Return by what a byte at a position changes the crc32 of zeros, uint32 [B, 256]."""
+    tables = np.empty((num_bytes, 256), dtype=np.uint32)
+    zeros = bytearray(num_bytes)
+    for at in range(num_bytes):
+        for byte in range(256):
+            zeros[at] = byte
+            tables[at, byte] = zlib.crc32(zeros)
+        zeros[at] = 0
+    return tables ^ np.uint32(zlib.crc32(zeros))
+
+
+def _read_header(path: Path, magic: bytes) -> tuple[dict[str, Any], int]:
+    """Return a log's header and the byte at which its records begin."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: check the path, or run the stage that writes it")
+    with open(path, "rb") as file:
+        head = file.read(12)
+        if head[:8] != magic:
+            raise ValueError(
+                f"{path} begins with {head[:8]!r}, expected {magic!r}: it is another kind of file, "
+                "or was written by another version"
+            )
+        head += file.read(int.from_bytes(head[8:], "little"))
+        crc = file.read(_CRC_BYTES)
+    if zlib.crc32(head).to_bytes(_CRC_BYTES, "little") != crc:
+        raise ValueError(f"{path} has a damaged header (checksum): restore the file from a copy")
+    return json.loads(head[12:]), len(head) + _CRC_BYTES

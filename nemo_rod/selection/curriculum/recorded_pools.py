@@ -1,0 +1,153 @@
+"""Pools that follow a recorded run: its very batches, or only how many of what they held.
+
+Shape suffixes: C = candidates, K = chosen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.candidates import Pool, Pools
+from nemo_rod.selection.curriculum.header import Store, refuse_other_store
+from nemo_rod.selection.curriculum.log import Curriculum
+
+GroupedBy = Literal["role", "source"]
+
+
+class RecordedPools:
+    """The blocks that a recorded run trained on, for training another model on its curriculum.
+
+    With `TakeAll` this is the paper's curriculum transfer (Section "Cross-scale").
+    """
+
+    def __init__(self, curriculum: Curriculum, store: Store | None = None) -> None:
+        """Read pools from an open curriculum; it stays open.
+
+        Args:
+            curriculum: What a run recorded.
+            store: The block store that the pools will be read from.
+
+        Raises:
+            ValueError: The curriculum was recorded with another tokenizer, block size or store.
+        """
+        if store is not None:
+            refuse_other_store(curriculum.path, curriculum.header, store)
+        self._curriculum = curriculum
+
+    @property
+    def path(self) -> Path:
+        """The file of the curriculum."""
+        return self._curriculum.path
+
+    @property
+    def size(self) -> int:
+        """Number of blocks per step: the recorded run's batch size."""
+        return self._curriculum.header.num_chosen
+
+    def __len__(self) -> int:
+        """Return the number of recorded steps."""
+        return len(self._curriculum)
+
+    def pool(self, step: int) -> Pool:
+        """Return what was trained on at a step, in the order of the recorded pool.
+
+        Raises:
+            ValueError: The step was not recorded.
+        """
+        header = self._curriculum.header
+        self.refuse_beyond(step)
+        record = self._curriculum[step - header.first_step]
+        ids = record.block_ids[record.chosen]
+        return Pool(step=step, block_ids=ids, is_replay=header.is_replay(ids))
+
+    def refuse_beyond(self, step: int) -> None:
+        """Refuses a step that was not recorded.
+
+        Raises:
+            ValueError: what was recorded, and what to do.
+        """
+        header = self._curriculum.header
+        if not header.first_step <= step < self._curriculum.next_step:
+            raise ValueError(
+                f"{self._curriculum.path} holds steps {header.first_step} to "
+                f"{self._curriculum.next_step - 1}, but step {step} was asked for: set train.steps "
+                "to what was recorded, or record a longer run"
+            )
+
+
+class FollowedPools:
+    """As many blocks of each role, or of each source, as a recorded run trained on, at random.
+
+    With `TakeAll` these are the controls beside the component ablation: they keep how much is
+    replayed and when, and by source also how much of which, but not which blocks.
+    """
+
+    def __init__(
+        self, pools: Pools, curriculum: Curriculum, *, by: GroupedBy, store: Store | None = None
+    ) -> None:
+        """Draw from other pools; the curriculum stays open.
+
+        Args:
+            pools: What is drawn from; those of the recorded run always hold enough.
+            curriculum: What a run recorded.
+            by: Whose counts are kept.
+            store: The block store that the pools will be read from.
+
+        Raises:
+            ValueError: The curriculum was recorded with another tokenizer, block size or store.
+        """
+        self._pools, self._recorded, self._by = pools, RecordedPools(curriculum, store), by
+        self._header = curriculum.header
+
+    @property
+    def size(self) -> int:
+        """Number of blocks per step: the recorded run's batch size."""
+        return self._recorded.size
+
+    def refuse_beyond(self, step: int) -> None:
+        """Refuses a step that was not recorded, as `RecordedPools` does."""
+        self._recorded.refuse_beyond(step)
+
+    def pool(self, step: int) -> Pool:
+        """Return the first blocks of each group in the pool, which is shuffled.
+
+        Raises:
+            ValueError: The step was not recorded, or the pool holds too few of a group.
+        """
+        wanted = np.bincount(self._group(self._recorded.pool(step).block_ids))
+        pool = self._pools.pool(step)
+        group_C = self._group(pool.block_ids)
+        taken_C = np.zeros(len(group_C), dtype=bool)
+        for group, count in enumerate(wanted):
+            of_group = np.flatnonzero(group_C == group)
+            if len(of_group) < count:
+                raise ValueError(
+                    f"step {step} of {self._recorded.path} trained on {count} blocks of "
+                    f"{self._name(group)}, but the pool to draw from holds {len(of_group)}: draw "
+                    "from the same pools, with the seed, multiplier and balance of that run"
+                )
+            taken_C[of_group[:count]] = True
+        return Pool(step, pool.block_ids[taken_C], pool.is_replay[taken_C])
+
+    def _group(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        if self._by == "role":
+            return self._header.is_replay(block_ids).astype(np.int64)
+        return self._header.source_index(block_ids)
+
+    def _name(self, group: int) -> str:
+        if self._by == "role":
+            return ("adaptation", "replay")[group]
+        return f"source {self._header.sources[group].name}"
+
+
+def replay_share(curriculum: Curriculum) -> float:
+    """Return the share of replay in all that a recorded run trained on."""
+    replay = total = 0
+    for record in curriculum:
+        ids = record.block_ids[record.chosen]
+        replay, total = replay + int(curriculum.header.is_replay(ids).sum()), total + len(ids)
+    return replay / total if total else 0.0

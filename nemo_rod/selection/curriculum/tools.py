@@ -1,0 +1,171 @@
+"""What one does with a finished curriculum: export it to parquet, check it, compare two.
+
+Shape suffixes: N = steps, C = candidates, K = chosen.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.files import move_whole
+from nemo_rod.selection.curriculum.header import CurriculumHeader, Store, refuse_other_store
+from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum, StepRecord
+
+_EXPORT_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class CurriculumDiff:
+    """How two curricula differ, over the steps that both have.
+
+    Attributes:
+        step: int64 [N].
+        overlap: Blocks trained on in both, as a fraction of the larger set, float64 [N].
+        replay_share_a: Fraction of replay trained on in the first, float64 [N].
+        replay_share_b: The same of the second.
+        same_pools: Whether both drew the same candidates, bool [N].
+    """
+
+    step: npt.NDArray[np.int64]
+    overlap: npt.NDArray[np.float64]
+    replay_share_a: npt.NDArray[np.float64]
+    replay_share_b: npt.NDArray[np.float64]
+    same_pools: npt.NDArray[np.bool_]
+
+
+def export(curriculum: Curriculum, path: str | Path) -> None:
+    """Write a curriculum as parquet, one row per candidate.
+
+    Columns: step, position, block_id, role, source, score, loss, reference, chosen, threshold. The
+    reference is loss - score, to the last bit or two. What was not scored is null; so are role and
+    source of padding.
+
+    Args:
+        curriculum: An open curriculum.
+        path: The parquet file; moved into place whole.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    word = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema(
+        [
+            ("step", pa.int64()),
+            ("position", pa.int32()),
+            ("block_id", pa.int64()),
+            ("role", word),
+            ("source", word),
+            ("score", pa.float32()),
+            ("loss", pa.float32()),
+            ("reference", pa.float32()),
+            ("chosen", pa.bool_()),
+            ("threshold", pa.float64()),
+        ]
+    )
+    steps = max(1, _EXPORT_ROWS // curriculum.header.num_candidates)
+    with pq.ParquetWriter(temporary, schema) as writer:
+        for first in range(0, len(curriculum), steps):
+            records = [curriculum[i] for i in range(first, min(first + steps, len(curriculum)))]
+            columns = _columns(curriculum.header, records)
+            arrays = [pa.array(columns[f.name], f.type, from_pandas=True) for f in schema]
+            writer.write_table(pa.table(arrays, schema=schema))
+    move_whole(temporary, path)
+
+
+def verify(curriculum: Curriculum, store: Store) -> None:
+    """Check that a curriculum is of a store and holds together.
+
+    Raises:
+        ValueError: Another store, tokenizer or block size; a block id the store does not have;
+            another number of chosen blocks than the header names; padding that was chosen.
+    """
+    header = curriculum.header
+    refuse_other_store(curriculum.path, header, store)
+    for record in curriculum:
+        ids = record.block_ids
+        outside = ids[(ids != PADDING_ID) & ((ids < 0) | (ids >= len(store)))]
+        if outside.size:
+            raise ValueError(
+                f"{curriculum.path}, step {record.step}: block {outside[0]} is not in the store of "
+                f"{len(store)} blocks: the file is damaged, restore it from a copy"
+            )
+        if len(record.chosen) != header.num_chosen or (ids[record.chosen] == PADDING_ID).any():
+            raise ValueError(
+                f"{curriculum.path}, step {record.step}: {len(record.chosen)} blocks were chosen, "
+                f"expected {header.num_chosen} and no padding: the file is damaged, restore it "
+                "from a copy"
+            )
+
+
+def diff(a: Curriculum, b: Curriculum) -> CurriculumDiff:
+    """Compare what two runs on the same store trained on, step by step.
+
+    Raises:
+        ValueError: The runs are of different stores, or have no step in common.
+    """
+    if a.header.store != b.header.store:
+        raise ValueError(
+            f"{a.path} is of block store {a.header.store!r} and {b.path} of {b.header.store!r}: "
+            "block ids can be compared within one store only"
+        )
+    steps = range(max(a.header.first_step, b.header.first_step), min(a.next_step, b.next_step))
+    if not steps:
+        raise ValueError(f"{a.path} and {b.path} have no step in common: compare runs that overlap")
+    rows = [
+        _compare(a[s - a.header.first_step], b[s - b.header.first_step], a.header) for s in steps
+    ]
+    overlap, share_a, share_b, same = (np.array(column) for column in zip(*rows, strict=True))
+    return CurriculumDiff(np.array(steps), overlap, share_a, share_b, same)
+
+
+def _compare(
+    a: StepRecord, b: StepRecord, header: CurriculumHeader
+) -> tuple[float, float, float, bool]:
+    ids_a, ids_b = a.block_ids[a.chosen], b.block_ids[b.chosen]
+    set_a, set_b = np.unique(ids_a), np.unique(ids_b)
+    common = len(np.intersect1d(set_a, set_b, assume_unique=True))
+    return (
+        common / max(len(set_a), len(set_b)),
+        float(header.is_replay(ids_a).mean()),
+        float(header.is_replay(ids_b).mean()),
+        np.array_equal(a.block_ids, b.block_ids),
+    )
+
+
+def _columns(header: CurriculumHeader, records: list[StepRecord]) -> dict[str, Any]:
+    """Return the parquet columns of some steps; NaN and None stand for null."""
+    num_candidates = header.num_candidates
+    chosen = np.zeros((len(records), num_candidates), dtype=bool)
+    for row, record in zip(chosen, records, strict=True):
+        row[record.chosen] = True
+    ids = np.concatenate([record.block_ids for record in records])
+    loss = np.concatenate([record.loss for record in records])
+    score = np.concatenate([record.score for record in records])
+    source = header.source_index(ids)
+    names = np.array([row.name for row in header.sources] + [None], dtype=object)
+    roles = np.array([row.role for row in header.sources] + [None], dtype=object)
+    with np.errstate(invalid="ignore"):
+        reference = np.where(np.isneginf(score), np.nan, loss - score).astype(np.float32)
+    guessed = np.repeat([np.isnan(record.loss).any() for record in records], num_candidates)
+    reference[guessed] = np.nan  # those scores are no differences of losses
+    return {
+        "step": np.repeat([record.step for record in records], num_candidates),
+        "position": np.tile(np.arange(num_candidates, dtype=np.int32), len(records)),
+        "block_id": ids,
+        "role": roles[source],
+        "source": names[source],
+        "score": score,
+        "loss": loss,
+        "reference": reference,
+        "chosen": chosen.reshape(-1),
+        "threshold": np.repeat([record.threshold for record in records], num_candidates),
+    }

@@ -1,0 +1,99 @@
+"""What a swapped-in selector writes down: the curriculum, and a line of metrics per step."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from nemo_rod.megatron.ranks import all_or_none, is_recorder
+from nemo_rod.selection import (
+    Choice,
+    Curriculum,
+    CurriculumHeader,
+    Policy,
+    References,
+    selection_metrics,
+)
+from nemo_rod.selection.curriculum.journal import append_line, keep_steps
+from nemo_rod.swap_in.blend import Blend
+
+
+class ChoiceRecord:
+    """Appends every choice to `curriculum.rod` and its figures to `metrics.jsonl`, on one rank.
+
+    Args:
+        folder: gets both files; None to write nothing.
+        blend: the job's training data.
+        references: of the blend; without them samples have no ids, and no curriculum is written.
+        policy: that chooses.
+        num_chosen: samples trained on in one step (K).
+        multiplier: candidates per trained sample (m).
+        seed: of the job's data.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        blend: Blend,
+        references: References | None,
+        policy: Policy,
+        num_chosen: int,
+        multiplier: int,
+        seed: int,
+    ) -> None:
+        self.folder, self.names = folder, [row.name for row in blend.sources]
+        self.curriculum: Curriculum | None = None
+        self.header: CurriculumHeader | None = None
+        if references is not None:
+            self.header = CurriculumHeader(
+                num_candidates=num_chosen * multiplier,
+                num_chosen=num_chosen,
+                block_size=blend.block_size,
+                store=blend.digest,
+                tokenizer=blend.tokenizer_fingerprint,
+                references=references.digest,
+                config=hashlib.blake2b(repr(policy).encode(), digest_size=16).hexdigest(),
+                seed=seed,
+                sources=blend.sources,
+                scored=policy.needs_scores,
+            )
+
+    def begin(self, step: int) -> None:
+        """Opens the files at the step that training starts from; a collective call.
+
+        Raises:
+            ValueError: on all ranks, if the folder is of another run.
+        """
+        all_or_none(lambda: self._open(step) if is_recorder() else None)
+
+    def __call__(self, choice: Choice, source_C: np.ndarray) -> dict[str, float | None]:
+        """Records one step; returns its metrics on the rank that writes, nothing elsewhere."""
+        if not is_recorder():
+            return {}
+        metrics = selection_metrics(choice, source_C[choice.chosen], self.names)
+        metrics |= {f"timing/train/{part}": value for part, value in choice.seconds.items()}
+        step = choice.pool.step
+        if self.curriculum is not None:
+            self.curriculum.append(
+                step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
+            )
+        if self.folder is not None:
+            append_line(self.folder / "metrics.jsonl", {"step": step, **metrics})
+        return metrics
+
+    def _open(self, step: int) -> None:
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        keep_steps(self.folder / "metrics.jsonl", step)
+        path = self.folder / "curriculum.rod"
+        if self.header is not None and path.exists():
+            with Curriculum.open(path, read_only=True) as before:
+                header = replace(self.header, first_step=before.header.first_step)
+            self.curriculum = Curriculum.open(path, expect=header, resume_at=step)
+        elif self.header is not None:
+            self.curriculum = Curriculum.create(path, replace(self.header, first_step=step))
