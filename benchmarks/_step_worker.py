@@ -115,14 +115,9 @@ def main() -> None:
     Selector._draw = clock.in_thread("ahead", Selector._draw)  # type: ignore[method-assign]
 
     def selecting(arm: Arm) -> Any:
+        chooses = Selector.of(arm, store, references if arm.policy().needs_scores else None)
         return selector.RoDSelector(
-            store=store,
-            pools=arm.pools(store),
-            policy=arm.policy(),
-            batch_size=arm.batch_size,
-            references=references if arm.policy().needs_scores else None,
-            scoring_micro_batch_size=job.scoring_micro_batch_size,
-            eighths=arm.eighths,
+            chooses, store, scoring_micro_batch_size=job.scoring_micro_batch_size
         )
 
     header = curriculum_header(arm, store, references, config="benchmark")
@@ -241,13 +236,8 @@ def record_all(path: Path, arm: Arm, header: CurriculumHeader, steps: int) -> No
     with Curriculum.create(path, header) as curriculum:
         for step in range(steps):
             score_C = rng.random(arm.num_candidates, dtype=np.float32)
-            choice = choose(
-                pools.pool(step), arm.policy(), arm.batch_size, lambda s=score_C: (s, 0 * s)
-            )
-            curriculum.append(
-                step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold,
-                sync=False,
-            )  # fmt: skip
+            choice = choose(pools.pool(step), arm.policy(), arm.batch_size, score_C, 0 * score_C)
+            curriculum.append(choice, sync=False)
 
 
 def record(journal: Journal, choice: Choice, seconds: float) -> None:

@@ -44,6 +44,7 @@ from nemo_rod.selection import (
     SourceRow,
     threshold,
 )
+from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.references.folder import (
     RECORD,
     SCHEMA,
@@ -251,7 +252,7 @@ def appends(what: str, goal: float, setting: Setting) -> Iterator[Row]:
         before = path.stat().st_size
 
         def append(number: int) -> None:
-            curriculum.append(number, pools_n[number], loss_C, loss_C, chosen, tau)
+            curriculum.append(Choice(pools_n[number], loss_C, loss_C, chosen, tau))
 
         value = median_ms(append, 200)
         record_bytes = (path.stat().st_size - before) // len(curriculum)

@@ -47,7 +47,7 @@ def chosen_one_ulp_apart(groups: Any) -> list[int]:
         sums[3] = torch.nextafter(sums[3], torch.tensor(2.0))
     loss = block_loss(on_every_rank([sums], 4, 8, groups)[0].numpy(), BLOCK_SIZE)
     pool = Pool(STEP, np.arange(4), np.zeros(4, dtype=bool))
-    return choose(pool, Joint(), 2, lambda: (loss, np.zeros_like(loss))).chosen.tolist()
+    return choose(pool, Joint(), 2, loss, np.zeros_like(loss)).chosen.tolist()
 
 
 def model() -> torch.nn.Module:
@@ -66,10 +66,12 @@ def never(**_: Any) -> None:
 def own_job(groups: Any) -> None:
     from nemo_rod.corpus import BlockStore
     from nemo_rod.megatron.rod_selector import RoDSelector
+    from nemo_rod.selection import Selector
 
     store = BlockStore.__new__(BlockStore)  # of no blocks: none is read
     store.block_size = BLOCK_SIZE
-    rod = RoDSelector(store=store, pools=TwoCandidates(), policy=OwnRank(), batch_size=1)
+    chooses = Selector(pools=TwoCandidates(), policy=OwnRank(), batch_size=1, block_size=BLOCK_SIZE)
+    rod = RoDSelector(chooses, store)
     schedule = rod._on_winners(never, step=STEP, groups=groups)
     schedule(forward_only=False, model=[model()], micro_batch_size=1)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from nemo_rod.megatron import cpu  # noqa: F401  `cuda()` on a machine without a GPU
 from nemo_rod.megatron.scoring.scoring_pass import partial_sums
 from nemo_rod.swap_in.host_selector import StreamSelector
-from nemo_rod.swap_in.readers import told_by_readers
+from nemo_rod.swap_in.readers import broadcast_from_readers
 from nemo_rod.swap_in.stream import winners
 
 SIZE, DRAWN, LENGTH = 2, 6, 5
@@ -59,7 +59,7 @@ def told(me: int) -> None:
     """What one reader knows, all know; what one reader refuses, all refuse."""
     alone = dist.new_subgroups(1)[0]
     groups = SimpleNamespace(tp=alone, pp=alone, dp=dist.group.WORLD)
-    everyone = told_by_readers(lambda: np.array([[me, 2**53 - 1]]), (1, 2), groups)
+    everyone = broadcast_from_readers(lambda: np.array([[me, 2**53 - 1]]), (1, 2), groups)
     assert everyone[:, 0].tolist() == [[r, 2**53 - 1] for r in range(dist.get_world_size())]
 
     def refuse() -> np.ndarray:
@@ -68,7 +68,7 @@ def told(me: int) -> None:
         return np.zeros(1)
 
     try:
-        told_by_readers(refuse, (1,), groups)
+        broadcast_from_readers(refuse, (1,), groups)
     except ValueError as error:
         assert str(error) == "no reference" if me == 1 else "Replica 1" in str(error), error
     else:

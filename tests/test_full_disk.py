@@ -126,13 +126,13 @@ path = disk / "curriculum.rod"
 curriculum = Curriculum.create(path, HEADER)
 try:
     for step in range(1000):
-        curriculum.append(step, *step_of(step))
+        curriculum.append(step_of(step))
 except OSError as error:
     print(error)
     print(len(curriculum), path.stat().st_size <= 16 << 10)
 make_room()
 for step in range(curriculum.next_step, 1000):
-    curriculum.append(step, *step_of(step))
+    curriculum.append(step_of(step))
 check(Curriculum.open(path, read_only=True), 1000)
 """
 

@@ -30,6 +30,7 @@ from nemo_rod.selection import (
     compact,
     threshold,
 )
+from nemo_rod.selection.choice import Choice
 
 CLI = [sys.executable, "-m", "nemo_rod.cli"]
 
@@ -103,12 +104,12 @@ def write_curriculum(folder: Path, store: BlockStore, arm: str, steps: int = 25)
             pool = source.pool(step)
             if not scored:
                 chosen = TakeAll().select(None, pool.is_replay, 4)
-                curriculum.append(step, pool, None, None, chosen)
+                curriculum.append(Choice(pool, None, None, chosen))
                 continue
             random = np.random.default_rng([step, arm == "rod"])
             loss_C = random.random(source.size, dtype=np.float32)
             chosen = Joint().select(loss_C, pool.is_replay, 4)
-            curriculum.append(step, pool, loss_C, loss_C, chosen, threshold(loss_C, chosen))
+            curriculum.append(Choice(pool, loss_C, loss_C, chosen, threshold(loss_C, chosen)))
 
 
 def lines(text: str) -> list[list[str]]:

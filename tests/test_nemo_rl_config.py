@@ -19,8 +19,9 @@ from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.nemo_rl.settings import RoD, check
-from nemo_rod.nemo_rl.worker import deal, update_metrics
+from nemo_rod.nemo_rl.worker import update_metrics
 from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.dealing import deal
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes" / "nemo_rl").glob("*.yaml"))
 

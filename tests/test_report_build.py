@@ -28,6 +28,7 @@ from nemo_rod.report.summary import summarise
 from nemo_rod.report.table import arms_table
 from nemo_rod.report.verdicts import judge
 from nemo_rod.selection.candidates import Pool
+from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.forgetting import forgetting_by_source, validation_forgetting
@@ -160,7 +161,7 @@ def write_curriculum(
             score = rng.normal(size=width).astype(np.float32) if is_rod else None
             tau = float(score[chosen].min()) if score is not None else float("nan")
             pool = Pool(step, block_ids, block_ids >= 40)
-            curriculum.append(step, pool, score, score, chosen, tau)
+            curriculum.append(Choice(pool, score, score, np.array(chosen), tau))
             steps.append((names, chosen))
     return steps
 

@@ -20,6 +20,7 @@ from nemo_rod.report.history import read_history
 from nemo_rod.report.profile import profiles_of
 from nemo_rod.report.style import COLOURS, arm_colour, with_variables
 from nemo_rod.selection.candidates import Pool
+from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
 from nemo_rod.selection.curriculum.log import Curriculum
 
@@ -203,7 +204,7 @@ def write_curriculum(path: Path, steps: list[Step]) -> None:
             block_ids = np.array(ids)
             pool = Pool(step, block_ids, block_ids >= 10)
             tau = math.nan if score is None else min(np.array(score)[chosen])
-            curriculum.append(step, pool, score, score, chosen, tau)
+            curriculum.append(Choice(pool, score, score, np.array(chosen), tau))
 
 
 def test_history_by_hand(tmp_path: Path) -> None:

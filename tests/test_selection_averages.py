@@ -173,9 +173,7 @@ def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
             np.testing.assert_allclose(choice.loss[known], expected, rtol=1e-6)
         elif step:  # what guesses would have chosen of the same pool
             assert 0 <= choice.compared["rod/averages/overlap"] <= 1
-        curriculum.append(
-            step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
-        )
+        curriculum.append(choice)
     assert scorer.calls == 3
     again = averages(every=4)
     again.replay(curriculum, References())

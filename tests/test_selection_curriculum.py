@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_rod.selection.candidates import Candidates, Pool
+from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import RecordedPools
@@ -48,20 +49,20 @@ class Store:
 
 
 def step_of(step, seed=0):
-    """A step as a run would have it: pool, losses, scores, choice and tau."""
+    """A step as a run would have it."""
     ids = Candidates(num_adaptation=40, num_replay=60, batch_size=C // 2).pool(step).block_ids
     pool = Pool(step, ids, ids >= 40)
     rng = np.random.default_rng([step, seed])
     loss_C = rng.random(C).astype(np.float32)
     score_C = loss_C - rng.random(C).astype(np.float32)
     chosen = Joint().select(score_C, pool.is_replay, K)
-    return pool, loss_C, score_C, chosen, threshold(score_C, chosen)
+    return Choice(pool, loss_C, score_C, chosen, threshold(score_C, chosen))
 
 
 def record(path, steps, header=HEADER, seed=0):
     with Curriculum.create(path, header) as curriculum:
         for step in range(header.first_step, header.first_step + steps):
-            curriculum.append(step, *step_of(step, seed))
+            curriculum.append(step_of(step, seed))
     return path.read_bytes()
 
 
@@ -70,7 +71,9 @@ def check(curriculum, steps, first=0):
     assert len(curriculum) == steps and curriculum.next_step == first + steps
     arrays = curriculum.arrays()
     for i, row in enumerate(curriculum):
-        pool, loss_C, score_C, chosen, tau = step_of(first + i)
+        step = step_of(first + i)
+        pool, loss_C, score_C = step.pool, step.loss, step.score
+        chosen, tau = step.chosen, step.threshold
         assert row.step == first + i and row.threshold == tau
         assert row.block_ids.dtype == np.int64 and row.chosen.dtype == np.int64
         for found, expected in (
@@ -112,7 +115,7 @@ def test_a_step_is_on_the_disk_before_the_next_begins(tmp_path, monkeypatch):
 
         monkeypatch.setattr(os, "fsync", spy)
         for step in range(3):
-            curriculum.append(step, *step_of(step))
+            curriculum.append(step_of(step))
             assert synced[-1] == (tmp_path / "c.rod").stat().st_size > size
     assert len(synced) == 3
 
@@ -122,7 +125,7 @@ def test_any_scores_and_any_choice(tmp_path_factory, scores, order):
     path = tmp_path_factory.mktemp("c") / "c.rod"
     pool = Pool(0, np.arange(C) + (1 << 40), np.ones(C, bool))
     with Curriculum.create(path, HEADER) as curriculum:
-        curriculum.append(0, pool, np.arange(C), scores, order[:K], -1e-300)
+        curriculum.append(Choice(pool, np.arange(C), scores, order[:K], -1e-300))
         row = curriculum[0]
     assert row.score.tolist() == scores and row.threshold == -1e-300
     assert row.chosen.tolist() == sorted(order[:K])
@@ -140,7 +143,7 @@ def test_cut_at_every_byte_of_the_last_record(tmp_path):
         assert path.read_bytes() == whole[:end]
         with Curriculum.open(path, expect=HEADER, resume_at=2) as curriculum:
             assert path.read_bytes() == shorter
-            curriculum.append(2, *step_of(2))
+            curriculum.append(step_of(2))
         assert path.read_bytes() == whole
 
 
@@ -173,12 +176,12 @@ def test_resuming_drops_what_came_later_and_never_leaves_a_gap(tmp_path):
             with pytest.raises(
                 ValueError, match=f"expects step 4 next, found step {wrong}: resume"
             ):
-                curriculum.append(wrong, *step_of(wrong))
-        curriculum.append(4, *step_of(4))
-        curriculum.append(5, *step_of(5))
+                curriculum.append(step_of(wrong))
+        curriculum.append(step_of(4))
+        curriculum.append(step_of(5))
         curriculum.truncate(5)
         check(curriculum, 5)
-        curriculum.append(5, *step_of(5))
+        curriculum.append(step_of(5))
     assert path.read_bytes() == whole
     with pytest.raises(ValueError, match="holds steps 0 to 5, so a run cannot go on at step 7"):
         Curriculum.open(path, resume_at=7)
@@ -232,18 +235,18 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
 
 
 def test_what_is_refused_when_appending(tmp_path):
-    pool, loss_C, score_C, chosen, tau = step_of(0)
-    bad = score_C.copy()
+    good = step_of(0)
+    bad = good.score.copy()
     bad[3] = np.nan
     with Curriculum.create(tmp_path / "c.rod", HEADER) as curriculum:
-        for scores, t in ((bad, tau), (score_C, math.nan)):
+        for wrong in (replace(good, score=bad), replace(good, threshold=math.nan)):
             with pytest.raises(ValueError, match="step 0 has NaN scores"):
-                curriculum.append(0, pool, loss_C, scores, chosen, t)
-        for wrong in (chosen[:-1], [0, 0, 1, 2, 3], [0, 1, 2, 3, C], [-1, 0, 1, 2, 3]):
+                curriculum.append(wrong)
+        for chosen in (good.chosen[:-1], [0, 0, 1, 2, 3], [0, 1, 2, 3, C], [-1, 0, 1, 2, 3]):
             with pytest.raises(AssertionError):
-                curriculum.append(0, pool, loss_C, score_C, wrong, tau)
+                curriculum.append(replace(good, chosen=np.array(chosen)))
         with pytest.raises(AssertionError):
-            curriculum.append(0, pool, None, None, chosen)
+            curriculum.append(replace(good, loss=None, score=None))
         assert len(curriculum) == 0
 
 
@@ -251,9 +254,8 @@ def test_arms_that_score_nothing(tmp_path):
     header = replace(HEADER, num_chosen=C, references="", scored=False)
     with Curriculum.create(tmp_path / "c.rod", header) as curriculum:
         for step in range(3):
-            pool = step_of(step)[0]
-            chosen = TakeAll().select(None, pool.is_replay, C)
-            curriculum.append(step, pool, None, None, chosen, threshold(None, chosen))
+            pool = step_of(step).pool
+            curriculum.append(Choice(pool, None, None, TakeAll().select(None, pool.is_replay, C)))
         row = curriculum[1]
         assert np.isnan(row.loss).all() and np.isnan(row.score).all() and math.isnan(row.threshold)
         assert row.chosen.tolist() == list(range(C))
@@ -307,7 +309,7 @@ def test_training_on_a_recorded_curriculum(tmp_path):
         pools = RecordedPools(curriculum, Store())
         assert pools.size == K and len(pools) == 4
         for step in (3, 0):
-            pool, _, _, chosen, _ = step_of(step)
+            pool, chosen = step_of(step).pool, step_of(step).chosen
             recorded = pools.pool(step)
             assert recorded.step == step
             assert np.array_equal(recorded.block_ids, pool.block_ids[chosen])
@@ -322,7 +324,7 @@ import sys
 from test_selection_curriculum import *
 with Curriculum.open(sys.argv[1], expect=HEADER) as curriculum:
     for step in range(curriculum.next_step, 10**9):
-        curriculum.append(step, *step_of(step))
+        curriculum.append(step_of(step))
         print(step, flush=True)
 """
 
@@ -370,7 +372,9 @@ def test_export(tmp_path, monkeypatch):
     assert columns["step"] == [step for step in range(5) for _ in range(C)]
     assert columns["position"] == list(range(C)) * 5
     for step in range(5):
-        pool, loss_C, score_C, chosen, tau = step_of(step)
+        made = step_of(step)
+        pool, loss_C, score_C = made.pool, made.loss, made.score
+        chosen, tau = made.chosen, made.threshold
         rows = {name: values[step * C : (step + 1) * C] for name, values in columns.items()}
         assert rows["block_id"] == pool.block_ids.tolist()
         assert rows["role"] == ["replay" if r else "adaptation" for r in pool.is_replay]
@@ -385,11 +389,11 @@ def test_export(tmp_path, monkeypatch):
 
 def test_export_of_padding_and_of_nothing(tmp_path):
     pytest.importorskip("pyarrow")
-    pool, loss_C, score_C, _, tau = step_of(0)
-    pool.block_ids[-1], loss_C[-1], score_C[-1] = PADDING_ID, 1.0, -np.inf
+    choice = replace(step_of(0), chosen=np.arange(K))
+    choice.pool.block_ids[-1], choice.loss[-1], choice.score[-1] = PADDING_ID, 1.0, -np.inf
     with Curriculum.create(tmp_path / "c.rod", HEADER) as curriculum:
         export(curriculum, tmp_path / "none.parquet")
-        curriculum.append(0, pool, loss_C, score_C, np.arange(K), tau)
+        curriculum.append(choice)
         verify(curriculum, Store())
         export(curriculum, tmp_path / "c.parquet")
     assert parquet(tmp_path / "none.parquet")["step"] == []
@@ -408,10 +412,10 @@ def test_verify(tmp_path):
         ):
             with pytest.raises(ValueError, match=sentence):
                 verify(curriculum, store)
-    pool, loss_C, score_C, _, tau = step_of(0)
-    pool.block_ids[0] = PADDING_ID
+    choice = replace(step_of(0), chosen=np.arange(K))
+    choice.pool.block_ids[0] = PADDING_ID
     with Curriculum.create(tmp_path / "padding.rod", HEADER) as curriculum:
-        curriculum.append(0, pool, loss_C, score_C, np.arange(K), tau)
+        curriculum.append(choice)
         with pytest.raises(ValueError, match="expected 5 and no padding"):
             verify(curriculum, Store())
 

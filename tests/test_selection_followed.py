@@ -12,6 +12,7 @@ from test_selection_references import ArrayStore, complete, manifest, sums_of, w
 
 from nemo_rod.selection import Curriculum, CurriculumHeader, FollowedPools, Joint, replay_share
 from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.references import References, compact, open_references
 
 STEPS, K = 9, 8
@@ -47,7 +48,7 @@ def recorded(tmp_path: Path) -> Curriculum:
         pool = ROD.pools().pool(step)
         score = random.random(2 * K).astype(np.float32)
         chosen = Joint().select(score, pool.is_replay, K)
-        curriculum.append(step, pool, score, score, chosen, float(score[chosen].min()))
+        curriculum.append(Choice(pool, score, score, chosen, float(score[chosen].min())))
     return curriculum
 
 

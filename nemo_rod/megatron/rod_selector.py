@@ -22,9 +22,8 @@ from nemo_rod.megatron.ranks import refuse_different_choices
 from nemo_rod.megatron.scoring.block_losses import BlockLosses
 from nemo_rod.megatron.scoring.distillation import SoftTargets
 from nemo_rod.megatron.scoring.forward_only import replaced
-from nemo_rod.selection import Choice, OnNonfinite, Policy, Pools, ReferenceLosses, Selector
-from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.references import NUM_CHUNKS
+from nemo_rod.selection import Choice, Selector
+from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.references.teacher import Teacher
 
 
@@ -32,50 +31,29 @@ class RoDSelector:
     """Lets a trainer train on what a `Selector` chooses, at every step.
 
     Args:
-        store: the blocks.
-        pools: the candidate pool of every step.
-        policy: turns scores into the chosen blocks.
-        batch_size: blocks trained on in one step (K).
-        references: reference losses; needed if the policy needs scores.
-        on_nonfinite: what to do with a score that is no number: "refuse" or "exclude".
-        scoring_micro_batch_size: blocks in one forward-only pass of one replica.
-        eighths: how much of every candidate is scored, from its beginning.
-        averages: guess the scores of steps without a scoring pass; None scores at every step.
-        teacher: what the base foretells of replay, if that is scored by it; None for losses.
-        beat: called whenever this rank got on a bit.
+        selector: Chooses the blocks of a step.
+        store: The blocks.
+        scoring_micro_batch_size: Blocks in one forward-only pass of one replica.
+        teacher: The base's predictions on replay, if replay is scored by distillation from it;
+            None scores by losses.
+        beat: Called whenever this rank makes progress.
 
     Attributes:
-        choice: of the last step.
-        on_choice: called with every choice, before it is trained on.
-        step_seconds: of the last step.
+        choice: Of the last step.
+        on_choice: Called with every choice, before it is trained on.
+        step_seconds: Of the last step.
     """
 
     def __init__(
         self,
-        *,
+        selector: Selector,
         store: BlockStore,
-        pools: Pools,
-        policy: Policy,
-        batch_size: int,
-        references: ReferenceLosses | None = None,
-        on_nonfinite: OnNonfinite = "refuse",
+        *,
         scoring_micro_batch_size: int = 1,
-        eighths: int = NUM_CHUNKS,
-        averages: SourceAverages | None = None,
         teacher: Teacher | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        self.selector = Selector(
-            pools=pools,
-            policy=policy,
-            batch_size=batch_size,
-            block_size=store.block_size,
-            references=references,
-            on_nonfinite=on_nonfinite,
-            eighths=eighths,
-            averages=averages,
-        )
-        self.store, self.teacher = store, teacher
+        self.selector, self.store, self.teacher = selector, store, teacher
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.choice: Choice | None = None
         self.on_choice: Callable[[Choice], None] = lambda choice: None
@@ -135,10 +113,9 @@ class RoDSelector:
                 refuse_different_choices(choice)
                 self.on_choice(choice)
                 self.beat()
-            # whole micro-batches are dealt out, so that none depends on the number of replicas:
-            # some losses, such as the routers' balance, are taken over a micro-batch
-            by_micro_batch = choice.block_ids.reshape(-1, micro_batch_size)
-            mine = by_micro_batch[groups.dp.rank() :: groups.dp.size()].ravel()
+            replicas = groups.dp.size()
+            shares = deal(choice.block_ids, micro_batch_size=micro_batch_size, replicas=replicas)
+            mine = shares[groups.dp.rank()]
             batches = [micro_batches(self.store, mine, micro_batch_size) for _ in model]
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.selector.policy.needs_scores:

@@ -44,7 +44,7 @@ from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.processes.signals import Stopped
-from nemo_rod.selection import open_references
+from nemo_rod.selection import Selector, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.kappa_controller import Steering
@@ -78,17 +78,10 @@ def train(
     references = None
     if job.references:
         references = open_references(job.references, store, distilled=True)
-    averages = arm.averages(store)
     selector = RoDSelector(
-        store=store,
-        pools=arm.pools(store),
-        policy=arm.policy(),
-        batch_size=job.optimisation.batch_size,
-        references=references,
-        on_nonfinite=job.on_nonfinite,  # type: ignore[arg-type]
+        Selector.of(arm, store, references, job.on_nonfinite),  # type: ignore[arg-type]
+        store,
         scoring_micro_batch_size=job.scoring_micro_batch_size,
-        eighths=arm.eighths,
-        averages=averages,
         teacher=open_teacher(job.references, store),
         beat=beat,
     )
@@ -115,6 +108,7 @@ def train(
     every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
     if steered is not None:
         every.append(steered)
+    averages = selector.selector.averages
     if averages is not None and references is not None:
         every.append(ResumedAverages(averages, references, out))
     config = bridge_config(job, provider, store, identity)

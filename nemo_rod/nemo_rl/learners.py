@@ -17,10 +17,11 @@ import numpy as np
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.remote import call_all, set_up
-from nemo_rod.nemo_rl.worker import Task, deal, update_metrics
+from nemo_rod.nemo_rl.worker import Task, update_metrics
 from nemo_rod.nemo_rl.worker_batches import train_batch
 from nemo_rod.selection import Choice, Selector, open_references
 from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import source_losses
 from nemo_rod.selection.references import NUM_CHUNKS
 
@@ -79,15 +80,8 @@ class InDriver:
         self.store = BlockStore(task.blocks)
         self.held_out = BlockStore(task.blocks, split="holdout")
         self.num_validation_blocks = task.validation_blocks
-        arm = Arm(**task.arm)
-        self.selector = Selector(
-            pools=arm.pools(),
-            policy=arm.policy(),
-            batch_size=arm.batch_size,
-            block_size=self.store.block_size,
-            references=open_references(task.references, self.store) if task.references else None,
-            on_nonfinite=task.on_nonfinite,
-        )
+        references = open_references(task.references, self.store) if task.references else None
+        self.selector = Selector.of(Arm(**task.arm), self.store, references, task.on_nonfinite)
         self.loss = compat.loss_function()
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:

@@ -19,6 +19,7 @@ from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.worker_batches import train_batch
 from nemo_rod.selection import OnNonfinite, Selector, open_references
 from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import source_losses
 from nemo_rod.upstream import functions
 
@@ -42,21 +43,6 @@ class Task:
     references: tuple[str, ...] = ()
     validation_blocks: int = 0
     on_nonfinite: OnNonfinite = "refuse"
-
-
-def deal(block_ids: np.ndarray, *, micro_batch_size: int, replicas: int) -> list[np.ndarray]:
-    """Deals the winners out to replicas by whole micro-batches, as the other hosts do.
-
-    Args:
-        block_ids: int64 `[K]`, K a multiple of `micro_batch_size * replicas`.
-        micro_batch_size: blocks in one forward-backward pass of one replica.
-        replicas: data-parallel size.
-
-    Returns:
-        int64 `[K / replicas]` for every replica.
-    """
-    by_micro_batch = block_ids.reshape(-1, micro_batch_size)
-    return [by_micro_batch[replica::replicas].ravel() for replica in range(replicas)]
 
 
 class RoDWorkerMixin:
@@ -86,15 +72,7 @@ class RoDWorkerMixin:
             references = None
             if task.references:
                 references = open_references(task.references, self._rod_store)
-            self._rod_selector = Selector(
-                pools=arm.pools(),
-                policy=arm.policy(),
-                batch_size=arm.batch_size,
-                block_size=self._rod_store.block_size,
-                references=references,
-                on_nonfinite=task.on_nonfinite,
-                eighths=arm.eighths,
-            )
+            self._rod_selector = Selector.of(arm, self._rod_store, references, task.on_nonfinite)
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
         """Chooses and trains one step (paper, algorithm 1).

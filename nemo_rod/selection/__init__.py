@@ -5,9 +5,10 @@ The algorithm, one module per line (numpy and the standard library only):
     candidates.pool(step)                  candidates.py, permutation.py
     references[block_ids]                  references/
     policy.select(score, is_replay, k)     policies.py, choice.py
-    curriculum.append(step, ...)           curriculum.py, curriculum_tools.py
+    curriculum.append(choice)              curriculum/
 
-`selector.py` puts the first three together, and `journal.py` writes the last down with the metrics.
+`selector.py` puts the first three together; `curriculum/journal.py` records the result with the
+step's metrics; `dealing.py` says which replica trains on which of the chosen blocks.
 """
 
 from nemo_rod.selection.candidates import (

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -20,9 +19,6 @@ import numpy.typing as npt
 
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.policies import Policy, reducible_loss, threshold
-
-# Gives the losses and the reference losses of the pool, float32 [C] each, nats per token.
-LossPair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 OnNonfinite = Literal["refuse", "exclude"]
 
@@ -49,8 +45,8 @@ class Choice:
     loss: npt.NDArray[np.float32] | None
     score: npt.NDArray[np.float32] | None
     chosen: npt.NDArray[np.int64]
-    threshold: float
-    seconds: dict[str, float]
+    threshold: float = math.nan
+    seconds: dict[str, float] = field(default_factory=dict)
     is_guess: bool = False
     excluded: int = 0
     compared: dict[str, float | None] = field(default_factory=dict)
@@ -60,34 +56,40 @@ class Choice:
         """The chosen blocks, int64 `[K]`."""
         return self.pool.block_ids[self.chosen]
 
+    def preceded_by(self, **seconds: float) -> Choice:
+        """Adds how long the parts of the step took that came before the selection."""
+        return replace(self, seconds={**seconds, **self.seconds})
+
 
 def choose(
     pool: Pool,
     policy: Policy,
     batch_size: int,
-    losses: Callable[[], LossPair],
+    loss_C: npt.NDArray[np.float32] | None = None,
+    reference_C: npt.NDArray[np.float32] | None = None,
     on_nonfinite: OnNonfinite = "refuse",
 ) -> Choice:
-    """Scores a pool, if the policy needs it, and selects from it.
+    """Selects from a pool by reducible loss, if the policy needs it.
 
     Args:
-        pool: the candidates.
-        policy: turns scores into the chosen blocks.
-        batch_size: how many to choose (K).
-        losses: gives the losses under the current weights and the reference losses, float32 `[C]`
-            each, in nats per token; only called if the policy needs scores.
+        pool: The candidates.
+        policy: Turns scores into the chosen blocks.
+        batch_size: How many to choose (K).
+        loss_C: Losses under the current weights, float32 `[C]`, nats per token; None for a policy
+            that needs no scores.
+        reference_C: Reference losses, likewise.
         on_nonfinite: "refuse" a pool with a score that is no finite number, or "exclude" such
             candidates as if they were padding, and count them.
 
     Raises:
-        ValueError: a score that is no finite number and is not excluded, or too few others.
+        ValueError: A score that is no finite number and is not excluded, or too few others.
     """
     if not policy.needs_scores:
         chosen = policy.select(None, pool.is_replay, batch_size)
-        return Choice(pool, None, None, chosen, math.nan, {"scoring": 0.0, "selection": 0.0})
+        seconds = {"scoring": 0.0, "selection": 0.0}
+        return Choice(pool, None, None, chosen, seconds=seconds)
+    assert loss_C is not None and reference_C is not None
     start = time.perf_counter()
-    loss_C, reference_C = losses()
-    scored = time.perf_counter()
     score_C = reducible_loss(loss_C, reference_C)
     bad_C = ~np.isfinite(score_C)
     if bad_C.any():
@@ -95,7 +97,7 @@ def choose(
         score_C[bad_C] = -np.inf
     chosen = policy.select(score_C, pool.is_replay, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
-    seconds = {"scoring": scored - start, "selection": time.perf_counter() - scored}
+    seconds = {"selection": time.perf_counter() - start}
     return Choice(pool, loss_C, score_C, chosen, tau, seconds, excluded=int(bad_C.sum()))
 
 

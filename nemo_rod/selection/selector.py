@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.ahead import Ahead
+from nemo_rod.selection.arms import Arm, StoreWithSources
 from nemo_rod.selection.candidates import Pool, Pools
-from nemo_rod.selection.choice import Choice, LossPair, OnNonfinite, choose, choose_by
+from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by
 from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.fidelity import fidelity, metrics_of, prefix_fidelity
-from nemo_rod.selection.policies import Policy, reducible_loss
+from nemo_rod.selection.policies import Joint, Policy, reducible_loss
 from nemo_rod.selection.references import NUM_CHUNKS, ReferenceLosses, block_loss
 
 COMPARED_EVERY = 10  # steps between two looks at what prefixes would have chosen
@@ -92,30 +93,55 @@ class Selector:
         self.on_nonfinite, self.eighths, self.averages = on_nonfinite, eighths, averages
         self._drawn = Ahead(self._draw)
 
+    @classmethod
+    def of(
+        cls,
+        arm: Arm,
+        store: StoreWithSources,
+        references: ReferenceLosses | None = None,
+        on_nonfinite: OnNonfinite = "refuse",
+    ) -> Selector:
+        """Returns the selector of an arm over a store.
+
+        Raises:
+            ValueError: A recorded curriculum that is missing or of another store, or references
+                that are missing.
+        """
+        return cls(
+            pools=arm.pools(store),
+            policy=arm.policy(),
+            batch_size=arm.batch_size,
+            block_size=store.block_size,
+            references=references,
+            on_nonfinite=on_nonfinite,
+            eighths=arm.eighths,
+            averages=arm.averages(store),
+        )
+
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update."""
         begin = time.perf_counter()
         pool, reference_C = self._drawn.take(step)
         if not self.policy.needs_scores:
-            return choose(pool, self.policy, self.batch_size, _never)
+            return choose(pool, self.policy, self.batch_size)
         if self.averages is not None and not self.averages.is_due(step):
             return choose_by(self.averages.guess(pool), pool, self.policy, self.batch_size)
-        assert reference_C is not None
-        lookup = time.perf_counter() - begin
-        sums = np.empty((0, 0), dtype=np.float32)
-
-        def losses() -> LossPair:
-            nonlocal sums
-            sums = scorer.chunk_sums(pool.block_ids, self.eighths)
-            return block_loss(sums, self.block_size, self.eighths), reference_C
-
-        choice = choose(pool, self.policy, self.batch_size, losses, self.on_nonfinite)
-        choice = replace(choice, seconds={"lookup": lookup, **choice.seconds})
+        drawn = time.perf_counter()
+        sums = scorer.chunk_sums(pool.block_ids, self.eighths)
+        loss_C = block_loss(sums, self.block_size, self.eighths)
+        scored = time.perf_counter()
+        choice = choose(
+            pool, self.policy, self.batch_size, loss_C, reference_C, self.on_nonfinite
+        ).preceded_by(lookup=drawn - begin, scoring=scored - drawn)
         if self.averages is not None:
             return self._observed(choice)
         if self.eighths < NUM_CHUNKS or step % COMPARED_EVERY:
             return choice
         return self._compared(choice, sums)
+
+    def set_kappa(self, kappa: float) -> None:
+        """Weighs replay scores by another kappa from the next step on."""
+        self.policy = Joint(kappa)
 
     def learn(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
         """Takes in what the blocks of a step cost that was chosen by guessed scores.
@@ -165,7 +191,3 @@ class Selector:
         seconds = dict(choice.seconds)
         seconds["selection"] += time.perf_counter() - begin
         return replace(choice, seconds=seconds, compared=prefixes)
-
-
-def _never() -> LossPair:
-    raise AssertionError("the policy needs no scores")

@@ -12,6 +12,7 @@ Shape suffixes: c = candidates of this replica, C = of all replicas, K = chosen.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -28,7 +29,7 @@ from nemo_rod.selection import Choice, Policy, Pool, References, choose
 from nemo_rod.selection.curriculum.log import PADDING_ID
 from nemo_rod.selection.references.block_loss import mean_loss
 from nemo_rod.swap_in.blend import Blend
-from nemo_rod.swap_in.readers import told_by_readers
+from nemo_rod.swap_in.readers import broadcast_from_readers
 from nemo_rod.swap_in.stream import Batch, draw, in_pool_order, winners, without_identity
 
 Record = Callable[[Choice, np.ndarray], None]
@@ -117,27 +118,30 @@ class StreamSelector:
         size, count = options["micro_batch_size"], options["num_microbatches"]
         batches: list[Batch] = next((chunk for chunk in drawn if chunk is not None), [])
         shape = (self.multiplier * count * size, 2)
-        told = told_by_readers(lambda: self._identify(batches), shape, groups).astype(np.int64)
-        id_C, source_C = in_pool_order(told, size).T
+        read = broadcast_from_readers(lambda: self._identify(batches), shape, groups)
+        read = read.astype(np.int64)
+        id_C, source_C = in_pool_order(read, size).T
         is_replay_of = np.array([row.role == "replay" for row in self.blend.sources])
         pool = Pool(step, id_C, is_replay_of[source_C])
-
-        def losses() -> tuple[np.ndarray, np.ndarray]:
-            with self.around_scoring():
-                outputs = scoring_pass(
-                    schedule,
-                    options["model"],
-                    losses_and_mask(options["forward_step_func"]),
-                    **_other_options(options),
-                    data_iterator=_like(options["data_iterator"], drawn),
-                    num_microbatches=self.multiplier * count,
-                )
-            id_c = told[groups.dp.rank(), :, 0]
-            pairs = told_by_readers(lambda: self._loss_pair(id_c, outputs), shape, groups)
-            loss_C, reference_C = in_pool_order(pairs, size).astype(np.float32).T
-            return loss_C, reference_C
-
-        return choose(pool, self.policy, count * size * groups.dp.size(), losses), source_C
+        batch_size = count * size * groups.dp.size()
+        if not self.policy.needs_scores:
+            return choose(pool, self.policy, batch_size), source_C
+        start = time.perf_counter()
+        with self.around_scoring():
+            outputs = scoring_pass(
+                schedule,
+                options["model"],
+                losses_and_mask(options["forward_step_func"]),
+                **_other_options(options),
+                data_iterator=_like(options["data_iterator"], drawn),
+                num_microbatches=self.multiplier * count,
+            )
+        id_c = read[groups.dp.rank(), :, 0]
+        pairs = broadcast_from_readers(lambda: self._loss_pair(id_c, outputs), shape, groups)
+        loss_C, reference_C = in_pool_order(pairs, size).astype(np.float32).T
+        seconds = time.perf_counter() - start
+        choice = choose(pool, self.policy, batch_size, loss_C, reference_C)
+        return choice.preceded_by(scoring=seconds), source_C
 
     def _identify(self, batches: list[Batch]) -> np.ndarray:
         """Id and source of this replica's candidates, `[c, 2]`."""

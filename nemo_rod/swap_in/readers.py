@@ -20,7 +20,7 @@ def is_reader(groups: Any) -> bool:
     return groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == 0
 
 
-def told_by_readers(
+def broadcast_from_readers(
     facts: Callable[[], np.ndarray], shape: tuple[int, ...], groups: Any
 ) -> np.ndarray:
     """Calls a function on the readers and gives its results to all ranks; a collective call.

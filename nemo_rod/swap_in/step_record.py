@@ -78,9 +78,7 @@ class ChoiceRecord:
         metrics |= {f"timing/train/{part}": value for part, value in choice.seconds.items()}
         step = choice.pool.step
         if self.curriculum is not None:
-            self.curriculum.append(
-                step, choice.pool, choice.loss, choice.score, choice.chosen, choice.threshold
-            )
+            self.curriculum.append(choice)
         if self.folder is not None:
             append_line(self.folder / "metrics.jsonl", {"step": step, **metrics})
         return metrics

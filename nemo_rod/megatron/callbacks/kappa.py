@@ -11,7 +11,6 @@ from nemo_rod.files import write_json
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import from_recorder, is_recorder
 from nemo_rod.megatron.rod_selector import RoDSelector
-from nemo_rod.selection import Joint
 from nemo_rod.selection.curriculum.journal import read_rows
 from nemo_rod.selection.kappa_controller import Steering, held_out_replay
 
@@ -66,4 +65,4 @@ class SteeredKappa(Callback):
 
     def _set(self, kappa: float) -> None:
         self.metrics = {"rod/kappa": kappa}
-        self.selector.selector.policy = Joint(kappa)
+        self.selector.selector.set_kappa(kappa)

@@ -52,15 +52,7 @@ class Journal:
         Raises:
             OSError: The disk is full, or the like; the curriculum is as before.
         """
-        self._curriculum.append(
-            choice.pool.step,
-            choice.pool,
-            choice.loss,
-            choice.score,
-            choice.chosen,
-            choice.threshold,
-            sync=False,
-        )
+        self._curriculum.append(choice, sync=False)
         self._begun = self._disk.submit(self._curriculum.sync)
 
     def append(self, step: int, choice: Choice, metrics: dict[str, Any]) -> dict[str, Any]:

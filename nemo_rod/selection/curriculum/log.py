@@ -25,7 +25,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.candidates import Pool
+from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_foreign
 from nemo_rod.selection.curriculum.record_log import RecordLog
 
@@ -138,27 +138,11 @@ class Curriculum:
         """The step that is to be appended next."""
         return self.header.first_step + len(self)
 
-    def append(
-        self,
-        step: int,
-        pool: Pool,
-        loss_C: npt.ArrayLike | None,
-        score_C: npt.ArrayLike | None,
-        chosen: npt.ArrayLike,
-        threshold: float = math.nan,
-        *,
-        sync: bool = True,
-    ) -> None:
+    def append(self, choice: Choice, *, sync: bool = True) -> None:
         """Add a step.
 
         Args:
-            step: Optimizer step; the one after the last.
-            pool: The candidates.
-            loss_C: Loss of the model before the step, nats per token [C]; None if nothing is
-                scored.
-            score_C: Reducible loss, nats per token [C]; -inf is padding; None if nothing is scored.
-            chosen: Positions of the blocks trained on [K].
-            threshold: tau, nats; NaN if nothing is scored.
+            choice: Of the step after the last one.
             sync: Wait until it is on the disk.
 
         Raises:
@@ -166,8 +150,10 @@ class Curriculum:
             OSError: The disk is full, or the like; the file is as before.
         """
         num_candidates, scored = self.header.num_candidates, self.header.scored
-        chosen = np.asarray(chosen, dtype=np.int64)
-        assert pool.step == step and pool.block_ids.shape == (num_candidates,), (step, pool)
+        pool, step = choice.pool, choice.pool.step
+        loss_C, score_C, threshold = choice.loss, choice.score, choice.threshold
+        chosen = np.asarray(choice.chosen, dtype=np.int64)
+        assert pool.block_ids.shape == (num_candidates,), pool
         assert scored == (loss_C is not None) == (score_C is not None), "scores and header.scored"
         assert len(np.unique(chosen)) == len(chosen) == self.header.num_chosen, chosen
         assert chosen.min() >= 0 and chosen.max() < num_candidates, chosen
