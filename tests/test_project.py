@@ -121,7 +121,11 @@ def test_selection_needs_numpy_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["nemo_rod", "nemo_rod.corpus", "nemo_rod.selection", "nemo_rod.upstream.functions"]
+    "module",
+    [
+        *("nemo_rod", "nemo_rod.cli", "nemo_rod.corpus", "nemo_rod.selection"),
+        "nemo_rod.upstream.functions",
+    ],
 )
 def test_import_is_light(module: str) -> None:
     program = f"import sys, {module}; print(*(set(sys.modules) & {HEAVY!r}))"

@@ -23,8 +23,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from nemo_rod.evaluation.merging.torch_dist import Checkpoint
-
 _TRACKER = "latest_checkpointed_iteration.txt"
 _TRAIN_STATE = "train_state.pt"
 _RUN_CONFIG = "run_config.yaml"
@@ -114,6 +112,8 @@ def _common(weights: Path) -> dict[str, Any]:
 
     if (weights / "common.pt").is_file():
         return torch.load(weights / "common.pt", map_location="cpu", weights_only=False)
+    from nemo_rod.evaluation.merging.torch_dist import Checkpoint
+
     checkpoint = Checkpoint(weights, lambda name: name.startswith(COMMON_OBJECT))
     if not checkpoint.objects:
         raise ValueError(f"{weights} lacks common.pt; restore it from a copy")
