@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from nemo_rod.launch.render import launch_folder, read_launch, render_local, wri
 from nemo_rod.recipe.chain import whole_chain
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
+READ = ("toy", "german_nemotron_nano_12b_v2")  # whose files are compared whole; one has many nodes
 RENDER = {"local": render_local, "slurm": slurm.render, "ray": ray.render}
 CLUSTER = [
     "cluster=b200_8",
@@ -36,26 +39,29 @@ CLUSTER = [
 ]
 
 
+@cache
 def launched(recipe: str, launcher: str, *overrides: str) -> Config:
     return composed(f"recipe={recipe}", f"launcher={launcher}", *CLUSTER, *overrides)
 
 
-def rendered(recipe: str, launcher: str, *overrides: str) -> dict[str, str]:
+@cache
+def rendered(recipe: str, launcher: str, *overrides: str) -> Mapping[str, str]:
     """The files of a whole run, with this machine's folder replaced."""
     config = launched(recipe, launcher, *overrides)
     files = RENDER[launcher](config, whole_chain(config))
     return {name: text.replace(str(Path.cwd()), "/shared/project") for name, text in files.items()}
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True, scope="module")
+def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with contextlib.chdir(tmp_path_factory.mktemp("renders")):
+        yield
 
 
 @pytest.mark.parametrize("launcher", RENDER)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", READ)
 def test_files_are_as_ever(recipe: str, launcher: str) -> None:
-    files = rendered(recipe, launcher)
+    files = dict(rendered(recipe, launcher))
     del files["config.yaml"]  # every key of every recipe: see the test below
     if launcher == "ray":  # most is as with Slurm
         same = rendered(recipe, "slurm")
@@ -75,12 +81,33 @@ def test_files_are_as_ever(recipe: str, launcher: str) -> None:
     assert text == golden.read_text()
 
 
+def test_golden_files_are_those_that_are_compared() -> None:
+    expected = {f"{recipe}.{launcher}.txt" for recipe in READ for launcher in RENDER}
+    assert {file.name for file in GOLDEN.iterdir()} == expected
+
+
 @pytest.mark.parametrize("launcher", RENDER)
+def test_shell_is_sound(launcher: str) -> None:
+    scripts: dict[str, Path] = {}  # each text once
+    for recipe in RECIPES:
+        config = launched(recipe, launcher)
+        folder = launch_folder(config)
+        write_files(folder, RENDER[launcher](config, whole_chain(config)))
+        for script in [*folder.glob("*.sh"), *folder.glob("*.sbatch")]:
+            scripts.setdefault(script.read_text().replace(recipe, "RECIPE"), script)
+    check_shell([*scripts.values()])
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_shell_is_sound(recipe: str, launcher: str, tmp_path: Path) -> None:
-    config = launched(recipe, launcher)
-    write_files(launch_folder(config), RENDER[launcher](config, whole_chain(config)))
-    check_shell([*launch_folder(config).glob("*.sh"), *launch_folder(config).glob("*.sbatch")])
+def test_a_job_asks_for_the_processes_of_its_layout(recipe: str) -> None:
+    config, files = launched(recipe, "slurm"), rendered(recipe, "slurm")
+    for name in (name for name in config.arms if f"{name}.sbatch" in files):
+        asked = directives(files[f"{name}.sbatch"])
+        if "gpus-per-node" in asked:
+            gpus = int(asked["nodes"]) * int(asked["gpus-per-node"])
+            assert gpus == config.parallel.world_size, name
+        else:
+            assert name == "base" or name.startswith("merge_"), name
 
 
 def check_shell(scripts: Sequence[Path]) -> None:
