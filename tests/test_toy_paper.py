@@ -21,7 +21,7 @@ from test_paper_map import CELLS, quoted
 
 from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore
-from nemo_rod.recipe.chain import whole_chain
+from nemo_rod.recipe.stages import Stages
 from nemo_rod.recipe.variants import ArmSettings, arm_settings
 from nemo_rod.selection import Curriculum, References
 
@@ -132,7 +132,7 @@ def test_a_second_run_does_nothing_again(root: Path) -> None:
     made += sorted(arms(root).glob("*/evaluation.json"))
     before = [file.stat().st_mtime_ns for file in made]
     said = command(root, "run", "toy_paper").splitlines()
-    titles = [link.title for link in whole_chain(config())]
+    titles = [stage.title for stage in Stages(config()).all()]
     number = len(titles)
     for i, title in enumerate(titles[:-1], start=1):  # the report is always made anew
         assert f"[{i}/{number}] {title}: done before" in said

@@ -75,7 +75,7 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
         blocks: of the corpus, as `corpus_blocks` gives them.
     """
     stages = Stages(config)
-    works = [_work(stage, stages, shape, blocks) for stage in stages.all()]
+    works = [_work(stage, stages, shape, blocks) for stage in stages.models()]
     models = 1 + sum(name != "base" for name in config.arms)
     held = blocks["held_adaptation"] + blocks["held_replay"]
     return [*works, Work(name="evaluate", read=held * models)]
