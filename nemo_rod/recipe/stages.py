@@ -114,7 +114,7 @@ class Stages:
                 resolve_base(model.hf, folder / "hf")
                 check_tokenizer(folder / "hf", self.results.blocks)
             else:
-                assert optimisation is not None and model.architecture is not None
+                assert model.architecture is not None
                 initialise_base(
                     model.architecture,
                     folder / "init",
@@ -122,8 +122,7 @@ class Stages:
                     seed=self.config.seed,
                 )
                 check_tokenizer(folder / "init", self.results.blocks)
-                arm = self.jobs.arm("base")
-                self.jobs.train(folder, folder / "init", arm, optimisation, [])
+                self.jobs.train(folder, folder / "init", self.jobs.arm("base"), [])
             return {"weights": checkpoint_digest(folder / "hf")}
 
         return HandOver("base", self.results.base, inputs, make, self._note()).stage(
@@ -187,7 +186,7 @@ class Stages:
 
         def make(folder: Path) -> dict[str, Any]:
             arm, start = self.jobs.arm(name), self.results.checkpoint("base")
-            self.jobs.train(folder, start, arm, settings.train, references.folders)
+            self.jobs.train(folder, start, arm, references.folders)
             self.jobs.describe(folder, arm)
             return {"weights": checkpoint_digest(folder / "hf")}
 
