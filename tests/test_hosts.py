@@ -88,9 +88,8 @@ def job_of(variant: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatc
     jobs = ModelJobs(config, RunFolder(folder, "toy"))
     monkeypatch.setattr(jobs, "run", lambda job, _: written.append(job))
     monkeypatch.setattr("nemo_rod.recipe.model_jobs.decided", lambda arm: {})  # no curriculum here
-    settings = jobs.settings("mine")
-    used = ArmReferences(settings, jobs.results).folders
-    jobs.train(folder, folder / "base", jobs.arm("mine", BLOCKS), settings.train, used)
+    used = ArmReferences(jobs.settings("mine"), jobs.results).folders
+    jobs.train(folder, folder / "base", jobs.arm("mine", BLOCKS), used)
     (job,) = written
     assert isinstance(job, TrainJob)
     return job

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from nemo_rod.recipe import handover
-from nemo_rod.recipe.handover import Stage
+from nemo_rod.recipe.handover import HandOver, Stage, partial
 
 
 def stage(
     tmp_path: Path, make: Callable[[Path], dict[str, Any]], *, lr: float = 0.1, **options: Any
 ) -> Stage:
-    return Stage("rod", "train", tmp_path / "rod", lambda: {"train.lr": lr}, make, "", **options)
+    inputs = {"train.lr": lr}
+    return HandOver("rod", tmp_path / "rod", lambda: inputs, make, **options).stage("train", "")
 
 
 def write_result(folder: Path) -> dict[str, Any]:
@@ -26,11 +27,11 @@ def write_result(folder: Path) -> dict[str, Any]:
 
 def test_made_once_and_handed_over_whole(tmp_path: Path) -> None:
     one = stage(tmp_path, write_result, note={"seed": 1})
-    assert not handover.is_done(one)
-    handover.make(one)
-    assert handover.is_done(one)
+    assert not one.is_done()
+    one.run()
+    assert one.is_done()
     assert sorted(file.name for file in one.folder.iterdir()) == ["manifest.json", "result"]
-    assert not one.partial.exists()
+    assert not partial(one.folder).exists()
     assert handover.outputs(one.folder, made_by="train") == {"weights": "abc"}
     manifest = json.loads((one.folder / "manifest.json").read_text())
     assert manifest["inputs"] == {"train.lr": 0.1}
@@ -38,22 +39,22 @@ def test_made_once_and_handed_over_whole(tmp_path: Path) -> None:
 
 
 def test_changed_input_is_refused_by_name_and_rebuilt_on_request(tmp_path: Path) -> None:
-    handover.make(stage(tmp_path, write_result))
+    stage(tmp_path, write_result).run()
     changed = stage(tmp_path, write_result, lr=0.2)
     with pytest.raises(
         ValueError, match=r"train\.lr=0\.1, but now it is 0\.2: add rebuild=\[rod\]"
     ):
-        handover.is_done(changed)
-    handover.move_aside(changed.folder)
-    assert not handover.is_done(changed)
-    handover.make(changed)
+        changed.is_done()
+    changed.move_aside()
+    assert not changed.is_done()
+    changed.run()
     # what was there is kept
     assert (tmp_path / "rod.replaced-1" / "result").read_text() == "42"
 
 
 def test_a_note_may_change(tmp_path: Path) -> None:
-    handover.make(stage(tmp_path, write_result, note={"parallel": 1}))
-    assert handover.is_done(stage(tmp_path, write_result, note={"parallel": 2}))
+    stage(tmp_path, write_result, note={"parallel": 1}).run()
+    assert stage(tmp_path, write_result, note={"parallel": 2}).is_done()
 
 
 def test_interrupted_stage_goes_on_in_its_folder(tmp_path: Path) -> None:
@@ -62,14 +63,14 @@ def test_interrupted_stage_goes_on_in_its_folder(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        handover.make(stage(tmp_path, interrupted))
+        stage(tmp_path, interrupted).run()
     with pytest.raises(ValueError, match=r"rod\.partial was made with train\.lr=0\.1"):
-        handover.is_done(stage(tmp_path, write_result, lr=0.2))
+        stage(tmp_path, write_result, lr=0.2).is_done()
     # a stage that looks after itself is not held to what an interrupted run was asked for
-    assert not handover.is_done(stage(tmp_path, write_result, lr=0.2, checks_itself=True))
+    assert not stage(tmp_path, write_result, lr=0.2, checks_itself=True).is_done()
     whole = stage(tmp_path, write_result)
-    assert not handover.is_done(whole)
-    handover.make(whole)
+    assert not whole.is_done()
+    whole.run()
     assert (whole.folder / "half").exists()
 
 
@@ -78,7 +79,7 @@ def test_refusal_leaves_nothing(tmp_path: Path) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        handover.make(stage(tmp_path, refuse))
+        stage(tmp_path, refuse).run()
     assert list(tmp_path.iterdir()) == []
 
 

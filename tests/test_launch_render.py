@@ -21,7 +21,7 @@ from test_cli import RECIPES, composed, nemo_rod
 from nemo_rod.config import Config
 from nemo_rod.launch import ray, slurm
 from nemo_rod.launch.render import launch_folder, read_launch, render_local, write_files
-from nemo_rod.recipe.chain import whole_chain
+from nemo_rod.recipe.stages import Stages
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
 READ = ("toy", "german_nemotron_nano_12b_v2")  # whose files are compared whole; one has many nodes
@@ -48,7 +48,7 @@ def launched(recipe: str, launcher: str, *overrides: str) -> Config:
 def rendered(recipe: str, launcher: str, *overrides: str) -> Mapping[str, str]:
     """The files of a whole run, with this machine's folder replaced."""
     config = launched(recipe, launcher, *overrides)
-    files = RENDER[launcher](config, whole_chain(config))
+    files = RENDER[launcher](config, Stages(config).all())
     return {name: text.replace(str(Path.cwd()), "/shared/project") for name, text in files.items()}
 
 
@@ -92,7 +92,7 @@ def test_shell_is_sound(launcher: str) -> None:
     for recipe in RECIPES:
         config = launched(recipe, launcher)
         folder = launch_folder(config)
-        write_files(folder, RENDER[launcher](config, whole_chain(config)))
+        write_files(folder, RENDER[launcher](config, Stages(config).all()))
         for script in [*folder.glob("*.sh"), *folder.glob("*.sbatch")]:
             scripts.setdefault(script.read_text().replace(recipe, "RECIPE"), script)
     check_shell([*scripts.values()])
@@ -127,7 +127,7 @@ def check_shell(scripts: Sequence[Path]) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
     config = launched(recipe, "slurm", "train.steps=7", "seed=3", "rebuild=[prepare]")
-    write_files(launch_folder(config), slurm.render(config, whole_chain(config)))
+    write_files(launch_folder(config), slurm.render(config, Stages(config).all()))
     launcher, frozen = read_launch(Path(config.run_dir))
     assert launcher == "slurm"
     # a job runs its own stage, takes it up again where it was, and knows where it is
@@ -139,7 +139,7 @@ def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
 
 def test_frozen_configuration_starts_a_command(tmp_path: Path) -> None:
     config = launched("toy_synthetic", "local", "domain.block_size=32", f"run_dir={tmp_path}/run")
-    write_files(launch_folder(config), render_local(config, whole_chain(config)))
+    write_files(launch_folder(config), render_local(config, Stages(config).all()))
     (line,) = re.findall(
         r"nemo_rod\.cli (prepare .*)", (launch_folder(config) / "run.sh").read_text()
     )

@@ -12,9 +12,7 @@ from test_launch_render import CLUSTER
 from nemo_rod.config import config_folder
 from nemo_rod.launch.slurm import render
 from nemo_rod.launch.submit import submit
-from nemo_rod.recipe import handover
 from nemo_rod.recipe.attempts import Record
-from nemo_rod.recipe.chain import stage_link, whole_chain
 from nemo_rod.recipe.stages import Stages
 
 TWELVE = ["parallel.data=12", "train.batch_size=192", "pretrain.batch_size=288"]
@@ -44,7 +42,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         config = composed("recipe=toy", *overrides, "dry_run=true")
-        submit(config, whole_chain(config), render)
+        submit(config, Stages(config).all(), render)
     assert not Path("runs").exists()
 
 
@@ -52,9 +50,9 @@ def test_without_slurm_only_a_dry_run_goes_on(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "/nonexistent")
     config = composed("recipe=toy", "launcher=slurm", *CLUSTER, "cluster.image=null")
     with pytest.raises(ValueError, match="needs sbatch, which is not on this machine"):
-        submit(config, whole_chain(config), render)
+        submit(config, Stages(config).all(), render)
     config.dry_run = True
-    submit(config, whole_chain(config), render)
+    submit(config, Stages(config).all(), render)
     assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
 
 
@@ -65,13 +63,13 @@ def test_image_must_be_there_when_jobs_are_submitted(
     image = tmp_path / "rod.sqsh"
     config = composed("recipe=toy", "launcher=slurm", *CLUSTER, f"cluster.image={image}")
     with pytest.raises(ValueError, match=re.escape(f"cluster.image={image} is not there")):
-        submit(config, whole_chain(config), render)
+        submit(config, Stages(config).all(), render)
     image.touch()
     with pytest.raises(ValueError, match="needs sbatch"):  # the next thing it asks for
-        submit(config, whole_chain(config), render)
+        submit(config, Stages(config).all(), render)
     config.cluster.image = "registry.example.com#team/nemo_rod:tag"
     with pytest.raises(ValueError, match="needs sbatch"):
-        submit(config, whole_chain(config), render)
+        submit(config, Stages(config).all(), render)
 
 
 def test_template_makes_a_cluster_of_ones_own() -> None:
@@ -93,7 +91,7 @@ def submitted(*overrides: str) -> dict[str, set[str]]:
     config = composed(
         "recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true", *overrides
     )
-    submit(config, whole_chain(config), render)
+    submit(config, Stages(config).all(), render)
     text = (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").read_text()
     lines = re.findall(r"^submit (\S+)(.*)$", text, re.MULTILINE)
     return {name: set(needs.split()) for name, needs in lines}
@@ -116,23 +114,21 @@ def test_what_is_done_is_not_submitted_again() -> None:
 
 def test_single_command_needs_what_comes_before() -> None:
     config = composed("recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true")
-    stages = Stages(config)
     with pytest.raises(ValueError, match=r"rod needs base, which is not there yet: run `nemo-rod "):
-        submit(config, [stage_link(stages, stages.train("rod"))], render)
+        submit(config, [Stages(config).train("rod")], render)
 
 
 def test_rebuild_moves_aside_and_keeps() -> None:
     config = composed("recipe=toy_synthetic")
-    stages = Stages(config)
-    link = stage_link(stages, stages.train("rod"))
-    for path in link.results[:2]:
+    stage = Stages(config).train("rod")
+    for path in stage.results:
         path.mkdir(parents=True)
-    (link.folder / "kept").touch()
-    link.move_aside()
-    assert not link.folder.exists()
-    assert link.folder.with_name("rod.replaced-1").joinpath("kept").exists()
-    assert link.folder.with_name("rod.partial.replaced-1").exists()
-    assert handover.is_done(stages.train("rod")) is False
+    (stage.folder / "kept").touch()
+    stage.move_aside()
+    assert not stage.folder.exists()
+    assert stage.folder.with_name("rod.replaced-1").joinpath("kept").exists()
+    assert stage.folder.with_name("rod.partial.replaced-1").exists()
+    assert stage.is_done() is False
 
 
 def test_record_tells_and_keeps_a_second_command_away(tmp_path: Path) -> None:

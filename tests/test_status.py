@@ -1,4 +1,4 @@
-"""`nemo-rod status`: where each link of a run stands, from its files and from Slurm's answers."""
+"""`nemo-rod status`: where each stage of a run stands, from its files and from Slurm's answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from nemo_rod.commands.status import Standing, last_progress, place, stand, trai
 from nemo_rod.launch.queue import QueuedJob
 from nemo_rod.launch.render import launch_folder, render_local, write_files
 from nemo_rod.progress import Progress
-from nemo_rod.recipe.chain import Link, whole_chain
+from nemo_rod.recipe.handover import Stage
+from nemo_rod.recipe.stages import Stages
 
 BEGAN = {"event": "began", "time": 1.0, "host": "login", "nodes": "n[1-2]"}
 STOPPED = {"event": "stopped", "time": 2.0, "why": "rod was asked to stop"}
@@ -22,18 +23,16 @@ FAILED = {"event": "failed", "time": 2.0, "why": "rank 3: no"}
 DONE = {"event": "done", "time": 9.0}
 
 
-def link(*, is_there: bool = False) -> Link:
-    return Link(
+def rod(*, is_there: bool = False) -> Stage:
+    return Stage(
         name="rod",
         command="train arm=rod",
         title="train rod",
         needs=("base", "references_base"),
-        runs_model=True,
         folder=Path("arms/rod"),
-        is_there=lambda: is_there,
+        proof=(Path(__file__ if is_there else "nowhere"),),
         is_done=lambda: is_there,
         run=lambda: None,
-        results=(),
     )
 
 
@@ -89,12 +88,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_where_a_link_stands(case: str) -> None:
+def test_where_a_stage_stands(case: str) -> None:
     given, state, why = CASES[case]
     job = given.get("job")
     others = {"base": Standing(given.get("base", "to do")), "references_base": Standing("done")}
     standing = stand(
-        link(is_there=given.get("there", False)),
+        rod(is_there=given.get("there", False)),
         given.get("events", []),
         job,
         given.get("number", job is not None),
@@ -146,7 +145,7 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert done.returncode == 2
     assert "runs/toy holds no launch" in done.stderr
     config = composed("recipe=toy", "arms=[rod]")
-    write_files(launch_folder(config), render_local(config, whole_chain(config)))
+    write_files(launch_folder(config), render_local(config, Stages(config).all()))
     done = nemo_rod("status", "runs/toy")
     lines = done.stdout.splitlines()
     assert lines[0] == "toy in runs/toy, launcher=local"
@@ -154,7 +153,7 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [line.split()[0] for line in lines[2:]] == [*stages, "evaluate", "report"]
     assert {line.split(maxsplit=1)[1] for line in lines[2:]} == {"to do"}
     config.arm = "fixed_50"  # launched alone, it is a part of the run all the same
-    write_files(launch_folder(config), render_local(config, whole_chain(config)))
+    write_files(launch_folder(config), render_local(config, Stages(config).all()))
     assert "fixed_50  " in nemo_rod("status", "runs/toy").stdout
     done = nemo_rod("cancel", "runs/toy")
     assert "runs/toy has no job in the queue" in done.stderr

@@ -21,7 +21,7 @@ from test_paper_map import CELLS, quoted
 
 from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore
-from nemo_rod.recipe.chain import whole_chain
+from nemo_rod.recipe.stages import Stages
 from nemo_rod.recipe.variants import ArmSettings, arm_settings
 from nemo_rod.selection import Curriculum, References
 
@@ -132,7 +132,7 @@ def test_a_second_run_does_nothing_again(root: Path) -> None:
     made += sorted(arms(root).glob("*/evaluation.json"))
     before = [file.stat().st_mtime_ns for file in made]
     said = command(root, "run", "toy_paper").splitlines()
-    titles = [link.title for link in whole_chain(config())]
+    titles = [stage.title for stage in Stages(config()).all()]
     number = len(titles)
     for i, title in enumerate(titles[:-1], start=1):  # the report is always made anew
         assert f"[{i}/{number}] {title}: done before" in said
@@ -204,7 +204,7 @@ def test_budgets_in_steps_and_in_compute(root: Path) -> None:
         share = {"rod_quarter": 1 / 4, "rod_averages": 0}.get(name, 1)
         scored = settings.selection.multiplier * share if settings.scores else 0
         assert found["compute"] == pytest.approx(found["steps"] * (1 + scored / 3)), name
-        if not settings.converge:
+        if not settings.variant.converge:
             assert found["steps"] == steps.get(name, STEPS), name
             assert len(recorded(root, name)) == found["steps"]
     assert facts(root, "rod_compute_matched")["compute"] == pytest.approx(STEPS)
@@ -216,7 +216,7 @@ def test_converged_arms_end_by_the_rule(root: Path) -> None:
     With one adaptation source, the loss of a look is that source's.
     """
     ends = {}
-    for name in [name for name, settings in trained().items() if settings.converge]:
+    for name in [name for name, settings in trained().items() if settings.variant.converge]:
         found = facts(root, name)
         kept = round((found["retention"] or 0) * num_blocks(root)["num_replay"])
         decay = round((num_blocks(root)["num_adaptation"] + kept) / BATCH / 2)
@@ -254,7 +254,8 @@ def test_fixed_replay_keeps_what_makes_its_share(root: Path) -> None:
 
 
 def test_joint_selection_takes_the_highest_weighted_scores(root: Path) -> None:
-    joint = [n for n, s in trained().items() if s.of == "rod" and s.scores and s.share is None]
+    scoring = {name: arm for name, arm in trained().items() if arm.of == "rod" and arm.scores}
+    joint = [name for name, arm in scoring.items() if arm.variant.share is None]
     assert len(joint) == 14
     for name in joint:
         curriculum, start = recorded(root, name), facts(root, name)["kappa"]

@@ -164,7 +164,7 @@ def test_variants_that_wait_for_each_other_are_refused() -> None:
 
 def names(*arms: str) -> list[str]:
     config = dataclasses.replace(recipe(), arms=list(arms))
-    return [stage.name for stage in Stages(config).all()]
+    return [stage.name for stage in Stages(config).models()]
 
 
 def test_stages_are_those_that_the_variants_need_in_order() -> None:

@@ -1,4 +1,4 @@
-"""What each command does: it names its links, and the launcher carries them out."""
+"""What each command does: it names its stages, and the launcher carries them out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nemo_rod.processes.nodes import Nodes
 from nemo_rod.processes.signals import STOP_SIGNALS, Stopped
 from nemo_rod.processes.torchrun import run_torchrun
 from nemo_rod.recipe.attempts import Record
-from nemo_rod.recipe.chain import Link, evaluate_link, report_link, stage_link, whole_chain
+from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.recipe.variants import BASE_REFERENCES, SPECIALIST, arm_settings
 
@@ -48,22 +48,20 @@ def _leave_it_to_the_first_node(number: int, _: object) -> None:
 
 def run(config: Config) -> None:
     """Every stage of the recipe, then evaluation and report."""
-    links = whole_chain(config)
+    stages = Stages(config).all()
     if config.launcher.kind == "local":
-        write_files(Path(config.run_dir) / "launch" / "local", render_local(config, links))
-    _carry_out(config, links)
+        write_files(Path(config.run_dir) / "launch" / "local", render_local(config, stages))
+    _carry_out(config, stages)
 
 
 def prepare(config: Config) -> None:
     """Text -> blocks."""
-    stages = Stages(config)
-    _carry_out(config, [stage_link(stages, stages.prepare())])
+    _carry_out(config, [Stages(config).prepare()])
 
 
 def pretrain(config: Config) -> None:
     """The base model."""
-    stages = Stages(config)
-    _carry_out(config, [stage_link(stages, stages.make_base())])
+    _carry_out(config, [Stages(config).make_base()])
 
 
 def score(config: Config) -> None:
@@ -75,33 +73,28 @@ def score(config: Config) -> None:
             "for the base on new blocks, or base_distillation for what it foretells of replay; or "
             "no arm for the first two."
         )
-    stages = Stages(config)
     names = [references[config.arm]] if config.arm else ["base", "specialist"]
-    _carry_out(config, [stage_link(stages, stages.reference(name)) for name in names])
+    _carry_out(config, [Stages(config).reference(name) for name in names])
 
 
 def train(config: Config) -> None:
     """One arm, or every trained arm of the recipe."""
-    stages = Stages(config)
-    names = _arms(config, "trained")
-    _carry_out(config, [stage_link(stages, stages.train(name)) for name in names])
+    _carry_out(config, [Stages(config).train(name) for name in _arms(config, "trained")])
 
 
 def merge(config: Config) -> None:
     """One merged arm, or every one of the recipe."""
-    stages = Stages(config)
-    names = _arms(config, "merged")
-    _carry_out(config, [stage_link(stages, stages.merge(name)) for name in names])
+    _carry_out(config, [Stages(config).merge(name) for name in _arms(config, "merged")])
 
 
 def evaluate(config: Config) -> None:
     """Held-out losses, and the tasks, of every arm that has none yet."""
-    _carry_out(config, [evaluate_link(config)])
+    _carry_out(config, [Stages(config).evaluate()])
 
 
 def report(config: Config) -> None:
     """Tables, figures, the page and the verdicts, over all seeds of a sweep."""
-    _carry_out(config, [report_link(config)])
+    _carry_out(config, [Stages(config).report()])
 
 
 def _arms(config: Config, kind: str) -> list[str]:
@@ -114,40 +107,40 @@ def _arms(config: Config, kind: str) -> list[str]:
     return found
 
 
-def _carry_out(config: Config, links: list[Link]) -> None:
-    known = [link.name for link in whole_chain(config) if link.results]
+def _carry_out(config: Config, stages: list[Stage]) -> None:
+    known = [stage.name for stage in Stages(config).all() if stage.results]
     for name in config.rebuild:
         if name not in known:
             raise ValueError(f"rebuild=[{name}] names no stage: expected some of {known}.")
     renderers = {"slurm": slurm.render, "ray": ray.render}
     if config.launcher.kind in renderers:
         check_before_submitting(config)
-        submit(config, links, renderers[config.launcher.kind])
+        submit(config, stages, renderers[config.launcher.kind])
     else:
-        _here(config, links)
+        _here(config, stages)
 
 
-def _here(config: Config, links: list[Link]) -> None:
-    """Carries out links one after the other, skipping what is done."""
-    for number, link in enumerate(links, start=1):
-        label = f"[{number}/{len(links)}] {link.title}"
+def _here(config: Config, stages: list[Stage]) -> None:
+    """Carries out stages one after the other, skipping what is done."""
+    for number, stage in enumerate(stages, start=1):
+        label = f"[{number}/{len(stages)}] {stage.title}"
         if config.dry_run:
-            state = "done" if link.is_there() else "to do"
-            _say(f"{label}: {state}  (nemo-rod {link.command}, {link.folder})")
-            if link.preview:
-                _say(f"    {link.preview()}")
+            state = "done" if stage.is_there() else "to do"
+            _say(f"{label}: {state}  (nemo-rod {stage.command}, {stage.folder})")
+            if stage.preview:
+                _say(f"    {stage.preview()}")
             continue
-        record = Record(Path(config.run_dir), link.name)
+        record = Record(Path(config.run_dir), stage.name)
         with record.only_one():
-            if link.name in config.rebuild:
-                link.move_aside()
-            if link.is_done():
+            if stage.name in config.rebuild:
+                stage.move_aside()
+            if stage.is_done():
                 _say(f"{label}: done before")
                 continue
             _say(label)
             start = time.monotonic()
             with record.attempt():
-                link.run()
+                stage.run()
             _say(f"{label}: {time.monotonic() - start:.0f} s")
 
 

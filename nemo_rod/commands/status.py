@@ -18,7 +18,8 @@ from nemo_rod.launch.queue import QueuedJob
 from nemo_rod.launch.render import read_launch
 from nemo_rod.progress import PREFIX
 from nemo_rod.recipe.attempts import Record
-from nemo_rod.recipe.chain import Link, whole_chain
+from nemo_rod.recipe.handover import Stage, partial
+from nemo_rod.recipe.stages import Stages
 
 USAGE = "nemo-rod status RUN_DIR"
 CANCEL_USAGE = "nemo-rod cancel RUN_DIR"
@@ -29,7 +30,7 @@ _HEADER = ("stage", "state", "job", "where", "progress", "left", "last")
 
 @dataclass(frozen=True)
 class Standing:
-    """Where one link of a run stands.
+    """Where one stage of a run stands.
 
     Attributes:
         state: "done", "running", "waiting", "requeued", "stopped", "failed", "cancelled" or
@@ -51,15 +52,15 @@ def main(arguments: Sequence[str]) -> None:
     jobs = queue.look(numbers.values())
     standings: dict[str, Standing] = {}
     rows = []
-    for link in whole_chain(config):
-        record, number = Record(run_dir, link.name), numbers.get(link.name)
+    for stage in Stages(config).all():
+        record, number = Record(run_dir, stage.name), numbers.get(stage.name)
         events, job = record.events(), jobs.get(number or "")
-        standing = stand(link, events, job, number is not None, record.is_held(), standings)
-        standings[link.name] = standing
+        standing = stand(stage, events, job, number is not None, record.is_held(), standings)
+        standings[stage.name] = standing
         where = (job.nodes if job else "") or place(events)
-        far, left, last = _how_far(run_dir, link, standing, events)
+        far, left, last = _how_far(run_dir, stage, standing, events)
         last = last or (standing.why if standing.state in _FINE else "")
-        rows.append((link.name, standing.state, number, where, far, left, last))
+        rows.append((stage.name, standing.state, number, where, far, left, last))
     print(f"{config.recipe} in {run_dir}, launcher={launcher}")
     print(table(_HEADER, rows))
     for name, standing in standings.items():
@@ -80,29 +81,29 @@ def cancel(arguments: Sequence[str]) -> None:
 
 
 def stand(
-    link: Link,
+    stage: Stage,
     events: Sequence[Mapping[str, Any]],
     job: QueuedJob | None,
     was_submitted: bool,
     is_held: bool,
     others: Mapping[str, Standing],
 ) -> Standing:
-    """Where a link stands.
+    """Where a stage stands.
 
     Args:
-        link: of the run.
+        stage: of the run.
         events: its record.
         job: its job, if Slurm knows it.
         was_submitted: whether it has a job number.
         is_held: whether a process of this machine is at work on it.
-        others: the standings of the links before it.
+        others: the standings of the stages before it.
     """
     last = events[-1] if events else {"event": "none"}
     if job is not None and job.alive:
-        return _in_queue(link, job, last, others)
+        return _in_queue(stage, job, last, others)
     if is_held:
         return Standing("running")
-    if link.is_there() and last["event"] in ("done", "none"):
+    if stage.is_there() and last["event"] in ("done", "none"):
         return Standing("done")
     if last["event"] in ("failed", "stopped"):
         return Standing(last["event"], last["why"])
@@ -110,34 +111,34 @@ def stand(
         return Standing(job.state.lower(), "its job ended before it could say why; see logs/slurm")
     if last["event"] == "began":
         return Standing("died", "it ended without a word; run it again to go on")
-    lost = [need for need in link.needs if need in others and others[need].state not in _FINE]
+    lost = [need for need in stage.needs if need in others and others[need].state not in _FINE]
     if was_submitted:
         return Standing("cancelled", f"{lost[0]} did not end well" if lost else "")
     return Standing("to do")
 
 
 def _in_queue(
-    link: Link, job: QueuedJob, last: Mapping[str, Any], others: Mapping[str, Standing]
+    stage: Stage, job: QueuedJob, last: Mapping[str, Any], others: Mapping[str, Standing]
 ) -> Standing:
     if job.state != "PENDING":
         return Standing(job.state.lower())
     if last["event"] in ("stopped", "began"):
         return Standing("requeued", last.get("why", ""))
     if job.reason == "Dependency":
-        needs = [need for need in link.needs if need in others and others[need].state != "done"]
+        needs = [need for need in stage.needs if need in others and others[need].state != "done"]
         return Standing("waiting", f"for {', '.join(needs)}")
     return Standing("waiting", f"in the queue ({job.reason})")
 
 
 def place(events: Sequence[Mapping[str, Any]]) -> str:
-    """Where the link's command ran last: nodes of a job, or a machine."""
+    """Where the stage's command ran last: nodes of a job, or a machine."""
     began = [event for event in events if event["event"] == "began"]
     return (began[-1].get("nodes") or began[-1]["host"]) if began else ""
 
 
 def _how_far(
     run_dir: Path,
-    link: Link,
+    stage: Stage,
     standing: Standing,
     events: Sequence[Mapping[str, Any]],
 ) -> tuple[str, str, str]:
@@ -146,11 +147,12 @@ def _how_far(
         return _took(events), "", ""
     if standing.state in ("to do", "waiting", "cancelled"):
         return "", "", ""
-    partial = link.folder.with_name(link.folder.name + ".partial")
-    if (partial / "metrics.jsonl").exists():
-        return training_progress(partial)
-    logs = sorted((run_dir / "logs").glob(f"{link.name}*.log"), key=lambda log: log.stat().st_mtime)
-    return last_progress(logs[-1]) if logs and standing.state == "running" else ("", "", "")
+    folder = partial(stage.folder)
+    if (folder / "metrics.jsonl").exists():
+        return training_progress(folder)
+    logs = (run_dir / "logs").glob(f"{stage.name}*.log")
+    last = max(logs, key=lambda log: log.stat().st_mtime, default=None)
+    return last_progress(last) if last and standing.state == "running" else ("", "", "")
 
 
 def training_progress(folder: Path) -> tuple[str, str, str]:

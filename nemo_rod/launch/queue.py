@@ -28,7 +28,7 @@ class QueuedJob:
 
 
 def read_jobs(folder: Path) -> dict[str, str]:
-    """Job numbers by link, as `submit.sh` noted them; empty if nothing was submitted."""
+    """Job numbers by stage, as `submit.sh` noted them; empty if nothing was submitted."""
     path = folder / "jobs.tsv"
     if not path.exists():
         return {}

@@ -1,7 +1,7 @@
 """`launcher=ray`: stages that NeMo-RL runs, each on a Ray cluster that its own ray.sub starts.
 
-Rendered under `<run_dir>/launch/ray/`: a `<link>.sh` for each link of NeMo-RL, which sets what
-ray.sub reads and submits it. The other links are ordinary Slurm jobs, as with `launcher=slurm`.
+Rendered under `<run_dir>/launch/ray/`: a `<stage>.sh` for each stage of NeMo-RL, which sets what
+ray.sub reads and submits it. The other stages are ordinary Slurm jobs, as with `launcher=slurm`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nemo_rod.config import Config
 from nemo_rod.launch import slurm
-from nemo_rod.launch.render import launch_folder, link_command
-from nemo_rod.recipe.chain import Link
+from nemo_rod.launch.render import launch_folder, stage_command
+from nemo_rod.recipe.handover import Stage
 
 _COMMANDS = ("train", "score")  # what NeMo-RL does; the rest needs no Ray
 _SUBMIT_ONE = f"""\
@@ -23,19 +23,19 @@ if [[ -e $folder/$name.sh ]]; then
   fi"""
 
 
-def render(config: Config, links: list[Link]) -> dict[str, str]:
+def render(config: Config, stages: list[Stage]) -> dict[str, str]:
     """The files of `launcher=ray`, by name."""
-    files = slurm.render(config, links)
-    for link in links:
-        if link.command.split()[0] in _COMMANDS:
-            del files[f"{link.name}.sbatch"]
-            files[f"{link.name}.sh"] = _render_ray(config, link)
-    files["submit.sh"] = slurm.render_submit(config, links, _SUBMIT_ONE)
+    files = slurm.render(config, stages)
+    for stage in stages:
+        if stage.command.split()[0] in _COMMANDS:
+            del files[f"{stage.name}.sbatch"]
+            files[f"{stage.name}.sh"] = _render_ray(config, stage)
+    files["submit.sh"] = slurm.render_submit(config, stages, _SUBMIT_ONE)
     return files
 
 
-def _render_ray(config: Config, link: Link) -> str:
-    """The script that submits one link to NeMo-RL's ray.sub."""
+def _render_ray(config: Config, stage: Stage) -> str:
+    """The script that submits one stage to NeMo-RL's ray.sub."""
     cluster = config.cluster
     node = launch_folder(config) / "node.sh"
     logs = Path(config.run_dir).absolute() / "logs" / "ray"
@@ -45,17 +45,17 @@ def _render_ray(config: Config, link: Link) -> str:
         "GPUS_PER_NODE": str(cluster.gpus_per_node),
         "BASE_LOG_DIR": str(logs),
         # on the cluster that ray.sub starts, NeMo-RL's workers do what the stage asks for
-        "COMMAND": f"bash {shlex.quote(str(node))} {link_command(config, link)} "
+        "COMMAND": f"bash {shlex.quote(str(node))} {stage_command(config, stage)} "
         "launcher.kind=nemo_rl",
     }
-    options = slurm.job_options(config, link)
+    options = slurm.job_options(config, stage)
     options |= {"nodes": str(slurm.num_nodes(config)), "exclusive": None}
     count = cluster.gpus_per_node
     options[cluster.gpu_option] = str(count) if cluster.gpu_option != "gres" else f"gpu:{count}"
     assert config.launcher.nemo_rl is not None
     lines = [
         "#!/bin/bash",
-        f"# {link.title}, by NeMo-RL on a Ray cluster. More options of sbatch may follow.",
+        f"# {stage.title}, by NeMo-RL on a Ray cluster. More options of sbatch may follow.",
         "set -euo pipefail",
         f"cd {shlex.quote(str(Path.cwd()))} # the container's working folder",
         f"mkdir -p {shlex.quote(str(logs))}",

@@ -16,8 +16,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.config import Config
-from nemo_rod.recipe.chain import Link
 from nemo_rod.recipe.checks import to_config
+from nemo_rod.recipe.handover import Stage
 
 _CONFIG_HEAD = """\
 # Everything this run was launched with; what each key means is in nemo_rod/config.py.
@@ -51,28 +51,28 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
 
 
 def frozen_config(config: Config) -> str:
-    """`config.yaml`: what a link's command is started with, wherever it runs."""
+    """`config.yaml`: what a stage's command is started with, wherever it runs."""
     frozen = dataclasses.replace(
         config,
         run_dir=str(Path(config.run_dir).absolute()),
         launcher=dataclasses.replace(config.launcher, kind="local"),
         dry_run=False,
-        rebuild=[],  # done at launch: a link that is taken up again must not start anew
+        rebuild=[],  # done at launch: a stage that is taken up again must not start anew
     )
     return _CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(frozen)))
 
 
-def link_command(config: Config, link: Link) -> str:
-    """The shell command of a link, with the frozen configuration."""
-    command, *overrides = link.command.split()
+def stage_command(config: Config, stage: Stage) -> str:
+    """The shell command of a stage, with the frozen configuration."""
+    command, *overrides = stage.command.split()
     python = config.cluster.python or ("python3" if config.cluster.image else sys.executable)
     config_path = ["--config-path", str(launch_folder(config)), "--config-name", "config"]
     return shlex.join([python, "-m", "nemo_rod.cli", command, *config_path, *overrides])
 
 
-def render_local(config: Config, links: list[Link]) -> dict[str, str]:
+def render_local(config: Config, stages: list[Stage]) -> dict[str, str]:
     """The files of `launcher=local`."""
-    lines = [link_command(config, link) for link in links]
+    lines = [stage_command(config, stage) for stage in stages]
     script = _LOCAL.format(cwd=shlex.quote(str(Path.cwd()))) + "\n".join(lines) + "\n"
     return {"config.yaml": frozen_config(config), "run.sh": script}
 

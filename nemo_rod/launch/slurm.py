@@ -1,9 +1,9 @@
-"""`launcher=slurm`: one sbatch job per link, each after those that it needs.
+"""`launcher=slurm`: one sbatch job per stage, each after those that it needs.
 
 Rendered under `<run_dir>/launch/slurm/`:
 
     config.yaml      the whole configuration
-    <link>.sbatch    what the job asks for, and its command
+    <stage>.sbatch   what the job asks for, and its command
     stage.sh         what every job does: run the command on all nodes, requeue when told to stop
     node.sh          what every node does, inside the container where there is one
     submit.sh        submits all of it and writes jobs.tsv, the number of each job
@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nemo_rod.config import Config
-from nemo_rod.launch.render import frozen_config, launch_folder, link_command
+from nemo_rod.launch.render import frozen_config, launch_folder, stage_command
 from nemo_rod.recipe.attempts import Record
-from nemo_rod.recipe.chain import Link
+from nemo_rod.recipe.handover import Stage
 
 STAGE = Path(__file__).parent / "stage.sh"
 SBATCH = 'sbatch --parsable ${after:+"--dependency=afterok$after"} "$folder/$name.sbatch"'
@@ -61,34 +61,34 @@ set -eo pipefail
 """
 
 
-def render(config: Config, links: list[Link]) -> dict[str, str]:
+def render(config: Config, stages: list[Stage]) -> dict[str, str]:
     """The files of `launcher=slurm`, by name.
 
     Args:
         config: the checked configuration.
-        links: what is to be submitted; what a link needs besides them is there.
+        stages: what is to be submitted; what a stage needs besides them is there.
     """
     return {
         "config.yaml": frozen_config(config),
-        **{f"{link.name}.sbatch": render_job(config, link) for link in links},
+        **{f"{stage.name}.sbatch": render_job(config, stage) for stage in stages},
         "stage.sh": render_stage(config),
         "node.sh": render_node(config),
-        "submit.sh": render_submit(config, links, SBATCH),
+        "submit.sh": render_submit(config, stages, SBATCH),
     }
 
 
 def num_nodes(config: Config) -> int:
-    """Nodes of a link that runs a model."""
+    """Nodes of a stage that runs a model."""
     return -(-config.parallel.world_size // config.cluster.gpus_per_node)
 
 
-def render_job(config: Config, link: Link) -> str:
-    """The job script of a link."""
+def render_job(config: Config, stage: Stage) -> str:
+    """The job script of a stage."""
     folder = launch_folder(config)
-    lines = ["#!/bin/bash", *_directives(config, link), f"# {link.title}", ""]
+    lines = ["#!/bin/bash", *_directives(config, stage), f"# {stage.title}", ""]
     lines += [
-        f"command=(bash {shlex.quote(str(folder / 'node.sh'))} {link_command(config, link)})",
-        f"record={shlex.quote(str(Record(Path(config.run_dir).absolute(), link.name).path))}",
+        f"command=(bash {shlex.quote(str(folder / 'node.sh'))} {stage_command(config, stage)})",
+        f"record={shlex.quote(str(Record(Path(config.run_dir).absolute(), stage.name).path))}",
         f"source {shlex.quote(str(folder / 'stage.sh'))}",
     ]
     return "\n".join(lines) + "\n"
@@ -117,15 +117,15 @@ def exports(environment: dict[str, str]) -> list[str]:
     return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
 
 
-def render_submit(config: Config, links: list[Link], submit_one: str) -> str:
+def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     """The script that submits the chain.
 
     Args:
         config: the checked configuration.
-        links: what is to be submitted.
+        stages: what is to be submitted.
         submit_one: shell command that submits `$name` after `$after` and prints its number.
     """
-    names = {link.name for link in links}
+    names = {stage.name for stage in stages}
     head = _SUBMIT.format(
         folder=shlex.quote(str(launch_folder(config))),
         cwd=shlex.quote(str(Path.cwd())),
@@ -133,21 +133,21 @@ def render_submit(config: Config, links: list[Link], submit_one: str) -> str:
         submit_one=submit_one,
     )
     lines = [
-        " ".join(["submit", link.name, *(need for need in link.needs if need in names)])
-        for link in links
+        " ".join(["submit", stage.name, *(need for need in stage.needs if need in names)])
+        for stage in stages
     ]
     return head + "\n".join(lines) + "\n"
 
 
-def job_options(config: Config, link: Link) -> dict[str, str | None]:
-    """Options of sbatch for a link, by long name; None for an option without a value."""
+def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
+    """Options of sbatch for a stage, by long name; None for an option without a value."""
     cluster = config.cluster
-    log = _logs(config) / f"{link.name}.out"
-    options: dict[str, str | None] = {"job-name": f"{config.recipe}.{link.name}"}
+    log = _logs(config) / f"{stage.name}.out"
+    options: dict[str, str | None] = {"job-name": f"{config.recipe}.{stage.name}"}
     for key in ("account", "partition", "qos"):
         if (value := getattr(cluster, key)) is not None:
             options[key] = value
-    if not link.runs_model and cluster.cpu_partition is not None:
+    if not stage.runs_model and cluster.cpu_partition is not None:
         options["partition"] = cluster.cpu_partition
     options |= {
         "time": cluster.time,
@@ -156,7 +156,7 @@ def job_options(config: Config, link: Link) -> dict[str, str | None]:
         "requeue": None,
         "kill-on-invalid-dep": "yes",
     }
-    more = cluster.sbatch if link.runs_model else cluster.cpu_sbatch
+    more = cluster.sbatch if stage.runs_model else cluster.cpu_sbatch
     return options | {key: None if v is None else str(v) for key, v in more.items()}
 
 
@@ -183,9 +183,9 @@ def _logs(config: Config) -> Path:
     return Path(config.run_dir).absolute() / "logs" / "slurm"
 
 
-def _directives(config: Config, link: Link) -> Iterable[str]:
-    options = job_options(config, link)
-    options |= _with_gpus(config) if link.runs_model else _without_gpus(config, link)
+def _directives(config: Config, stage: Stage) -> Iterable[str]:
+    options = job_options(config, stage)
+    options |= _with_gpus(config) if stage.runs_model else _without_gpus(config, stage)
     options["signal"] = f"B:USR1@{config.launcher.grace_seconds}"
     return (f"#SBATCH {option}" for option in shell_options(options))
 
@@ -205,9 +205,9 @@ def _with_gpus(config: Config) -> dict[str, str | None]:
     return options
 
 
-def _without_gpus(config: Config, link: Link) -> dict[str, str | None]:
+def _without_gpus(config: Config, stage: Stage) -> dict[str, str | None]:
     cluster = config.cluster
-    workers = config.domain.workers if link.name == "prepare" else 1
+    workers = config.domain.workers if stage.name == "prepare" else 1
     return {
         "nodes": "1",
         "ntasks-per-node": "1",

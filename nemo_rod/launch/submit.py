@@ -1,4 +1,4 @@
-"""Launchers that hand their links to Slurm: they render a chain of jobs and submit it."""
+"""Launchers that hand their stages to Slurm: they render a chain of jobs and submit it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from pathlib import Path
 from nemo_rod.config import Config
 from nemo_rod.launch import queue
 from nemo_rod.launch.render import launch_folder, write_files
-from nemo_rod.recipe.chain import Link, whole_chain
+from nemo_rod.recipe.handover import Stage
+from nemo_rod.recipe.stages import Stages
 
-Render = Callable[[Config, list[Link]], dict[str, str]]
+Render = Callable[[Config, list[Stage]], dict[str, str]]
 
 
-def submit(config: Config, links: list[Link], render: Render) -> None:
+def submit(config: Config, stages: list[Stage], render: Render) -> None:
     """Renders what is not done yet and, without `dry_run`, submits it.
 
     Args:
         config: the checked configuration.
-        links: what the command is to do.
+        stages: what the command is to do.
         render: makes the files of the launcher, by name.
 
     Raises:
@@ -37,36 +38,36 @@ def submit(config: Config, links: list[Link], render: Render) -> None:
             f"launcher={config.launcher.kind} needs sbatch, which is not on this machine: run it "
             "on a login node, or add dry_run=true to render the files alone."
         )
-    links = _not_done(config, links)
-    write_files(folder, render(config, links))
+    stages = _not_done(config, stages)
+    write_files(folder, render(config, stages))
     if config.dry_run:
-        _say(f"{len(links)} jobs rendered, none submitted: bash {folder / 'submit.sh'}")
+        _say(f"{len(stages)} jobs rendered, none submitted: bash {folder / 'submit.sh'}")
         return
     done = subprocess.run(["bash", str(folder / "submit.sh")], stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise ValueError(f"Slurm refused the chain: {done.stderr.strip()}")
     jobs = queue.read_jobs(folder)
-    for link in links:
-        _say(f"{jobs[link.name]:>10}  {link.title}")
+    for stage in stages:
+        _say(f"{jobs[stage.name]:>10}  {stage.title}")
     _say(f"Submitted {len(jobs)} jobs. How they fare: nemo-rod status {config.run_dir}")
 
 
-def _not_done(config: Config, links: list[Link]) -> list[Link]:
-    """The links to submit."""
-    known = {link.name: link for link in whole_chain(config)}
-    chosen: dict[str, Link] = {}
-    for link in links:
-        again = link.name in config.rebuild
-        for need in link.needs:
+def _not_done(config: Config, stages: list[Stage]) -> list[Stage]:
+    """The stages to submit."""
+    known = {stage.name: stage for stage in Stages(config).all()}
+    chosen: dict[str, Stage] = {}
+    for stage in stages:
+        again = stage.name in config.rebuild
+        for need in stage.needs:
             if need not in chosen and need in known and not known[need].is_there():
                 raise ValueError(
-                    f"{link.name} needs {need}, which is not there yet: run `nemo-rod "
+                    f"{stage.name} needs {need}, which is not there yet: run `nemo-rod "
                     f"{known[need].command} recipe={config.recipe}` first."
                 )
-        if again or any(need in chosen for need in link.needs) or not link.is_done():
-            chosen[link.name] = link
+        if again or any(need in chosen for need in stage.needs) or not stage.is_done():
+            chosen[stage.name] = stage
         if again and not config.dry_run:
-            link.move_aside()
+            stage.move_aside()
     return list(chosen.values())
 
 

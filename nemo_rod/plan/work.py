@@ -75,7 +75,7 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
         blocks: of the corpus, as `corpus_blocks` gives them.
     """
     stages = Stages(config)
-    works = [_work(stage, stages, shape, blocks) for stage in stages.all()]
+    works = [_work(stage, stages, shape, blocks) for stage in stages.models()]
     models = 1 + sum(name != "base" for name in config.arms)
     held = blocks["held_adaptation"] + blocks["held_replay"]
     return [*works, Work(name="evaluate", read=held * models)]
@@ -97,9 +97,7 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
         return Work(name=name, read=count, disk=count * kept)
     if command == "merge" or (command == "pretrain" and config.model.hf):
         return Work(name=name, disk=weights)
-    base = command == "pretrain"
-    optimisation = config.pretrain if base else stages.jobs.settings(name).train
-    assert optimisation is not None
+    optimisation = stages.jobs.settings(name).train
     arm = stages.jobs.arm(name, blocks)
     pool = arm.num_candidates if arm.policy().needs_scores else 0
     candidates = pool or optimisation.batch_size

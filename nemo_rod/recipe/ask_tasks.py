@@ -1,4 +1,4 @@
-"""Benchmark tasks of every arm: one process for each model, which goes on where it was stopped."""
+"""Benchmark tasks of every arm: one process for each model, which resumes where it was stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_rod.evaluation.tasks import TaskJob, check_installed, missing_tasks
 from nemo_rod.files import write_json
 from nemo_rod.processes.torchrun import refuse_bad_ending, run_process
 from nemo_rod.recipe.handover import flatten
-from nemo_rod.recipe.stages import Stages
+from nemo_rod.recipe.model_jobs import ModelJobs
 
 FILE = "tasks.json"
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -47,24 +47,24 @@ def check_tasks(config: Config) -> str:
     )
 
 
-def not_asked(stages: Stages, names: list[str]) -> list[str]:
+def not_asked(jobs: ModelJobs, names: list[str]) -> list[str]:
     """Those of the arms that have no `tasks.json` yet.
 
     Raises:
         ValueError: if an arm was asked with another configuration, or with other weights; or if
             lm-eval is not installed.
     """
-    if not has_tasks(stages.config):
+    if not has_tasks(jobs.config):
         return []
-    check_installed(stages.config.tasks.backend)
-    return [name for name in names if not _is_asked(stages, name)]
+    check_installed(jobs.config.tasks.backend)
+    return [name for name in names if not _is_asked(jobs, name)]
 
 
-def ask_arms(stages: Stages, names: list[str]) -> None:
+def ask_arms(jobs: ModelJobs, names: list[str]) -> None:
     """Writes `tasks.json` for the arms that have none.
 
     Args:
-        stages: of the run.
+        jobs: of the run.
         names: arms, `base` included.
 
     Raises:
@@ -72,82 +72,82 @@ def ask_arms(stages: Stages, names: list[str]) -> None:
         Stopped: if it was asked to stop; what is answered is kept.
         RuntimeError: if a process failed, and why.
     """
-    if not (missing := not_asked(stages, names)):
+    if not (missing := not_asked(jobs, names)):
         return
-    capabilities, include = _capabilities(stages)
+    capabilities, include = _capabilities(jobs)
     for name in missing:
-        folder = stages.results.arm(name)
+        folder = jobs.results.arm(name)
         folder.mkdir(parents=True, exist_ok=True)
         answered = folder / "tasks.answered.json"
-        job = _job(stages, name, answered)
+        job = _job(jobs, name, answered)
         job = dataclasses.replace(job, capabilities=capabilities, include=include)
-        _run(job, stages)
+        _run(job, jobs)
         os.replace(answered, folder / FILE)
 
 
-def _run(job: TaskJob, stages: Stages) -> None:
+def _run(job: TaskJob, jobs: ModelJobs) -> None:
     file = Path(job.out).with_name("tasks.job.json")
     write_json(file, dataclasses.asdict(job))
-    log = stages.results.log(f"tasks_{job.name}")
+    log = jobs.results.log(f"tasks_{job.name}")
     command = [sys.executable, "-m", "nemo_rod.evaluation", str(file)]
-    refuse_bad_ending([run_process(command, log, stages.config.launcher)], log)
+    refuse_bad_ending([run_process(command, log, jobs.config.launcher)], log)
     file.unlink()
 
 
-def _capabilities(stages: Stages) -> tuple[dict[str, list[str]], str | None]:
+def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
     """Tasks by capability, and the folder that describes them if it is not lm-eval's own."""
-    tasks = stages.config.tasks
+    tasks = jobs.config.tasks
     if not tasks.held_out:
         return tasks.capabilities, None
     from nemo_rod.corpus import load_tokenizer
     from nemo_rod.evaluation.continuations import write_held_out_tasks
 
-    folder = stages.results.path / "tasks"
-    tokenizer = load_tokenizer(stages.config.domain.tokenizer)
-    blocks = stages.results.blocks
+    folder = jobs.results.path / "tasks"
+    tokenizer = load_tokenizer(jobs.config.domain.tokenizer)
+    blocks = jobs.results.blocks
     made = write_held_out_tasks(blocks, folder, tokenizer, num_questions=tasks.held_out)
     return made, str(folder.absolute())
 
 
-def _job(stages: Stages, name: str, out: Path) -> TaskJob:
+def _job(jobs: ModelJobs, name: str, out: Path) -> TaskJob:
     """What an arm is asked, but for which tasks."""
-    tasks = stages.config.tasks
+    tasks = jobs.config.tasks
     return TaskJob(
         name=name,
-        model=str(stages.results.checkpoint(name).absolute()),
+        model=str(jobs.results.checkpoint(name).absolute()),
         out=str(out.absolute()),
         capabilities={},
         include=None,
         backend=tasks.backend,
-        arguments={"dtype": _DTYPES[stages.config.model.precision], **tasks.arguments},
+        arguments={"dtype": _DTYPES[jobs.config.model.precision], **tasks.arguments},
         batch_size=tasks.batch_size,
         few_shot=tasks.few_shot,
         limit=tasks.limit,
         seed=tasks.seed,
-        inputs=_inputs(stages, name),
+        inputs=_inputs(jobs, name),
     )
 
 
-def _inputs(stages: Stages, name: str) -> dict[str, Any]:
+def _inputs(jobs: ModelJobs, name: str) -> dict[str, Any]:
     """What decides the answers beside lm-eval's configuration."""
     return {
-        "model": stages.results.weights(name),
-        "blocks": stages.results.block_counts()["digest"],
-        "tasks.held_out": stages.config.tasks.held_out,
+        "model": jobs.results.weights(name),
+        "blocks": jobs.results.block_counts()["digest"],
+        "tasks.held_out": jobs.config.tasks.held_out,
     }
 
 
-def _is_asked(stages: Stages, name: str) -> bool:
-    path = stages.results.arm(name) / FILE
+def _is_asked(jobs: ModelJobs, name: str) -> bool:
+    path = jobs.results.arm(name) / FILE
     if not path.exists():
         return False
     recorded = json.loads(path.read_text())
     made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
-    job = _job(stages, name, path)
+    job = _job(jobs, name, path)
     # those of held-out blocks are made of the run's own, whose digest is compared
-    own = bool(stages.config.tasks.held_out)
+    own = bool(jobs.config.tasks.held_out)
     job.capabilities = (
-        recorded["configuration"]["capabilities"] if own else stages.config.tasks.capabilities
+        recorded["configuration"]["capabilities"] if own else jobs.config.tasks.capabilities
     )
     now = flatten("tasks", json.loads(json.dumps(job.configuration())))
     now |= job.inputs

@@ -96,8 +96,8 @@ def check(config: Config) -> None:
                 f"{name} has scoring.every={arm.scoring.every}, but the workers of launcher.kind="
                 "nemo_rl do not tell what each block costs in training: set scoring.prefix instead."
             )
-        if arm.converge or steered:
-            why = "converge" if arm.converge else "follow its forgetting"
+        if arm.variant.converge or steered:
+            why = "converge" if arm.variant.converge else "follow its forgetting"
             _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can {why}")
 
 
@@ -122,7 +122,7 @@ def _check_arm(config: Config, name: str) -> None:
         found = arm_settings(config, before)
         if found.kind != "trained":
             raise ValueError(f"variants.{row[-2]} follows {before}, which is not a trained arm.")
-        if found.train.steps < arm.train.steps and arm.follow:
+        if found.train.steps < arm.train.steps and arm.variant.follow:
             raise ValueError(
                 f"variants.{name} has {arm.train.steps} steps, but follows {before} with "
                 f"{found.train.steps}: set variants.{name}.steps to that, or to fewer."

@@ -1,59 +1,95 @@
-"""Held-out losses of every arm, by one job that visits all models that have none yet."""
+"""What is measured of every arm: held-out losses, by one job for all models, and the tasks."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from nemo_rod.files import write_json
 from nemo_rod.jobs import EvaluateJob
-from nemo_rod.recipe.handover import Inputs
-from nemo_rod.recipe.stages import Stages
+from nemo_rod.recipe import ask_tasks
+from nemo_rod.recipe.handover import Inputs, Stage
+from nemo_rod.recipe.model_jobs import ModelJobs
+
+FILE = "evaluation.json"
+# of a model, and void once it is made again
+MEASURED = (FILE, ask_tasks.FILE, "tasks.answered.partial.json")
 
 
-def evaluate_arms(stages: Stages, names: list[str]) -> None:
+def evaluate_stage(jobs: ModelJobs) -> Stage:
+    """Held-out losses, and the tasks, of every arm that has none yet."""
+    config = jobs.config
+    wanted = [config.arm] if config.arm else config.arms
+    names = ["base", *(name for name in wanted if name != "base")]
+    has_tasks = ask_tasks.has_tasks(config)
+    wanted_files = (FILE, ask_tasks.FILE) if has_tasks else (FILE,)
+    files = tuple(jobs.results.arm(name) / file for name in names for file in wanted_files)
+
+    def run() -> None:
+        if ask_tasks.not_asked(jobs, names):
+            ask_tasks.check_tasks(config)  # a wrong name is found before hours of work
+        if not_evaluated(jobs, names):
+            evaluate_arms(jobs, names)
+        ask_tasks.ask_arms(jobs, names)
+
+    return Stage(
+        name="evaluate",
+        command="evaluate" + (f" arm={config.arm}" if config.arm else ""),
+        title=f"evaluate {config.arm or 'every arm'}",
+        folder=jobs.results.path / "arms",
+        proof=files,
+        is_done=lambda: not (not_evaluated(jobs, names) or ask_tasks.not_asked(jobs, names)),
+        run=run,
+        results=files,
+        needs=tuple(names),
+        preview=partial(ask_tasks.check_tasks, config) if has_tasks else None,
+    )
+
+
+def evaluate_arms(jobs: ModelJobs, names: list[str]) -> None:
     """Writes `evaluation.json` for the arms that have none.
 
     Args:
-        stages: of the run.
+        jobs: of the run.
         names: arms, `base` included.
 
     Raises:
         ValueError: if an arm is missing, or was evaluated with other weights or blocks.
     """
-    inputs = _inputs(stages, names)
-    missing = not_evaluated(stages, names)
-    work = stages.results.path / "evaluation.partial"
+    inputs = _inputs(jobs, names)
+    missing = not_evaluated(jobs, names)
+    work = jobs.results.path / "evaluation.partial"
     work.mkdir(exist_ok=True)
-    models = {name: str(stages.results.checkpoint(name)) for name in missing}
-    stages.jobs.run(EvaluateJob(**stages.jobs.common("evaluate", work), models=models), work)
+    models = {name: str(jobs.results.checkpoint(name)) for name in missing}
+    jobs.run(EvaluateJob(**jobs.common("evaluate", work), models=models), work)
     for name in missing:
         result = json.loads((work / f"{name}.json").read_text())
-        result |= {"arm": name, "seed": _seed(stages, name), "inputs": inputs[name]}
-        folder = stages.results.arm(name)
+        result |= {"arm": name, "seed": _seed(jobs, name), "inputs": inputs[name]}
+        folder = jobs.results.arm(name)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "evaluation.json", result)
+        write_json(folder / FILE, result)
     for file in work.iterdir():
         file.unlink()
     work.rmdir()
 
 
-def not_evaluated(stages: Stages, names: list[str]) -> list[str]:
+def not_evaluated(jobs: ModelJobs, names: list[str]) -> list[str]:
     """Those of the arms that have no `evaluation.json` yet.
 
     Raises:
         ValueError: if an arm is missing, or was evaluated with other weights or blocks.
     """
-    inputs = _inputs(stages, names)
-    return [name for name in names if not _is_evaluated(stages, name, inputs[name])]
+    inputs = _inputs(jobs, names)
+    return [name for name in names if not _is_evaluated(jobs, name, inputs[name])]
 
 
-def _inputs(stages: Stages, names: list[str]) -> dict[str, Inputs]:
-    blocks = stages.results.block_counts()["digest"]
-    return {name: {"model": stages.results.weights(name), "blocks": blocks} for name in names}
+def _inputs(jobs: ModelJobs, names: list[str]) -> dict[str, Inputs]:
+    blocks = jobs.results.block_counts()["digest"]
+    return {name: {"model": jobs.results.weights(name), "blocks": blocks} for name in names}
 
 
-def _is_evaluated(stages: Stages, name: str, inputs: Inputs) -> bool:
-    path = stages.results.arm(name) / "evaluation.json"
+def _is_evaluated(jobs: ModelJobs, name: str, inputs: Inputs) -> bool:
+    path = jobs.results.arm(name) / FILE
     if not path.exists():
         return False
     for key, value in json.loads(path.read_text())["inputs"].items():
@@ -65,9 +101,9 @@ def _is_evaluated(stages: Stages, name: str, inputs: Inputs) -> bool:
     return True
 
 
-def _seed(stages: Stages, name: str) -> int:
+def _seed(jobs: ModelJobs, name: str) -> int:
     """The seed that the model was trained with, which need not be this command's."""
     if name == "base":
-        manifest = json.loads((stages.results.base / "manifest.json").read_text())
+        manifest = json.loads((jobs.results.base / "manifest.json").read_text())
         return manifest["note"]["seed"]
-    return json.loads((stages.results.arm(name) / "arm.json").read_text())["seed"]
+    return json.loads((jobs.results.arm(name) / "arm.json").read_text())["seed"]

@@ -1,8 +1,8 @@
-"""How a stage hands its folder over to the next.
+"""What a stage is, and how it hands its folder over to the next.
 
-A stage fills `<folder>.partial` and moves it into place whole, with a `manifest.json` of what it
+Most stages fill `<folder>.partial` and move it into place whole, with a `manifest.json` of what it
 was made from. A folder whose manifest matches is not made again. A folder made from something else
-is never overwritten: the stage refuses and says what differs. An interrupted stage goes on in its
+is never overwritten: the stage refuses and says what differs. An interrupted stage resumes in its
 partial folder.
 """
 
@@ -21,82 +21,137 @@ from nemo_rod.files import write_json
 Inputs = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One step of a run.
+    """One step of a run. It is one command, so that it can also run alone, elsewhere.
 
     Attributes:
         name: as users type it in `rebuild=[...]`.
         command: what runs it alone, such as "train arm=rod".
-        folder: what it makes.
-        inputs: what it is made from: plain values by name. Called when all stages before are done.
-        make: fills the partial folder and returns what is worth keeping in the manifest.
         title: one line for people.
+        folder: where its results are.
+        proof: files that exist once it is done, whatever they were made from.
+        is_done: whether its results are there, made from what they would be made from now; called
+            when its needs are done. Raises ValueError if they were made from something else.
+        run: does it here.
+        results: what is moved aside before it is done again; empty if it always runs.
         needs: names of the stages whose results it uses.
         runs_model: whether it starts processes that run a model, on GPUs where there are some.
-        note: recorded in the manifest but never compared, such as the parallel layout.
-        checks_itself: whether `make` knows by itself what an interrupted run left behind.
+        preview: checks what can be checked beforehand, and says in a line what it would do.
     """
 
     name: str
     command: str
+    title: str
+    folder: Path
+    proof: tuple[Path, ...]
+    is_done: Callable[[], bool]
+    run: Callable[[], None]
+    results: tuple[Path, ...] = ()
+    needs: tuple[str, ...] = ()
+    runs_model: bool = True
+    preview: Callable[[], str] | None = None
+
+    def is_there(self) -> bool:
+        """Whether its results are there, whatever they were made from."""
+        return all(file.exists() for file in self.proof)
+
+    def move_aside(self) -> None:
+        """Makes room for its results to be made again; nothing is deleted."""
+        for path in self.results:
+            if path.exists():
+                number = 1
+                while (aside := path.with_name(f"{path.name}.replaced-{number}")).exists():
+                    number += 1
+                os.replace(path, aside)
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """A folder that a stage hands over whole.
+
+    Attributes:
+        name: of the stage.
+        folder: what the stage makes.
+        inputs: what it is made from: plain values by name. Called when all stages before are done.
+        make: fills the partial folder and returns what is worth keeping in the manifest.
+        note: recorded in the manifest but never compared, such as the parallel layout.
+        checks_itself: whether `make` itself recognises what an interrupted run left behind.
+    """
+
+    name: str
     folder: Path
     inputs: Callable[[], Inputs]
     make: Callable[[Path], dict[str, Any]]
-    title: str
-    needs: tuple[str, ...] = ()
-    runs_model: bool = True
     note: dict[str, Any] = field(default_factory=dict)
     checks_itself: bool = False
 
-    @property
-    def partial(self) -> Path:
-        """Where the stage works until it is done."""
-        return self.folder.with_name(self.folder.name + ".partial")
+    def stage(
+        self,
+        command: str,
+        title: str,
+        *,
+        needs: tuple[str, ...] = (),
+        runs_model: bool = True,
+        void: tuple[Path, ...] = (),
+    ) -> Stage:
+        """The stage that makes the folder.
+
+        Args:
+            command: of the `Stage`.
+            title: of the `Stage`.
+            needs: of the `Stage`.
+            runs_model: of the `Stage`.
+            void: files elsewhere that are wrong once the folder is made again.
+        """
+        return Stage(
+            name=self.name,
+            command=command,
+            title=title,
+            folder=self.folder,
+            proof=(self.folder / "manifest.json",),
+            is_done=self.is_done,
+            run=self.run,
+            results=(self.folder, partial(self.folder), *void),
+            needs=needs,
+            runs_model=runs_model,
+        )
+
+    def is_done(self) -> bool:
+        """Whether the folder is there, made from the same inputs, which must be known.
+
+        Raises:
+            ValueError: if the folder, finished or interrupted, was made from other inputs.
+        """
+        unfinished = partial(self.folder)
+        for folder, name in ((self.folder, "manifest.json"), (unfinished, "inputs.json")):
+            if (folder / name).exists() and not (folder == unfinished and self.checks_itself):
+                made_from = json.loads((folder / name).read_text())["inputs"]
+                _refuse_changes(self.name, folder, made_from, _plain(self.inputs()))
+        return (self.folder / "manifest.json").exists()
+
+    def run(self) -> None:
+        """Makes the folder and moves it into place."""
+        inputs, unfinished = _plain(self.inputs()), partial(self.folder)
+        unfinished.mkdir(parents=True, exist_ok=True)
+        write_json(unfinished / "inputs.json", {"inputs": inputs})
+        try:
+            outputs = self.make(unfinished)
+        except ValueError:  # refused: leave nothing of a stage that never began
+            if {file.name for file in unfinished.iterdir()} <= {"inputs.json", "job.json"}:
+                shutil.rmtree(unfinished)
+            raise
+        path = unfinished / "manifest.json"
+        own = json.loads(path.read_text()) if path.exists() else {}  # what its maker recorded
+        handed = {"stage": self.name, "inputs": inputs, "outputs": outputs, "note": self.note}
+        write_json(path, {**own, **handed})
+        (unfinished / "inputs.json").unlink()
+        os.replace(unfinished, self.folder)
 
 
-def is_done(stage: Stage) -> bool:
-    """Whether the stage's folder is there, made from the same inputs.
-
-    Args:
-        stage: the stage; its inputs must be known.
-
-    Raises:
-        ValueError: if the folder, finished or interrupted, was made from other inputs.
-    """
-    for folder, name in ((stage.folder, "manifest.json"), (stage.partial, "inputs.json")):
-        if (folder / name).exists() and not (folder == stage.partial and stage.checks_itself):
-            made_from = json.loads((folder / name).read_text())["inputs"]
-            _refuse_changes(stage, folder, made_from, _plain(stage.inputs()))
-    return (stage.folder / "manifest.json").exists()
-
-
-def move_aside(path: Path) -> None:
-    """Makes room for a file or folder that is to be made again; nothing is deleted."""
-    if path.exists():
-        number = 1
-        while (aside := path.with_name(f"{path.name}.replaced-{number}")).exists():
-            number += 1
-        os.replace(path, aside)
-
-
-def make(stage: Stage) -> None:
-    """Runs the stage and moves its folder into place."""
-    inputs = _plain(stage.inputs())
-    stage.partial.mkdir(parents=True, exist_ok=True)
-    write_json(stage.partial / "inputs.json", {"inputs": inputs})
-    try:
-        outputs = stage.make(stage.partial)
-    except ValueError:  # refused: leave nothing of a stage that never began
-        if {file.name for file in stage.partial.iterdir()} <= {"inputs.json", "job.json"}:
-            shutil.rmtree(stage.partial)
-        raise
-    path = stage.partial / "manifest.json"
-    own = json.loads(path.read_text()) if path.exists() else {}  # what the maker says of its files
-    handed = {"stage": stage.name, "inputs": inputs, "outputs": outputs, "note": stage.note}
-    write_json(path, {**own, **handed})
-    (stage.partial / "inputs.json").unlink()
-    os.replace(stage.partial, stage.folder)
+def partial(folder: Path) -> Path:
+    """Where a stage works until its folder is whole."""
+    return folder.with_name(folder.name + ".partial")
 
 
 def outputs(folder: Path, *, made_by: str) -> dict[str, Any]:
@@ -124,13 +179,13 @@ def flatten(prefix: str, value: Any) -> Inputs:
     return {prefix: value}
 
 
-def _refuse_changes(stage: Stage, folder: Path, made_from: Inputs, now: Inputs) -> None:
+def _refuse_changes(name: str, folder: Path, made_from: Inputs, now: Inputs) -> None:
     for key in sorted({*made_from, *now}):
         old, new = made_from.get(key), now.get(key)
         if old != new:
             raise ValueError(
                 f"{folder} was made with {key}={_show(old)}, but now it is {_show(new)}: add "
-                f"rebuild=[{stage.name}] to make it again, or choose another run_dir."
+                f"rebuild=[{name}] to make it again, or choose another run_dir."
             )
 
 

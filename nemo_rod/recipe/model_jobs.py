@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import Config, Optimisation, Scoring, Selection
+from nemo_rod.config import Config, Scoring, Selection
 from nemo_rod.files import digest, write_json
 from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.nemo_rl.from_job import run_on_nemo_rl
@@ -33,7 +33,7 @@ class ModelJobs:
         self.config, self.results = config, results
 
     def common(self, name: str, out: Path, scoring: Scoring | None = None) -> dict[str, Any]:
-        """What every job of this run is told; `scoring` if it is not the recipe's."""
+        """What every job of this run holds; `scoring` if it is not the recipe's."""
         scoring = scoring or self.config.scoring
         return {
             "name": name,
@@ -70,60 +70,51 @@ class ModelJobs:
 
         Args:
             name: of a trained arm, or base.
-            blocks: how many are planned. Recorded curricula are then not looked at: a share that
-                they decide is taken for a half, which costs the same.
+            blocks: how many are planned. Recorded curricula are then not read: a share that they
+                decide is taken for a half, which costs the same.
 
         Raises:
             ValueError: a curriculum that it needs is missing or does not fit.
         """
-        planned, blocks = blocks is not None, blocks or self.results.block_counts()
-        settings = None if name == "base" else self.settings(name)
-        optimisation = self.config.pretrain if settings is None else settings.train
-        scoring = self.config.scoring if settings is None else settings.scoring
-        selection = self.config.selection if settings is None else settings.selection
-        assert optimisation is not None
+        settings, counted = self.settings(name), blocks or self.results.block_counts()
+        selection, scoring, variant = settings.selection, settings.scoring, settings.variant
         arm = make_arm(
-            settings.of if settings else name,
-            num_adaptation=blocks["num_adaptation"],
-            num_replay=blocks["num_replay"],
-            batch_size=optimisation.batch_size,
-            multiplier=selection.multiplier,
-            balance=selection.balance,  # type: ignore[arg-type]
-            kappa=selection.kappa,
+            settings.of,
+            num_adaptation=counted["num_adaptation"],
+            num_replay=counted["num_replay"],
+            batch_size=settings.train.batch_size,
             seed=self.config.seed,
+            multiplier=selection.multiplier,
+            balance=selection.balance,
+            kappa=selection.kappa,
             eighths=scoring.eighths,
             scored_every=None if scoring.every == 1 else scoring.every,
         )
-        if settings is None:
-            return arm
-        return self._vary(arm, settings, None if planned else blocks["digest"])
-
-    def _vary(self, arm: Arm, settings: ArmSettings, store: str | None) -> Arm:
-        """Applies what a variant does to pools and policy; `store` None if nothing is recorded."""
-        arm = dataclasses.replace(arm, name=settings.name)
-        if settings.retention is not None:
-            arm = dataclasses.replace(arm, retention=settings.retention)
-        if settings.share is not None:
-            share = settings.share
+        changed: dict[str, Any] = {"name": name}
+        if variant.retention is not None:
+            changed["retention"] = variant.retention
+        if (share := variant.share) is not None:
             if isinstance(share, str):
-                share = 0.5 if store is None else self._recorded_share(share)
-            within = {"adaptation": settings.adaptation, "replay": settings.replay}
-            return dataclasses.replace(arm, kappa=None, share=share, **within)  # type: ignore
-        file = self.recorded(settings)
-        if file is None:
-            return dataclasses.replace(arm, steering=_steering(arm, settings.selection))
-        if store is not None:
-            _refuse_unfit(file, settings, store)
-        by: Any = settings.follow_by if settings.follow else None
-        return dataclasses.replace(arm, kappa=None, recorded=str(file), follow_by=by)
+                share = self._recorded_share(share) if blocks is None else 0.5
+            ways = {"adaptation": variant.adaptation, "replay": variant.replay}
+            changed |= {"kappa": None, "share": share, **{k: v for k, v in ways.items() if v}}
+        elif (file := self.recorded(settings)) is not None:
+            if blocks is None:
+                _refuse_unfit(file, settings, counted["digest"])
+            follow_by = (variant.follow_by or "role") if variant.follow else None
+            changed |= {"kappa": None, "recorded": str(file), "follow_by": follow_by}
+        elif arm.kappa is not None:
+            changed["steering"] = _steering(selection)
+        return dataclasses.replace(arm, **changed)
 
     def recorded(self, settings: ArmSettings) -> Path | None:
         """File of the curriculum that decides what an arm trains on; None for none."""
-        if settings.follow is not None:
-            return self.results.arm(settings.follow) / "curriculum.rod"
-        if settings.curriculum is None:
+        variant = settings.variant
+        if variant.follow is not None:
+            return self.results.arm(variant.follow) / "curriculum.rod"
+        if variant.curriculum is None:
             return None
-        folder = Path(settings.curriculum)
+        folder = Path(variant.curriculum)
         file = folder / "curriculum.rod"
         return file if file.exists() else folder / "arms" / "rod" / "curriculum.rod"
 
@@ -135,19 +126,16 @@ class ModelJobs:
 
     def convergence(self, arm: Arm) -> Rule | None:
         """When an arm ends before its last step; None if it does not."""
-        if arm.name == "base" or not self.settings(arm.name).converge:
+        if not self.settings(arm.name).variant.converge:
             return None
         rule = self.config.convergence
         decay_steps = round(rule.decay_epochs * arm.epoch_blocks / arm.batch_size)
         return Rule(rule.tolerance, rule.patience, max(1, decay_steps))
 
-    def train(
-        self, folder: Path, model: Path, arm: Arm, optimisation: Optimisation, used: list[Path]
-    ) -> None:
+    def train(self, folder: Path, model: Path, arm: Arm, used: list[Path]) -> None:
         """Trains an arm from `model` into `folder`, with the references `used`."""
-        settings = None if arm.name == "base" else self.settings(arm.name)
-        selection = settings.selection if settings else self.config.selection
-        rule = self.convergence(arm)
+        settings, rule = self.settings(arm.name), self.convergence(arm)
+        optimisation = settings.train
         if rule is not None:  # the decay is as long, wherever it begins
             decay = min(1.0, rule.decay_steps / optimisation.steps)
             optimisation = dataclasses.replace(optimisation, decay_fraction=decay)
@@ -155,12 +143,12 @@ class ModelJobs:
         if rule is not None:
             decides["convergence"] = dataclasses.asdict(rule)
         job = TrainJob(
-            **self.common(arm.name, folder, settings.scoring if settings else None),
+            **self.common(arm.name, folder, settings.scoring),
             model=str(model),
             arm=dataclasses.asdict(arm),
             optimisation=optimisation,
             references=[str(reference) for reference in used],
-            on_nonfinite=selection.on_nonfinite,
+            on_nonfinite=settings.selection.on_nonfinite,
             checkpoint_every=self.config.checkpoint.every,
             checkpoint_keep=self.config.checkpoint.keep,
             validation_every=self.config.validation.every,
@@ -172,10 +160,10 @@ class ModelJobs:
 
     def describe(self, folder: Path, arm: Arm) -> None:
         """`arm.json`: what the run was and what it cost, for the report."""
-        settings = self.settings(arm.name)
+        settings, rule = self.settings(arm.name), self.convergence(arm)
+        variant = settings.variant
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         steps, block_size = len(rows), self.config.domain.block_size
-        rule = self.convergence(arm)
         description = {
             "arm": arm.name,
             "kind": "trained",
@@ -195,12 +183,12 @@ class ModelJobs:
             "kappa": arm.kappa,
             "steering": arm.steering,
             "share": arm.share,
-            "share_of": settings.share if isinstance(settings.share, str) else None,
+            "share_of": variant.share if isinstance(variant.share, str) else None,
             "adaptation": arm.adaptation if arm.share is not None else None,
             "replay": arm.replay if arm.share is not None else None,
-            "follow": settings.follow,
-            "follow_by": settings.follow_by if settings.follow else None,
-            "curriculum": settings.curriculum,
+            "follow": variant.follow,
+            "follow_by": arm.follow_by,
+            "curriculum": variant.curriculum,
             "references": list(settings.references) if settings.scores else [],
             "replay_score": "distillation" if settings.distilled else None,
             "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,
@@ -213,12 +201,12 @@ class ModelJobs:
         write_json(folder / "arm.json", description)
 
 
-def _steering(arm: Arm, selection: Selection) -> dict[str, Any] | None:
-    """What kappa follows, for an arm that has one."""
+def _steering(selection: Selection) -> dict[str, Any] | None:
+    """What kappa follows; None if it stays as it is."""
     targets = {"share": selection.target_share, "forgetting": selection.target_forgetting}
     for quantity, target in targets.items():
-        if target is not None and arm.kappa is not None:
-            return dataclasses.asdict(Steering(quantity, target, selection.gain, arm.kappa))  # type: ignore[arg-type]
+        if target is not None:
+            return dataclasses.asdict(Steering(quantity, target, selection.gain, selection.kappa))  # type: ignore[arg-type]
     return None
 
 

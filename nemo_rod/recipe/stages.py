@@ -4,7 +4,7 @@ r"""The stages of a recipe, from raw text to evaluated models.
                   \--> no_replay -> references/specialist -> rod --+-> evaluate -> report
                   \--> fixed_<percent>, merge_<lambda> ------------+
 
-Variants of `rod` need what they replace nothing of, and the arms whose curriculum they follow.
+A variant needs what the arm that it varies needs, and the arm whose curriculum it follows.
 
 A stage's inputs name everything that decides its result. The seed decides an arm's; the parallel
 layout decides nothing and is only noted, so that a base and its references serve any layout.
@@ -22,7 +22,8 @@ from nemo_rod.files import write_json
 from nemo_rod.jobs import ScoreJob
 from nemo_rod.recipe.arm_references import REFERENCES, ArmReferences, own_references
 from nemo_rod.recipe.base_model import checkpoint_digest
-from nemo_rod.recipe.handover import Inputs, Stage, flatten
+from nemo_rod.recipe.evaluate import MEASURED, evaluate_stage
+from nemo_rod.recipe.handover import HandOver, Inputs, Stage, flatten
 from nemo_rod.recipe.model_jobs import ModelJobs, decided
 from nemo_rod.recipe.run_folder import RunFolder
 from nemo_rod.recipe.variants import SPECIALIST, ArmSettings
@@ -42,7 +43,11 @@ class Stages:
         self.jobs = ModelJobs(config, self.results)
 
     def all(self) -> list[Stage]:
-        """Every stage that the recipe's arms need, in an order that they can run in."""
+        """Every stage of the recipe, in an order that they can run in."""
+        return [*self.models(), self.evaluate(), self.report()]
+
+    def models(self) -> list[Stage]:
+        """Every stage up to the models of the recipe's arms."""
         wanted = {name: self.jobs.settings(name) for name in self.config.arms if name != "base"}
         trained = self._trained([arm for arm in wanted.values() if arm.kind == "trained"])
         merged = [name for name, arm in wanted.items() if arm.kind == "merged"]
@@ -85,16 +90,8 @@ class Stages:
 
             return prepare_blocks(domain, folder)
 
-        return Stage(
-            "prepare",
-            "prepare",
-            self.results.blocks,
-            inputs,
-            make,
-            "text -> blocks",
-            runs_model=False,
-            checks_itself=True,
-        )
+        blocks = HandOver("prepare", self.results.blocks, inputs, make, checks_itself=True)
+        return blocks.stage("prepare", "text -> blocks", runs_model=False)
 
     def make_base(self) -> Stage:
         """A base trained here from nothing, or a copy of the pretrained checkpoint's address."""
@@ -117,7 +114,7 @@ class Stages:
                 resolve_base(model.hf, folder / "hf")
                 check_tokenizer(folder / "hf", self.results.blocks)
             else:
-                assert optimisation is not None and model.architecture is not None
+                assert model.architecture is not None
                 initialise_base(
                     model.architecture,
                     folder / "init",
@@ -125,21 +122,15 @@ class Stages:
                     seed=self.config.seed,
                 )
                 check_tokenizer(folder / "init", self.results.blocks)
-                arm = self.jobs.arm("base")
-                self.jobs.train(folder, folder / "init", arm, optimisation, [])
+                self.jobs.train(folder, folder / "init", self.jobs.arm("base"), [])
             return {"weights": checkpoint_digest(folder / "hf")}
 
-        title = "the base model" if model.hf else "train the base model from nothing"
-        return Stage(
-            "base",
+        return HandOver("base", self.results.base, inputs, make, self._note()).stage(
             "pretrain",
-            self.results.base,
-            inputs,
-            make,
-            title,
+            "the base model" if model.hf else "train the base model from nothing",
             needs=("prepare",),
             runs_model=model.hf is None,
-            note=self._note(),
+            void=tuple(self.results.arm("base") / file for file in MEASURED),
         )
 
     def reference(self, name: str) -> Stage:
@@ -167,15 +158,11 @@ class Stages:
             return {}
 
         title = f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}"
-        return Stage(
-            f"references_{name}",
+        folder = self.results.reference(name)
+        return HandOver(f"references_{name}", folder, inputs, make, self._note()).stage(
             f"score arm={arm if name == 'specialist' else name}",
-            self.results.reference(name),
-            inputs,
-            make,
             title if top_k is None else f"keep what the base foretells of every {role} block",
             needs=("prepare", arm),
-            note=self._note(),
         )
 
     def train(self, name: str) -> Stage:
@@ -199,22 +186,15 @@ class Stages:
 
         def make(folder: Path) -> dict[str, Any]:
             arm, start = self.jobs.arm(name), self.results.checkpoint("base")
-            self.jobs.train(folder, start, arm, settings.train, references.folders)
+            self.jobs.train(folder, start, arm, references.folders)
             self.jobs.describe(folder, arm)
             return {"weights": checkpoint_digest(folder / "hf")}
 
         needs = [f"references_{name}" for name in references.own]
         if settings.recorded_by is not None:
             needs.append(settings.recorded_by)
-        return Stage(
-            name,
-            f"train arm={name}",
-            self.results.arm(name),
-            inputs,
-            make,
-            f"train {name}",
-            needs=("base", *needs),
-            note=self._note(),
+        return HandOver(name, self.results.arm(name), inputs, make, self._note()).stage(
+            f"train arm={name}", f"train {name}", needs=("base", *needs)
         )
 
     def merge(self, name: str) -> Stage:
@@ -250,15 +230,47 @@ class Stages:
             write_json(folder / "arm.json", description)
             return {"weights": checkpoint_digest(folder / "hf")}
 
-        title = f"merge base and specialist at {weight:g}"
-        return Stage(
-            name,
+        return HandOver(name, self.results.arm(name), inputs, make).stage(
             f"merge arm={name}",
-            self.results.arm(name),
-            inputs,
-            make,
-            title,
+            f"merge base and specialist at {weight:g}",
             needs=("base", SPECIALIST),
+            runs_model=False,
+        )
+
+    def evaluate(self) -> Stage:
+        """Held-out losses, and the tasks, of every arm that has none yet."""
+        return evaluate_stage(self.jobs)
+
+    def report(self) -> Stage:
+        """Tables, figures, the page and the verdicts, over all seeds of a sweep."""
+        run_dir, report = self.results.path, self.results.path / "report"
+
+        def run() -> None:
+            from nemo_rod.report import build_report, format_checks
+
+            seeds = sorted(run_dir.glob("*seed_*"))
+            runs = [run for run in (run_dir, *seeds) if (run / "arms").is_dir()]
+            if not runs:
+                command = self.results.command("run")
+                raise ValueError(f"{run_dir} holds no arm: run `nemo-rod {command}` first.")
+            results = build_report(
+                runs[0],
+                recipe=self.config.recipe,
+                replicates=[*runs[1:], *map(Path, self.config.report.seeds)],
+                settings=list(map(Path, self.config.report.settings)),
+                report_dir=report,
+            )
+            print(format_checks(results))
+
+        return Stage(
+            name="report",
+            command="report",
+            title=f"report, in {report / 'index.html'}",
+            folder=report,
+            proof=(report / "index.html",),
+            is_done=lambda: False,  # cheap, and other seeds may have come
+            run=run,
+            needs=("evaluate",),
             runs_model=False,
         )
 

@@ -5,6 +5,13 @@
 
 A variant takes every key from the arm that it varies and replaces those that it sets. Keys of
 `train`, `selection` and `scoring` are replaced one by one.
+
+An arm has two forms, one before its run and one in it. `ArmSettings` follow from the configuration
+alone, so that arms can be checked, ordered and planned before anything is there.
+`selection.arms.Arm` also counts the blocks of the store and knows the curriculum that it follows:
+`ModelJobs.arm` makes it of the settings. Every field of it is written down, compared when a run
+resumes and read by processes without this configuration; a key added to it makes every finished
+arm another one. Therefore it does not hold the settings.
 """
 
 from __future__ import annotations
@@ -36,43 +43,42 @@ class ArmSettings:
     Attributes:
         name: as users type it.
         of: the arm of the paper that it is, or varies in the end.
-        kind: how it comes about: "base", "trained" or "merged".
-        train: its schedule.
+        variant: what sets it apart from `of`; empty for an arm of the paper.
         selection: how its batches are chosen.
         scoring: how its candidates are scored.
-        converge: whether it ends when its adaptation loss has converged, `train.steps` at most.
-        retention: share of the replay blocks kept; None where `of` says it.
-        share: constant share of replay, or the arm whose recorded mean it is; None for none.
-        adaptation: with a constant share: new blocks are chosen at "random" or by "rho".
-        replay: the same of replay.
-        follow: arm whose recorded counts it repeats; None for none.
-        follow_by: whether those are counts by "role" or by "source".
-        curriculum: folder of the run or arm on whose batches it trains; None for none.
-        references: whose lowest loss on new blocks is taken off.
-        scores: whether candidates are scored while it trains.
+        train: its schedule; the schedule of `pretrain` for a base that is trained here.
     """
 
     name: str
     of: str
-    kind: str
-    train: Optimisation
+    variant: Variant
     selection: Selection
     scoring: Scoring
-    converge: bool = False
-    retention: float | None = None
-    share: float | str | None = None
-    adaptation: str = "random"
-    replay: str = "random"
-    follow: str | None = None
-    follow_by: str = "role"
-    curriculum: str | None = None
-    references: tuple[str, ...] = ("specialist",)
-    scores: bool = False
+    train: Optimisation
+
+    @property
+    def kind(self) -> str:
+        """How it comes about: "base", "trained" or "merged"."""
+        return arm_kind(self.of)
+
+    @property
+    def scores(self) -> bool:
+        """Whether candidates are scored while it trains."""
+        variant = self.variant
+        if variant.share is not None:
+            return "rho" in (variant.adaptation, variant.replay)
+        return self.of == "rod" and not (variant.follow or variant.curriculum)
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Models of which the lowest loss is subtracted from that of an adaptation block."""
+        return tuple(self.variant.references or ["specialist"])
 
     @property
     def recorded_by(self) -> str | None:
         """The arm of this run whose curriculum must be there before; None for none."""
-        return self.share if isinstance(self.share, str) else self.follow
+        share = self.variant.share
+        return share if isinstance(share, str) else self.variant.follow
 
     @property
     def distilled(self) -> bool:
@@ -91,48 +97,21 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         ValueError: if there is no such arm, or the variant cannot be; one sentence.
     """
     root, variants = _chain(config, name)
-    kind = arm_kind(root)
-    where = f"variants.{name}"
-    merged = _merged(variants)
-    if variants and kind != "trained":
+    where, merged = f"variants.{name}", _merged(variants)
+    if arm_kind(root) != "trained" and variants:
         raise ValueError(f"{where} varies {root}, which is not trained: vary a trained arm.")
-    for key in _set_keys(merged):
-        if key in _OF_ROD and root != "rod":
-            raise ValueError(f"{where}.{key} is set, but {root} selects nothing: vary rod instead.")
-    if merged.converge and root == "rod":
-        raise ValueError(
-            f"{where}.converge is for arms without selection: vary no_replay, fixed_<percent> or "
-            "max_replay."
-        )
-    if merged.retention is not None and not root.startswith("fixed_"):
-        raise ValueError(f"{where}.retention is of fixed replay: vary fixed_<percent>, not {root}.")
+    _check_root(where, root, merged)
     _check_choices(where, name, merged)
-    scores = root == "rod" and not (merged.follow or merged.curriculum)
-    if merged.share is not None:
-        scores = "rho" in (merged.adaptation, merged.replay)
-    selection = _section(config.selection, merged.selection, f"{where}.selection")
-    scoring = _section(config.scoring, merged.scoring, f"{where}.scoring")
-    # a prefix that is none is refused where the whole configuration is checked
-    share = PREFIXES.get(scoring.prefix, 8) / 8 / scoring.every if scoring.every > 0 else 0.0
-    scored = selection.multiplier * share if scores else 0.0
-    return ArmSettings(
+    schedule = config.pretrain if root == "base" and config.pretrain else config.train
+    settings = ArmSettings(
         name=name,
         of=root,
-        kind=kind,
-        train=_schedule(config, where, merged, scored),
-        selection=selection,
-        scoring=scoring,
-        converge=bool(merged.converge),
-        retention=merged.retention,
-        share=merged.share,
-        adaptation=merged.adaptation or "random",
-        replay=merged.replay or "random",
-        follow=merged.follow,
-        follow_by=merged.follow_by or "role",
-        curriculum=merged.curriculum,
-        references=tuple(merged.references or ["specialist"]),
-        scores=scores,
+        variant=merged,
+        selection=_section(config.selection, merged.selection, f"{where}.selection"),
+        scoring=_section(config.scoring, merged.scoring, f"{where}.scoring"),
+        train=_section(schedule, merged.train, f"{where}.train"),
     )
+    return dataclasses.replace(settings, train=_schedule(where, settings))
 
 
 def _chain(config: Config, name: str) -> tuple[str, list[Variant]]:
@@ -170,7 +149,22 @@ def _set_keys(variant: Variant) -> list[str]:
     return [name for name in names if getattr(variant, name) != getattr(empty, name)]
 
 
+def _check_root(where: str, root: str, variant: Variant) -> None:
+    """Refuses keys that the arm of the paper has no use for."""
+    for key in _set_keys(variant):
+        if key in _OF_ROD and root != "rod":
+            raise ValueError(f"{where}.{key} is set, but {root} selects nothing: vary rod instead.")
+    if variant.converge and root == "rod":
+        raise ValueError(
+            f"{where}.converge is for arms without selection: vary no_replay, fixed_<percent> or "
+            "max_replay."
+        )
+    if variant.retention is not None and not root.startswith("fixed_"):
+        raise ValueError(f"{where}.retention is of fixed replay: vary fixed_<percent>, not {root}.")
+
+
 def _check_choices(where: str, name: str, variant: Variant) -> None:
+    """Refuses values that no arm has, and keys that exclude each other."""
     ways = [key for key in ("share", "follow", "curriculum") if getattr(variant, key) is not None]
     if len(ways) > 1:
         raise ValueError(f"{where} sets {' and '.join(ways)}: set one of them.")
@@ -199,9 +193,9 @@ def _check_choices(where: str, name: str, variant: Variant) -> None:
         raise ValueError(f"{where} follows itself: name another trained arm.")
 
 
-def _schedule(config: Config, where: str, variant: Variant, scored: float) -> Optimisation:
-    """The schedule of an arm that scores `scored` candidates for every block it trains on."""
-    train = _section(config.train, variant.train, f"{where}.train")
+def _schedule(where: str, settings: ArmSettings) -> Optimisation:
+    """The schedule of an arm, as long as its budget says."""
+    train, variant, scoring = settings.train, settings.variant, settings.scoring
     for key in _BUDGETS:
         value = getattr(variant, key)
         if value is not None and not value > 0:
@@ -210,6 +204,9 @@ def _schedule(config: Config, where: str, variant: Variant, scored: float) -> Op
     if variant.steps is not None:
         steps = variant.steps
     elif variant.compute is not None:  # a forward pass costs a third of an update
+        # a prefix that is none is refused where the whole configuration is checked
+        share = PREFIXES.get(scoring.prefix, 8) / 8 / scoring.every if scoring.every > 0 else 0.0
+        scored = settings.selection.multiplier * share if settings.scores else 0.0
         steps *= variant.compute / (1 + scored / 3)
     elif variant.budget is not None:
         steps *= variant.budget

@@ -242,31 +242,17 @@ def merge_weight(name: str) -> float:
 
 
 def make_arm(
-    name: str,
-    *,
-    num_adaptation: int,
-    num_replay: int,
-    batch_size: int,
-    multiplier: float,
-    balance: Balance,
-    kappa: float,
-    seed: int,
-    eighths: int = NUM_CHUNKS,
-    scored_every: int | None = None,
+    name: str, *, num_adaptation: int, num_replay: int, batch_size: int, seed: int, **selecting: Any
 ) -> Arm:
-    """Builds a trained arm from its name.
+    """Builds a trained arm of the paper from its name.
 
     Args:
         name: base, no_replay, fixed_<percent>, max_replay or rod.
-        num_adaptation: adaptation blocks in the store.
-        num_replay: replay blocks in the store.
-        batch_size: blocks trained on in one step (k).
-        multiplier: candidates per trained block (m) of arms that select.
-        balance: of the candidate pools of arms that select.
-        kappa: weight of replay scores of arms that select.
-        seed: of the candidate stream.
-        eighths: of every candidate that are scored, for arms that select.
-        scored_every: see `Arm`, for arms that select.
+        num_adaptation: see `Arm`.
+        num_replay: see `Arm`.
+        batch_size: see `Arm`.
+        seed: see `Arm`.
+        selecting: attributes of `Arm` that only rod has, such as its multiplier and kappa.
 
     Raises:
         ValueError: if the store cannot serve the arm.
@@ -279,10 +265,8 @@ def make_arm(
         "seed": seed,
     }
     if name == "rod":
-        return Arm(
-            **common, balance=balance, multiplier=multiplier, kappa=kappa, eighths=eighths,
-            scored_every=scored_every,
-        )  # fmt: skip
+        assert "kappa" in selecting  # without it, an arm trains on its whole pools
+        return Arm(**common, **selecting)
     if name == "base":
         return Arm(**common, balance="replay")
     share = _fixed_share(name)
