@@ -169,7 +169,7 @@ class Stages:
         title = f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}"
         return Stage(
             f"references_{name}",
-            f"score arm={arm if name == 'specialist' else name}",
+            f"reference arm={arm if name == 'specialist' else name}",
             self.results.reference(name),
             inputs,
             make,
