@@ -29,7 +29,7 @@ WARM_UP = 5  # steps
 def overhead(setting: Setting) -> Iterator[Row]:
     """Predicted and measured scoring time over update time."""
     folder = setting.folder / "run"
-    for command in (["prepare"], ["pretrain"], ["train", "arm=no_replay"], ["score"]):
+    for command in (["prepare"], ["pretrain"], ["train", "arm=no_replay"], ["reference"]):
         nemo_rod(*command, *RECIPE, f"run_dir={folder}")
     for name, case in list(CASES.items())[: 2 if setting.quick else None]:
         options = (*RECIPE, *case, f"run_dir={folder}")

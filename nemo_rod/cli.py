@@ -1,10 +1,13 @@
-"""The command line: `nemo-rod COMMAND recipe=NAME [key=value ...]`, in Hydra's grammar."""
+"""The command line: `nemo-rod COMMAND recipe=NAME [key=value ...]` in Hydra's grammar, or paths.
+
+Each command has a file in `nemo_rod/commands`; the stages of a recipe share `stages.py`.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import hydra
@@ -13,102 +16,111 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.commands import curriculum, doctor, inspect, merge, status
-from nemo_rod.commands import reference_job as of_job
-from nemo_rod.commands import stages as run
+from nemo_rod.commands import (
+    cancel,
+    curriculum,
+    doctor,
+    inspect,
+    merge,
+    reference,
+    stages,
+    status,
+    train,
+)
+from nemo_rod.commands.arguments import Arguments
+from nemo_rod.commands.help import USAGE
 from nemo_rod.config import Config, config_folder
-from nemo_rod.nemo_rl import cluster as nemo_rl
 from nemo_rod.plan.of_recipe import plan
 from nemo_rod.processes.signals import Stopped
 from nemo_rod.recipe.checks import to_config
 
-_USAGE = """nemo-rod: continued pretraining with replay on demand
-
-  nemo-rod run recipe=toy             every stage of a recipe, skipping what is done
-  nemo-rod run recipe=toy dry_run=true            what would run
-  nemo-rod plan recipe=toy                        what it would cost: tokens, time, memory, disk
-  nemo-rod run -m recipe=toy seed=1,2             a sweep: one run folder each
-
-One stage at a time:
-  nemo-rod prepare  recipe=NAME                   text -> blocks
-  nemo-rod pretrain recipe=NAME                   the base model
-  nemo-rod score    recipe=NAME                   reference losses
-  nemo-rod train    recipe=NAME arm=ARM           one arm
-  nemo-rod merge    recipe=NAME arm=merge_0.4     weights between base and specialist
-  nemo-rod evaluate recipe=NAME                   held-out losses of every arm
-  nemo-rod evaluate recipe=NAME tasks=paper       and benchmarks, through lm-eval
-  nemo-rod report   recipe=NAME                   tables, figures and the page
-
-On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
-  nemo-rod train --config RECIPE.yaml [key=value ...]
-  nemo-rod score --config RECIPE.yaml rod.role=replay [key=value ...]
-
-Without a recipe:
-  nemo-rod status RUN_DIR                         what ran, where, how far it is, how it ended
-  nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
-  nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
-  nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
-  nemo-rod score job=FILE.py:FUNCTION role=ROLE checkpoint=FOLDER out=FOLDER roles={PATH: ROLE, ...}
-                                                  reference losses of your own job's data
-  nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT   weights between two checkpoints of your own
-  nemo-rod doctor                                 what is installed, and what works here
-
-Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* ...
-`nemo-rod run recipe=NAME --cfg job` shows all of them with their values.
-"""
-
-# Commands that take a recipe, in Hydra's grammar; and those that take paths.
-_STAGES: dict[str, Callable[[Config], None]] = {
-    "run": run.run,
+# Commands that take a recipe, in Hydra's grammar; and those that take paths, through argparse.
+_OF_RECIPES: dict[str, Callable[[Config], None]] = {
+    "run": stages.run,
     "plan": plan,
-    "prepare": run.prepare,
-    "pretrain": run.pretrain,
-    "score": run.score,
-    "train": run.train,
-    "merge": run.merge,
-    "evaluate": run.evaluate,
-    "report": run.report,
+    "prepare": stages.prepare,
+    "pretrain": stages.pretrain,
+    "reference": stages.reference,
+    "train": stages.train,
+    "merge": stages.merge,
+    "evaluate": stages.evaluate,
+    "report": stages.report,
 }
-_TOOLS: dict[str, Callable[[Sequence[str]], None]] = {
-    "status": status.main,
-    "cancel": status.cancel,
-    "inspect": inspect.main,
-    "curriculum": curriculum.main,
-    "doctor": doctor.main,
+_OF_PATHS: dict[str, Callable[[Arguments], None]] = {
+    "status": status.declare,
+    "cancel": cancel.declare,
+    "inspect": inspect.declare,
+    "curriculum": curriculum.declare,
+    "doctor": doctor.declare,
+    "train": train.declare,
+    "reference": reference.declare,
+    "merge": merge.declare,
 }
+# Options and keys that only the path form of a command has.
+_MARKS = {"train": {"--config"}, "reference": {"--config", "job"}, "merge": {"lambda"}}
+_FORMER = {"score": "reference"}  # names that work until the next release
+_HELP = ("-h", "--help")
 
 
 def main() -> None:
     """Entry point of the console script."""
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
-        print(_USAGE)
+    command, *words = sys.argv[1:] or ["help"]
+    if command in (*_HELP, "help"):
+        print(USAGE)
         return
-    command = sys.argv[1]
-    if command in _TOOLS:
-        _tool(_TOOLS[command], sys.argv[2:])
-        return
-    if command in ("train", "score") and "--config" in sys.argv:
-        _tool(partial(nemo_rl.main, command), sys.argv[2:])
-        return
-    if command not in _STAGES:
-        expected = ", ".join([*_STAGES, *_TOOLS])
+    if command in _FORMER:
+        command = _renamed(command)
+    if command not in {*_OF_RECIPES, *_OF_PATHS}:
+        expected = ", ".join(dict.fromkeys([*_OF_RECIPES, *_OF_PATHS]))
         _leave(f"There is no command '{command}': expected one of {expected}.")
-    if command == "score" and of_job.is_of_job(sys.argv[2:]):
-        _tool(of_job.main, sys.argv[2:])
+    if takes_paths(command, words):
+        _with_paths(command, words)
         return
-    if command == "merge" and merge.is_of_folders(sys.argv[2:]):
-        _tool(merge.main, sys.argv[2:])
-        return
-    sys.argv = [f"nemo-rod {command}", *sys.argv[2:]]
+    sys.argv = [f"nemo-rod {command}", *words]
     ConfigStore.instance().store(name="schema", node=Config)
     hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(
-        _checked(_STAGES[command])
+        _checked(_OF_RECIPES[command])
     )()
 
 
-def _tool(tool: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
+def takes_paths(command: str, words: Sequence[str]) -> bool:
+    """Returns whether a command line is of the path form, and not of a recipe.
+
+    A command without a recipe always is. `train`, `reference` and `merge` are if a word belongs to
+    their path form alone, if the first word of `merge` is a folder, or if the first word asks for
+    help.
+    """
+    if command not in _OF_RECIPES or command not in _OF_PATHS:
+        return command in _OF_PATHS
+    first = words[0] if words else "-"
+    names = {word.partition("=")[0] for word in words if "=" in word or word.startswith("--")}
+    is_folder = not ("=" in first or first.startswith("-"))
+    return bool(names & _MARKS[command]) or first in _HELP or (command == "merge" and is_folder)
+
+
+def path_parser() -> Arguments:
+    """Returns the parser of every command line that `takes_paths` is true of."""
+    parser = Arguments(prog="nemo-rod", add_help=False)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, declare in _OF_PATHS.items():
+        declare(commands.add_parser(name))
+    return parser
+
+
+def _renamed(command: str) -> str:
+    """Returns the name that a command has now, and says so once in a job of many processes."""
+    if os.environ.get("RANK", "0") == "0":
+        note = (
+            f"`{command}` is now called `{_FORMER[command]}`; the next release drops the old name"
+        )
+        print(f"nemo-rod: {note}.", file=sys.stderr)
+    return _FORMER[command]
+
+
+def _with_paths(command: str, words: Sequence[str]) -> None:
     try:
-        tool(arguments)
+        options = path_parser().parse_args([command, *words])
+        options.main(options)
     except (ValueError, OSError) as error:
         _leave(str(error))
     except RuntimeError as error:
@@ -123,7 +135,7 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             OmegaConf.resolve(composed)
             config = to_config(composed)
             config.run_dir = _run_dir(config)
-            run.on_all_nodes(command, config)
+            stages.on_all_nodes(command, config)
         except ValueError as error:
             _leave(str(error))
         except Stopped as stop:

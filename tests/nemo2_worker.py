@@ -61,7 +61,7 @@ def one_run(
         (checkpoint,) = Path(root, base, "job", "checkpoints").glob("*-last")
         job["resume"].restore_config = nl.RestoreConfig(path=str(checkpoint))
     if kind == "score":
-        swap_in.score("nemo2", *parts, role=role, roles=ROLES, checkpoint=checkpoint, out=out)
+        swap_in.reference("nemo2", *parts, role=role, roles=ROLES, checkpoint=checkpoint, out=out)
         return
     if kind != "stock":
         joint = kind == "joint"

@@ -100,7 +100,7 @@ def one_run(
     refusal = pytest.raises(ValueError, match=refused) if refused else nullcontext()
     if kind == "score":
         with refusal:
-            swap_in.score(
+            swap_in.reference(
                 "megatron_bridge",
                 cfg,
                 forward_step,

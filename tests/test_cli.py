@@ -147,6 +147,17 @@ def test_unknown_command_and_arm_are_refused(tmp_path: Path) -> None:
     assert "There is no arm 'rood': expected base, no_replay" in done.stderr
 
 
+def test_the_former_name_of_a_stage_works_and_says_the_new_one(tmp_path: Path) -> None:
+    done = nemo_rod("score", "recipe=toy", f"run_dir={tmp_path / 'run'}", "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    note, *stages = done.stderr.splitlines()
+    assert note.startswith("nemo-rod: `score` is now called `reference`;")
+    assert [line.partition("(nemo-rod ")[2].partition(",")[0] for line in stages] == [
+        "reference arm=base",
+        "reference arm=no_replay",
+    ]
+
+
 def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
     done = nemo_rod("run", "recipe=toy", f"run_dir={tmp_path / 'run'}", "dry_run=true")
     assert done.returncode == 0

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from corpus_cases import S, run, source, texts, train_bpe, write
 
-from nemo_rod.commands import curriculum as curriculum_tool
+from nemo_rod import cli
 from nemo_rod.commands import doctor
+from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.inspect import inspect
-from nemo_rod.commands.text import parse, table, tenths
+from nemo_rod.commands.text import table, tenths
 from nemo_rod.corpus import BlockStore, load_tokenizer
 from nemo_rod.selection import (
     Candidates,
@@ -112,6 +113,12 @@ def write_curriculum(folder: Path, store: BlockStore, arm: str, steps: int = 25)
             curriculum.append(Choice(pool, loss_C, loss_C, chosen, threshold(loss_C, chosen)))
 
 
+def command(*words: object) -> None:
+    """Runs a command line of paths in this process."""
+    options = cli.path_parser().parse_args([*map(str, words)])
+    options.main(options)
+
+
 def lines(text: str) -> list[list[str]]:
     """Cells of every line: columns are at least two spaces apart."""
     return [[c.strip() for c in line.split("  ") if c.strip()] for line in text.splitlines()]
@@ -140,7 +147,7 @@ def test_a_store_and_its_sources(run_dir: Path) -> None:
 def test_blocks_as_text(run_dir: Path) -> None:
     store = BlockStore(run_dir / "blocks")
     whole = "\0".join(texts(300, 1)) + "\0"
-    shown = inspect(run_dir / "blocks", block="0")
+    shown = inspect(run_dir / "blocks", block=0)
     head, _, text = shown.partition("\n\n")
     assert ["hash", store.hashes([0])[0].tobytes().hex()] in lines(head)
     decoded = text.replace("\n--- end of document ---\n", "\0")
@@ -148,12 +155,12 @@ def test_blocks_as_text(run_dir: Path) -> None:
     assert decoded.count("\0") == (store.tokens([0])[0] == store.eod_id).sum()
     # in a source, its own blocks are counted
     first = store.num_adaptation
-    of_source = inspect(run_dir / "blocks" / "replay" / "web", block="3")
-    assert of_source == inspect(run_dir / "blocks", block=str(first + 3))
+    of_source = inspect(run_dir / "blocks" / "replay" / "web", block=3)
+    assert of_source == inspect(run_dir / "blocks", block=first + 3)
     assert f"{first + 3} of the train split, number 3 of replay/web" in of_source
-    held = inspect(run_dir / "blocks" / "replay" / "web" / "holdout", block="0")
+    held = inspect(run_dir / "blocks" / "replay" / "web" / "holdout", block=0)
     number = BlockStore(run_dir / "blocks", "holdout").num_adaptation
-    assert held == inspect(run_dir / "blocks", split="holdout", block=str(number))
+    assert held == inspect(run_dir / "blocks", split="holdout", block=number)
 
 
 def test_the_tokenizer_is_found_beside_or_named(tmp_path: Path) -> None:
@@ -161,17 +168,17 @@ def test_the_tokenizer_is_found_beside_or_named(tmp_path: Path) -> None:
     web = source("web", [write(tmp_path / "web.jsonl", ["the cat sat on the mat"] * 40)])
     run(tmp_path / "blocks", [web], tokenizer=load_tokenizer(str(bpe)), holdout_fraction=0)
     with pytest.raises(ValueError, match=r"does not lie beside it: name it with tokenizer=NAME"):
-        inspect(tmp_path / "blocks", block="0")
+        inspect(tmp_path / "blocks", block=0)
     with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
-        inspect(tmp_path / "blocks", block="0", tokenizer="byte")
-    named = inspect(tmp_path / "blocks", block="0", tokenizer=str(bpe))
+        inspect(tmp_path / "blocks", block=0, tokenizer="byte")
+    named = inspect(tmp_path / "blocks", block=0, tokenizer=str(bpe))
     assert "the cat sat on the mat\n--- end of document ---\nthe cat" in named
     shutil.copytree(bpe, tmp_path / "base" / "hf")
-    assert inspect(tmp_path / "blocks", block="0") == named
+    assert inspect(tmp_path / "blocks", block=0) == named
 
 
 def test_overlap_of_the_holdout(run_dir: Path) -> None:
-    shown = lines(inspect(run_dir / "blocks", overlap="8"))
+    shown = lines(inspect(run_dir / "blocks", overlap=8))
     assert [row[0] for row in shown[3:]] == ["news", "web"]
     assert all(0 <= int(row[2]) <= int(row[1]) for row in shown[3:])
 
@@ -242,11 +249,11 @@ def test_stages_and_runs(run_dir: Path) -> None:
 
 def test_curricula_are_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(run_dir / "arms" / arm / "curriculum.rod") for arm in ("rod", "rod_again")]
-    curriculum_tool.main(["diff", paths[0], paths[0]])
+    command("curriculum", "diff", paths[0], paths[0])
     shown = lines(capsys.readouterr().out)
     assert shown[-1][:3] == ["all", "25", "100.0%"] and shown[-1][-2:] == ["+0.0", "100%"]
     assert len([row for row in shown if row and row[0].isdecimal()]) == 10
-    curriculum_tool.main(["diff", *paths])
+    command("curriculum", "diff", *paths)
     overlap = lines(capsys.readouterr().out)[-1][2]
     assert 0 < float(overlap.rstrip("%")) < 100
 
@@ -255,12 +262,12 @@ def test_curricula_are_checked_and_exported(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run_dir / "arms" / "rod" / "curriculum.rod"
-    curriculum_tool.main(["verify", str(path)])  # the run's blocks are found
+    command("curriculum", "verify", path)  # the run's blocks are found
     assert f"25 steps, whole and of the blocks in {run_dir / 'blocks'}" in capsys.readouterr().out
     other = run(tmp_path / "blocks", [source("web", [run_dir / "web.jsonl"])])
     with pytest.raises(ValueError, match=f"but the block store has '{other.digest}'"):
-        curriculum_tool.main(["verify", str(path), str(tmp_path / "blocks")])
-    curriculum_tool.main(["export", str(path), str(tmp_path / "c.parquet")])
+        command("curriculum", "verify", path, tmp_path / "blocks")
+    command("curriculum", "export", path, tmp_path / "c.parquet")
     assert "200 candidates of 25 steps" in capsys.readouterr().out
     import pyarrow.parquet as pq
 
@@ -272,7 +279,7 @@ def test_curricula_are_checked_and_exported(
 
 @pytest.mark.slow
 def test_the_doctor_looks_at_everything(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    doctor.main([str(run_dir / "blocks")])
+    command("doctor", run_dir / "blocks")
     shown = {row[1]: row[0] for row in lines(capsys.readouterr().out)}
     needed = {"python", "hydra", "torch", "megatron-core", "megatron-bridge", "transformers"}
     works = {"devices", "trainer", "megatron functions", "torchrun, gloo", "block store"}
@@ -290,7 +297,7 @@ def test_the_doctor_says_what_to_do(
     monkeypatch.setattr(doctor, "_run", fails)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit) as left:
-        doctor.main([str(tmp_path)])
+        command("doctor", tmp_path)
     assert left.value.code == 1
     shown = capsys.readouterr().out
     told = {row[1]: (row[0], row[2]) for row in lines(shown)}
@@ -320,25 +327,49 @@ def test_the_doctor_finds_what_pip_does_not_list(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["inspect"], "0 paths were given: expected nemo-rod inspect PATH"),
+        (
+            ["inspect"],
+            "'nemo-rod inspect' is not understood: expected nemo-rod inspect PATH [block=",
+        ),
+        (["inspect"], "(the following arguments are required: PATH)."),
+        (["inspect", "a", "b"], "(b is unknown, or too much)."),
         (["inspect", "."], "is nothing that nemo-rod wrote: expected a run folder"),
         (["inspect", "none"], "none does not exist"),
         (["inspect", ".", "block=1"], "is no block store and no source: block= and overlap= need"),
-        (["inspect", ".", "--all"], "'--all' is not understood: expected nemo-rod inspect"),
+        (["inspect", ".", "--all"], "' is not understood: expected nemo-rod inspect PATH"),
+        (["inspect", ".", "--all"], "(--all is unknown, or too much)."),
+        (["inspect", ".", "block=x"], "block=x is not valid: expected a number."),
+        (["inspect", ".", "block="], "block= is not valid: expected a number."),
+        (["inspect", ".", "overlap=-1"], "overlap=-1 is not valid: expected a number."),
+        (["inspect", ".", "block=1", "block=2"], "(block= is given twice)."),
         (["inspect", ".", "split=test"], "split=test is not valid: expected train or holdout"),
+        (["status"], "expected nemo-rod status RUN_DIR (the following arguments are required"),
+        (["cancel", "a", "b"], "expected nemo-rod cancel RUN_DIR (b is unknown, or too much)."),
         (["curriculum"], "is not understood: expected nemo-rod curriculum export CURRICULUM"),
-        (["curriculum", "diff", "a"], "'diff a' is not understood"),
+        (["curriculum", "show"], "invalid choice: 'show'"),
+        (["curriculum", "diff", "a"], "'nemo-rod curriculum diff a' is not understood: expected "),
         (["curriculum", "verify", "none.rod"], "none.rod does not exist: check the path"),
-        (["doctor", "a", "b"], "2 paths were given: expected nemo-rod doctor"),
+        (["doctor", "a", "b"], "expected nemo-rod doctor [BLOCKS] [functions=ROAD] (b is unknown"),
         (["doctor", "functions=none"], "functions=none is not valid: expected all, scoring, trai"),
+        (["merge", "a", "b", "c"], "' is not understood: expected nemo-rod merge BASE ADAPTED OUT"),
+        (["merge", "a", "b", "c"], "(lambda= is missing)."),
+        (["merge", "a", "b", "lambda=0.5"], "(the following arguments are required: OUT)."),
+        (["merge", "a", "b", "c", "lambda=x"], "lambda=x is not valid: expected a number from 0"),
+        (
+            ["reference", "job=f.py:f", "rule=x"],
+            "expected keys checkpoint, forward_step, host, job",
+        ),
+        (["reference", "job=f.py:f"], "The arguments of `nemo-rod reference job=...` do not fit"),
+        (["reference", "job=f.py:f", "--all"], "(--all is unknown, or too much)."),
+        (["train", "--config"], "(argument --config: expected one argument)."),
+        (["train", "--config", "a.yaml", "--all"], "expected nemo-rod train --config RECIPE.yaml"),
+        (["trane"], "There is no command 'trane': expected one of run, plan, prepare"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from nemo_rod import cli
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["nemo-rod", *arguments])
     with pytest.raises(SystemExit) as left:
@@ -348,8 +379,8 @@ def test_wrong_arguments_are_one_sentence(
     assert error.startswith("nemo-rod: ") and sentence in error
 
 
-@pytest.mark.parametrize("block", ["-1", "x", "", "10000000"])
-def test_blocks_that_are_not_there(run_dir: Path, block: str) -> None:
+@pytest.mark.parametrize("block", [-1, 10000000])
+def test_blocks_that_are_not_there(run_dir: Path, block: int) -> None:
     with pytest.raises(ValueError, match=f"^block={block} is not"):
         inspect(run_dir / "blocks", block=block)
 
@@ -365,17 +396,108 @@ def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
         inspect(copy / "references" / "base")
 
 
-def test_the_console_script_shows_and_helps(run_dir: Path) -> None:
+def test_the_console_script_shows(run_dir: Path) -> None:
     done = subprocess.run([*CLI, "inspect", str(run_dir)], capture_output=True, text=True)
     assert done.returncode == 0 and "arms/rod" in done.stdout
-    done = subprocess.run([*CLI, "curriculum", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("nemo-rod curriculum export")
+
+
+# --- how a command line is read
+
+HELP = {
+    "status": ["RUN_DIR"],
+    "cancel": ["RUN_DIR"],
+    "inspect": ["PATH", "block=ID", "split=SPLIT", "tokenizer=NAME", "overlap=TOKENS"],
+    "curriculum": ["export", "verify", "diff", "CURRICULUM", "PARQUET", "STORE"],
+    "curriculum export": ["CURRICULUM", "PARQUET"],
+    "curriculum verify": ["CURRICULUM", "STORE"],
+    "curriculum diff": ["CURRICULUM CURRICULUM"],
+    "doctor": ["BLOCKS", "functions=ROAD", "swap_in/megatron_bridge"],
+    "merge": ["BASE", "ADAPTED", "OUT", "lambda=WEIGHT", "recipe=NAME"],
+    "reference": [
+        *("--config RECIPE.yaml", "recipe=NAME", "KEY=VALUE", "job=", "role=", "out=", "roles="),
+        *("multiplier=", "checkpoint=", "forward_step=", "host="),
+    ],
+    "train": ["--config RECIPE.yaml", "KEY=VALUE", "recipe=NAME"],
+}
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("verb", HELP)
+def test_help_names_every_argument(
+    verb: str, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["nemo-rod", *verb.split(), option])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: nemo-rod {verb} ")
+    assert [name for name in HELP[verb] if name not in shown] == []
+
+
+def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths() -> None:
+    parser = Arguments(prog="verb")
+    parser.add_argument("path")
+    parser.add_argument("other", nargs="?")
+    parser.add_keys(
+        Key(name="b", value="B", help=""),
+        Key(name="d", value="D", help="", read=int, expected="an integer"),
+    )
+    for words in (["a=0", "b=1=1", "c=2"], ["b=1=1", "a=0", "c=2"], ["a=0", "c=2", "b=1=1"]):
+        found = parser.parse_args(words)
+        assert (found.path, found.other, found.b, found.d) == ("a=0", "c=2", "1=1", None)
+    assert parser.parse_args(["a", "d=3"]).d == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("inspect", True),
+        ("doctor recipe=toy", True),
+        ("run --help", False),
+        ("train", False),
+        ("train recipe=toy --help", False),
+        ("train --config-path x --config-name config", False),
+        ("train --config a.yaml rod.x=1", True),
+        ("train --config=a.yaml", True),
+        ("train job=a.py:f", False),
+        ("reference role=replay job=a.py:f", True),
+        ("reference recipe=toy arm=base", False),
+        ("reference --config-dir my recipe=mine", False),
+        ("reference --config a.yaml", True),
+        ("merge", False),
+        ("merge recipe=toy arm=merge_0.4", False),
+        ("merge -m recipe=toy", False),
+        ("merge base adapted", True),
+        ("merge a=b c d lambda=0.5", True),
+    ],
+)
+def test_paths_or_a_recipe(line: str, expected: bool) -> None:
+    name, *words = line.split()
+    assert cli.takes_paths(name, words) is expected
+
+
+@pytest.mark.parametrize("words", [["job=f.py:f"], ["--config", "none.yaml"]])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_former_name_works_and_says_the_new_one(
+    words: list[str], rank: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    errors = {}
+    monkeypatch.setenv("RANK", rank)
+    for name in ("score", "reference"):
+        monkeypatch.setattr(sys, "argv", ["nemo-rod", name, *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        assert left.value.code == 2
+        errors[name] = capsys.readouterr().err.splitlines()
+    note = "nemo-rod: `score` is now called `reference`; the next release drops the old name."
+    assert errors["score"] == [note, *errors["reference"]][int(rank) :]
 
 
 def test_text() -> None:
     shown = table(("name", ">count"), [["a", 5], ["long name", None], ["b", "1,234"]])
     assert shown == "name       count\na              5\nlong name\nb          1,234"
-    assert parse(["a", "b=1", "c=2"], "", keys=("b",)) == (["a", "c=2"], {"b": "1"})
     assert tenths(0) == [] and tenths(3) == [slice(0, 1), slice(1, 2), slice(2, 3)]
     for count in (10, 11, 101):
         parts = tenths(count)

@@ -84,8 +84,8 @@ def test_refusal_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_missing_stage_names_its_command(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run `nemo-rod score recipe=toy` first"):
-        handover.outputs(tmp_path / "references", made_by="score recipe=toy")
+    with pytest.raises(ValueError, match=r"run `nemo-rod reference recipe=toy` first"):
+        handover.outputs(tmp_path / "references", made_by="reference recipe=toy")
 
 
 def test_flatten_names_every_leaf() -> None:

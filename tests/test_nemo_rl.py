@@ -339,7 +339,8 @@ def test_refusals_before_training_are_one_sentence(runs: Runs, tmp_path: Path) -
 @pytest.mark.parametrize("choose_in", ["workers", "driver"])
 def test_reference_losses_equal_megatron_bridges(runs: Runs, tiny: Setting, choose_in: str) -> None:
     out = tiny.root / f"nemo_rl_reference_{choose_in}"
-    runs.run("score", "--config", runs.recipe(out), "rod.role=replay", f"rod.choose_in={choose_in}")
+    options = ("rod.role=replay", f"rod.choose_in={choose_in}")
+    runs.run("reference", "--config", runs.recipe(out), *options)
     store = tiny.store
     found = References.open([tiny.references[0], out], store)
     expected = References.open(tiny.references, store)
@@ -398,7 +399,7 @@ def test_hydra_recipe_trains_on_nemo_rl(runs: Runs, tmp_path: Path) -> None:
     text = "# @package _global_\n" + yaml.safe_dump(settings)
     (tmp_path / "recipe" / "tiny_nemo_rl.yaml").write_text(text)
     options = ["--config-dir", tmp_path, "recipe=tiny_nemo_rl", f"run_dir={tmp_path / 'run'}"]
-    for command in (["prepare"], ["pretrain"], ["train", "arm=no_replay"], ["score"]):
+    for command in (["prepare"], ["pretrain"], ["train", "arm=no_replay"], ["reference"]):
         runs.run(command[0], *options, *command[1:])
     runs.run("train", *options, "arm=rod")
     arm = tmp_path / "run" / "arms" / "rod"

@@ -44,10 +44,10 @@ ARROWS = {
     "plan": {"corpus", "selection", "recipe", "config", "files"},
     "launch": {"recipe", "config"},
     "commands": {
-        *("corpus", "selection", "megatron", "evaluation", "swap_in"),
+        *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in"),
         *("processes", "recipe", "plan", "launch", "config", "progress", "upstream"),
     },
-    "cli": {"commands", "processes", "recipe", "plan", "nemo_rl", "config"},
+    "cli": {"commands", "processes", "recipe", "plan", "config"},
 }
 # The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
 FACADE = "__init__"

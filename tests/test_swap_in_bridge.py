@@ -248,7 +248,7 @@ def test_the_command_line_scores_as_the_function_does(jobs: Jobs, tmp_path: Path
     )
     roles = f"{{{jobs.root}/data/new: adaptation, {jobs.root}/data/old: replay}}"
     jobs.torchrun(
-        *(2, "nemo_rod.cli", "score", f"job={job}:make", "role=adaptation"),
+        *(2, "nemo_rod.cli", "reference", f"job={job}:make", "role=adaptation"),
         *(f"checkpoint={jobs.root}/specialist", f"out={tmp_path}/new", f"roles={roles}"),
         timeout=600,
     )

@@ -93,7 +93,7 @@ class Jobs:
 def score_lines(role: str, checkpoint: str, out: str) -> str:
     return (
         "from nemo_rod import swap_in\n"
-        f"swap_in.score('megatron_lm', role='{role}', roles={ROLES}, "
+        f"swap_in.reference('megatron_lm', role='{role}', roles={ROLES}, "
         f"checkpoint='{checkpoint}', out='{out}')"
     )
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_rod import swap_in
 from nemo_rod.swap_in.roles import assign_roles, name_sources
 
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
@@ -44,6 +45,14 @@ def test_roles_by_number_go_before_paths() -> None:
 def test_roles_that_do_not_fit_are_refused(roles: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         assign_roles(PATHS, roles)
+
+
+def test_the_former_name_of_reference_works_and_says_the_new_one() -> None:
+    with (
+        pytest.warns(DeprecationWarning, match=r"score is now called swap_in\.reference"),
+        pytest.raises(ValueError, match="There is no host 'none'"),
+    ):
+        swap_in.score("none")
 
 
 def test_sources_are_named_by_what_tells_them_apart() -> None:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import signal
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,7 +227,7 @@ def test_the_doctor_shows_every_function(
 ) -> None:
     rows = json.dumps(functions.rows("scoring"))
     monkeypatch.setattr(doctor, "_run", lambda command: f"Megatron says things\n{rows}\n")
-    doctor.main(["functions=scoring"])
+    doctor.main(Namespace(functions="scoring"))
     header, *shown = capsys.readouterr().out.splitlines()
     assert header.split() == ["function", "use", "roads", "tested", "installed"]
     assert len(shown) == len(functions.of_road("scoring"))
@@ -239,7 +240,7 @@ def test_the_doctor_shows_every_function(
 
 @pytest.mark.slow
 def test_the_doctor_looks_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    doctor.main(["functions=all"])
+    doctor.main(Namespace(functions="all"))
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(FUNCTIONS)
 
 

@@ -2,59 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
-from nemo_rod.commands.text import parse, table, tenths
+from nemo_rod.commands.arguments import Arguments
+from nemo_rod.commands.text import table, tenths
 from nemo_rod.corpus import BlockStore
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum.tools import diff, export, verify
 
-USAGE = (
-    "nemo-rod curriculum export CURRICULUM [PARQUET], "
-    "nemo-rod curriculum verify CURRICULUM [STORE], or "
-    "nemo-rod curriculum diff CURRICULUM CURRICULUM"
-)
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod curriculum`."""
+    usages = [f"{parser.prog} {name} {words}" for name, words, _, _ in _VERBS]
+    parser.usage = "\n       ".join(usages)
+    parser.description = "Exports, verifies or compares recorded curricula."
+    verbs = parser.add_subparsers(metavar="export|verify|diff", required=True, prog=parser.prog)
+    for (name, _, text, main), usage in zip(_VERBS, usages, strict=True):
+        verb = verbs.add_parser(name, usage=usage, help=text, description=text)
+        verb.add_argument("curriculum", metavar="CURRICULUM", type=Path, help="a curriculum.rod")
+        verb.set_defaults(main=main)
+    verbs.choices["export"].add_argument(
+        "parquet",
+        metavar="PARQUET",
+        type=Path,
+        nargs="?",
+        help="file to write; by default the curriculum's path with the ending .parquet",
+    )
+    verbs.choices["verify"].add_argument(
+        "store",
+        metavar="STORE",
+        type=Path,
+        nargs="?",
+        help="block store; by default blocks/ of the run that the curriculum lies in",
+    )
+    verbs.choices["diff"].add_argument(
+        "other", metavar="CURRICULUM", type=Path, help="the one to compare it with"
+    )
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Runs one of the three.
-
-    Raises:
-        ValueError: for other arguments, a damaged curriculum, or one of another store.
-    """
-    (name, *words), _ = parse(arguments, USAGE) if arguments else ([""], {})
-    paths = [Path(word) for word in words]
-    if name == "export" and len(paths) in (1, 2):
-        print(_export(*paths))
-    elif name == "verify" and len(paths) in (1, 2):
-        print(_verify(*paths))
-    elif name == "diff" and len(paths) == 2:
-        print(_diff(*paths))
-    else:
-        raise ValueError(f"'{' '.join(arguments)}' is not understood: expected {USAGE}.")
-
-
-def _export(path: Path, parquet: Path | None = None) -> str:
-    parquet = parquet or path.with_suffix(".parquet")
+def _export(options: Namespace) -> None:
+    path = options.curriculum
+    parquet = options.parquet or path.with_suffix(".parquet")
     with Curriculum.open(path, read_only=True) as curriculum:
         export(curriculum, parquet)
         candidates = len(curriculum) * curriculum.header.num_candidates
-    return f"{parquet}: {candidates:,} candidates of {len(curriculum):,} steps"
+    print(f"{parquet}: {candidates:,} candidates of {len(curriculum):,} steps")
 
 
-def _verify(path: Path, root: Path | None = None) -> str:
+def _verify(options: Namespace) -> None:
+    path = options.curriculum
     # a run keeps it in <run>/arms/<arm>/, and its blocks in <run>/blocks/
-    root = root or path.absolute().parent.parent.parent / "blocks"
+    root = options.store or path.absolute().parent.parent.parent / "blocks"
     with Curriculum.open(path, read_only=True) as curriculum:
         verify(curriculum, BlockStore(root))
-    return f"{path}: {len(curriculum):,} steps, whole and of the blocks in {root}"
+    print(f"{path}: {len(curriculum):,} steps, whole and of the blocks in {root}")
 
 
-def _diff(path_a: Path, path_b: Path) -> str:
+def _diff(options: Namespace) -> None:
     with (
-        Curriculum.open(path_a, read_only=True) as a,
-        Curriculum.open(path_b, read_only=True) as b,
+        Curriculum.open(options.curriculum, read_only=True) as a,
+        Curriculum.open(options.other, read_only=True) as b,
     ):
         result = diff(a, b)
     rows: list[list[object]] = []
@@ -81,4 +89,26 @@ def _diff(path_a: Path, path_b: Path) -> str:
         ">drift",
         ">same pools",
     )
-    return f"a  {path_a}\nb  {path_b}\n\n{table(header, rows)}"
+    print(f"a  {options.curriculum}\nb  {options.other}\n\n{table(header, rows)}")
+
+
+_VERBS = (
+    (
+        "export",
+        "CURRICULUM [PARQUET]",
+        "Writes a Parquet file with one row per candidate.",
+        _export,
+    ),
+    (
+        "verify",
+        "CURRICULUM [STORE]",
+        "Checks every step, and that its blocks are those of the store.",
+        _verify,
+    ),
+    (
+        "diff",
+        "CURRICULUM CURRICULUM",
+        "Compares the blocks and the replay share of two curricula, step by step.",
+        _diff,
+    ),
+)

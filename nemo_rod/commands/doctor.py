@@ -12,16 +12,22 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from nemo_rod.commands.text import parse, table
+from nemo_rod.commands.arguments import Arguments, Key
+from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.upstream.functions import ROADS
 
-USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
+_USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
+_DESCRIPTION = """\
+Shows what is installed, and whether it works on this machine. The exit status is 1 if something
+that is needed is missing. With functions=, shows instead which of NVIDIA's functions are used."""
 _SUM = "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1); "
 _SUM += "d.all_reduce(x); assert x.item() == 2; d.destroy_process_group()"
 # the first import lets Megatron be imported where there is no CUDA
@@ -38,16 +44,26 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def main(arguments: Sequence[str]) -> None:
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod doctor`."""
+    parser.usage, parser.description = _USAGE, _DESCRIPTION
+    parser.add_argument(
+        "blocks", metavar="BLOCKS", type=Path, nargs="?", help="block store to verify, too"
+    )
+    roads = ("all", *ROADS)
+    help = f"shows functions with their tested and installed parameters: {', '.join(roads)}"
+    parser.add_keys(Key(name="functions", value="ROAD", help=help, choices=roads))
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
     """Prints a line for every part, and leaves with status 1 if one that is needed is missing."""
-    paths, keys = parse(arguments, USAGE, keys=["functions"])
-    if len(paths) > 1:
-        raise ValueError(f"{len(paths)} paths were given: expected {USAGE}.")
-    if "functions" in keys:
-        print(table(("function", "use", "roads", "tested", "installed"), _rows(keys["functions"])))
+    if options.functions is not None:
+        rows = json.loads(_look(f"functions.rows({options.functions!r})"))
+        print(table(("function", "use", "roads", "tested", "installed"), rows))
         return
     findings = []
-    for finding in look(Path(paths[0]) if paths else None):
+    for finding in look(options.blocks):
         state = {True: "ok", None: "-", False: "NO"}[finding.fine]
         text = finding.found + (
             f": {finding.advice}" if finding.advice and not finding.fine else ""
@@ -143,13 +159,6 @@ def _trainer() -> str:
 
 def _functions() -> str:
     return json.loads(_look("functions.counts()"))
-
-
-def _rows(road: str) -> list[list[str]]:
-    from nemo_rod.upstream import functions
-
-    functions.refuse_unknown(road)  # here, where nothing heavy is imported
-    return json.loads(_look(f"functions.rows({road!r})"))
 
 
 def _look(what: str) -> str:

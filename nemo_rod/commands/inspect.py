@@ -6,12 +6,14 @@ manifest.json. Nothing is changed, and a run may be at work in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nemo_rod.commands.arguments import Arguments, Key, whole_number
 from nemo_rod.commands.inspect_blocks import (
     describe_block,
     describe_overlap,
@@ -24,32 +26,75 @@ from nemo_rod.commands.inspect_logs import (
     describe_reference_logs,
     describe_references,
 )
-from nemo_rod.commands.text import facts, parse, read_object, table
+from nemo_rod.commands.text import facts, read_object, table
 from nemo_rod.selection.curriculum import log as curriculum
 from nemo_rod.selection.references import log as reference_log
 
-USAGE = "nemo-rod inspect PATH [block=ID] [split=holdout] [tokenizer=NAME] [overlap=TOKENS]"
+_USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
+_DESCRIPTION = """\
+Shows what a file or folder of nemo-rod holds: a run folder, a block store, a source, references, a
+curriculum, or a stage's folder or manifest.json. Nothing is changed, and a run may be at work."""
 
 
-def main(arguments: Sequence[str]) -> None:
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod inspect`."""
+    parser.usage, parser.description = _USAGE, _DESCRIPTION
+    parser.add_argument(
+        "path", metavar="PATH", type=Path, help="one of nemo-rod's files or folders"
+    )
+    parser.add_keys(
+        Key(
+            name="block",
+            value="ID",
+            help="decodes this block: its id in a store, or its number in a source",
+            expected="a number",
+            read=whole_number,
+        ),
+        Key(
+            name="split",
+            value="SPLIT",
+            help="split of a store: train or holdout",
+            choices=("train", "holdout"),
+        ),
+        Key(
+            name="tokenizer",
+            value="NAME",
+            help="made the blocks; by default the one beside them",
+        ),
+        Key(
+            name="overlap",
+            value="TOKENS",
+            help="counts windows of TOKENS tokens that held-out blocks share with training",
+            expected="a number",
+            read=whole_number,
+        ),
+    )
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
     """Prints what a path holds.
 
     Raises:
-        ValueError: if it is nothing of ours, or damaged.
+        ValueError: if nemo-rod did not write it, or it is damaged.
     """
-    paths, keys = parse(arguments, USAGE, keys=("block", "split", "tokenizer", "overlap"))
-    if len(paths) != 1:
-        raise ValueError(f"{len(paths)} paths were given: expected {USAGE}.")
-    print(inspect(Path(paths[0]), **keys))
+    shown = inspect(
+        options.path,
+        block=options.block,
+        split=options.split,
+        tokenizer=options.tokenizer,
+        overlap=options.overlap,
+    )
+    print(shown)
 
 
 def inspect(
     path: Path,
     *,
-    block: str | None = None,
+    block: int | None = None,
     split: str | None = None,
     tokenizer: str | None = None,
-    overlap: str | None = None,
+    overlap: int | None = None,
 ) -> str:
     """What a path holds, as text.
 
@@ -64,7 +109,7 @@ def inspect(
         ValueError: if it is nothing of ours, or damaged.
     """
     if not path.exists():
-        raise ValueError(f"{path} does not exist: expected {USAGE}.")
+        raise ValueError(f"{path} does not exist: expected {_USAGE}.")
     if path.is_file() and path.suffix in (".json", ".bin", ".idx", ".npy"):
         path = path.parent  # a folder's files mean something together
     found = find_store(path, split)
@@ -74,8 +119,9 @@ def inspect(
                 f"{path} is no block store and no source: block= and overlap= need one."
             )
         if overlap is not None:
-            return describe_overlap(found[0].root, _number("overlap", overlap))
-        return describe_block(*found, _number("block", block or ""), tokenizer)
+            return describe_overlap(found[0].root, overlap)
+        assert block is not None
+        return describe_block(*found, block, tokenizer)
     if found is not None:
         store, source = found
         return describe_store(store) if source is None else describe_source(path)
@@ -150,12 +196,6 @@ def _begins(path: Path, magic: bytes) -> bool:
         return False
     with open(path, "rb") as file:
         return file.read(len(magic)) == magic
-
-
-def _number(key: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(f"{key}={text} is not valid: expected a number.")
-    return int(text)
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

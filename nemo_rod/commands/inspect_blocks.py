@@ -12,8 +12,6 @@ from nemo_rod.corpus import BlockStore, Tokenizer, load_tokenizer, overlap_repor
 
 def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] | None:
     """The store that a folder is, or is a source of; and the source's index."""
-    if split not in (None, "train", "holdout"):
-        raise ValueError(f"split={split} is not valid: expected train or holdout.")
     if (path / "store.json").exists():
         return BlockStore(path, split or "train"), None
     manifest = read_object(path / "manifest.json")

@@ -52,7 +52,7 @@ def describe_reference_logs(path: Path) -> str:
         manifest = ReferenceManifest(**log.header)
         log.close()
     done, size = len(np.unique(np.concatenate(scored))), manifest.stop - manifest.start
-    state = f"{done:,} of {size:,} blocks ({done / size:.1%}); `nemo-rod score` goes on"
+    state = f"{done:,} of {size:,} blocks ({done / size:.1%}); `nemo-rod reference` resumes"
     about = facts([*_about_references(manifest), ("scored", state)])
     return f"{about}\n\n{table(('log', '>records', '>damaged'), rows)}"
 

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from argparse import Namespace
 
-from nemo_rod.commands.text import parse
+from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.evaluation.merging import merge_checkpoints
 
-USAGE = "nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT"
+_USAGE = """\
+nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT
+       nemo-rod merge recipe=NAME [arm=merge_WEIGHT] [KEY=VALUE ...]"""
+_DESCRIPTION = """\
+Interpolates linearly between the weights of two checkpoints.
+
+With lambda=, or when the first argument is a folder, between any two folders: checkpoints of
+Hugging Face, or Megatron's distributed ones. Otherwise the merged arms of a recipe, in Hydra's
+grammar: `nemo-rod merge recipe=NAME --cfg job` shows all keys of that form."""
 
 
-def is_of_folders(arguments: Sequence[str]) -> bool:
-    """Whether the command line names folders: a recipe's begins with an override or an option."""
-    first = arguments[0] if arguments else "-"
-    has_lambda = any(argument.startswith("lambda=") for argument in arguments)
-    return has_lambda or not ("=" in first or first.startswith("-"))
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod merge` with two folders."""
+    parser.usage, parser.description = _USAGE, _DESCRIPTION
+    parser.add_argument("base", metavar="BASE", help="checkpoint that lambda=0 gives")
+    parser.add_argument("adapted", metavar="ADAPTED", help="checkpoint that lambda=1 gives")
+    parser.add_argument("out", metavar="OUT", help="folder of the merged checkpoint")
+    parser.add_keys(
+        Key(
+            name="lambda",
+            value="WEIGHT",
+            help="weight of ADAPTED, from 0 to 1",
+            expected="a number from 0 (BASE) to 1 (ADAPTED)",
+            read=float,
+            required=True,
+        )
+    )
+    parser.set_defaults(main=main)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Merges as the command line says.
+def main(options: Namespace) -> None:
+    """Merges the two checkpoints.
 
     Raises:
-        ValueError: for other arguments, or checkpoints that cannot be merged.
+        ValueError: if the checkpoints cannot be merged.
     """
-    paths, values = parse(arguments, USAGE, keys=["lambda"])
-    if len(paths) != 3 or "lambda" not in values:
-        raise ValueError(f"'{' '.join(arguments)}' is not understood: expected {USAGE}.")
-    try:
-        lam = float(values["lambda"])
-    except ValueError:
-        raise ValueError(
-            f"lambda={values['lambda']} is not valid: expected a number from 0 (BASE) to 1 "
-            f"(ADAPTED)."
-        ) from None
-    base, adapted, out = paths
-    merge_checkpoints(base, adapted, out, lam)
-    print(f"{out}: {1 - lam:g} of {base} and {lam:g} of {adapted}")
+    weight = vars(options)["lambda"]
+    merge_checkpoints(options.base, options.adapted, options.out, weight)
+    print(f"{options.out}: {1 - weight:g} of {options.base} and {weight:g} of {options.adapted}")

@@ -64,7 +64,7 @@ def pretrain(config: Config) -> None:
     _carry_out(config, [Stages(config).make_base()])
 
 
-def score(config: Config) -> None:
+def reference(config: Config) -> None:
     """Reference losses: of the base on replay and of the specialist on adaptation, or of one."""
     references = {SPECIALIST: "specialist", **{name: name for name in BASE_REFERENCES}}
     if config.arm is not None and config.arm not in references:

@@ -1,4 +1,4 @@
-"""`nemo-rod status` and `nemo-rod cancel`: how a run fares, and its end.
+"""`nemo-rod status RUN_DIR`: how a run fares.
 
 Everything is read from the run's folder; where jobs were submitted, Slurm is asked, too.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.commands.text import parse, table
+from nemo_rod.commands.arguments import Arguments
+from nemo_rod.commands.text import table
 from nemo_rod.launch import queue
 from nemo_rod.launch.queue import QueuedJob
 from nemo_rod.launch.render import read_launch
@@ -21,8 +23,9 @@ from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.handover import Stage, partial
 from nemo_rod.recipe.stages import Stages
 
-USAGE = "nemo-rod status RUN_DIR"
-CANCEL_USAGE = "nemo-rod cancel RUN_DIR"
+_DESCRIPTION = """\
+Shows every stage of a run: its state, job, place, progress, time left and last metrics. It reads
+the run's folder, and asks Slurm where jobs were submitted; nothing is changed."""
 _RECENT = 20  # steps that the time left is estimated from
 _FINE = ("done", "running", "waiting", "requeued", "to do")
 _HEADER = ("stage", "state", "job", "where", "progress", "left", "last")
@@ -42,9 +45,16 @@ class Standing:
     why: str = ""
 
 
-def main(arguments: Sequence[str]) -> None:
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod status`."""
+    parser.usage, parser.description = "nemo-rod status RUN_DIR", _DESCRIPTION
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
     """Prints a table of the run's stages, and a sentence for each that did not end well."""
-    run_dir = _run_dir(arguments, USAGE)
+    run_dir = options.run_dir
     launcher, config = read_launch(run_dir)
     if config.arm is not None:  # one command was launched; the whole run is shown
         config.arms, config.arm = list(dict.fromkeys([*config.arms, config.arm])), None
@@ -66,18 +76,6 @@ def main(arguments: Sequence[str]) -> None:
     for name, standing in standings.items():
         if standing.why and standing.state not in _FINE:
             print(f"{name}: {standing.state}: {standing.why}")
-
-
-def cancel(arguments: Sequence[str]) -> None:
-    """Takes the jobs of the run's latest launch out of Slurm's queue."""
-    run_dir = _run_dir(arguments, CANCEL_USAGE)
-    launcher, _ = read_launch(run_dir)
-    numbers = queue.read_jobs(run_dir / "launch" / launcher)
-    alive = queue.alive(numbers.values())
-    if not alive:
-        raise ValueError(f"{run_dir} has no job in the queue: there is nothing to cancel.")
-    queue.cancel(alive)
-    print(f"cancelled {len(alive)} jobs: {', '.join(alive)}")
 
 
 def stand(
@@ -193,10 +191,3 @@ def _took(events: Sequence[Mapping[str, Any]]) -> str:
 
 def _clock(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else "over a day"
-
-
-def _run_dir(arguments: Sequence[str], usage: str) -> Path:
-    paths, _ = parse(arguments, usage)
-    if len(paths) != 1:
-        raise ValueError(f"{len(paths)} paths were given: expected {usage}.")
-    return Path(paths[0])

@@ -1,4 +1,4 @@
-"""What the tools share: their arguments, and text in columns."""
+"""What the verbs share: text in columns, and JSON files."""
 
 from __future__ import annotations
 
@@ -7,36 +7,6 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-
-def parse(
-    arguments: Sequence[str], usage: str, *, keys: Sequence[str] = ()
-) -> tuple[list[str], dict[str, str]]:
-    """Splits a command's arguments into paths and `key=value` pairs.
-
-    Args:
-        arguments: what follows the command.
-        usage: the command's grammar, for the error.
-        keys: that the command knows; anything else is a path, even with a "=" in it.
-
-    Raises:
-        ValueError: for an option, or a key that comes twice.
-        SystemExit: if help was asked for.
-    """
-    if {"-h", "--help"} & {*arguments}:
-        print(usage)
-        raise SystemExit(0)
-    paths: list[str] = []
-    values: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if argument.startswith("-") or key in values:
-            raise ValueError(f"'{argument}' is not understood: expected {usage}.")
-        if equals and key in keys:
-            values[key] = value
-        else:
-            paths.append(argument)
-    return paths, values
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

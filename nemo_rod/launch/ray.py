@@ -14,7 +14,7 @@ from nemo_rod.launch import slurm
 from nemo_rod.launch.render import launch_folder, stage_command
 from nemo_rod.recipe.handover import Stage
 
-_COMMANDS = ("train", "score")  # what NeMo-RL does; the rest needs no Ray
+_COMMANDS = ("train", "reference")  # what NeMo-RL does; the rest needs no Ray
 _SUBMIT_ONE = f"""\
 if [[ -e $folder/$name.sh ]]; then
     bash "$folder/$name.sh" ${{after:+"--dependency=afterok$after"}}

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from nemo_rod.nemo_rl import settings
 from nemo_rod.nemo_rl.remote import WorkerFailed, sentence
 from nemo_rod.processes.signals import Stopped
 
 
-def main(command: str, arguments: Sequence[str]) -> None:
-    """`nemo-rod train|score --config RECIPE.yaml [key=value ...]`.
-
-    Raises:
-        ValueError: one sentence on what is wrong with the configuration.
-        RuntimeError: a worker that failed, and why; or that the run was asked to stop.
-    """
-    if len(arguments) < 2 or arguments[0] != "--config":
-        raise ValueError(f"Expected: nemo-rod {command} --config RECIPE.yaml [key=value ...].")
-    run(command, settings.load(arguments[1], arguments[2:]))
-
-
 def run(command: str, config: dict[str, Any]) -> None:
-    """Trains or scores what a resolved configuration says.
+    """Trains, or computes reference losses, as a resolved configuration says.
+
+    Args:
+        command: "train" or "reference".
+        config: The sections of `settings`.
 
     Raises:
         RuntimeError: a worker that failed, and why; or that the run was asked to stop.
@@ -31,7 +22,10 @@ def run(command: str, config: dict[str, Any]) -> None:
     start_ray()
     from ray.exceptions import RayError
 
-    actions: dict[str, Callable[[dict[str, Any]], None]] = {"train": train, "score": score}
+    actions: dict[str, Callable[[dict[str, Any]], None]] = {
+        "train": train,
+        "reference": reference,
+    }
     try:
         actions[command](config)
     except Stopped as stop:
@@ -55,7 +49,7 @@ def train(config: dict[str, Any]) -> None:
         run.close(force=failed)
 
 
-def score(config: dict[str, Any]) -> None:
+def reference(config: dict[str, Any]) -> None:
     """Writes reference losses."""
     from nemo_rod.nemo_rl.score import score
 

@@ -34,7 +34,7 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
         gpus_per_node=config.cluster.gpus_per_node,
     )
     merged: Any = OmegaConf.to_container(OmegaConf.merge(values, config.nemo_rl))
-    command = "train" if isinstance(job, TrainJob) else "score"
+    command = "train" if isinstance(job, TrainJob) else "reference"
     cluster.run(command, settings.compose(merged))
 
 

@@ -34,7 +34,7 @@ class RoD:
     seed: int = 42  # of the candidate stream
     choose_in: str = "workers"  # "workers", or "driver" for workers that cannot be extended
     hf: bool = False  # write a Hugging Face checkpoint to <out>/hf at the end
-    role: str | None = None  # whose blocks `nemo-rod score` scores: adaptation or replay
+    role: str | None = None  # whose blocks `nemo-rod reference` scores: adaptation or replay
     model_digest: str | None = None  # of the scored weights; kept in the references' manifest
     worker: str | None = MISSING  # full name of the Ray worker class; null for NeMo-RL's own
     stall_seconds: float = 1800.0  # time without an answer after which a run is ended; 0 for never

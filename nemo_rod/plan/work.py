@@ -89,7 +89,7 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
         count = sum(blocks[f"{split}_{role}"] for split in ("num", "held") for role in ROLES)
         seconds = _preparing(config, blocks)
         return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
-    if command == "score":
+    if command == "reference":
         reference = name.removeprefix("references_")
         count, kept = blocks[f"num_{REFERENCES[reference][1]}"], REFERENCE_BYTES
         if reference == "base_distillation":

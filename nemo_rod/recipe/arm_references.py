@@ -50,7 +50,7 @@ class ArmReferences:
             ValueError: if a folder is not there yet.
         """
         for folder in self.folders:
-            outputs(folder, made_by=self.results.command("score"))
+            outputs(folder, made_by=self.results.command("reference"))
         if not self.folders:
             return {}
         found: Inputs = {}

@@ -160,7 +160,7 @@ class Stages:
         title = f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}"
         folder = self.results.reference(name)
         return HandOver(f"references_{name}", folder, inputs, make, self._note()).stage(
-            f"score arm={arm if name == 'specialist' else name}",
+            f"reference arm={arm if name == 'specialist' else name}",
             title if top_k is None else f"keep what the base foretells of every {role} block",
             needs=("prepare", arm),
         )

@@ -26,6 +26,7 @@ of every training step.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 HOSTS = ("megatron_bridge", "megatron_lm", "nemo2")
@@ -49,18 +50,28 @@ def install(host: str, *args: Any, **options: Any) -> Any:
     return _module(host).install(*args, **options)
 
 
-def score(host: str, *args: Any, **options: Any) -> None:
+def reference(host: str, *args: Any, **options: Any) -> None:
     """Writes reference losses of a job's own data.
 
     Args:
         host: one of `HOSTS`.
-        args: what that host's `score` takes, its configuration first.
+        args: what that host's `reference` takes, its configuration first.
         options: the same by keyword: `role`, `out`, `roles`, `multiplier`, `checkpoint`.
 
     Raises:
         ValueError: no such host; something that is not supported, or missing.
     """
-    _module(host).score(*args, **options)
+    _module(host).reference(*args, **options)
+
+
+def score(host: str, *args: Any, **options: Any) -> None:
+    """Calls `reference`, whose former name this is."""
+    warnings.warn(
+        "swap_in.score is now called swap_in.reference; the next release drops the old name",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    reference(host, *args, **options)
 
 
 def _module(host: str) -> Any:

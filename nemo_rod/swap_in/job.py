@@ -25,7 +25,7 @@ class SelectingJob:
     """A job with the selector in it.
 
     Args:
-        references: folders of reference losses that cover the job's data, as `score` writes them.
+        references: folders of reference losses for all of the job's data, by `reference`.
         policy: how the batch is chosen from a pool; `Joint()` by default.
         multiplier: candidates per trained sample (m), a whole number.
         out: folder for `curriculum.rod` and `metrics.jsonl`; None to write neither.

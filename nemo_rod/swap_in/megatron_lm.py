@@ -48,7 +48,7 @@ def install(
 
     Args:
         roles: which of the job's sources are adaptation, which replay; see `roles.py`.
-        references: folders of reference losses that cover the job's data, as `score` writes them.
+        references: folders of reference losses for all of the job's data, by `reference`.
         policy: how the batch is chosen from a pool; `Joint()` by default.
         multiplier: candidates per trained sample (m), a whole number.
         out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the folder of
@@ -87,7 +87,7 @@ def install(
     return installed
 
 
-def score(
+def reference(
     *,
     role: str,
     out: str | Path,

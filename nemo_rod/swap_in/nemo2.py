@@ -50,7 +50,7 @@ def install(
         data: the job's `llm.PreTrainingDataModule`.
         trainer: the job's `nemo.lightning.Trainer`.
         roles: which of the job's sources are adaptation, which replay; see `roles.py`.
-        references: folders of reference losses that cover the job's data, as `score` writes them.
+        references: folders of reference losses for all of the job's data, by `reference`.
         policy: how the batch is chosen from a pool; `Joint()` by default.
         multiplier: candidates per trained sample (m), a whole number.
         out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` beside the folder
@@ -74,7 +74,7 @@ def install(
     return _installed(_Selection(job, data, roles), data, trainer, multiplier)
 
 
-def score(
+def reference(
     model: Any,
     data: Any,
     trainer: Any,

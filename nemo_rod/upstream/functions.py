@@ -155,16 +155,6 @@ def counts() -> str:
     return ", ".join(f"{road} {len(of_road(road))}" for road in roads)
 
 
-def refuse_unknown(road: str) -> None:
-    """Refuses what is neither a road nor "all".
-
-    Raises:
-        ValueError: naming what there is.
-    """
-    if road not in (*ROADS, "all"):
-        raise ValueError(f"functions={road} is not valid: expected all, {', '.join(ROADS)}.")
-
-
 def rows(road: str) -> list[list[str]]:
     """Function, use, roads, tested parameters and installed ones of every function of a road.
 

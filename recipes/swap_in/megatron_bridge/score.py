@@ -16,7 +16,7 @@ def main() -> None:
     from megatron.bridge.training.gpt_step import forward_step
 
     data, references, name, checkpoint = sys.argv[1:5]
-    swap_in.score(
+    swap_in.reference(
         "megatron_bridge",
         make_config(Path(data), Path(checkpoint), list(ROLES)),
         forward_step,

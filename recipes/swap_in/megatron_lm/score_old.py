@@ -2,7 +2,7 @@
 
 from nemo_rod import swap_in
 
-swap_in.score(
+swap_in.reference(
     "megatron_lm",
     role="replay",
     roles={0: "adaptation", 1: "replay"},

@@ -15,7 +15,7 @@ def main() -> None:
     """Scores the samples of one corpus, "new" or "old", with a checkpoint of the job."""
     data, references, name, checkpoint = sys.argv[1:5]
     job = make_job(Path(data), Path(references))
-    swap_in.score(
+    swap_in.reference(
         "nemo2",
         job["model"],
         job["data"],

@@ -1,0 +1,135 @@
+"""How the verbs that take paths read their command line: argparse, and `key=value` words."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from nemo_rod.commands.text import table
+
+_HELP_WIDTH = 76  # characters of a line of help, beside the word that it explains
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A `name=value` word of a verb.
+
+    Attributes:
+        name: The word's part before the "=".
+        value: The name of the value in the help.
+        help: What the key does, in a few words.
+        expected: What the value must be, for the error; by default one of the choices.
+        choices: The values that the key takes; empty for any.
+        read: Converts the value, and raises a ValueError for a wrong one.
+        required: Whether the word must be given.
+    """
+
+    name: str
+    value: str
+    help: str
+    expected: str = ""
+    choices: tuple[str, ...] = ()
+    read: Callable[[str], Any] = str
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.expected or self.choices or self.read is str, self.name
+
+    def convert(self, text: str) -> Any:
+        """Returns the value of a word.
+
+        Raises:
+            ValueError: if the key does not take it.
+        """
+        try:
+            if self.choices and text not in self.choices:
+                raise ValueError(text)
+            return self.read(text)
+        except ValueError:
+            expected = self.expected or f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
+            raise ValueError(f"{self.name}={text} is not valid: expected {expected}.") from None
+
+
+class Arguments(argparse.ArgumentParser):
+    """The parser of a verb: argparse's, and `key=value` words anywhere among the paths.
+
+    A word belongs to a key only if the verb has that key: a path may contain a "=". A wrong command
+    line raises a ValueError of one sentence, which ends with the usage, instead of leaving the
+    process.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
+        )
+        self._keys: dict[str, Key] = {}
+        self._words: list[str] = []
+
+    def add_keys(self, *keys: Key) -> None:
+        """Adds the `key=value` words of the verb, all at once."""
+        self._keys = {key.name: key for key in keys}
+        self.add_table("keys", [(f"{key.name}={key.value}", key.help) for key in keys])
+
+    def add_table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        """Adds a section to the help: words, and what each means."""
+        lines = [
+            (word if number == 0 else "", line)
+            for word, text in rows
+            for number, line in enumerate(textwrap.wrap(text, _HELP_WIDTH))
+        ]
+        self.add_argument_group(title, table(("", ""), lines))
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses like argparse, which gets the words that belong to no key.
+
+        Raises:
+            ValueError: if something is unknown or missing, is given twice, or has a wrong value.
+        """
+        self._words = list(sys.argv[1:] if args is None else args)
+        others: list[str] = []
+        values: dict[str, str] = {}
+        for word in self._words:
+            name, equals, value = word.partition("=")
+            if not equals or name not in self._keys:
+                others.append(word)
+            elif name in values:
+                self.error(f"{name}= is given twice")
+            else:
+                values[name] = value
+        found, unknown = super().parse_known_args(others, namespace)
+        if unknown:
+            self.error(f"{' '.join(unknown)} is unknown, or too much")
+        for name, key in self._keys.items():
+            if key.required and name not in values:
+                self.error(f"{name}= is missing")
+            setattr(found, name, key.convert(values[name]) if name in values else None)
+        return found, []
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses the command line.
+
+        Raises:
+            ValueError: always.
+        """
+        usage = " or ".join(line.strip() for line in (self.usage or self.prog).splitlines())
+        line = " ".join([self.prog, *self._words])
+        raise ValueError(f"'{line}' is not understood: expected {usage} ({message}).")
+
+
+def whole_number(text: str) -> int:
+    """Converts the digits of a number.
+
+    Raises:
+        ValueError: if there is anything but digits.
+    """
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)

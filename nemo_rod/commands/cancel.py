@@ -1,0 +1,36 @@
+"""`nemo-rod cancel RUN_DIR`: takes the jobs of a run out of Slurm's queue."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from nemo_rod.commands.arguments import Arguments
+from nemo_rod.launch import queue
+from nemo_rod.launch.render import read_launch
+
+_DESCRIPTION = """\
+Cancels the jobs that the latest launcher=slurm or launcher=ray of a run submitted. What the run
+wrote stays; the same command as before resumes it."""
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod cancel`."""
+    parser.usage, parser.description = "nemo-rod cancel RUN_DIR", _DESCRIPTION
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
+    """Takes the jobs of the run's latest launch out of Slurm's queue.
+
+    Raises:
+        ValueError: if the folder is no run's, or none of its jobs is in the queue.
+    """
+    launcher, _ = read_launch(options.run_dir)
+    numbers = queue.read_jobs(options.run_dir / "launch" / launcher)
+    alive = queue.alive(numbers.values())
+    if not alive:
+        raise ValueError(f"{options.run_dir} has no job in the queue: there is nothing to cancel.")
+    queue.cancel(alive)
+    print(f"cancelled {len(alive)} jobs: {', '.join(alive)}")
