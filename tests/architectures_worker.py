@@ -41,7 +41,7 @@ def scored(hf: Path, parallel: Parallel, out: Path) -> dict[str, Any]:
 
     from nemo_rod.megatron.batches import micro_batches
     from nemo_rod.megatron.models import model_provider, save_hf
-    from nemo_rod.megatron.scoring.block_losses import BlockLosses
+    from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     store: Any = Store()
     for name in ("FLASH", "FUSED", "UNFUSED"):  # Megatron sets them, and refuses another model's
@@ -57,7 +57,7 @@ def scored(hf: Path, parallel: Parallel, out: Path) -> dict[str, Any]:
         if parallel_state.is_initialized():
             parallel_state.destroy_model_parallel()
         return {"refused": str(refusal)}
-    losses = BlockLosses(
+    losses = MegatronScorer(
         model,
         store,
         ProcessGroupCollection.use_mpu_process_groups(),
@@ -65,7 +65,7 @@ def scored(hf: Path, parallel: Parallel, out: Path) -> dict[str, Any]:
         batches=lambda ids, size: micro_batches(store, ids, size),
     )
     ids = np.arange(BLOCKS)
-    sums = {eighths: losses.chunk_sums(ids, eighths).tolist() for eighths in (8, 4, 1)}
+    sums = {eighths: losses.part_sums(ids, eighths).tolist() for eighths in (8, 4, 1)}
     save_hf(bridge, model, out)
     dist.barrier()
     parallel_state.destroy_model_parallel()

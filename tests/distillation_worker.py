@@ -71,13 +71,13 @@ def shared_positions() -> dict[str, object]:
     from megatron.core.transformer import TransformerConfig
 
     from nemo_rod.megatron.batches import micro_batches
-    from nemo_rod.megatron.scoring.block_losses import BlockLosses
     from nemo_rod.megatron.scoring.distillation import (
         SoftTargets,
         TopKTargets,
         outcome_logprobs,
         top_ids,
     )
+    from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     context = dist.get_world_size()
     parallel_state.initialize_model_parallel(context_parallel_size=context)
@@ -126,8 +126,8 @@ def shared_positions() -> dict[str, object]:
     store, groups = Store(), ProcessGroupCollection.use_mpu_process_groups()
     base, now = OnePositionAtATime(1), OnePositionAtATime(2)
 
-    def losses(model: torch.nn.Module, targets: object) -> BlockLosses:
-        return BlockLosses(
+    def losses(model: torch.nn.Module, targets: object) -> MegatronScorer:
+        return MegatronScorer(
             [model],
             store,  # type: ignore[arg-type]
             groups,
@@ -141,7 +141,7 @@ def shared_positions() -> dict[str, object]:
     ids = top_ids(base.logits(tokens), TOP_K, VOCABULARY)
     kept = outcome_logprobs(base.logits(tokens), ids).half()
     keeping = TopKTargets(TOP_K, VOCABULARY, groups)
-    of_base = losses(base, keeping).chunk_sums(every)
+    of_base = losses(base, keeping).part_sums(every)
     taken = keeping.take()
     assert taken is not None
     same = bool((taken[0] == ids.numpy()).all() and (taken[1] == kept.numpy()).all())
@@ -154,13 +154,13 @@ def shared_positions() -> dict[str, object]:
     has_teacher = pool % 2 == 0
     worst, unchanged, zero = 0.0, True, True
     for eighths in (8, 4, 2):
-        found = soft.chunk_sums(pool, eighths)
+        found = soft.part_sums(pool, eighths)
         difference = np.abs(found - expected[:, :eighths])[has_teacher].max()
         worst = max(worst, float(difference) / float(expected.max()))
-        plain = losses(now, None).chunk_sums(pool, eighths)
+        plain = losses(now, None).part_sums(pool, eighths)
         unchanged &= bool((found == plain)[~has_teacher].all())
         if eighths == 8 or context == 1:  # ranks share a prefix out in other runs, and add up so
-            again = losses(base, soft.targets).chunk_sums(pool, eighths)
+            again = losses(base, soft.targets).part_sums(pool, eighths)
             zero &= bool((again == of_base[pool][:, :eighths])[has_teacher].all())
     return {
         "same kept": same,

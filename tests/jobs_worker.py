@@ -23,7 +23,7 @@ from nemo_rod.jobs import EvaluateJob, ScoreJob, TrainJob, read_job
 def run(file: Path) -> None:
     from megatron.core import parallel_state
 
-    from nemo_rod.megatron.score import evaluate, score
+    from nemo_rod.megatron.forward_jobs import evaluate, score
     from nemo_rod.megatron.train import train
 
     kinds: dict[type, Any] = {TrainJob: train, ScoreJob: score, EvaluateJob: evaluate}

@@ -62,7 +62,7 @@ def main() -> None:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     from nemo_rod.megatron.batches import micro_batches
-    from nemo_rod.megatron.scoring.block_losses import BlockLosses
+    from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -83,13 +83,13 @@ def main() -> None:
     store, groups = Store(), ProcessGroupCollection.use_mpu_process_groups()
 
     def sums(of: Any) -> np.ndarray:
-        return BlockLosses(
+        return MegatronScorer(
             [of],
             store,  # type: ignore[arg-type]
             groups,
             micro_batch_size=2,
             batches=lambda ids, size: micro_batches(store, ids, size),  # type: ignore[arg-type]
-        ).chunk_sums(np.arange(BLOCKS))
+        ).part_sums(np.arange(BLOCKS))
 
     same = bool((sums(plain) == sums(model)).all())
     scoring = dict(calls)

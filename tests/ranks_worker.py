@@ -38,7 +38,7 @@ class TwoCandidates:
 
 def chosen_one_ulp_apart(groups: Any) -> list[int]:
     """What is chosen of four blocks with one loss, of which rank 1 finds the last one dearer."""
-    from nemo_rod.megatron.scoring.block_losses import on_every_rank
+    from nemo_rod.megatron.scoring.scorer import on_every_rank
     from nemo_rod.selection import Joint, Pool, block_loss
     from nemo_rod.selection.choice import choose
 

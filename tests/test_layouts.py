@@ -177,9 +177,9 @@ def test_between_scoring_passes_the_losses_of_training_are_learned_from(
     for record in single_guessed:
         weights = tiny.root / "guessed_weights" / str(record.step)
         loss = hugging_face_losses(weights, tiny.store.tokens(record.block_ids))
-        if record.step % 5:  # a guess: only what it trained on has a loss
-            guess = averages.guess(Pool(record.step, record.block_ids, np.array([])))
-            np.testing.assert_allclose(record.score, guess, rtol=0, atol=1e-4)
+        if record.step % 5:  # an estimate: only what it trained on has a loss
+            estimate = averages.estimate(Pool(record.step, record.block_ids, np.array([])))
+            np.testing.assert_allclose(record.score, estimate, rtol=0, atol=1e-4)
             others = np.delete(np.arange(len(loss)), record.chosen)
             assert np.isnan(record.loss[others]).all()
             loss[others] = np.nan

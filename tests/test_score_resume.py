@@ -45,7 +45,7 @@ KILLED = """
 import json, os, random, signal, sys
 from pathlib import Path
 import torch.distributed as dist
-import nemo_rod.megatron.score  # most of what a start takes
+import nemo_rod.megatron.forward_jobs  # most of what a start takes
 from nemo_rod.megatron.__main__ import main
 
 steps = 0

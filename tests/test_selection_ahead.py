@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from test_selection_averages import References
+from test_selection_estimates import References
 
 from nemo_rod.selection import Candidates, Joint, Selector
 from nemo_rod.selection.ahead import Ahead
@@ -36,7 +36,7 @@ class WatchedReferences(References):
 class Scorer:
     """Nothing costs the model anything."""
 
-    def chunk_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
+    def part_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
         return np.zeros((len(block_ids), eighths), dtype=np.float32)
 
 

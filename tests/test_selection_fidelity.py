@@ -33,7 +33,7 @@ class Everything:
         end = min(SIZE * eighths // 8, SIZE - 1)
         return REFERENCE_TOKENS[block_ids, :end].mean(axis=1)
 
-    def chunk_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
+    def part_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
         return sums_of(LOSS_TOKENS)[block_ids, :eighths]
 
 

@@ -199,7 +199,7 @@ def test_a_parameter_that_moved_is_refused_in_one_sentence(monkeypatch: pytest.M
 def test_training_and_scoring_ask_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core import utils
 
-    from nemo_rod.megatron import score as scorer
+    from nemo_rod.megatron import forward_jobs as scorer
     from nemo_rod.megatron import train as trainer
 
     monkeypatch.setattr(utils, "get_model_config", lambda chunk, model: model.config)

@@ -10,7 +10,7 @@ from nemo_rod.commands.text import facts, table, tenths
 from nemo_rod.selection import Curriculum, ReferenceManifest, block_loss
 from nemo_rod.selection.curriculum.log import PADDING_ID
 from nemo_rod.selection.curriculum.record_log import RecordLog
-from nemo_rod.selection.references.folder import NUM_CHUNKS, RECORD, open_folder
+from nemo_rod.selection.references.folder import NUM_PARTS, RECORD, open_folder
 from nemo_rod.selection.references.log import LOG_MAGIC
 
 _SAMPLE = 1 << 20  # blocks whose losses are looked at, evenly spread
@@ -22,8 +22,8 @@ def describe_references(path: Path) -> str:
     folder = open_folder(path)
     sums = np.asarray(folder.sums[:: -(-len(folder.sums) // _SAMPLE)])
     loss = block_loss(sums, folder.manifest.block_size).astype(np.float64)
-    eighth = folder.manifest.block_size // NUM_CHUNKS
-    targets = np.array([eighth] * (NUM_CHUNKS - 1) + [eighth - 1])  # the last token predicts none
+    eighth = folder.manifest.block_size // NUM_PARTS
+    targets = np.array([eighth] * (NUM_PARTS - 1) + [eighth - 1])  # the last token predicts none
     by_eighth = sums.mean(axis=0, dtype=np.float64) / targets
     quantiles = np.quantile(loss, (0, 0.25, 0.5, 0.75, 1))
     about = facts(

@@ -64,11 +64,11 @@ def _run(job: Job, watch: Watch) -> None:
 
         train(job, beat=watch.beat)
     elif isinstance(job, ScoreJob):
-        from nemo_rod.megatron.score import score
+        from nemo_rod.megatron.forward_jobs import score
 
         score(job, beat=watch.beat)
     else:
-        from nemo_rod.megatron.score import evaluate
+        from nemo_rod.megatron.forward_jobs import evaluate
 
         evaluate(job, beat=watch.beat)
     dist.barrier()

@@ -15,8 +15,8 @@ import numpy as np
 import torch.distributed as dist
 
 from nemo_rod.megatron.ranks import is_recorder
-from nemo_rod.megatron.scoring.block_losses import BlockLosses
 from nemo_rod.megatron.scoring.distillation import TopKTargets
+from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references.lookup import HashedBlocks
@@ -35,7 +35,12 @@ def is_complete(out: Path) -> bool:
 
 
 def write_references(
-    losses: BlockLosses, store: HashedBlocks, out: Path, *, manifest: ReferenceManifest, name: str
+    losses: MegatronScorer,
+    store: HashedBlocks,
+    out: Path,
+    *,
+    manifest: ReferenceManifest,
+    name: str,
 ) -> None:
     """Scores the blocks that the manifest names and writes their losses; a collective call.
 
@@ -64,7 +69,7 @@ def write_references(
     progress.start(done)
     size = losses.micro_batch_size
     for part in _whole_micro_batches(missing, size, _BATCHES_PER_CALL * groups.dp.size()):
-        own, sums = losses.own_chunk_sums(ids[part])
+        own, sums = losses.own_part_sums(ids[part])
         kept = targets.take() if targets else None
         if writer is not None:
             assert sums is not None, "the writing rank is of the last stage"

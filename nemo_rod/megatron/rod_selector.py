@@ -19,9 +19,9 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import micro_batches
 from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.ranks import refuse_different_choices
-from nemo_rod.megatron.scoring.block_losses import BlockLosses
 from nemo_rod.megatron.scoring.distillation import SoftTargets
 from nemo_rod.megatron.scoring.forward_only import replaced
+from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import Choice, Selector
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.references.teacher import Teacher
@@ -101,7 +101,7 @@ class RoDSelector:
                 return schedule(**options)
             model, micro_batch_size = options["model"], options["micro_batch_size"]
             if choice is None:  # a rerun of the same step trains on the same winners
-                losses = BlockLosses(
+                losses = MegatronScorer(
                     model,
                     self.store,
                     groups,
@@ -120,7 +120,7 @@ class RoDSelector:
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.selector.policy.needs_scores:
                 return schedule(**options)
-            if choice.is_guess:
+            if choice.is_estimated:
                 return self._listening(schedule, options, choice, groups)
             # every parameter was gathered for scoring; gathering again would read a buffer that
             # the optimizer may share with gradients and that is zeroed by now
@@ -132,7 +132,7 @@ class RoDSelector:
     def _listening(
         self, schedule: Callable, options: dict[str, Any], choice: Choice, groups: Any
     ) -> Any:
-        """Runs the schedule on a guess, and lets the selector learn what its blocks cost."""
+        """Runs the schedule on an estimate, and lets the selector learn what its blocks cost."""
         heard = TrainingLosses(options["forward_step_func"], groups)
         result = schedule(**{**options, "forward_step_func": heard.forward_step})
         sums = heard.gathered(len(choice.block_ids), options["micro_batch_size"])

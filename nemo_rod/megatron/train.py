@@ -101,8 +101,8 @@ def train(
     steered = None
     if arm.steering is not None:
         steered = SteeredKappa(Steering(**arm.steering), selector, validation, out)
-    looks: list[HasMetrics] = [validation, steered] if steered else [validation]
-    recorder = Recorder(out, selector, looks, header=header, steps=steps, name=job.name)
+    measured: list[HasMetrics] = [validation, steered] if steered else [validation]
+    recorder = Recorder(out, selector, measured, header=header, steps=steps, name=job.name)
     selector.on_choice = recorder.on_choice
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
     every = [*callbacks, _SignalHandler(), validation, recorder, exporter]

@@ -23,7 +23,7 @@ from nemo_rod.selection import Choice, Selector, open_references
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import source_losses
-from nemo_rod.selection.references import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_PARTS
 
 
 class Learner(Protocol):
@@ -86,7 +86,7 @@ class InDriver:
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:
         """Sends the candidates' tokens, gets their log-probabilities, sends the winners' tokens."""
-        choice = self.selector.choose(step, Logprobs(self.policy, self.store))
+        choice = self.selector.choose(step, LogprobScorer(self.policy, self.store))
         start = time.perf_counter()
         # the policy cuts a batch into one run of rows per replica
         shares = deal(
@@ -104,17 +104,17 @@ class InDriver:
 
     def validate(self) -> dict[str, float]:
         """Scores held-out blocks like candidates."""
-        scorer = Logprobs(self.policy, self.held_out)
+        scorer = LogprobScorer(self.policy, self.held_out)
         return source_losses(scorer, self.held_out, num_blocks=self.num_validation_blocks)
 
 
-class Logprobs:
+class LogprobScorer:
     """Scores blocks by a policy's stock `get_logprobs`."""
 
     def __init__(self, policy: Any, store: BlockStore) -> None:
         self.policy, self.store = policy, store
 
-    def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
+    def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
         """Returns the sums of the token losses over eighths of each block, float32 `[C, 8]`.
 
         Of whole blocks: a policy's log-probabilities have no other length.
@@ -122,12 +122,12 @@ class Logprobs:
         NeMo-RL's log-probability at position j is that of token j, and 0 at position 0; a token
         loss belongs to the position that predicts it, one earlier.
         """
-        assert eighths == NUM_CHUNKS, "check() refuses a prefix here"
+        assert eighths == NUM_PARTS, "check() refuses a prefix here"
         share = num_replicas(self.policy) * self.policy.cfg["logprob_batch_size"]
         padded = np.resize(block_ids, -(-len(block_ids) // share) * share)
         logprobs = self.policy.get_logprobs(train_batch(self.store.tokens(padded)))["logprobs"]
         loss_CS = -np.roll(logprobs.float().numpy()[: len(block_ids)], -1, axis=1)
-        return loss_CS.reshape(len(block_ids), NUM_CHUNKS, -1).sum(axis=-1)
+        return loss_CS.reshape(len(block_ids), NUM_PARTS, -1).sum(axis=-1)
 
 
 def num_replicas(policy: Any) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl.algorithm import make_policy, open_store
-from nemo_rod.nemo_rl.learners import Logprobs, num_replicas
+from nemo_rod.nemo_rl.learners import LogprobScorer, num_replicas
 from nemo_rod.nemo_rl.remote import call_all, set_up
 from nemo_rod.nemo_rl.settings import SHORT_PRECISION
 from nemo_rod.nemo_rl.worker import Task
@@ -21,7 +21,7 @@ from nemo_rod.selection import (
     logged_ids,
     remove_logs,
 )
-from nemo_rod.selection.references.folder import NUM_CHUNKS, role_manifest
+from nemo_rod.selection.references.folder import NUM_PARTS, role_manifest
 
 _BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
 
@@ -64,7 +64,7 @@ def score(config: dict[str, Any]) -> None:
         for start in range(0, len(ids), size):
             part, wanted = ids[start : start + size], missing[start : start + size]
             if wanted.any():  # the whole part: a block is always scored with the same others
-                sums = scorer.chunk_sums(part)
+                sums = scorer.part_sums(part)
                 writer.append(part[wanted], sums[wanted], store.hashes(part[wanted]))
             progress.step(start + len(part))
         writer.close()
@@ -81,9 +81,9 @@ class _InWorkers:
         self.policy, self.stall_seconds = policy, stall_seconds
         set_up(policy, stall_seconds=stall_seconds, task=task)
 
-    def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
+    def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
         """Returns float32 `[C, 8]`: of whole blocks, as references are."""
-        assert eighths == NUM_CHUNKS, "references are of whole blocks"
+        assert eighths == NUM_PARTS, "references are of whole blocks"
         return call_all(
             self.policy, "rod_score", stall_seconds=self.stall_seconds, block_ids=block_ids
         )[-1]
@@ -92,6 +92,6 @@ class _InWorkers:
 def _scorer(policy: Any, store: BlockStore, config: dict[str, Any]) -> BlockScorer:
     rod = config["rod"]
     if rod["choose_in"] == "driver":
-        return Logprobs(policy, store)
+        return LogprobScorer(policy, store)
     task = Task(blocks=rod["blocks"], scoring_micro_batch_size=rod["scoring"]["micro_batch_size"])
     return _InWorkers(policy, task, rod["stall_seconds"])

@@ -128,7 +128,7 @@ class RoDWorkerMixin:
         """
         import torch.distributed as dist
 
-        sums = self._rod_losses(self._rod_store).chunk_sums(block_ids)
+        sums = self._rod_losses(self._rod_store).part_sums(block_ids)
         return sums if dist.get_rank() == dist.get_world_size() - 1 else None
 
     def rod_export(self, *, folder: str) -> None:
@@ -137,9 +137,9 @@ class RoDWorkerMixin:
         bridge.save_hf_pretrained(self._rod_chunks(), folder, show_progress=False)
 
     def _rod_losses(self, store: BlockStore) -> Any:
-        from nemo_rod.megatron.scoring.block_losses import BlockLosses
+        from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
-        return BlockLosses(
+        return MegatronScorer(
             self._rod_chunks(),
             store,
             self._rod_groups(),

@@ -290,7 +290,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "averages_gap",
         "claim",
-        "The same of RoD that guesses scores from averages by source (nats)",
+        "The same of RoD that estimates scores from averages by source (nats)",
         Bounds(high=0.0),
         _compute_matched_gap("rod_averages"),
     ),

@@ -90,7 +90,7 @@ def _averages(gap: float | None) -> str:
         return ""
     side = "below" if gap < 0 else "above"
     return (
-        " With scores guessed from averages by source, which need no scoring pass, it ends "
+        " With scores estimated from averages by source, which need no scoring pass, it ends "
         f"{abs(gap):.3f} nats {side} it."
     )
 

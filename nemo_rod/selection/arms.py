@@ -32,7 +32,7 @@ from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
 from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.policies import FixedShare, Joint, Policy, TakeAll, Within
-from nemo_rod.selection.references import NUM_CHUNKS, ReferenceLosses
+from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Arm:
         steering: what kappa follows (`steering.Steering`); None keeps it.
         eighths: how much of every candidate is scored, from its beginning.
         scored_every: steps between two scoring passes, 0 for none after the first; scores of other
-            steps are guessed from averages by source. None scores at every step.
+            steps are estimated from averages by source. None scores at every step.
         share: constant share of replay in every batch; None for none.
         adaptation: with a constant share, how new blocks are chosen.
         replay: the same of replay.
@@ -70,7 +70,7 @@ class Arm:
     retention: float = 1.0
     kappa: float | None = None
     steering: dict[str, Any] | None = None
-    eighths: int = NUM_CHUNKS
+    eighths: int = NUM_PARTS
     scored_every: int | None = None
     share: float | None = None
     adaptation: Within = "random"
@@ -117,7 +117,7 @@ class Arm:
         return Joint(self.kappa)
 
     def averages(self, store: StoreWithSources) -> SourceAverages | None:
-        """What guesses scores between scoring passes; None if every pool is scored."""
+        """What estimates scores between scoring passes; None if every pool is scored."""
         if self.scored_every is None:
             return None
         count = len(store.sources)
@@ -151,7 +151,7 @@ class Arm:
         """
         if not self.policy().needs_scores:
             return 0.0
-        return self.num_candidates * self.eighths / NUM_CHUNKS * self.scored_share
+        return self.num_candidates * self.eighths / NUM_PARTS * self.scored_share
 
     @property
     def scored_share(self) -> float:

@@ -29,14 +29,14 @@ class Choice:
 
     Attributes:
         pool: the candidates.
-        loss: float32 `[C]`, nats; None where the policy needs no scores; where scores were guessed,
-            NaN but for the blocks that were trained on.
+        loss: float32 `[C]`, nats; None where the policy needs no scores; where scores were
+            estimated, NaN but for the blocks that were trained on.
         score: float32 `[C]`; None where the policy needs no scores.
         chosen: int64 `[K]`, positions in the pool, ascending.
         threshold: tau, the smallest chosen score; NaN without scores.
         seconds: of the parts "scoring" and "selection", and of "lookup", what was left to wait for
             of the pool and its references, where a `Selector` did that.
-        is_guess: whether no model was asked for the scores (`averages.py`).
+        is_estimated: whether no model was asked for the scores (`estimates.py`).
         excluded: candidates that could not be chosen because their score was no number.
         compared: metrics of what cheaper scores would have chosen (`fidelity.py`).
     """
@@ -47,7 +47,7 @@ class Choice:
     chosen: npt.NDArray[np.int64]
     threshold: float = math.nan
     seconds: dict[str, float] = field(default_factory=dict)
-    is_guess: bool = False
+    is_estimated: bool = False
     excluded: int = 0
     compared: dict[str, float | None] = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ def choose(
     return Choice(pool, loss_C, score_C, chosen, tau, seconds, excluded=int(bad_C.sum()))
 
 
-def choose_by(
+def choose_by_estimates(
     score_C: npt.NDArray[np.float32], pool: Pool, policy: Policy, batch_size: int
 ) -> Choice:
     """Selects by scores that no model was asked for; see `choose`.
@@ -117,7 +117,7 @@ def choose_by(
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
     unknown_C = np.full(len(score_C), np.nan, dtype=np.float32)
     seconds = {"scoring": 0.0, "selection": time.perf_counter() - start}
-    return Choice(pool, unknown_C, score_C, chosen, tau, seconds, is_guess=True)
+    return Choice(pool, unknown_C, score_C, chosen, tau, seconds, is_estimated=True)
 
 
 def _check_nonfinite(

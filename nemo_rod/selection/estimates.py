@@ -70,7 +70,7 @@ class SourceAverages:
         """Whether the pool of a step is to be scored: the first, and every so many after it."""
         return not self.has_seen or (self._every > 0 and step % self._every == 0)
 
-    def guess(self, pool: Pool) -> npt.NDArray[np.float32]:
+    def estimate(self, pool: Pool) -> npt.NDArray[np.float32]:
         """Returns a score for every candidate, nats, float32 [C].
 
         A source whose scores are low is hardly ever chosen, and would never be seen to rise. So the
@@ -82,8 +82,8 @@ class SourceAverages:
         draws = np.random.default_rng((derive_key(self._seed, "averages"), pool.step))
         normal_C = draws.standard_normal(len(source_C))
         deviation = np.maximum(np.sqrt(self.variance), MIN_DEVIATION)
-        guess_C = mean[source_C] + deviation[source_C] * normal_C
-        score_C: npt.NDArray[np.float32] = guess_C.astype(np.float32)
+        estimate_C = mean[source_C] + deviation[source_C] * normal_C
+        score_C: npt.NDArray[np.float32] = estimate_C.astype(np.float32)
         oldest = int(np.argmin(self._seen[source_C]))
         if pool.step - self._seen[source_C[oldest]] > len(self.mean):
             score_C[oldest] = np.nextafter(score_C.max(), np.float32(np.inf))

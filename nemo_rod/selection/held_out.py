@@ -27,7 +27,7 @@ def source_losses(
         + np.arange(min(source.count, num_blocks))
         for source in store.sources
     }
-    sums = scorer.chunk_sums(np.concatenate(list(ids.values())))
+    sums = scorer.part_sums(np.concatenate(list(ids.values())))
     loss = block_loss(sums, store.block_size).astype(np.float64)
     starts = np.cumsum([0, *(len(part) for part in ids.values())])
     return {

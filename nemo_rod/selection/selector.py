@@ -2,8 +2,8 @@
 
     pool -> block losses -> scores -> top-k
 
-Where scores are guessed between scoring passes (`averages.py`), the losses of the blocks that were
-trained on come back as `learn`.
+Where scores are estimated between scoring passes (`estimates.py`), the losses of the blocks that
+were trained on come back through `learn`.
 
 Shapes: C candidates, K chosen blocks (global).
 """
@@ -21,11 +21,11 @@ import numpy.typing as npt
 from nemo_rod.selection.ahead import Ahead
 from nemo_rod.selection.arms import Arm, StoreWithSources
 from nemo_rod.selection.candidates import Pool, Pools
-from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by
+from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
 from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.fidelity import fidelity, metrics_of, prefix_fidelity
 from nemo_rod.selection.policies import Joint, Policy, reducible_loss
-from nemo_rod.selection.references import NUM_CHUNKS, ReferenceLosses, block_loss
+from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses, block_loss
 
 COMPARED_EVERY = 10  # steps between two looks at what prefixes would have chosen
 
@@ -33,8 +33,8 @@ COMPARED_EVERY = 10  # steps between two looks at what prefixes would have chose
 class BlockScorer(Protocol):
     """Scores blocks with the current model."""
 
-    def chunk_sums(
-        self, block_ids: npt.NDArray[np.int64], eighths: int = NUM_CHUNKS
+    def part_sums(
+        self, block_ids: npt.NDArray[np.int64], eighths: int = NUM_PARTS
     ) -> npt.NDArray[np.float32]:
         """Return the sums of the token losses over the first eighths of each block.
 
@@ -81,7 +81,7 @@ class Selector:
         block_size: int,
         references: ReferenceLosses | None = None,
         on_nonfinite: OnNonfinite = "refuse",
-        eighths: int = NUM_CHUNKS,
+        eighths: int = NUM_PARTS,
         averages: SourceAverages | None = None,
     ) -> None:
         if policy.needs_scores and references is None:
@@ -119,15 +119,19 @@ class Selector:
         )
 
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
-        """Draws, scores and selects: the paper's algorithm 1 up to the update."""
+        """Draws, scores and selects: the paper's algorithm 1 up to the update.
+
+        A collective call, where the scorer's is.
+
+        Raises:
+            ValueError: A score that is no finite number, unless such candidates are excluded.
+        """
         begin = time.perf_counter()
         pool, reference_C = self._drawn.take(step)
-        if not self.policy.needs_scores:
-            return choose(pool, self.policy, self.batch_size)
-        if self.averages is not None and not self.averages.is_due(step):
-            return choose_by(self.averages.guess(pool), pool, self.policy, self.batch_size)
+        if not self._is_scored(step):
+            return self._without_scoring(pool)
         drawn = time.perf_counter()
-        sums = scorer.chunk_sums(pool.block_ids, self.eighths)
+        sums = scorer.part_sums(pool.block_ids, self.eighths)
         loss_C = block_loss(sums, self.block_size, self.eighths)
         scored = time.perf_counter()
         choice = choose(
@@ -135,16 +139,27 @@ class Selector:
         ).preceded_by(lookup=drawn - begin, scoring=scored - drawn)
         if self.averages is not None:
             return self._observed(choice)
-        if self.eighths < NUM_CHUNKS or step % COMPARED_EVERY:
+        if self.eighths < NUM_PARTS or step % COMPARED_EVERY:
             return choice
         return self._compared(choice, sums)
+
+    def _is_scored(self, step: int) -> bool:
+        """Whether the step has a scoring pass; one that is not due a step ahead never becomes due."""
+        return self.policy.needs_scores and (self.averages is None or self.averages.is_due(step))
+
+    def _without_scoring(self, pool: Pool) -> Choice:
+        if not self.policy.needs_scores:
+            return choose(pool, self.policy, self.batch_size)
+        assert self.averages is not None
+        score_C = self.averages.estimate(pool)
+        return choose_by_estimates(score_C, pool, self.policy, self.batch_size)
 
     def set_kappa(self, kappa: float) -> None:
         """Weighs replay scores by another kappa from the next step on."""
         self.policy = Joint(kappa)
 
     def learn(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
-        """Takes in what the blocks of a step cost that was chosen by guessed scores.
+        """Takes in what the blocks of a step cost that was chosen by estimated scores.
 
         Args:
             choice: Of the step.
@@ -164,22 +179,20 @@ class Selector:
 
     def _draw(self, step: int) -> Drawn:
         pool = self.pools.pool(step)
-        # a scoring pass that is not due yet, one step ahead, never becomes due
-        is_guessed = self.averages is not None and not self.averages.is_due(step)
-        if not self.policy.needs_scores or is_guessed:
+        if not self._is_scored(step):
             return Drawn(pool, None)
         assert self.references is not None
         return Drawn(pool, self.references.prefix(pool.block_ids, self.eighths))
 
     def _observed(self, choice: Choice) -> Choice:
-        """Takes in the scores of a whole pool, and adds what guesses would have chosen of it."""
+        """Takes in the scores of a whole pool, and adds what estimates would have chosen of it."""
         assert self.averages is not None and choice.score is not None
-        guessed: dict[str, float | None] = {}
+        estimated: dict[str, float | None] = {}
         if self.averages.has_seen:
-            guess_C = self.averages.guess(choice.pool)
-            guessed = metrics_of("averages", fidelity(choice, guess_C, self.policy))
+            estimate_C = self.averages.estimate(choice.pool)
+            estimated = metrics_of("averages", fidelity(choice, estimate_C, self.policy))
         self.averages.observe(choice.pool.step, choice.pool.block_ids, choice.score)
-        return replace(choice, compared=guessed)
+        return replace(choice, compared=estimated)
 
     def _compared(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
         """Adds what prefixes of the candidates would have chosen."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config, unwrap_model
 
 from nemo_rod.megatron.reference_pass import is_complete, write_references
-from nemo_rod.megatron.scoring.block_losses import BlockLosses
+from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import ReferenceManifest, References
 from nemo_rod.swap_in.blend import LOSS_DEFINITION, Blend
 from nemo_rod.swap_in.host_selector import losses_and_mask
@@ -64,7 +64,7 @@ def score_blend(
                 "or remove it to score again."
             )
         return
-    losses = BlockLosses(
+    losses = MegatronScorer(
         model,
         blend,
         groups,

@@ -49,8 +49,8 @@ class UntilConverged(Callback):
 
     def _recorded(self) -> list[tuple[int, float]]:
         rows = read_rows(self.metrics)
-        looks = [(row["step"] + 1, adaptation_loss(row, self.weights)) for row in rows]
-        return [(done, loss) for done, loss in looks if loss is not None]
+        losses = [(row["step"] + 1, adaptation_loss(row, self.weights)) for row in rows]
+        return [(done, loss) for done, loss in losses if loss is not None]
 
     def _set_end(self, context: CallbackContext) -> None:
         """Moves the last step, and with it the decay, which lasts as long as before."""

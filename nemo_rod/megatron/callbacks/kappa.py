@@ -57,7 +57,7 @@ class SteeredKappa(Callback):
     def _base_losses(self, context: CallbackContext) -> dict[str, float]:
         """Of the weights that training began with: looked at once, then kept in a file."""
         if context.state.train_state.step == 0:
-            losses = held_out_replay(self.validation.look(context))
+            losses = held_out_replay(self.validation.measure(context))
             if is_recorder():
                 write_json(self.base_file, losses)
             return losses

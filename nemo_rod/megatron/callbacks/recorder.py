@@ -28,7 +28,7 @@ class Recorder(Callback):
     Args:
         folder: gets `metrics.jsonl` and `curriculum.rod`.
         selector: whose choices are recorded.
-        looks: whose `metrics` of the step are recorded, too: held-out losses, kappa.
+        measured: whose `metrics` of the step are recorded, too: held-out losses, kappa.
         header: the curriculum's header: sizes, digests, seed and sources.
         steps: steps of the whole run, for the progress line.
         name: of the run, for the progress line.
@@ -38,13 +38,13 @@ class Recorder(Callback):
         self,
         folder: Path,
         selector: RoDSelector,
-        looks: Sequence[HasMetrics],
+        measured: Sequence[HasMetrics],
         *,
         header: CurriculumHeader,
         steps: int,
         name: str,
     ) -> None:
-        self.folder, self.selector, self.looks = folder, selector, looks
+        self.folder, self.selector, self.measured = folder, selector, measured
         self.header = header
         self.progress = Progress(name, steps)
         self.journal: Journal | None = None
@@ -61,9 +61,9 @@ class Recorder(Callback):
     def on_choice(self, choice: Choice) -> None:
         """Records what the step will train on; the disk has the time of the update for it.
 
-        A guess waits for the losses of its blocks, which are recorded with it.
+        An estimate waits for the losses of its blocks, which are recorded with it.
         """
-        if self.journal is not None and not choice.is_guess:
+        if self.journal is not None and not choice.is_estimated:
             self.journal.begin(choice)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
@@ -81,8 +81,8 @@ class Recorder(Callback):
         # the step counter moves after this callback, so it still names the step that ran
         step = context.state.train_state.step
         metrics = self._training(context)
-        for look in self.looks:
-            metrics |= look.metrics
+        for one in self.measured:
+            metrics |= one.metrics
         row = self.journal.append(step, self.selector.choice, metrics)
         note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
         self.progress.step(step + 1, note)

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 from nemo_rod.megatron.ranks import from_recorder
-from nemo_rod.megatron.scoring.block_losses import on_every_rank
+from nemo_rod.megatron.scoring.scorer import on_every_rank
 from nemo_rod.megatron.scoring.scoring_pass import partial_sums
 from nemo_rod.selection import Curriculum, ReferenceLosses
 from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.references import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_PARTS
 
 
 class TrainingLosses:
@@ -56,12 +56,12 @@ class TrainingLosses:
         if self._groups.cp.size() > 1:
             for sums in self._sums:
                 dist.all_reduce(sums, group=self._groups.cp)
-        own = [sums[:, :NUM_CHUNKS] for sums in self._sums]
+        own = [sums[:, :NUM_PARTS] for sums in self._sums]
         replicas = self._groups.dp.size()
         count = num_blocks // replicas
-        everyone = on_every_rank(own, count, NUM_CHUNKS, self._groups)
-        by_replica = everyone.view(replicas, -1, micro_batch_size, NUM_CHUNKS)
-        return by_replica.transpose(0, 1).reshape(num_blocks, NUM_CHUNKS).cpu().numpy()
+        everyone = on_every_rank(own, count, NUM_PARTS, self._groups)
+        by_replica = everyone.view(replicas, -1, micro_batch_size, NUM_PARTS)
+        return by_replica.transpose(0, 1).reshape(num_blocks, NUM_PARTS).cpu().numpy()
 
 
 class ResumedAverages(Callback):

@@ -6,7 +6,7 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.utils.pg_utils import get_pg_collection
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.scoring.block_losses import BlockLosses
+from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection.held_out import source_losses
 
 
@@ -37,12 +37,12 @@ class Validation(Callback):
         done = context.state.train_state.step + 1  # the counter moves after this callback
         if not self.every or done % self.every:
             return
-        self.metrics = self.look(context)
+        self.metrics = self.measure(context)
 
-    def look(self, context: CallbackContext) -> dict[str, float]:
+    def measure(self, context: CallbackContext) -> dict[str, float]:
         """Scores the held-out blocks with the weights as they are; all ranks take part."""
         groups = get_pg_collection(context.model[0])
-        losses = BlockLosses(
+        losses = MegatronScorer(
             context.model, self.store, groups, micro_batch_size=self.micro_batch_size
         )
         return source_losses(losses, self.store, num_blocks=self.num_blocks)

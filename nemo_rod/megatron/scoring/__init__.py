@@ -1,6 +1,6 @@
 """One forward-only pass over blocks, in every layout, that leaves no trace.
 
-BlockLosses(chunks, store, groups)     block_losses.py: sums of token losses of blocks, by id
+MegatronScorer(chunks, store, groups)     block_losses.py: sums of token losses of blocks, by id
 scoring_pass(schedule, ...)            scoring_pass.py: a trainer's own schedule, forward only
 forward_only(chunks)                   forward_only.py: hazards, each guarded or refused
 token_losses(...)                      logits.py: without ever holding all logits

@@ -16,7 +16,7 @@ from megatron.core.utils import get_model_config
 from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.scoring.forward_only import forward_only
 from nemo_rod.megatron.scoring.logits import SliceLoss, sliced_logits
-from nemo_rod.selection.references import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_PARTS
 
 # (micro-batches, chunk of the model) -> what the chunk gives, and the mask of its losses
 ForwardStep = Callable[[Any, Any], tuple[Any, torch.Tensor]]
@@ -29,7 +29,7 @@ def scoring_pass(
     *,
     beat: Callable[[], None] = lambda: None,
     cp: dist.ProcessGroup | None = None,
-    num_chunks: int = NUM_CHUNKS,
+    num_parts: int = NUM_PARTS,
     slice_loss: SliceLoss | None = None,
     **options: Any,
 ) -> list[torch.Tensor]:
@@ -41,12 +41,12 @@ def scoring_pass(
         forward_step: how a micro-batch goes through the model.
         beat: called after every micro-batch.
         cp: the context-parallel group, if `forward_step` gives this rank's positions alone.
-        num_chunks: equal parts of every sample that the losses are summed over.
+        num_parts: equal parts of every sample that the losses are summed over.
         slice_loss: stands in for the model's own loss.
         options: what else the schedule is called with.
 
     Returns:
-        float32 `[b, num_chunks + 1]` per micro-batch on ranks of the last pipeline stage, nothing
+        float32 `[b, num_parts + 1]` per micro-batch on ranks of the last pipeline stage, nothing
         elsewhere: the sums of the token losses over the parts of each sample, in nats, and how many
         targets they are of.
     """
@@ -54,7 +54,7 @@ def scoring_pass(
     def step(batches: Any, chunk: Any, *_: Any) -> tuple:
         output, loss_mask = forward_step(batches, chunk)
         beat()
-        return output, partial(partial_sums, loss_mask, cp=cp, num_chunks=num_chunks)
+        return output, partial(partial_sums, loss_mask, cp=cp, num_parts=num_parts)
 
     slices = sliced_logits(model, slice_loss)
     with forward_only(model, get_model_config(model[0])), slices:
@@ -99,9 +99,9 @@ def partial_sums(
     non_loss_data: bool = True,
     *,
     cp: dist.ProcessGroup | None = None,
-    num_chunks: int = NUM_CHUNKS,
+    num_parts: int = NUM_PARTS,
 ) -> torch.Tensor:
-    """Token losses `[b, s]` -> float32 `[b, num_chunks + 1]`: sums, and the number of targets.
+    """Token losses `[b, s]` -> float32 `[b, num_parts + 1]`: sums, and the number of targets.
 
     Under context parallelism, of this rank's positions alone.
     """
@@ -109,7 +109,7 @@ def partial_sums(
     masked = loss.float() * mask
     if cp is not None and cp.size() > 1:
         masked = at_their_places(masked, cp)
-    sums = masked.view(len(loss), num_chunks, -1).sum(dim=-1)
+    sums = masked.view(len(loss), num_parts, -1).sum(dim=-1)
     return torch.cat([sums, mask.sum(dim=-1, keepdim=True)], dim=1)
 
 

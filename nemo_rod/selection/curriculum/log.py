@@ -7,8 +7,8 @@
 About 33 kB for 2048 candidates. The header names what the ids and scores mean: the digests of
 store, tokenizer, references and config, and the table of sources. Scores are as `reducible_loss`
 gives them; tau is the smallest chosen score as the policy weighs it. The block id of padding is -1.
-Curricula of arms that score nothing have NaN for loss, score and tau. Where scores were guessed
-(`averages.py`), only the blocks that were trained on have a loss, that of the training step.
+Curricula of arms that score nothing have NaN for loss, score and tau. Where scores were estimated
+(`estimates.py`), only the blocks that were trained on have a loss, that of the training step.
 
 Shape suffixes: N = steps, C = candidates, K = chosen, S = tokens per block.
 """

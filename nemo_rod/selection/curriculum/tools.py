@@ -155,8 +155,8 @@ def _columns(header: CurriculumHeader, records: list[StepRecord]) -> dict[str, A
     roles = np.array([row.role for row in header.sources] + [None], dtype=object)
     with np.errstate(invalid="ignore"):
         reference = np.where(np.isneginf(score), np.nan, loss - score).astype(np.float32)
-    guessed = np.repeat([np.isnan(record.loss).any() for record in records], num_candidates)
-    reference[guessed] = np.nan  # those scores are no differences of losses
+    estimated = np.repeat([np.isnan(record.loss).any() for record in records], num_candidates)
+    reference[estimated] = np.nan  # those scores are no differences of losses
     return {
         "step": np.repeat([record.step for record in records], num_candidates),
         "position": np.tile(np.arange(num_candidates, dtype=np.int32), len(records)),

@@ -11,7 +11,7 @@
 
 from nemo_rod.selection.references.block_loss import block_loss, num_targets
 from nemo_rod.selection.references.compaction import compact, remove_logs
-from nemo_rod.selection.references.folder import NUM_CHUNKS, ReferenceManifest
+from nemo_rod.selection.references.folder import NUM_PARTS, ReferenceManifest
 from nemo_rod.selection.references.log import ReferenceWriter, logged_ids
 from nemo_rod.selection.references.lookup import References
 from nemo_rod.selection.references.lowest import (
@@ -21,7 +21,7 @@ from nemo_rod.selection.references.lowest import (
 )
 
 __all__ = [
-    "NUM_CHUNKS",
+    "NUM_PARTS",
     "LowestReferences",
     "ReferenceLosses",
     "ReferenceManifest",

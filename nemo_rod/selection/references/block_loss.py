@@ -11,17 +11,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.references.folder import NUM_CHUNKS
+from nemo_rod.selection.references.folder import NUM_PARTS
 
 
-def num_targets(block_size: int, eighths: int = NUM_CHUNKS) -> int:
+def num_targets(block_size: int, eighths: int = NUM_PARTS) -> int:
     """Return how many next-token targets the first `eighths` chunks of a block hold."""
-    assert block_size % NUM_CHUNKS == 0 and 1 <= eighths <= NUM_CHUNKS, (block_size, eighths)
-    return min(eighths * (block_size // NUM_CHUNKS), block_size - 1)
+    assert block_size % NUM_PARTS == 0 and 1 <= eighths <= NUM_PARTS, (block_size, eighths)
+    return min(eighths * (block_size // NUM_PARTS), block_size - 1)
 
 
 def block_loss(
-    sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_CHUNKS
+    sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_PARTS
 ) -> npt.NDArray[np.float32]:
     """Turn partial sums into losses, of references and of online scoring alike.
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nemo_rod.files import move_whole, with_advice, write_whole
 from nemo_rod.selection.references.folder import (
-    NUM_CHUNKS,
+    NUM_PARTS,
     SCHEMA,
     ReferenceManifest,
     hash_heads,
@@ -76,7 +76,7 @@ def remove_logs(folder: str | Path) -> None:
 def _new_arrays(work: Path, size: int) -> dict[str, np.memmap]:
     """Make the dense arrays, with room on the disk for all of them."""
     shapes: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
-        "sums": (np.float32, (size, NUM_CHUNKS)),
+        "sums": (np.float32, (size, NUM_PARTS)),
         "hash": (np.uint64, (size,)),
         "check": (np.uint32, (size,)),
     }

@@ -24,10 +24,10 @@ import numpy.typing as npt
 from nemo_rod.selection.curriculum.header import Store
 from nemo_rod.selection.curriculum.record_log import crc32_rows
 
-NUM_CHUNKS = 8
+NUM_PARTS = 8
 LOSS_DEFINITION = "mean next-token loss of the block, nats, 8 partial sums, fp32"
 SCHEMA = "rod-references-1"
-RECORD = np.dtype([("id", "<u8"), ("sums", "<f4", (NUM_CHUNKS,)), ("head", "<u8")])
+RECORD = np.dtype([("id", "<u8"), ("sums", "<f4", (NUM_PARTS,)), ("head", "<u8")])
 ROWS = 1 << 20  # blocks handled at a time, which bounds the memory
 
 
@@ -56,9 +56,9 @@ class ReferenceManifest:
     loss: str = LOSS_DEFINITION
 
     def __post_init__(self) -> None:
-        if self.block_size < NUM_CHUNKS or self.block_size % NUM_CHUNKS:
+        if self.block_size < NUM_PARTS or self.block_size % NUM_PARTS:
             raise ValueError(
-                f"the block size is {self.block_size}, expected a multiple of {NUM_CHUNKS}: "
+                f"the block size is {self.block_size}, expected a multiple of {NUM_PARTS}: "
                 "references keep the loss of every eighth of a block"
             )
         if not 0 <= self.start < self.stop:
@@ -160,7 +160,7 @@ def open_folder(path: Path) -> Folder:
         path=path,
         manifest=manifest,
         digest=digest,
-        sums=map_array(path / "sums.npy", np.float32, (size, NUM_CHUNKS)),
+        sums=map_array(path / "sums.npy", np.float32, (size, NUM_PARTS)),
         heads=map_array(path / "hash.npy", np.uint64, (size,)),
         checks=map_array(path / "check.npy", np.uint32, (size,)),
     )

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from nemo_rod.selection.curriculum.header import Store
 from nemo_rod.selection.references.block_loss import block_loss
 from nemo_rod.selection.references.folder import (
-    NUM_CHUNKS,
+    NUM_PARTS,
     RECORD,
     Folder,
     ReferenceManifest,
@@ -109,7 +109,7 @@ class References:
             ValueError: A block without a reference, with a damaged one, or with one of other
                 content.
         """
-        return self.prefix(block_ids, NUM_CHUNKS)
+        return self.prefix(block_ids, NUM_PARTS)
 
     def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
         """Return reference losses over the first eighths of the blocks; see `block_loss`."""
@@ -126,7 +126,7 @@ class References:
         return block_loss(records_C["sums"], self.block_size, eighths)
 
     def by_hash(
-        self, hashes: npt.NDArray[np.uint8], eighths: int = NUM_CHUNKS
+        self, hashes: npt.NDArray[np.uint8], eighths: int = NUM_PARTS
     ) -> npt.NDArray[np.float32]:
         """Return reference losses of blocks that are known by content only.
 

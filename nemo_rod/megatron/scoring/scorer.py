@@ -23,7 +23,7 @@ from nemo_rod.megatron.scoring.forward_only import gather_weights, refuse_unsafe
 from nemo_rod.megatron.scoring.logits import has_head
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
 from nemo_rod.selection.curriculum.header import Store
-from nemo_rod.selection.references import NUM_CHUNKS
+from nemo_rod.selection.references import NUM_PARTS
 
 
 class Targets(Protocol):
@@ -43,7 +43,7 @@ class Targets(Protocol):
         """Gives the token losses `[B, s]` of a slice of its positions; see `SliceLoss`."""
 
 
-class BlockLosses:
+class MegatronScorer:
     """Scores blocks of a store with a Megatron model.
 
     Args:
@@ -87,7 +87,7 @@ class BlockLosses:
         ddp_config = getattr(model[0], "ddp_config", None)
         refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
 
-    def chunk_sums(self, block_ids: np.ndarray, eighths: int = NUM_CHUNKS) -> np.ndarray:
+    def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
         """Partial sums of the token losses of blocks; a collective call of all ranks.
 
         Args:
@@ -103,7 +103,7 @@ class BlockLosses:
         everyone = on_every_rank(outputs, len(mine), eighths, self.groups)
         return everyone.view(-1, eighths)[: len(block_ids)].cpu().numpy()
 
-    def own_chunk_sums(self, block_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def own_part_sums(self, block_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Partial sums of this replica's share of blocks; a collective call of all ranks.
 
         Args:
@@ -124,10 +124,10 @@ class BlockLosses:
 
         A pipeline wants many micro-batches rather than large ones.
         """
-        if eighths == NUM_CHUNKS or self.groups.pp.size() > 1:
+        if eighths == NUM_PARTS or self.groups.pp.size() > 1:
             return self.micro_batch_size
         of_replica = -(-count // self.groups.dp.size())
-        passes = -(-of_replica // (self.micro_batch_size * NUM_CHUNKS // eighths))
+        passes = -(-of_replica // (self.micro_batch_size * NUM_PARTS // eighths))
         return -(-of_replica // passes)
 
     def _share(self, block_ids: np.ndarray, micro_batch_size: int) -> np.ndarray:
@@ -142,9 +142,9 @@ class BlockLosses:
         return padded[start : start + per_rank]
 
     def _forward(
-        self, block_ids: np.ndarray, micro_batch_size: int, eighths: int = NUM_CHUNKS
+        self, block_ids: np.ndarray, micro_batch_size: int, eighths: int = NUM_PARTS
     ) -> list[torch.Tensor]:
-        length = self.store.block_size * eighths // NUM_CHUNKS
+        length = self.store.block_size * eighths // NUM_PARTS
         batches = [
             prefixes(self._batches(chunk, block_ids, micro_batch_size), length)
             for chunk in self.model
@@ -161,7 +161,7 @@ class BlockLosses:
             self.forward_step,
             beat=self.beat,
             cp=self.groups.cp,
-            num_chunks=eighths,
+            num_parts=eighths,
             slice_loss=None if self.targets is None else self.targets.loss,
             data_iterator=batches if len(batches) > 1 else batches[0],
             num_microbatches=len(block_ids) // micro_batch_size,
@@ -180,21 +180,21 @@ class BlockLosses:
 
 
 def on_every_rank(
-    outputs: list[torch.Tensor], count: int, num_chunks: int, groups: Any
+    outputs: list[torch.Tensor], count: int, num_parts: int, groups: Any
 ) -> torch.Tensor:
     """What every replica's last stage has found, on every rank. Collective.
 
     Args:
-        outputs: float32 `[b, num_chunks]` per micro-batch; nothing on other stages.
+        outputs: float32 `[b, num_parts]` per micro-batch; nothing on other stages.
         count: rows of a replica, all its micro-batches together.
-        num_chunks: columns.
+        num_parts: columns.
         groups: Megatron's process groups (`tp`, `cp`, `pp` and `dp` are used).
 
     Returns:
-        float32 `[replicas, count, num_chunks]`, to the bit the same everywhere.
+        float32 `[replicas, count, num_parts]`, to the bit the same everywhere.
     """
     dp, pp = groups.dp, groups.pp
-    sums = torch.empty(count, num_chunks, dtype=torch.float32).cuda()
+    sums = torch.empty(count, num_parts, dtype=torch.float32).cuda()
     if outputs:
         torch.cat(outputs, out=sums)
         # each of these ranks has computed its own, and they may differ in the last bit
@@ -205,6 +205,6 @@ def on_every_rank(
         dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
     if dp.size() == 1:
         return sums[None]
-    everyone = torch.empty(dp.size() * count, num_chunks, dtype=torch.float32).cuda()
+    everyone = torch.empty(dp.size() * count, num_parts, dtype=torch.float32).cuda()
     dist.all_gather_into_tensor(everyone, sums, group=dp)
-    return everyone.view(dp.size(), count, num_chunks)
+    return everyone.view(dp.size(), count, num_parts)

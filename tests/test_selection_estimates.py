@@ -1,4 +1,4 @@
-"""Scores guessed from averages by source, against sums that a reader can follow."""
+"""Scores estimated from averages by source, against sums that a reader can follow."""
 
 from __future__ import annotations
 
@@ -92,28 +92,28 @@ def test_the_first_pool_is_scored_and_every_so_many_after(every: int, due: list[
 def test_guesses_vary_like_the_source() -> None:
     found = fed()
     ids = np.repeat(STARTS, 4000)
-    score = found.guess(pool_of(ids)).reshape(3, 4000)
+    score = found.estimate(pool_of(ids)).reshape(3, 4000)
     np.testing.assert_allclose(score.mean(axis=1), found.mean, atol=0.02)
     np.testing.assert_allclose(score.std(axis=1), np.sqrt(found.variance), rtol=0.05)
 
 
 def test_guesses_follow_from_seed_and_step() -> None:
     ids = np.arange(0, BLOCKS, 5)
-    first = fed().guess(pool_of(ids))
-    np.testing.assert_array_equal(first, fed().guess(pool_of(ids)))
-    assert (first != fed(seed=6).guess(pool_of(ids))).all()
-    assert (first != fed().guess(pool_of(ids, step=2))).all()
+    first = fed().estimate(pool_of(ids))
+    np.testing.assert_array_equal(first, fed().estimate(pool_of(ids)))
+    assert (first != fed(seed=6).estimate(pool_of(ids))).all()
+    assert (first != fed().estimate(pool_of(ids, step=2))).all()
 
 
 def test_joint_selection_of_guesses_replays_as_much_as_of_scores() -> None:
-    """Where scores are normal by source, a batch of guesses has each source as often."""
+    """Where scores are normal by source, a batch of estimates has each source as often."""
     found, rng = fed(), np.random.default_rng(1)
     ids = np.concatenate([np.arange(100), np.arange(150, 200), np.arange(100, 150)])
     source = source_index(ids)
     counts = np.zeros((2, 3))
     for step in range(1, 400):
         true = found.mean[source] + np.sqrt(found.variance)[source] * rng.standard_normal(200)
-        for row, score in enumerate((true, found.guess(pool_of(ids, step)))):
+        for row, score in enumerate((true, found.estimate(pool_of(ids, step)))):
             chosen = Joint().select(score, ids >= STARTS[1], 60)
             counts[row] += np.bincount(source[chosen], minlength=3)
         found.observe(step, STARTS, found.mean)  # all seen, nothing learned
@@ -129,7 +129,7 @@ def test_a_source_that_is_not_chosen_is_looked_at_now_and_then() -> None:
     ids = np.concatenate([np.arange(10), 100 + np.arange(10), 150 + np.arange(10)])
     seen = []
     for step in range(1, 13):
-        chosen = ids[np.argsort(-found.guess(pool_of(ids, step)), kind="stable")[:4]]
+        chosen = ids[np.argsort(-found.estimate(pool_of(ids, step)), kind="stable")[:4]]
         seen.append(sorted({int(s) for s in source_index(chosen)}))
         found.observe(step, chosen, np.where(chosen < 100, 2.0, 0.0))
     # a block of the one that is older than there are sources comes in, and of one alone
@@ -155,15 +155,15 @@ def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
     class Scorer:
         calls = 0
 
-        def chunk_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
+        def part_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
             self.calls += 1
             return rng.gamma(8.0, 0.5, (len(block_ids), 8)).astype(np.float32)
 
     scorer = Scorer()
     for step in range(10):
         choice = selector.choose(step, scorer)
-        assert choice.is_guess == (step % 4 != 0)
-        if choice.is_guess:
+        assert choice.is_estimated == (step % 4 != 0)
+        if choice.is_estimated:
             assert np.isnan(choice.loss).all()
             sums = rng.gamma(8.0, 0.5, (BATCH, 8)).astype(np.float32)
             choice = selector.learn(choice, sums)
@@ -171,7 +171,7 @@ def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
             assert np.flatnonzero(known).tolist() == choice.chosen.tolist()
             expected = sums.sum(axis=1) / (SIZE - 1)
             np.testing.assert_allclose(choice.loss[known], expected, rtol=1e-6)
-        elif step:  # what guesses would have chosen of the same pool
+        elif step:  # what estimates would have chosen of the same pool
             assert 0 <= choice.compared["rod/averages/overlap"] <= 1
         curriculum.append(choice)
     assert scorer.calls == 3

@@ -17,8 +17,8 @@ from nemo_rod.jobs import EvaluateJob, ModelJob, ScoreJob
 from nemo_rod.megatron.models import model_provider
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.reference_pass import is_complete, write_references
-from nemo_rod.megatron.scoring.block_losses import BlockLosses
 from nemo_rod.megatron.scoring.distillation import TopKTargets
+from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
 from nemo_rod.selection import block_loss
 from nemo_rod.selection.references.folder import LOSS_DEFINITION, role_manifest
@@ -58,7 +58,7 @@ def evaluate(job: EvaluateJob, beat: Callable[[], None] = lambda: None) -> None:
     progress = Progress(job.name, len(job.models), unit="models")
     for number, (name, model) in enumerate(job.models.items()):
         losses = _scorer(job, model, store, beat)
-        loss = block_loss(losses.chunk_sums(ids), store.block_size).astype(np.float64)
+        loss = block_loss(losses.part_sums(ids), store.block_size).astype(np.float64)
         if is_recorder():
             result: dict[str, Any] = {"loss": {}, "blocks": {}}
             for index, entry in enumerate(store.sources):
@@ -77,7 +77,7 @@ def _scorer(
     store: BlockStore,
     beat: Callable[[], None],
     top_k: int | None = None,
-) -> BlockLosses:
+) -> MegatronScorer:
     functions.check("scoring", "trainer")
     _, provider = model_provider(
         model, job.parallel, precision=job.precision, block_size=store.block_size
@@ -87,7 +87,7 @@ def _scorer(
         provider.initialize_model_parallel(seed=job.seed)
     chunks = provider.provide_distributed_model(wrap_with_ddp=False)
     groups = ProcessGroupCollection.use_mpu_process_groups()
-    return BlockLosses(
+    return MegatronScorer(
         chunks,
         store,
         groups,
