@@ -144,7 +144,7 @@ class Selector:
         return self._compared(choice, sums)
 
     def _is_scored(self, step: int) -> bool:
-        """Whether the step has a scoring pass; one that is not due a step ahead never becomes due."""
+        """Whether the step has a scoring pass; one not due a step ahead never becomes due."""
         return self.policy.needs_scores and (self.averages is None or self.averages.is_due(step))
 
     def _without_scoring(self, pool: Pool) -> Choice:
