@@ -15,7 +15,6 @@ from corpus_cases import S, run, source, texts, train_bpe, write
 
 from nemo_rod import cli
 from nemo_rod.commands import doctor
-from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.inspect import inspect
 from nemo_rod.commands.text import table, tenths
 from nemo_rod.corpus import BlockStore, load_tokenizer
@@ -324,61 +323,6 @@ def test_the_doctor_finds_what_pip_does_not_list(
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["inspect"],
-            "'nemo-rod inspect' is not understood: expected nemo-rod inspect PATH [block=",
-        ),
-        (["inspect"], "(the following arguments are required: PATH)."),
-        (["inspect", "a", "b"], "(b is unknown, or too much)."),
-        (["inspect", "."], "is nothing that nemo-rod wrote: expected a run folder"),
-        (["inspect", "none"], "none does not exist"),
-        (["inspect", ".", "block=1"], "is no block store and no source: block= and overlap= need"),
-        (["inspect", ".", "--all"], "' is not understood: expected nemo-rod inspect PATH"),
-        (["inspect", ".", "--all"], "(--all is unknown, or too much)."),
-        (["inspect", ".", "block=x"], "block=x is not valid: expected a number."),
-        (["inspect", ".", "block="], "block= is not valid: expected a number."),
-        (["inspect", ".", "overlap=-1"], "overlap=-1 is not valid: expected a number."),
-        (["inspect", ".", "block=1", "block=2"], "(block= is given twice)."),
-        (["inspect", ".", "split=test"], "split=test is not valid: expected train or holdout"),
-        (["status"], "expected nemo-rod status RUN_DIR (the following arguments are required"),
-        (["cancel", "a", "b"], "expected nemo-rod cancel RUN_DIR (b is unknown, or too much)."),
-        (["curriculum"], "is not understood: expected nemo-rod curriculum export CURRICULUM"),
-        (["curriculum", "show"], "invalid choice: 'show'"),
-        (["curriculum", "diff", "a"], "'nemo-rod curriculum diff a' is not understood: expected "),
-        (["curriculum", "verify", "none.rod"], "none.rod does not exist: check the path"),
-        (["doctor", "a", "b"], "expected nemo-rod doctor [BLOCKS] [functions=ROAD] (b is unknown"),
-        (["doctor", "functions=none"], "functions=none is not valid: expected all, scoring, trai"),
-        (["merge", "a", "b", "c"], "' is not understood: expected nemo-rod merge BASE ADAPTED OUT"),
-        (["merge", "a", "b", "c"], "(lambda= is missing)."),
-        (["merge", "a", "b", "lambda=0.5"], "(the following arguments are required: OUT)."),
-        (["merge", "a", "b", "c", "lambda=x"], "lambda=x is not valid: expected a number from 0"),
-        (
-            ["reference", "job=f.py:f", "rule=x"],
-            "expected keys checkpoint, forward_step, host, job",
-        ),
-        (["reference", "job=f.py:f"], "The arguments of `nemo-rod reference job=...` do not fit"),
-        (["reference", "job=f.py:f", "--all"], "(--all is unknown, or too much)."),
-        (["train", "--config"], "(argument --config: expected one argument)."),
-        (["train", "--config", "a.yaml", "--all"], "expected nemo-rod train --config RECIPE.yaml"),
-        (["trane"], "There is no command 'trane': expected one of run, plan, prepare"),
-    ],
-)
-def test_wrong_arguments_are_one_sentence(
-    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["nemo-rod", *arguments])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert error.startswith("nemo-rod: ") and sentence in error
-
-
 @pytest.mark.parametrize("block", [-1, 10000000])
 def test_blocks_that_are_not_there(run_dir: Path, block: int) -> None:
     with pytest.raises(ValueError, match=f"^block={block} is not"):
@@ -399,100 +343,6 @@ def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
 def test_the_console_script_shows(run_dir: Path) -> None:
     done = subprocess.run([*CLI, "inspect", str(run_dir)], capture_output=True, text=True)
     assert done.returncode == 0 and "arms/rod" in done.stdout
-
-
-# --- how a command line is read
-
-HELP = {
-    "status": ["RUN_DIR"],
-    "cancel": ["RUN_DIR"],
-    "inspect": ["PATH", "block=ID", "split=SPLIT", "tokenizer=NAME", "overlap=TOKENS"],
-    "curriculum": ["export", "verify", "diff", "CURRICULUM", "PARQUET", "STORE"],
-    "curriculum export": ["CURRICULUM", "PARQUET"],
-    "curriculum verify": ["CURRICULUM", "STORE"],
-    "curriculum diff": ["CURRICULUM CURRICULUM"],
-    "doctor": ["BLOCKS", "functions=ROAD", "swap_in/megatron_bridge"],
-    "merge": ["BASE", "ADAPTED", "OUT", "lambda=WEIGHT", "recipe=NAME"],
-    "reference": [
-        *("--config RECIPE.yaml", "recipe=NAME", "KEY=VALUE", "job=", "role=", "out=", "roles="),
-        *("multiplier=", "checkpoint=", "forward_step=", "host="),
-    ],
-    "train": ["--config RECIPE.yaml", "KEY=VALUE", "recipe=NAME"],
-}
-
-
-@pytest.mark.parametrize("option", ["-h", "--help"])
-@pytest.mark.parametrize("verb", HELP)
-def test_help_names_every_argument(
-    verb: str, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["nemo-rod", *verb.split(), option])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"usage: nemo-rod {verb} ")
-    assert [name for name in HELP[verb] if name not in shown] == []
-
-
-def test_words_belong_to_the_keys_of_a_verb_and_else_to_paths() -> None:
-    parser = Arguments(prog="verb")
-    parser.add_argument("path")
-    parser.add_argument("other", nargs="?")
-    parser.add_keys(
-        Key(name="b", value="B", help=""),
-        Key(name="d", value="D", help="", read=int, expected="an integer"),
-    )
-    for words in (["a=0", "b=1=1", "c=2"], ["b=1=1", "a=0", "c=2"], ["a=0", "c=2", "b=1=1"]):
-        found = parser.parse_args(words)
-        assert (found.path, found.other, found.b, found.d) == ("a=0", "c=2", "1=1", None)
-    assert parser.parse_args(["a", "d=3"]).d == 3
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("inspect", True),
-        ("doctor recipe=toy", True),
-        ("run --help", False),
-        ("train", False),
-        ("train recipe=toy --help", False),
-        ("train --config-path x --config-name config", False),
-        ("train --config a.yaml rod.x=1", True),
-        ("train --config=a.yaml", True),
-        ("train job=a.py:f", False),
-        ("reference role=replay job=a.py:f", True),
-        ("reference recipe=toy arm=base", False),
-        ("reference --config-dir my recipe=mine", False),
-        ("reference --config a.yaml", True),
-        ("merge", False),
-        ("merge recipe=toy arm=merge_0.4", False),
-        ("merge -m recipe=toy", False),
-        ("merge base adapted", True),
-        ("merge a=b c d lambda=0.5", True),
-    ],
-)
-def test_paths_or_a_recipe(line: str, expected: bool) -> None:
-    name, *words = line.split()
-    assert cli.takes_paths(name, words) is expected
-
-
-@pytest.mark.parametrize("words", [["job=f.py:f"], ["--config", "none.yaml"]])
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_the_former_name_works_and_says_the_new_one(
-    words: list[str], rank: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    errors = {}
-    monkeypatch.setenv("RANK", rank)
-    for name in ("score", "reference"):
-        monkeypatch.setattr(sys, "argv", ["nemo-rod", name, *words])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        assert left.value.code == 2
-        errors[name] = capsys.readouterr().err.splitlines()
-    note = "nemo-rod: `score` is now called `reference`; the next release drops the old name."
-    assert errors["score"] == [note, *errors["reference"]][int(rank) :]
 
 
 def test_text() -> None:
