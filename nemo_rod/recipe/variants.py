@@ -17,6 +17,8 @@ arm another one. Therefore it does not hold the settings.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -122,12 +124,17 @@ def _chain(config: Config, name: str) -> tuple[str, list[Variant]]:
         if name in seen:
             raise ValueError(f"variants.{name}.of leads back to itself: {' -> '.join(seen)}.")
         seen.append(name)
-        variant = _section(Variant(), config.variants[name] or {}, f"variants.{name}")
+        variant = _variant(name, json.dumps(config.variants[name] or {}, default=str))
         chain.insert(0, variant)
         if variant.of in (None, name):
             break
         name = str(variant.of)
     return name, chain
+
+
+@functools.cache  # every arm of a recipe asks for it, and the check of its types is slow
+def _variant(name: str, text: str) -> Variant:
+    return _section(Variant(), json.loads(text), f"variants.{name}")
 
 
 def _merged(variants: list[Variant]) -> Variant:
