@@ -27,6 +27,7 @@ from megatron.bridge.training.pretrain import pretrain
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+from nemo_rod.config import Optimisation
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import TrainJob
 from nemo_rod.megatron.callbacks.early_end import UntilConverged
@@ -44,7 +45,7 @@ from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.processes.signals import Stopped
-from nemo_rod.selection import Selector, open_references
+from nemo_rod.selection import CurriculumHeader, Selector, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.kappa_controller import Steering
@@ -75,9 +76,7 @@ def train(
     out = Path(job.out)
     store = BlockStore(job.blocks)
     arm = Arm(**job.arm)
-    references = None
-    if job.references:
-        references = open_references(job.references, store, distilled=True)
+    references = open_references(job.references, store, distilled=True) if job.references else None
     selector = RoDSelector(
         Selector.of(arm, store, references, job.on_nonfinite),  # type: ignore[arg-type]
         store,
@@ -91,30 +90,18 @@ def train(
     bridge, provider = model_provider(
         job.model, job.parallel, precision=job.precision, block_size=store.block_size
     )
-    validation = Validation(
-        BlockStore(job.blocks, split="holdout"),
-        every=job.validation_every,
-        num_blocks=job.validation_blocks,
-        micro_batch_size=job.scoring_micro_batch_size,
-    )
-    steps = job.optimisation.steps
-    steered = None
-    if arm.steering is not None:
-        steered = SteeredKappa(Steering(**arm.steering), selector, validation, out)
-    measured: list[HasMetrics] = [validation, steered] if steered else [validation]
-    recorder = Recorder(out, selector, measured, header=header, steps=steps, name=job.name)
-    selector.on_choice = recorder.on_choice
-    exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
-    every = [*callbacks, _SignalHandler(), validation, recorder, exporter]
-    if steered is not None:
-        every.append(steered)
-    averages = selector.selector.averages
-    if averages is not None and references is not None:
-        every.append(ResumedAverages(averages, references, out))
+    validation = _validation(job)
+    every = [
+        *callbacks,
+        _SignalHandler(),
+        *_recording(job, arm, selector, validation, header),
+        *_resuming(selector.selector, out),
+        _Exporter(partial(save_hf, bridge, folder=out / "hf")),
+    ]
     config = bridge_config(job, provider, store, identity)
     if job.convergence is not None:
         rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"
-        every.append(UntilConverged(rule, validation, store, metrics, steps=steps))
+        every.append(UntilConverged(rule, validation, store, metrics, steps=job.optimisation.steps))
         # a checkpoint may hold an end that was moved, and its file of metrics says the same
         config.scheduler.override_opt_param_scheduler = True
     refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
@@ -128,6 +115,33 @@ def train(
         ) from None
 
 
+def _validation(job: TrainJob) -> Validation:
+    return Validation(
+        BlockStore(job.blocks, split="holdout"),
+        every=job.validation_every,
+        num_blocks=job.validation_blocks,
+        micro_batch_size=job.scoring_micro_batch_size,
+    )
+
+
+def _recording(
+    job: TrainJob,
+    arm: Arm,
+    selector: RoDSelector,
+    validation: Validation,
+    header: CurriculumHeader,
+) -> list[Callback]:
+    """Validation, the run's record and, where kappa is steered, what steers it; in this order."""
+    out, steps = Path(job.out), job.optimisation.steps
+    steered = []
+    if arm.steering is not None:
+        steered.append(SteeredKappa(Steering(**arm.steering), selector, validation, out))
+    measured: list[HasMetrics] = [validation, *steered]
+    recorder = Recorder(out, selector, measured, header=header, steps=steps, name=job.name)
+    selector.on_choice = recorder.on_choice
+    return [validation, recorder, *steered]
+
+
 def bridge_config(
     job: TrainJob, provider: Any, store: BlockStore, identity: dict[str, Any]
 ) -> ConfigContainer:
@@ -136,7 +150,6 @@ def bridge_config(
     on_gpu = torch.cuda.is_available()
     sharded = job.parallel.distributed_optimizer
     sharded = on_gpu if sharded is None else sharded
-    dtype = provider.params_dtype
     checkpoints = str(Path(job.out) / "checkpoints")
     return ConfigContainer(
         model=provider,
@@ -148,31 +161,8 @@ def bridge_config(
             eval_interval=o.steps,
             exit_signal_handler=True,
         ),
-        optimizer=OptimizerConfig(
-            optimizer="adam",
-            lr=o.lr,
-            min_lr=o.lr * o.min_lr_ratio,
-            adam_beta1=o.adam_beta1,
-            adam_beta2=o.adam_beta2,
-            adam_eps=o.adam_eps,
-            weight_decay=o.weight_decay,
-            clip_grad=o.clip_grad,
-            bf16=job.precision == "bf16",
-            fp16=False,
-            params_dtype=dtype,
-            use_distributed_optimizer=sharded,
-        ),
-        scheduler=SchedulerConfig(
-            lr_decay_style="WSD",
-            lr_wsd_decay_style="cosine",
-            lr_warmup_iters=round(o.warmup_fraction * o.steps),
-            lr_decay_iters=o.steps,
-            # left to itself, Bridge lets the decay last the whole run
-            lr_wsd_decay_iters=max(1, round(o.decay_fraction * o.steps)),
-            start_weight_decay=o.weight_decay,
-            end_weight_decay=o.weight_decay,
-            weight_decay_incr_style="constant",
-        ),
+        optimizer=_optimizer(job, provider.params_dtype, sharded),
+        scheduler=_scheduler(o),
         ddp=DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             check_for_nan_in_grad=True,
@@ -203,6 +193,46 @@ def bridge_config(
         ),
         dist=DistributedInitConfig(distributed_backend=dist.get_backend()),
         rng=RNGConfig(seed=job.seed),
+    )
+
+
+def _resuming(selector: Selector, out: Path) -> list[Callback]:
+    """What brings the estimates of a resumed run up to date, where there are any."""
+    if selector.averages is None or selector.references is None:
+        return []
+    return [ResumedAverages(selector.averages, selector.references, out)]
+
+
+def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerConfig:
+    o = job.optimisation
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=o.lr,
+        min_lr=o.lr * o.min_lr_ratio,
+        adam_beta1=o.adam_beta1,
+        adam_beta2=o.adam_beta2,
+        adam_eps=o.adam_eps,
+        weight_decay=o.weight_decay,
+        clip_grad=o.clip_grad,
+        bf16=job.precision == "bf16",
+        fp16=False,
+        params_dtype=dtype,
+        use_distributed_optimizer=sharded,
+    )
+
+
+def _scheduler(o: Optimisation) -> SchedulerConfig:
+    """Warm-up, stable, decay."""
+    return SchedulerConfig(
+        lr_decay_style="WSD",
+        lr_wsd_decay_style="cosine",
+        lr_warmup_iters=round(o.warmup_fraction * o.steps),
+        lr_decay_iters=o.steps,
+        # by default, Bridge lets the decay last the whole run
+        lr_wsd_decay_iters=max(1, round(o.decay_fraction * o.steps)),
+        start_weight_decay=o.weight_decay,
+        end_weight_decay=o.weight_decay,
+        weight_decay_incr_style="constant",
     )
 
 

@@ -54,22 +54,8 @@ def nemo_rl_values(
     Raises:
         ValueError: a job that NeMo-RL's workers cannot do.
     """
-    if isinstance(job, TrainJob) and job.convergence is not None:
-        raise ValueError(f"{job.name} ends when it has converged: use launcher=local or slurm.")
-    if isinstance(job, TrainJob) and job.arm.get("steering") is not None:
-        raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
-    if isinstance(job, ScoreJob) and job.teacher_top_k is not None:
-        raise ValueError(f"{job.name} keeps what the base foretells: use launcher=local or slurm.")
-    if isinstance(job, TrainJob) and job.arm.get("scored_every") is not None:
-        raise ValueError(
-            f"{job.name} estimates scores between scoring passes: use launcher=local or slurm."
-        )
+    _refuse(job)
     parallel = job.parallel
-    if parallel.context > 1 or parallel.virtual_pipeline > 1:
-        raise ValueError(
-            f"parallel.context={parallel.context} and virtual_pipeline="
-            f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
-        )
     rod: dict[str, Any] = {
         "blocks": job.blocks,
         "out": job.out,
@@ -102,8 +88,34 @@ def nemo_rl_values(
         size = job.scoring_micro_batch_size
         policy |= {"train_global_batch_size": size * parallel.data, "train_micro_batch_size": size}
         return values
+    return OmegaConf.to_container(OmegaConf.merge(values, _of_training(job)))  # type: ignore
+
+
+def _refuse(job: TrainJob | ScoreJob) -> None:
+    """Refuses what NeMo-RL's workers cannot do."""
+    parallel = job.parallel
+    if isinstance(job, TrainJob) and job.convergence is not None:
+        raise ValueError(f"{job.name} ends when it has converged: use launcher=local or slurm.")
+    if isinstance(job, TrainJob) and job.arm.get("steering") is not None:
+        raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
+    if isinstance(job, ScoreJob) and job.teacher_top_k is not None:
+        raise ValueError(f"{job.name} keeps what the base foretells: use launcher=local or slurm.")
+    if isinstance(job, TrainJob) and job.arm.get("scored_every") is not None:
+        raise ValueError(
+            f"{job.name} estimates scores between scoring passes: use launcher=local or slurm."
+        )
+    if parallel.context > 1 or parallel.virtual_pipeline > 1:
+        raise ValueError(
+            f"parallel.context={parallel.context} and virtual_pipeline="
+            f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
+        )
+
+
+def _of_training(job: TrainJob) -> dict[str, Any]:
+    """What a training job sets besides what every job does."""
     o = job.optimisation
-    rod |= {
+    prefix = next(name for name, eighths in PREFIXES.items() if eighths == job.arm["eighths"])
+    rod = {
         "arm": job.arm["name"],
         "variant": job.arm,
         "references": job.references,
@@ -111,17 +123,11 @@ def nemo_rl_values(
         "warmup_fraction": o.warmup_fraction,
         "decay_fraction": o.decay_fraction,
         "selection": _selection(job),
+        "scoring": {"prefix": prefix},
         "validation": {"every": job.validation_every, "blocks": job.validation_blocks},
         "hf": True,
     }
-    prefix = next(name for name, eighths in PREFIXES.items() if eighths == job.arm["eighths"])
-    rod["scoring"] |= {"prefix": prefix}
-    policy |= {
-        "train_global_batch_size": o.batch_size,
-        "train_micro_batch_size": o.micro_batch_size,
-        "max_grad_norm": o.clip_grad,
-    }
-    megatron["optimizer"] |= {
+    optimizer = {
         "lr": o.lr,
         "min_lr": o.lr * o.min_lr_ratio,
         "weight_decay": o.weight_decay,
@@ -129,11 +135,14 @@ def nemo_rl_values(
         "adam_beta2": o.adam_beta2,
         "adam_eps": o.adam_eps,
     }
-    values["checkpointing"] = {
-        "save_period": job.checkpoint_every,
-        "keep_top_k": job.checkpoint_keep,
+    policy = {
+        "train_global_batch_size": o.batch_size,
+        "train_micro_batch_size": o.micro_batch_size,
+        "max_grad_norm": o.clip_grad,
+        "megatron_cfg": {"optimizer": optimizer},
     }
-    return values
+    checkpointing = {"save_period": job.checkpoint_every, "keep_top_k": job.checkpoint_keep}
+    return {"rod": rod, "policy": policy, "checkpointing": checkpointing}
 
 
 def _selection(job: TrainJob) -> dict[str, Any]:

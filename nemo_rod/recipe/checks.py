@@ -64,6 +64,16 @@ def check(config: Config) -> None:
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)
+    _check_base(config)
+    for name in dict.fromkeys([*config.arms, *config.variants]):
+        _check_arm(config, name)
+    for name in [config.arm] if config.arm else config.arms:
+        if name not in BASE_REFERENCES:
+            _check_trained(config, name)
+
+
+def _check_base(config: Config) -> None:
+    """Refuses a recipe without a base model, with two, or with one that cannot be built."""
     if (config.model.hf is None) == (config.model.architecture is None):
         raise ValueError(
             "The recipe must name its base model once: set model.hf to a Hugging Face checkpoint, "
@@ -72,33 +82,32 @@ def check(config: Config) -> None:
     if config.model.architecture is not None and config.pretrain is None:
         raise ValueError("model.architecture is set without pretrain: say how the base is trained.")
     if config.model.architecture is not None:
-        _check_architecture(config.model.architecture, parallel)
-    for name in dict.fromkeys([*config.arms, *config.variants]):
-        _check_arm(config, name)
-    for name in [config.arm] if config.arm else config.arms:
-        if name in BASE_REFERENCES:
-            continue
-        arm, every = arm_settings(config, name), config.validation.every
-        if arm.distilled and config.launcher.kind == "nemo_rl":
-            raise ValueError(
-                f"{name} scores replay by distillation, which NeMo-RL's workers cannot: use "
-                "launcher=local, slurm or ray, or selection.replay_score=loss."
-            )
-        if arm.distilled and arm.scoring.every != 1:
-            raise ValueError(
-                f"{name} has scoring.every={arm.scoring.every} and scores replay by distillation: "
-                "set scoring.every=1, since training does not tell how far a block's predictions "
-                "have moved."
-            )
-        steered = arm.scores and arm.selection.target_forgetting is not None
-        if arm.scores and arm.scoring.every != 1 and config.launcher.kind == "nemo_rl":
-            raise ValueError(
-                f"{name} has scoring.every={arm.scoring.every}, but the workers of launcher.kind="
-                "nemo_rl do not tell what each block costs in training: set scoring.prefix instead."
-            )
-        if arm.variant.converge or steered:
-            why = "converge" if arm.variant.converge else "follow its forgetting"
-            _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can {why}")
+        _check_architecture(config.model.architecture, config.parallel)
+
+
+def _check_trained(config: Config, name: str) -> None:
+    """Refuses an arm of this run that its launcher, or its validation, cannot serve."""
+    arm, every = arm_settings(config, name), config.validation.every
+    if arm.distilled and config.launcher.kind == "nemo_rl":
+        raise ValueError(
+            f"{name} scores replay by distillation, which NeMo-RL's workers cannot: use "
+            "launcher=local, slurm or ray, or selection.replay_score=loss."
+        )
+    if arm.distilled and arm.scoring.every != 1:
+        raise ValueError(
+            f"{name} has scoring.every={arm.scoring.every} and scores replay by distillation: "
+            "set scoring.every=1, since training does not tell how far a block's predictions "
+            "have moved."
+        )
+    if arm.scores and arm.scoring.every != 1 and config.launcher.kind == "nemo_rl":
+        raise ValueError(
+            f"{name} has scoring.every={arm.scoring.every}, but the workers of launcher.kind="
+            "nemo_rl do not tell what each block costs in training: set scoring.prefix instead."
+        )
+    steered = arm.scores and arm.selection.target_forgetting is not None
+    if arm.variant.converge or steered:
+        why = "converge" if arm.variant.converge else "follow its forgetting"
+        _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can {why}")
 
 
 def _check_arm(config: Config, name: str) -> None:

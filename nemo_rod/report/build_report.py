@@ -70,7 +70,12 @@ def build_report(
     results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
     others = [(other, _judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
-    report_dir = report_dir or run_dir / "report"
+    _write(report_dir or run_dir / "report", results, [(run, results), *others])
+    return results
+
+
+def _write(report_dir: Path, results: Results, shown: Sequence[Shown]) -> None:
+    """Writes tables, figures, results and the page."""
     for name in ("tables", "figures"):
         # Left-overs of arms that are gone would contradict the rest.
         shutil.rmtree(report_dir / name, ignore_errors=True)
@@ -82,7 +87,6 @@ def build_report(
             table.to_markdown(), encoding="utf-8"
         )
     pictures = {}
-    shown = [(run, results), *others]
     for name in TITLES:
         desktop = _draw(name, shown, results, Canvas())
         phone = _draw(name, shown, results, Canvas(narrow=True))
@@ -97,7 +101,6 @@ def build_report(
     text = json.dumps(results, indent=2, allow_nan=False) + "\n"
     write_whole(report_dir / "results.json", text.encode())
     write_whole(report_dir / "index.html", render_page(results, pictures).encode())
-    return results
 
 
 def _judged(run: Run) -> dict[str, Any]:

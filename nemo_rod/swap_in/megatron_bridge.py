@@ -120,9 +120,7 @@ def reference(
     check_version()
     check_multiplier(multiplier)
     refuse(cfg, roles)
-    cfg = _for_scoring(cfg, checkpoint)
-    blends: list[Blend] = []
-    state = GlobalState()
+    cfg, state, blends = _for_scoring(cfg, checkpoint), GlobalState(), list[Blend]()
     began_here = not dist.is_initialized()
     try:
         with Installed() as installed:

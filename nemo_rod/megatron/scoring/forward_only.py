@@ -36,6 +36,17 @@ def refuse_unsafe(
     Raises:
         ValueError: naming the feature, why it is refused and what to set.
     """
+    for found, feature, why, instead in _hazards(
+        config, ddp_config, splits_context=splits_context, between_steps=between_steps
+    ):
+        if found:
+            raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
+
+
+def _hazards(
+    config: Any, ddp_config: Any, *, splits_context: bool, between_steps: bool
+) -> tuple[tuple[bool, str, str, str], ...]:
+    """Whether a feature is on, its name, why it is refused, and what to set instead."""
     pipelined = (config.virtual_pipeline_model_parallel_size or 1) > 1
     overlapped = config.overlap_p2p_comm and not config.batch_p2p_comm
     recipes = {n: _recipe(config, n) for n in ("fp8", "fp4") if getattr(config, n, None)}
@@ -52,7 +63,7 @@ def refuse_unsafe(
     graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
     old_graphs = old_cuda_graph_flags(config)
     fsdp = bool(getattr(ddp_config, "use_megatron_fsdp", False))
-    for found, feature, why, instead in (
+    return (
         (pipelined and not overlapped, "virtual pipeline stages with these p2p settings",
          "trains on wrong gradients", "overlap_p2p_comm=True and batch_p2p_comm=False"),
         (graphs, f"cuda_graph_impl={getattr(config, 'cuda_graph_impl', None)!r}",
@@ -82,9 +93,7 @@ def refuse_unsafe(
         (fsdp, "Megatron FSDP", "is not supported yet", "use_megatron_fsdp=False"),
         (config.context_parallel_size > 1 and not splits_context, "context parallel",
          "splits the blocks it would score", "context_parallel_size=1"),
-    ):  # fmt: skip
-        if found:
-            raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
+    )  # fmt: skip
 
 
 def _recipe(config: Any, name: str) -> str | None:

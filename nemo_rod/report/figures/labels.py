@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,29 +84,47 @@ def place_labels(
             zorder=6,
         )
         extent = text.get_window_extent(renderer)
-        half_w, half_h = extent.width / 2 + scale, extent.height / 2
-        best: tuple[float, float, float, Box] | None = None
-        for distance in _DISTANCES:
-            for k in range(_NUM_DIRECTIONS):
-                angle = 2 * math.pi * k / _NUM_DIRECTIONS
-                # The text's edge, not its centre, keeps the distance from the mark.
-                dx = math.cos(angle) * (distance * scale + half_w)
-                dy = math.sin(angle) * (distance * scale + half_h)
-                box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)
-                cost = distance + 3 * (1 - math.cos(angle))
-                cost += _cost(box, placed, marks, lines, scale)
-                own = _leader((px, py), box, scale)
-                cost += _crossings(own, box, leaders, placed)
-                cost += _along(own, lines, marks, scale)
-                cost += 500 * _outside(box, (frame.x0, frame.y0, frame.x1, frame.y1))
-                if best is None or cost < best[0]:
-                    best = (cost, dx / scale, dy / scale, box)
-        assert best is not None
-        text.set_position((best[1], best[2]))
-        placed.append(best[3])
-        leaders.append(leader := _leader((px, py), best[3], scale))
+        candidates = _boxes(px, py, extent.width / 2 + scale, extent.height / 2, scale)
+
+        def cost(candidate: _Candidate, mark: tuple[float, float] = (px, py)) -> float:
+            own = _leader(mark, candidate.box, scale)
+            return (
+                candidate.cost
+                + _cost(candidate.box, placed, marks, lines, scale)
+                + _crossings(own, candidate.box, leaders, placed)
+                + _along(own, lines, marks, scale)
+                + 500 * _outside(candidate.box, (frame.x0, frame.y0, frame.x1, frame.y1))
+            )
+
+        best = min(candidates, key=cost)  # the first of the cheapest
+        text.set_position(best.offset)
+        placed.append(best.box)
+        leaders.append(leader := _leader((px, py), best.box, scale))
         x, y = axes.transData.inverted().transform(leader).T
         axes.plot(x, y, color=label.colour, linewidth=0.6, alpha=0.6, zorder=4)
+
+
+class _Candidate(NamedTuple):
+    """A place for a label: its offset in points, its box in pixels, what its direction costs."""
+
+    offset: tuple[float, float]
+    box: Box
+    cost: float
+
+
+def _boxes(px: float, py: float, half_w: float, half_h: float, scale: float) -> list[_Candidate]:
+    """Places around a mark, nearest first."""
+    found = []
+    for distance in _DISTANCES:
+        for k in range(_NUM_DIRECTIONS):
+            angle = 2 * math.pi * k / _NUM_DIRECTIONS
+            # The text's edge, not its centre, keeps the distance from the mark.
+            dx = math.cos(angle) * (distance * scale + half_w)
+            dy = math.sin(angle) * (distance * scale + half_h)
+            box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)
+            cost = distance + 3 * (1 - math.cos(angle))
+            found.append(_Candidate((dx / scale, dy / scale), box, cost))
+    return found
 
 
 def _cost(
