@@ -1,4 +1,4 @@
-"""When a run has converged: a rule that depends only on its recorded losses.
+"""Decides when a run has converged, from its recorded losses alone.
 
 The paper trains its no-replay arm "until the adaptation validation loss converges", then half an
 epoch more with a decaying learning rate (appendix, "adaptation reference"). It does not define
