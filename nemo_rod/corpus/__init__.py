@@ -1,4 +1,4 @@
-"""Documents become blocks: reading, tokenising, packing, the block store, the holdout."""
+"""Turns documents into blocks: reading, tokenising, packing, the block store, the holdout."""
 
 from nemo_rod.corpus.documents import SourceSpec, read_documents
 from nemo_rod.corpus.hashing import block_hash, is_holdout

@@ -1,11 +1,11 @@
-"""One source from documents to blocks, in a folder that can be left and taken up at any moment.
+"""Builds the blocks of one source, in a folder that can be resumed after any interruption.
 
-    <folder>/out/         the training blocks, as they will lie in the store
+    <folder>/out/         the training blocks, laid out as in the store
     <folder>/out/holdout/ the held-out blocks
-    <folder>/state.json   where it stands: written after the blocks it speaks of are on the disk
+    <folder>/state.json   the progress, written once the blocks it describes are on disk
 
-A run that finds a state cuts the files back to it and goes on reading behind the last document that
-is in them. Nothing in the files depends on where breaks were.
+A run that finds a state truncates the files to it and resumes reading after the last document they
+contain. The files do not depend on where the run was interrupted.
 
 Shape suffixes: S = tokens per block, N = blocks.
 """
@@ -32,20 +32,20 @@ from nemo_rod.corpus.shards import SCHEMA, SplitWriter
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import write_json
 
-Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), what
+Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), label
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all sources of a store have in common.
+    """Settings shared by all sources of a store.
 
     Attributes:
-        tokenizer: Makes the tokens.
-        block_size: S.
-        holdout_fraction: Share of the blocks, or documents, that is held out.
-        holdout_seed: Which share.
-        blocks_per_shard: Most blocks of a file.
-        checkpoint_seconds: Time between two states.
+        tokenizer: Tokenizer of the documents.
+        block_size: Tokens per block (S).
+        holdout_fraction: Fraction of the blocks, or documents, that is held out.
+        holdout_seed: Seed that selects what is held out.
+        blocks_per_shard: Maximum number of blocks per file.
+        checkpoint_seconds: Time between two saved states.
     """
 
     tokenizer: Tokenizer
@@ -57,9 +57,9 @@ class Settings:
 
 
 def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
-    """Everything that decides what the blocks of a source are: the beginning of its manifest.
+    """Everything that determines the blocks of a source: the first part of its manifest.
 
-    Where the files lie is not part of it; their names and sizes are.
+    It includes the names and sizes of the files, but not their location.
     """
     reading = asdict(spec)
     for key in ("name", "role", "files", "path", "document_holdout"):
@@ -86,20 +86,20 @@ def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
 def build_source(
     folder: Path, spec: SourceSpec, settings: Settings, encoder: Encoder, progress: Progress
 ) -> Path:
-    """Makes the blocks of a source, or finishes making them.
+    """Builds the blocks of a source, or resumes building them.
 
     Args:
-        folder: For what is unfinished.
+        folder: Folder for unfinished work.
         spec: The source.
         settings: The store's settings.
-        encoder: Tokenises.
-        progress: Told how far it is.
+        encoder: Tokenises the documents.
+        progress: Called with the progress so far.
 
     Returns:
         The folder to move into the store.
 
     Raises:
-        ValueError: When the source cannot be read, or gives no training or no held-out block.
+        ValueError: The source cannot be read, or yields no training or no held-out block.
     """
     description = describe(spec, settings)
     what = f"{spec.role}/{spec.name}"
@@ -131,7 +131,7 @@ def build_source(
 
 
 class _Build:
-    """The packers and writers of a source, and their common state."""
+    """The packers and writers of a source, and their shared state."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _Build:
 
     @property
     def full(self) -> bool:
-        """Whether the cap on tokens is reached."""
+        """Whether the cap on tokens has been reached."""
         cap = self._spec.max_tokens
         return cap is not None and self._tokens >= cap
 
@@ -188,7 +188,7 @@ class _Build:
             self._write(1, blocks[mask])
 
     def save(self, documents: dict[str, Any]) -> None:
-        """Makes everything so far last."""
+        """Makes all progress so far durable."""
         for writer in self._writers:
             writer.sync()
         state = {
@@ -266,7 +266,7 @@ class _Build:
 
 
 def _read_state(folder: Path, key: str) -> dict[str, Any] | None:
-    """The state of an earlier run, if that was making the same thing."""
+    """The state of an earlier run, if it was building the same blocks."""
     try:
         state: dict[str, Any] = json.loads((folder / "state.json").read_text("utf-8"))
     except (FileNotFoundError, ValueError):

@@ -1,8 +1,8 @@
 """Exact duplicates among a source's documents, found in bounded memory.
 
-The digests of all documents are dealt out into files by their first byte; equal documents meet in
-the same file, each file is small enough to sort. The outcome is one bit per document: "an equal one
-came before".
+The digests of all documents are distributed to files by their first byte, so equal documents end up
+in the same file, and each file is small enough to sort. The result is one bit per document: "an
+equal one came before".
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from nemo_rod.corpus.documents import Documents, SourceSpec
 
 _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<u8")])
 _BUCKETS = 256
-_HELD = 1 << 16  # bytes held back per bucket
+_HELD = 1 << 16  # bytes buffered per bucket
 
 
 def stored_duplicates(
     folder: Path, key: str, spec: SourceSpec, progress: Callable[[int], None]
 ) -> NDArray[np.uint8]:
-    """`find_duplicates`, kept in a folder for the case that the run is interrupted.
+    """`find_duplicates` with its result stored in a folder, for use after an interruption.
 
     Args:
-        folder: Where unfinished work lies.
-        key: Stands for the source and its files.
+        folder: Folder for unfinished work.
+        key: Identifies the source and its files.
         spec: The source.
-        progress: Told the bytes of the inputs that were read.
+        progress: Called with the number of input bytes read.
 
     Returns:
-        As `find_duplicates`.
+        See `find_duplicates`.
     """
     path = folder / f"duplicates-{key}.npy"
     if not path.is_file():
@@ -63,10 +63,10 @@ def find_duplicates(
     Args:
         spec: The source; its caps are ignored, since duplicates do not count against them.
         scratch: An empty folder, for 24 bytes per document; its files are removed.
-        progress: Told the bytes of the inputs that were read.
+        progress: Called with the number of input bytes read.
 
     Returns:
-        uint8, one bit per document in the form that `Documents` takes.
+        uint8, one bit per document, in the format that `Documents` takes.
     """
     uncapped = dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
     documents = Documents(uncapped)

@@ -1,9 +1,9 @@
-"""Reading: where a source's documents come from, and which of them are taken.
+"""Reading: where a source's documents come from, and which of them are used.
 
-A source is read in a fixed order (files sorted by path, records as they lie). Along that order a
-document is dropped by the filter, by the subsample, as an exact duplicate of an earlier one, or by
-a cap. Every one of these is decided by the document's content and place alone, so that two readings
-give the same documents on any machine, and a reading that was cut short can go on in the middle.
+A source is read in a fixed order (files sorted by path, records in file order). A document may be
+dropped by the filter, by the subsample, as an exact duplicate of an earlier one, or by a cap. Each
+decision depends only on the document's content and position, so two passes yield the same documents
+on any machine, and an interrupted pass can resume in the middle.
 """
 
 from __future__ import annotations
@@ -38,31 +38,32 @@ MAX_DOCUMENT_BYTES = 128 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """A source, as a user describes it.
+    """A source as described by the user.
 
     Attributes:
-        name: What reports call it; also a folder name.
+        name: Name of the source in reports; also a folder name.
         role: ``adaptation`` or ``replay``.
         kind: ``text`` (a file is a document), ``jsonl``, ``parquet``, ``huggingface``, or a toy:
             ``debian`` or ``synthetic`` (modules of `nemo_rod.corpus.toy`).
-        files: Globs (** for any depth); read in the order of the sorted paths. Text and jsonl may
-            be packed as .gz or .zst. For the toys: packages, generators.
-        text_field: Field with the text (jsonl, parquet, huggingface); dotted when nested.
-        filter: Which records count, such as ``language == "de"`` (`nemo_rod.corpus.filters`).
-        path: Name of a Hugging Face dataset, or its folder (huggingface).
-        subset: Its configuration.
-        split: Its split; ``all`` for every split of the configuration, by name.
-        revision: Its commit, branch or tag.
-        subsample: Share of the documents to take, by a hash of their content: the same documents
-            whatever else is in the corpus.
+        files: Globs (** for any depth), read in sorted path order. Text and jsonl files may be
+            compressed (.gz or .zst). For the toys: packages or generators.
+        text_field: Field with the text (jsonl, parquet, huggingface); dotted if nested.
+        filter: Condition for keeping records, such as ``language == "de"``
+            (`nemo_rod.corpus.filters`).
+        path: Name or folder of a Hugging Face dataset (huggingface).
+        subset: Configuration of the dataset.
+        split: Split of the dataset; ``all`` for every split of the configuration, by name.
+        revision: Commit, branch or tag of the dataset.
+        subsample: Fraction of the documents to keep, by a hash of their content: the choice does
+            not depend on the rest of the corpus.
         dedup: Drop exact duplicates of an earlier document of this source (reads the source twice).
-        document_holdout: Hold out whole documents rather than blocks: fewer near-duplicates on
-            both sides (`nemo_rod.corpus.overlap` counts them), but the same block may come about
-            on both sides when documents hold the same passages.
-        max_files: Cap on the files read; as many are taken, evenly spread over the sorted paths.
-        max_documents: Cap on the documents taken.
-        max_bytes: Cap on their UTF-8 bytes; the last document is cut to fit.
-        max_tokens: Cap on their tokens, EODs included; the last document is cut to fit.
+        document_holdout: Hold out whole documents rather than blocks. This leaves fewer
+            near-duplicates across the split (`nemo_rod.corpus.overlap` counts them), but the same
+            block may occur on both sides if documents share passages.
+        max_files: Cap on the number of files, chosen evenly across the sorted paths.
+        max_documents: Cap on the number of documents.
+        max_bytes: Cap on their UTF-8 bytes; the last document is truncated to fit.
+        max_tokens: Cap on their tokens, EODs included; the last document is truncated to fit.
     """
 
     name: str
@@ -117,7 +118,7 @@ class SourceSpec:
 
 
 class Document(NamedTuple):
-    """A document that was taken: the index of its input, its text, and the text's UTF-8 bytes."""
+    """A document in use: the index of its input, its text, and the text's size in UTF-8 bytes."""
 
     input: int
     text: str
@@ -125,16 +126,16 @@ class Document(NamedTuple):
 
 
 class Documents:
-    """The documents of a source, in order, from the beginning or from where a reading stopped.
+    """The documents of a source, in order, from the beginning or from where a pass stopped.
 
     Args:
         spec: The source.
-        state: The `state` of an earlier reading, None for the beginning.
+        state: The `state` of an earlier pass; None starts from the beginning.
         duplicates: uint8, one bit per document that passed filter and subsample (packed by
-            ``numpy.packbits``), set when it is to be dropped.
+            ``numpy.packbits``), set if it is to be dropped.
 
     Attributes:
-        inputs: The files that are read, in order.
+        inputs: The files to read, in order.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Documents:
             self._started = False
 
     def state(self) -> dict[str, Any]:
-        """What a later reading needs to go on after the last document; plain JSON."""
+        """The state from which a later pass resumes after the last document; plain JSON."""
         position = self.inputs[self._input].position() if self._started else self._resume
         return {
             "input": self._input,
@@ -180,7 +181,7 @@ class Documents:
         }
 
     def consumed(self) -> int:
-        """Bytes of the inputs that have been read."""
+        """Number of input bytes read so far."""
         before = sum(item.size or 0 for item in self.inputs[: self._input])
         return before + (self.inputs[self._input].consumed() if self._started else 0)
 
@@ -199,7 +200,7 @@ class Documents:
         limit = self.spec.max_bytes
         if limit is not None and self._bytes + len(data) > limit:
             data = data[: limit - self._bytes]
-            text = data.decode("utf-8", errors="ignore")  # not through the middle of a character
+            text = data.decode("utf-8", errors="ignore")  # drops a character cut in half
             self._bytes = limit
         else:
             self._bytes += len(data)
@@ -214,10 +215,10 @@ class Documents:
 
 
 def read_documents(spec: SourceSpec) -> Iterator[str]:
-    """Texts of a source: filtered, subsampled, capped, in order; `dedup` is left to `prepare`.
+    """The texts of a source: filtered, subsampled, capped, in order; `prepare` handles `dedup`.
 
     Raises:
-        ValueError: When no file matches, a field is missing, or a file cannot be read; named are
+        ValueError: No file matches, a field is missing, or a file cannot be read; the message names
             the file, the line and the fields found.
     """
     for document in Documents(spec):
@@ -256,7 +257,7 @@ def open_inputs(spec: SourceSpec) -> list[Input]:
 
 
 def _match(spec: SourceSpec) -> list[tuple[Path, str]]:
-    """Paths of a source and their names: what the glob left open, so that data may move."""
+    """Paths of a source, with names relative to the fixed part of the glob: data may move."""
     names: dict[str, str] = {}
     for pattern in spec.files:
         expanded = os.path.expanduser(pattern)
@@ -282,7 +283,7 @@ def _fixed_part(pattern: str) -> str:
 def _utf8(text: str) -> tuple[str, bytes]:
     try:
         return text, text.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell and UTF-8 cannot
+    except UnicodeEncodeError:  # half a surrogate pair, valid in JSON but not in UTF-8
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return text, text.encode("utf-8")
 

@@ -1,8 +1,8 @@
-"""Tokenising in batches, in this process or in several, always in order.
+"""Tokenises in batches, in this process or in several, always in order.
 
-A batch is bounded by its bytes, not its documents: documents differ in length by orders of
-magnitude, memory should not. Batches go out to the workers as they are read and come back in the
-order they went, so that the number of workers changes the time and nothing else.
+A batch is bounded in bytes, not documents: documents differ in length by orders of magnitude, but
+memory use should not. Batches are sent to the workers as they are read and returned in the same
+order, so the number of workers affects only the run time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from nemo_rod.corpus.tokenizer import Tokenizer
 BATCH_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20
 
-Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]  # all tokens in a row, tokens per document
+Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]  # concatenated tokens, tokens per document
 
 
 @dataclass
 class Batch:
-    """Some documents in a row, and where the reading stood after them.
+    """Consecutive documents and the reading state after them.
 
     Attributes:
-        texts: The documents.
-        inputs: Index of the input each came from.
+        texts: Texts of the documents.
+        inputs: Index of the input of each document.
         state: `Documents.state` after the last one.
         consumed: `Documents.consumed` after the last one.
     """
@@ -47,7 +47,7 @@ class Batch:
 
 
 def batches(documents: Documents) -> Iterator[Batch]:
-    """Cuts documents into batches of about `BATCH_BYTES`."""
+    """Groups documents into batches of about `BATCH_BYTES`."""
     batch, size = Batch(), 0
     for document in documents:
         batch.texts.append(document.text)
@@ -61,15 +61,15 @@ def batches(documents: Documents) -> Iterator[Batch]:
     yield batch
 
 
-_PARALLELISM = "TOKENIZERS_PARALLELISM"  # whether the library uses threads of its own
+_PARALLELISM = "TOKENIZERS_PARALLELISM"  # whether the library uses its own threads
 
 
 class Encoder:
-    """Tokenises batches; a context manager, since workers have to be stopped.
+    """Tokenises batches; a context manager, since it must stop its workers.
 
     Args:
-        tokenizer: What tokenises; sent to each worker once.
-        workers: Processes, each on one core; 1 stands for this one.
+        tokenizer: The tokenizer, sent to each worker once.
+        workers: Number of processes, each on one core; 1 uses the current process.
     """
 
     def __init__(self, tokenizer: Tokenizer, workers: int) -> None:
@@ -84,7 +84,7 @@ class Encoder:
         if self._workers > 1:
             self._pool = ProcessPoolExecutor(
                 self._workers,
-                # Not "fork": the tokenizer's threads would not survive it.
+                # Not "fork": the tokenizer's threads do not survive it.
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_start_worker,
                 initargs=(self._tokenizer,),
@@ -100,10 +100,10 @@ class Encoder:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def encode(self, source: Iterator[Batch]) -> Iterator[tuple[Batch, Encoded]]:
-        """Tokens of each batch, in order.
+        """Yields each batch with its tokens, in order.
 
         Raises:
-            BrokenProcessPool: When a worker process dies.
+            BrokenProcessPool: A worker process died.
         """
         if self._pool is None:
             for batch in source:
@@ -123,17 +123,17 @@ class Encoder:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
-    """Tokens of texts.
+    """Tokenises texts.
 
-    A text of more than `PIECE_CHARS` characters is tokenised in pieces, cut behind a line break
-    where there is one: memory stays bounded, at the price of another token or two at a seam.
+    A text of more than `PIECE_CHARS` characters is tokenised in pieces, split after a line break if
+    possible: this bounds memory, at the cost of an extra token or two per split.
 
     Args:
-        tokenizer: What tokenises.
+        tokenizer: The tokenizer.
         texts: The texts.
 
     Returns:
-        All their tokens, int32; and the number of tokens of each text, int64.
+        All tokens, concatenated, int32; and the number of tokens of each text, int64.
     """
     pieces: list[str] = []
     counts: list[int] = []
@@ -170,12 +170,12 @@ def _start_worker(tokenizer: Tokenizer) -> None:
     global _worker_tokenizer
     _worker_tokenizer = tokenizer
     os.environ[_PARALLELISM] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
 def _leave_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
+    """Exits with the parent; a worker whose parent was killed would otherwise wait forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,10 +1,10 @@
-"""The little language of `SourceSpec.filter`: comparisons of a record's fields, joined by ``and``.
+"""The filter language of `SourceSpec.filter`: comparisons of a record's fields joined by ``and``.
 
     language == "de" and quality >= 0.8 and text != null
 
-Left stands a field (dotted for nested ones: ``meta.language``), right a JSON value; a bare word
-counts as a string. The operators are == != < <= > >=. Nothing is evaluated as code. A field that a
-record lacks is an error, so that a misspelt name cannot silently drop a corpus.
+The left side is a field (dotted if nested: ``meta.language``), the right side a JSON value; a bare
+word is a string. The operators are == != < <= > >=. Nothing is evaluated as code. A missing field
+is an error, so that a misspelt name cannot silently drop a corpus.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Comparison:
     value: str | float | bool | None
 
     def holds(self, found: Any) -> bool:
-        """Whether a record whose field is `found` passes.
+        """Whether a record passes whose field has the value `found`.
 
         Raises:
-            ValueError: When the two cannot be ordered (a string against a number).
+            ValueError: The two values cannot be ordered (a string and a number).
         """
         try:
             return bool(_OPERATORS[self.operator](found, self.value))
@@ -54,13 +54,13 @@ class Comparison:
 
 
 def parse_filter(text: str | None) -> tuple[Comparison, ...]:
-    """Comparisons that must all hold.
+    """Parses a filter into comparisons that must all hold.
 
     Args:
         text: The filter, or None for no filter.
 
     Raises:
-        ValueError: When it is not of the form above.
+        ValueError: The text is not a valid filter.
     """
     if text is None:
         return ()
@@ -79,10 +79,10 @@ def parse_filter(text: str | None) -> tuple[Comparison, ...]:
 
 
 def lookup(record: Mapping[str, Any], field: str) -> Any:
-    """A field of a record: by its full name, or else step by step along the dots.
+    """Returns a field of a record, by its full name or else by following the dots.
 
     Raises:
-        KeyError: When the record has no such field.
+        KeyError: The record has no such field.
     """
     if field in record:
         return record[field]

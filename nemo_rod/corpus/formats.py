@@ -1,7 +1,7 @@
-"""One class per format of input: each gives the texts of one file, and can start in its middle.
+"""One class per input format: each yields the texts of one file and can start in its middle.
 
-An input yields one item per record: the record's text, or None when the filter drops it. Its
-`position` is what `records` needs to go on after the last record it gave; it is plain JSON.
+An input yields one item per record: the record's text, or None if the filter drops it. With its
+`position`, which is plain JSON, `records` resumes after the last record it yielded.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ T = TypeVar("T")
 
 
 class Input(Protocol):
-    """A file, or what stands for one, that texts are read from.
+    """A file, or an equivalent, that texts are read from.
 
     Attributes:
-        name: What the manifest calls it; no path of this machine.
-        size: Its bytes, None when unknown.
+        name: Name in the manifest, independent of local paths.
+        size: Size in bytes; None if unknown.
     """
 
     name: str
     size: int | None
 
     def records(self, position: Any) -> Iterator[str | None]:
-        """Text of every record from `position` on (None: from the beginning)."""
+        """Yields the text of every record from `position` on (None: from the beginning)."""
         ...
 
     def position(self) -> Any:
-        """Where to go on after the last record."""
+        """Position from which to resume after the last record."""
         ...
 
     def consumed(self) -> int:
-        """Bytes of the file that have been read."""
+        """Number of bytes of the file read so far."""
         ...
 
 
 class Extract:
-    """Takes the text out of a record, when it passes the filter.
+    """Extracts the text of a record if it passes the filter.
 
     Args:
-        text_field: Where the text is.
-        comparisons: What must hold.
+        text_field: Field with the text.
+        comparisons: Comparisons that must all hold.
     """
 
     def __init__(self, text_field: str, comparisons: Sequence[Comparison]) -> None:
@@ -55,15 +55,15 @@ class Extract:
 
     @property
     def fields(self) -> list[str]:
-        """Every field that is looked at."""
+        """All fields in use."""
         return [self.text_field, *(comparison.field for comparison in self.comparisons)]
 
     def __call__(self, record: Any, where: str) -> str | None:
-        """The record's text, or None.
+        """Returns the record's text, or None if the filter drops it.
 
         Args:
             record: Mapping from field to value.
-            where: File and line, for errors.
+            where: File and line, for error messages.
         """
         if not isinstance(record, Mapping):
             raise ValueError(f"{where}: expected an object with fields, found {record!r:.60}")
@@ -86,7 +86,7 @@ class Extract:
 
 
 def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
-    """The sentence that says so."""
+    """Returns the error message for a missing field."""
     found = ", ".join(sorted(str(name) for name in fields)) or "none"
     return f"{where}: no field {field!r} (found: {found}): set text_field or filter to one of those"
 
@@ -100,7 +100,7 @@ class TextFile:
         self._read = False
 
     def records(self, position: Any) -> Iterator[str | None]:
-        """The file's text, once."""
+        """Yields the file's text, once."""
         self._read = bool(position)
         if not self._read:
             data = b"".join(read_chunks(self.path, Counter()))
@@ -113,16 +113,16 @@ class TextFile:
                 ) from None
 
     def position(self) -> Any:
-        """1 once the file was read."""
+        """1 if the file has been read, else 0."""
         return int(self._read)
 
     def consumed(self) -> int:
-        """All or nothing."""
+        """Size of the file once it has been read, else 0."""
         return (self.size or 0) if self._read else 0
 
 
 class JsonLines:
-    """JSON Lines, plain, .gz or .zst; one object with a text field per line."""
+    """A JSON Lines file (plain, .gz or .zst) with one object with a text field per line."""
 
     def __init__(self, path: Path, name: str, extract: Extract) -> None:
         self.path, self.name, self._extract = path, name, extract
@@ -131,7 +131,7 @@ class JsonLines:
         self._counter = Counter()
 
     def records(self, position: Any) -> Iterator[str | None]:
-        """Text of every line; blank lines count as filtered."""
+        """Yields the text of every line; blank lines count as filtered."""
         start = self._line = int(position or 0)
         for number, line in enumerate(split_lines(read_chunks(self.path, self._counter))):
             if number < start:
@@ -148,11 +148,11 @@ class JsonLines:
             yield self._extract(record, where)
 
     def position(self) -> Any:
-        """Lines that were read."""
+        """Number of lines read."""
         return self._line
 
     def consumed(self) -> int:
-        """Bytes of the file, as it is compressed."""
+        """Number of bytes read of the file, compressed size."""
         return self._counter.bytes
 
 
@@ -166,7 +166,7 @@ class ParquetTable:
         self._rows = 0
 
     def records(self, position: Any) -> Iterator[str | None]:
-        """Text of every row; whole row groups before the position are not read."""
+        """Yields the text of every row; skips whole row groups before the position."""
         import pyarrow
         import pyarrow.parquet
 
@@ -210,28 +210,28 @@ class ParquetTable:
         return sorted(set(columns))
 
     def position(self) -> Any:
-        """Rows that were read."""
+        """Number of rows read."""
         return self._row
 
     def consumed(self) -> int:
-        """Bytes, in proportion to the rows."""
+        """Number of bytes read, estimated from the share of rows."""
         return (self.size or 0) * self._row // self._rows if self._rows else 0
 
 
 def spread(items: Sequence[T], count: int | None) -> list[T]:
-    """At most `count` of the items, evenly spread over all, the first among them."""
+    """Returns at most `count` items, evenly spaced, including the first."""
     if count is None or count >= len(items):
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]
 
 
 class TextList:
-    """Documents that are made rather than read.
+    """Documents that are generated rather than read.
 
     Args:
-        name: What the manifest calls them.
-        size: Bytes of what they are made from, None when there is nothing such.
-        make: Gives the documents, the same each time.
+        name: Name in the manifest.
+        size: Size in bytes of the data they are made from; None if there is none.
+        make: Returns the documents, the same at every call.
     """
 
     def __init__(self, name: str, size: int | None, make: Callable[[], Iterable[str]]) -> None:
@@ -239,7 +239,7 @@ class TextList:
         self._count = 0
 
     def records(self, position: Any) -> Iterator[str | None]:
-        """Every document."""
+        """Yields every document."""
         start = self._count = int(position or 0)
         for number, text in enumerate(self._make()):
             if number >= start:
@@ -247,9 +247,9 @@ class TextList:
                 yield text
 
     def position(self) -> Any:
-        """Documents that were given."""
+        """Number of documents yielded."""
         return self._count
 
     def consumed(self) -> int:
-        """Unknown."""
+        """Always 0: unknown."""
         return 0

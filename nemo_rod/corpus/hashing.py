@@ -1,9 +1,9 @@
-"""Two content hashes: what a block is called, and whether it is held out.
+"""Two content hashes: one identifies a block, the other decides whether it is held out.
 
-Both run over the tokens as little-endian unsigned 32-bit integers, so that any machine and any
+Both cover the tokens as little-endian unsigned 32-bit integers, so that any machine and any
 language computes the same bytes. The *block hash* also covers the source name: it is the key under
-which losses are kept. The *holdout hash* does not: the same tokens in two sources must fall on the
-same side of the split, or a model would be tested on what it was trained on.
+which losses are stored. The *holdout hash* does not: the same tokens in two sources must fall on
+the same side of the split, or a model would be tested on its training data.
 
 Shape suffixes: S = tokens per block, N = blocks.
 """
@@ -20,17 +20,17 @@ _PERSON = b"rod-blk-v1"
 
 
 def token_bytes(tokens: ArrayLike) -> bytes:
-    """Tokens as little-endian u32: the bytes that both hashes run over.
+    """Returns tokens as little-endian u32, the input of both hashes.
 
     Args:
         tokens: Token ids, any integer type and shape, each in [0, 2**32).
 
     Raises:
-        ValueError: When a token is no integer, or does not fit.
+        ValueError: A token is not an integer or is out of range.
     """
     array = np.asarray(tokens)
     if array.dtype == np.int32 or array.dtype == np.uint32:
-        # The common case, and the hot one: a minus sign shows in the top bit, no copy is made.
+        # The common, performance-critical case: only the sign needs a check, and nothing is copied.
         if array.dtype == np.int32 and array.size and array.min() < 0:
             raise ValueError(f"token ids must not be negative, found {int(array.min())}")
         return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
@@ -45,31 +45,31 @@ def token_bytes(tokens: ArrayLike) -> bytes:
 
 
 def block_hash(source: str, tokens: ArrayLike) -> bytes:
-    """Name of a block: blake2b of its source and its tokens (16 bytes).
+    """Returns the hash of a block: blake2b of its source and its tokens (16 bytes).
 
-    Hashed are: the length in bytes of the UTF-8 source name as u32, the name, and the tokens as
-    u32, all little-endian, under the personalisation ``rod-blk-v1``. The length in front keeps
-    ("ab", "c...") and ("a", "bc...") apart.
+    The input is the length in bytes of the UTF-8 source name as u32, the name, and the tokens as
+    u32, all little-endian, with the personalisation ``rod-blk-v1``. The length prefix distinguishes
+    ("ab", "c...") from ("a", "bc...").
 
     Args:
         source: Name of the source the block belongs to.
         tokens: The block's token ids, [S].
 
     Returns:
-        16 bytes.
+        The hash, 16 bytes.
     """
     return _named(source, token_bytes(tokens))
 
 
 def block_hashes(source: str, tokens_NS: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """`block_hash` of every row.
+    """Returns the `block_hash` of every row.
 
     Args:
         source: Name of the source the blocks belong to.
         tokens_NS: Token ids, [N, S].
 
     Returns:
-        uint8 [N, 16].
+        Block hashes, uint8 [N, 16].
     """
     digests = b"".join(_named(source, data) for data in _rows(tokens_NS))
     return np.frombuffer(digests, dtype=np.uint8).reshape(len(tokens_NS), 16)
@@ -78,14 +78,14 @@ def block_hashes(source: str, tokens_NS: NDArray[np.int32]) -> NDArray[np.uint8]
 def is_holdout(tokens: ArrayLike, *, fraction: float = 0.01, seed: int = 42) -> bool:
     """Whether these tokens are held out from training (the paper's 1 % with seed 42).
 
-    The first eight bytes of a blake2b salted with the seed (16 bytes, little-endian), read as a
-    little-endian u64, lie below ``fraction * 2**64``. The answer depends on nothing but the tokens:
-    it stays what it is when the corpus grows, and is the same for every source.
+    They are if the 8-byte blake2b of the tokens, salted with the seed (16 bytes, little-endian) and
+    read as a little-endian u64, is below ``fraction * 2**64``. The answer depends only on the
+    tokens: it does not change as the corpus grows, and is the same for every source.
 
     Args:
         tokens: Token ids of a block or a document, [S].
-        fraction: Share that is held out, in [0, 1].
-        seed: Which share, in [0, 2**128).
+        fraction: Fraction that is held out, in [0, 1].
+        seed: Seed that selects what is held out, in [0, 2**128).
     """
     return _below(token_bytes(tokens), _limit(fraction), _salt(seed))
 
@@ -93,12 +93,12 @@ def is_holdout(tokens: ArrayLike, *, fraction: float = 0.01, seed: int = 42) -> 
 def holdout_mask(
     tokens_NS: NDArray[np.int32], *, fraction: float = 0.01, seed: int = 42
 ) -> NDArray[np.bool_]:
-    """`is_holdout` of every row.
+    """Returns `is_holdout` of every row.
 
     Args:
         tokens_NS: Token ids, [N, S].
-        fraction: Share that is held out, in [0, 1].
-        seed: Which share, in [0, 2**128).
+        fraction: Fraction that is held out, in [0, 1].
+        seed: Seed that selects what is held out, in [0, 2**128).
 
     Returns:
         bool [N].

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, or in its layout: streamed, and read on from the middle."""
+"""Datasets on the Hugging Face Hub, or in its layout: streamed and resumable."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class HuggingFaceDataset:
     """A Hugging Face dataset, streamed.
 
     Args:
-        path: Name on the hub, or a folder.
-        subset: Its configuration.
-        split: Its split; ``all`` for every split of the configuration, by name.
+        path: Name on the Hub, or a folder.
+        subset: Configuration of the dataset.
+        split: Split of the dataset; ``all`` for every split of the configuration, by name.
         revision: Commit, branch or tag; a commit makes the corpus reproducible.
-        max_files: Read only as many of its files, evenly spread; None for all.
-        extract: Takes the text out.
+        max_files: Maximum number of files to read, evenly spaced; None for all.
+        extract: Extracts the text of a record.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class HuggingFaceDataset:
         self._start: Any = None
 
     def records(self, position: Any) -> Iterator[str | None]:
-        """Text of every row."""
+        """Yields the text of every row."""
         self._start = position
         self._dataset = self._open()
         if position is not None:
@@ -61,7 +61,7 @@ class HuggingFaceDataset:
             if split == ALL_SPLITS or self._max_files is not None:
                 split = _choose_files(builder, split, self._max_files)
             return builder.as_streaming_dataset(split)
-        except Exception as error:  # the library raises whatever its many loaders raise
+        except Exception as error:  # the library passes on any error of its many loaders
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(
                 f"dataset {self.name} cannot be opened ({reason}): "
@@ -69,16 +69,16 @@ class HuggingFaceDataset:
             ) from error
 
     def position(self) -> Any:
-        """The dataset's own state."""
+        """State of the dataset."""
         return self._start if self._dataset is None else self._dataset.state_dict()
 
     def consumed(self) -> int:
-        """Unknown."""
+        """Always 0: unknown."""
         return 0
 
 
 def _choose_files(builder: Any, split: str, max_files: int | None) -> str:
-    """Makes the files that are wanted the only ones of a dataset, and returns their split."""
+    """Restricts a dataset to the chosen files and returns their split."""
     from datasets.data_files import DataFilesDict, DataFilesList
 
     found = builder.config.data_files

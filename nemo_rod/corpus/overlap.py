@@ -1,11 +1,10 @@
-"""How much of the holdout the training blocks have seen all the same.
+"""How much of the holdout also occurs in the training blocks.
 
-No block is on both sides, but text comes again: a licence, a quotation, a page that is packed a few
-tokens further on. Counted here is every window of 64 tokens of a held-out block that also lies, at
-any place, in a training block of any source. Where much is shared, `document_holdout` and `dedup`
-are the remedies.
+No block is on both sides, but text recurs: a licence, a quotation, a page packed at a different
+offset. This module counts every window of 64 tokens of a held-out block that also occurs, at any
+position, in a training block of any source. If much is shared, use `document_holdout` and `dedup`.
 
-Windows are compared by a 64-bit rolling hash, block by block (not across the border of two blocks).
+Windows are compared by a 64-bit rolling hash, within blocks (not across block boundaries).
 
 Shape suffixes: S = tokens per block, N = blocks, W = windows of a block (S - window + 1).
 """
@@ -27,13 +26,13 @@ _CHUNK_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class Overlap:
-    """What the held-out blocks of a source share with the training blocks.
+    """The text that the held-out blocks of a source share with the training blocks.
 
     Attributes:
-        blocks: Held-out blocks that were looked at.
-        sharing: Those of them that share at least one window.
-        windows: Their windows.
-        shared: Those windows that lie in a training block, too.
+        blocks: Number of held-out blocks checked.
+        sharing: Number of these blocks that share at least one window.
+        windows: Number of windows in these blocks.
+        shared: Number of these windows that also occur in a training block.
     """
 
     blocks: int
@@ -43,7 +42,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """Share of the blocks that share a window."""
+        """Fraction of the blocks that share a window."""
         return self.sharing / self.blocks if self.blocks else 0.0
 
 
@@ -54,21 +53,21 @@ def overlap_report(
     max_blocks: int = 256,
     progress: Callable[[int, int | None, str], None] | None = None,
 ) -> dict[str, Overlap]:
-    """Looks for windows of the held-out blocks in all training blocks.
+    """Searches all training blocks for windows of the held-out blocks.
 
-    Memory is bounded by `max_blocks`; the training blocks are read once, as a stream.
+    Memory is bounded by `max_blocks`; the training blocks are streamed once.
 
     Args:
         root: The store's folder.
-        window: Tokens in a row that count as the same text.
-        max_blocks: Most held-out blocks to look at, of each source, evenly spread over it.
-        progress: Called with (blocks read, blocks in all, what).
+        window: Number of consecutive tokens that count as the same text.
+        max_blocks: Maximum number of held-out blocks to check per source, evenly spaced.
+        progress: Called with (blocks read, total blocks, label).
 
     Returns:
-        For each source, by name, what it shares.
+        The overlap of each source, by name.
 
     Raises:
-        ValueError: When the window is longer than a block.
+        ValueError: The window is longer than a block.
     """
     train, held = BlockStore(root), BlockStore(root, "holdout")
     if not 1 <= window <= train.block_size:
@@ -97,7 +96,7 @@ def overlap_report(
 
 
 class _Lookup:
-    """Membership of many hashes in a sorted list: tables of some of their bits sift most out."""
+    """Finds many hashes in a sorted list; tables of some of their bits rule most of them out."""
 
     def __init__(self, known: NDArray[np.uint64]) -> None:
         self._known = known
@@ -109,27 +108,27 @@ class _Lookup:
             table[known >> shift & self._mask] = True
 
     def positions(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Where in the list those hashes are that it holds."""
+        """Returns the positions in the list of those hashes that it contains."""
         for table, shift in zip(self._tables, self._shifts, strict=True):
             hashes = hashes[table[hashes >> shift & self._mask]]
-        hashes.sort()  # neighbours share the cache
+        hashes.sort()  # neighbours then share the cache
         at = np.searchsorted(self._known, hashes)
         at = np.minimum(at, max(0, len(self._known) - 1))
         return at[self._known[at] == hashes] if len(hashes) else at
 
 
 def _windows(tokens_NS: NDArray[np.int32], window: int) -> NDArray[np.uint64]:
-    """Polynomial hash of every window, uint64 [N, W]; arithmetic wraps modulo 2**64."""
+    """Returns the polynomial hash of every window, uint64 [N, W]; arithmetic is modulo 2**64."""
     size = tokens_NS.shape[1]
     values = tokens_NS.astype(np.uint64) + np.uint64(1)
-    values *= np.uint64(0xBF58476D1CE4E5B9)  # scatter the ids, which are small and alike
+    values *= np.uint64(0xBF58476D1CE4E5B9)  # scatter the ids, which are small and similar
     values ^= values >> np.uint64(31)
     power, inverse = _powers(_BASE, size), _powers(pow(_BASE, -1, 2**64), size)
     sums = np.zeros((len(values), size + 1), dtype=np.uint64)
     np.cumsum(values * power, axis=1, out=sums[:, 1:])
     hashes = (sums[:, window:] - sums[:, :-window]) * inverse[: size - window + 1]
     hashes ^= hashes >> np.uint64(32)
-    hashes *= np.uint64(0x94D049BB133111EB)  # the table sifts by the first bits: stir them
+    hashes *= np.uint64(0x94D049BB133111EB)  # mix the first bits, which index the tables
     return hashes
 
 

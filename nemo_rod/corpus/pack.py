@@ -1,10 +1,10 @@
-"""Documents become blocks: each is followed by EOD, all are joined, and the stream is cut.
+"""Packs documents into blocks: appends EOD to each, concatenates them, and cuts the stream.
 
     doc doc doc EOD doc EOD doc doc | doc doc doc doc doc EOD doc EOD | doc doc ...
     `----------- block 0 ---------' `----------- block 1 -----------'  the rest: dropped
 
-Packing never mixes sources: the caller makes one packer for each. The last, partial block is
-dropped (the paper, "Data": partial final sequences are discarded), and counted.
+Packing never mixes sources: the caller creates one packer for each. The last, partial block is
+dropped (the paper, "Data": partial final sequences are discarded) and counted.
 
 Shape suffixes: S = tokens per block, N = blocks.
 """
@@ -21,14 +21,14 @@ class Packer:
     """Cuts a stream of documents into blocks of S tokens.
 
     Attributes:
-        tokens: Tokens that went in so far, EODs included.
-        rest: int32 [< S], the tokens that do not fill a block yet. When the stream is over, this is
-            what is dropped. It is the packer's whole state, so that packing can go on elsewhere.
+        tokens: Number of tokens added so far, EODs included.
+        rest: int32 [< S], the tokens that do not fill a block yet. They are dropped at the end of
+            the stream. This is the packer's entire state, from which another packer can resume.
 
     Args:
-        block_size: S, tokens per block.
+        block_size: Tokens per block (S).
         eod_id: The token after every document.
-        rest: The `rest` of a packer to go on from.
+        rest: The `rest` of a packer to resume from.
     """
 
     def __init__(self, block_size: int, eod_id: int, rest: ArrayLike = ()) -> None:
@@ -42,17 +42,17 @@ class Packer:
 
     @property
     def dropped(self) -> int:
-        """Tokens that are lost if the stream ends here."""
+        """Number of tokens dropped if the stream ends here."""
         return len(self.rest)
 
     def add(self, documents: Sequence[ArrayLike]) -> NDArray[np.int32]:
-        """Takes documents in and gives the blocks that are now full.
+        """Adds documents and returns the blocks that are now full.
 
         Args:
             documents: Token ids of each document, without EOD.
 
         Returns:
-            int32 [N, S], possibly N = 0.
+            Blocks, int32 [N, S], possibly N = 0.
         """
         parts = [self.rest]
         for document in documents:
@@ -60,7 +60,7 @@ class Packer:
         stream = np.concatenate(parts)
         self.tokens += len(stream) - len(self.rest)
         count = len(stream) // self.block_size
-        self.rest = stream[count * self.block_size :].copy()  # a view would hold the whole stream
+        self.rest = stream[count * self.block_size :].copy()  # a view would keep the whole stream
         return stream[: count * self.block_size].reshape(count, self.block_size)
 
 
@@ -69,15 +69,15 @@ def pack(
 ) -> Iterator[NDArray[np.int32]]:
     """Packs documents into blocks, one at a time.
 
-    The partial block at the end is dropped; use a `Packer` to learn how many tokens that were.
+    The partial block at the end is dropped; a `Packer` also counts the dropped tokens.
 
     Args:
         documents: Token ids of each document, without EOD.
-        block_size: S, tokens per block.
+        block_size: Tokens per block (S).
         eod_id: The token after every document.
 
     Yields:
-        int32 [S].
+        Blocks, int32 [S].
     """
     packer = Packer(block_size, eod_id)
     for document in documents:

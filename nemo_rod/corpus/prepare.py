@@ -1,9 +1,8 @@
-"""`prepare`: from a description of the sources to a block store.
+"""`prepare`: builds a block store from a description of its sources.
 
-Sources are made one after the other, each in a folder of its own below ``<root>/.partial`` and
-moved into place whole. What is there already and matches is left alone; what is there and was made
-otherwise is refused. A run that was stopped, by whatever, is taken up by the next one where it
-stood.
+Sources are built one at a time, each in its own folder below ``<root>/.partial``, and renamed into
+place atomically. Existing sources that match are kept; those built with other settings are refused.
+After any interruption, the next run resumes where the last one stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from nemo_rod.files import sync, write_json
 
 _PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Some clusters' file systems have no locks: then it is up to the user to start one run at a time.
+# Some cluster file systems have no locks: there, users must start only one run at a time.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
@@ -51,29 +50,29 @@ def prepare(
 ) -> BlockStore:
     """Reads, tokenises, packs and splits the sources into blocks.
 
-    The files are the same bytes whatever the number of workers, and wherever the run was
-    interrupted. Memory does not grow with the corpus.
+    The files are byte-identical for any number of workers and any interruptions. Memory does not
+    grow with the corpus.
 
     Args:
         root: The store's folder.
-        sources: What to read; names must differ.
-        tokenizer: Makes the tokens.
-        block_size: S, tokens per block.
-        holdout_fraction: Share that is held out of each source.
-        holdout_seed: Which share.
-        workers: Processes that tokenise, each on one core; 1 stands for this one.
-        progress: Called with (bytes read, bytes in all or None, what) again and again.
-        rebuild: Make sources again that are there but were made otherwise, and remove those that
-            are not wanted any more.
-        checkpoint_seconds: Longest time that is lost when the run is killed.
-        blocks_per_shard: Most blocks of a file.
+        sources: Sources to read, with distinct names.
+        tokenizer: Tokenizer of the documents.
+        block_size: Tokens per block (S).
+        holdout_fraction: Fraction of each source that is held out.
+        holdout_seed: Seed that selects what is held out.
+        workers: Number of tokenising processes, each on one core; 1 uses the current process.
+        progress: Called repeatedly with (bytes read, total bytes or None, label).
+        rebuild: Rebuild existing sources that have other settings, and remove those that are no
+            longer listed.
+        checkpoint_seconds: Maximum time lost if the run is killed.
+        blocks_per_shard: Maximum number of blocks per file.
 
     Returns:
         The store's training blocks.
 
     Raises:
-        ValueError: When a source cannot be read, is too small, or lies there made otherwise;
-            nothing of that source is left behind. When the disk is full; what is there serves the
+        ValueError: A source cannot be read, is too small, or exists with other settings; nothing
+            unfinished of that source remains. Or the disk is full; unfinished work is kept for the
             next run.
     """
     root = Path(root)
@@ -113,7 +112,7 @@ def _prepare_source(
                 f"the blocks in {target} were made otherwise: {difference}; restore the former "
                 "value, or set rebuild=true to make them again"
             )
-    (root / "store.json").unlink(missing_ok=True)  # from here on the store is not whole
+    (root / "store.json").unlink(missing_ok=True)  # from here on the store is incomplete
     partial = root / _PARTIAL / f"{spec.role}-{spec.name}"
     try:
         made = build_source(partial, spec, settings, encoder, progress)
@@ -155,7 +154,7 @@ def _check_strangers(root: Path, sources: Sequence[SourceSpec], rebuild: bool) -
 
 
 def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
-    """The first thing in which existing blocks differ from what is wanted."""
+    """Returns the first setting in which existing blocks differ from the description."""
     try:
         found = json.loads((target / "manifest.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -195,7 +194,7 @@ def _write_listing(root: Path, sources: Sequence[SourceSpec]) -> None:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Keeps a second run out of the same folder."""
+    """Locks the folder against a second run."""
     partial = root / _PARTIAL
     partial.mkdir(exist_ok=True)
     with (partial / "lock").open("w") as lock:
@@ -212,13 +211,13 @@ def _alone(root: Path) -> Iterator[None]:
         finally:
             (partial / "lock").unlink(missing_ok=True)
             for folder in (partial, root):
-                with suppress(OSError):  # not empty: something that the next run goes on with
+                with suppress(OSError):  # not empty: it holds work for the next run to resume
                     folder.rmdir()
 
 
 @contextmanager
 def _setbacks(root: Path) -> Iterator[None]:
-    """What is not the sources' fault leaves the unfinished work in place."""
+    """Reports failures not caused by the sources, which keep the unfinished work."""
     try:
         yield
     except BrokenProcessPool:
@@ -237,4 +236,4 @@ def _setbacks(root: Path) -> Iterator[None]:
 
 
 def _silent(done: int, total: int | None, what: str) -> None:
-    """No progress is wanted."""
+    """Discards the progress."""

@@ -1,13 +1,12 @@
-"""The files of one split of one source, written as a stream that can be cut off and taken up again.
+"""The files of one split of one source, written as a stream that can be interrupted and resumed.
 
-    tokens-00000.bin   int32 little-endian [n, S], at most a million blocks a shard
-    tokens-00000.idx   Megatron's index of it: every block is a sequence and a document
+    tokens-00000.bin   int32 little-endian [n, S], at most a million blocks per shard
+    tokens-00000.idx   Megatron's index for it: every block is a sequence and a document
     hash.npy           uint8 [N, 16], the block hashes of all shards
-    manifest.json      what is in here, and from what it was made
+    manifest.json      the contents and their provenance
 
-Only whole blocks are appended, always at the end. Whatever lies beyond the count that was last
-known to be safe is cut off before more is written, so that the files are the same whether or not
-there was a break.
+Only whole blocks are appended, always at the end. Before a resumed run writes, it truncates the
+files to the last count known to be safe, so they do not depend on interruptions.
 
 Shape suffixes: S = tokens per block, N = blocks, n = blocks of a shard.
 """
@@ -32,22 +31,22 @@ SCHEMA = 1
 BLOCKS_PER_SHARD = 1_000_000
 HASH_BYTES = 16
 HASH_HEADER_BYTES = 128
-# What makes two stores the same: these fields and the block hashes.
+# Two stores are the same if these fields and the block hashes are.
 _IDENTITY = ("schema", "source", "role", "split", "count", "block_size", "tokenizer", "eod_id")
 
 
 def shard_sizes(count: int, per_shard: int) -> list[int]:
-    """Blocks in each shard of a split of `count` blocks."""
+    """Returns the number of blocks in each shard of a split of `count` blocks."""
     return [min(per_shard, count - start) for start in range(0, count, per_shard)]
 
 
 def shard_path(folder: Path, index: int, suffix: str) -> Path:
-    """File of a shard; the suffix is ``bin`` or ``idx``."""
+    """Returns the file of a shard; the suffix is ``bin`` or ``idx``."""
     return folder / f"tokens-{index:05d}.{suffix}"
 
 
 def index_bytes(num_blocks: int, block_size: int) -> bytes:
-    """Content of a Megatron ``.idx`` file for `num_blocks` sequences of int32 [S]."""
+    """Returns the content of a Megatron ``.idx`` file for `num_blocks` sequences of int32 [S]."""
     header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, num_blocks, num_blocks + 1)
     lengths = np.full(num_blocks, block_size, dtype="<i4")
     pointers = np.arange(num_blocks, dtype="<i8") * (4 * block_size)
@@ -56,14 +55,14 @@ def index_bytes(num_blocks: int, block_size: int) -> bytes:
 
 
 def hash_header(count: int) -> bytes:
-    """The first bytes of ``hash.npy``: always as many, so that they can be written last."""
+    """Returns the header of ``hash.npy``, of constant size so that it can be written last."""
     fields = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({count}, {HASH_BYTES}), }}"
     text = fields.ljust(HASH_HEADER_BYTES - 11) + "\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode("ascii")
 
 
 def split_digest(manifest: Mapping[str, Any], folder: Path) -> str:
-    """Digest of a split: the identity in its manifest, and all its block hashes (hex, 16 bytes)."""
+    """Digest of a split's identity, from its manifest, and all its block hashes (hex, 16 bytes)."""
     identity = {key: manifest[key] for key in _IDENTITY} | {"holdout": manifest["holdout"]}
     state = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16)
     with (folder / "hash.npy").open("rb") as handle:
@@ -77,13 +76,13 @@ class SplitWriter:
     """Appends blocks to the files of a split.
 
     Args:
-        folder: Where the files are; made when missing.
-        block_size: S.
-        count: Blocks that are known to be there; what lies beyond is cut off.
-        per_shard: Most blocks of a shard.
+        folder: Folder of the files, created if missing.
+        block_size: Tokens per block (S).
+        count: Number of blocks known to be safe; anything after them is truncated.
+        per_shard: Maximum number of blocks per shard.
 
     Raises:
-        ValueError: When fewer than `count` blocks are there.
+        ValueError: The files hold fewer than `count` blocks.
     """
 
     def __init__(
@@ -99,8 +98,8 @@ class SplitWriter:
         """Adds blocks.
 
         Args:
-            tokens_NS: int32 [N, S].
-            hashes: uint8 [N, 16], their block hashes.
+            tokens_NS: Token ids, int32 [N, S].
+            hashes: Block hashes, uint8 [N, 16].
         """
         done = 0
         while done < len(tokens_NS):
@@ -114,11 +113,11 @@ class SplitWriter:
             self.count += len(rows)
 
     def sync(self) -> None:
-        """Returns when everything that was appended is on the disk."""
+        """Waits until everything appended is on disk."""
         for handle in self._open.values():
             handle.flush()
             os.fsync(handle.fileno())
-        # Only the last shard and the hashes are written to from here on.
+        # From here on, only the last shard and the hashes are written.
         current = shard_path(self.folder, self.count // self._per_shard, "bin")
         for path in [path for path in self._open if path.suffix == ".bin" and path != current]:
             self._open.pop(path).close()
@@ -128,10 +127,10 @@ class SplitWriter:
         """Writes the indices and the manifest.
 
         Args:
-            manifest: Everything but ``count``, ``blocks_per_shard`` and ``digest``.
+            manifest: All fields except ``count``, ``blocks_per_shard`` and ``digest``.
 
         Returns:
-            The digest.
+            Digest of the split.
         """
         hashes = self._hashes()
         self.sync()
@@ -150,10 +149,10 @@ class SplitWriter:
         return digest
 
     def close(self) -> None:
-        """Closes the files; what was not synced may be lost."""
+        """Closes the files; unsynced data may be lost."""
         while self._open:
             _, handle = self._open.popitem()
-            with suppress(OSError):  # a full disk is reported where the data was written
+            with suppress(OSError):  # a full disk was reported when the data was written
                 handle.close()
 
     def _cut(self) -> None:

@@ -1,15 +1,15 @@
 """The block store: all blocks of a corpus under dense ids, read through memory maps.
 
-    <root>/store.json                    which sources belong to it; written last
+    <root>/store.json                    the list of its sources; written last
     <root>/<role>/<source>/              training blocks (files: `nemo_rod.corpus.shards`)
     <root>/<role>/<source>/holdout/      held-out blocks
 
-Ids run over the adaptation sources, then over the replay sources, by name within a role:
+Ids cover the adaptation sources, then the replay sources, sorted by name within a role:
 
     0 ...... num_adaptation ............ len(store)
     | german | legal |  code  |  math  | web  |
 
-Shape suffixes: C = block ids asked for, S = tokens per block, N = blocks.
+Shape suffixes: C = requested block ids, S = tokens per block, N = blocks.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ class StoreSource:
 class BlockStore:
     """Blocks by id.
 
-    Opening reads the manifests, compares the sizes of all files and the hash of a first and a last
-    block; `verify` reads everything.
+    Opening reads the manifests and checks the sizes of all files and the hashes of each source's
+    first and last block; `verify` reads everything.
 
     Args:
         root: The store's folder.
         split: ``train`` or ``holdout``.
 
     Attributes:
-        block_size: S.
-        tokenizer_fingerprint: Of the tokenizer that made the blocks.
-        vocab_size: Every token lies in [0, vocab_size).
-        eod_id: The token between documents.
+        block_size: Tokens per block (S).
+        tokenizer_fingerprint: Fingerprint of the tokenizer that made the blocks.
+        vocab_size: Vocabulary size; every token lies in [0, vocab_size).
+        eod_id: The token after every document.
         digest: Hex digest of all blocks, sources and settings.
-        num_adaptation: Blocks of the adaptation sources.
-        num_replay: Blocks of the replay sources.
-        sources: Every source with its ids, in their order.
+        num_adaptation: Number of adaptation blocks.
+        num_replay: Number of replay blocks.
+        sources: All sources, ordered by block id.
 
     Raises:
-        ValueError: When there is no complete store, a file is missing or cut off, or the sources do
+        ValueError: There is no complete store, a file is missing or truncated, or the sources do
             not belong together.
     """
 
@@ -107,20 +107,20 @@ class BlockStore:
         return int(self._starts[-1])
 
     def __reduce__(self) -> tuple[type[BlockStore], tuple[Path, str]]:
-        # Another process opens the files itself: pickled memory maps would carry all tokens along.
+        # The receiving process opens the files itself: pickled memory maps would copy all tokens.
         return BlockStore, (self.root, self.split)
 
     def tokens(self, block_ids: ArrayLike) -> NDArray[np.int32]:
-        """Tokens of blocks.
+        """Returns the tokens of blocks.
 
         Args:
-            block_ids: int [C].
+            block_ids: Block ids, int [C].
 
         Returns:
-            int32 [C, S].
+            Token ids, int32 [C, S].
 
         Raises:
-            IndexError: When there is no such block.
+            IndexError: A block id is out of range.
         """
         ids = self._checked(block_ids)
         tokens_CS = np.empty((len(ids), self.block_size), dtype=np.int32)
@@ -131,7 +131,7 @@ class BlockStore:
         return tokens_CS
 
     def hashes(self, block_ids: ArrayLike) -> NDArray[np.uint8]:
-        """Block hashes, uint8 [C, 16] (see `tokens`)."""
+        """Returns the block hashes, uint8 [C, 16] (see `tokens`)."""
         ids = self._checked(block_ids)
         hashes = np.empty((len(ids), HASH_BYTES), dtype=np.uint8)
         source_C = self._source(ids)
@@ -141,18 +141,18 @@ class BlockStore:
         return hashes
 
     def source_index(self, block_ids: ArrayLike) -> NDArray[np.int64]:
-        """Index of each block's source in `sources`, int64 [C] (see `tokens`)."""
+        """Returns the index of each block's source in `sources`, int64 [C] (see `tokens`)."""
         return self._source(self._checked(block_ids))
 
     def is_replay(self, block_ids: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each block is replay, bool [C] (see `tokens`)."""
+        """Returns whether each block is replay, bool [C] (see `tokens`)."""
         return self._checked(block_ids) >= self.num_adaptation
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuses a tokenizer that is not the store's.
+        """Refuses a tokenizer that differs from the store's.
 
         Raises:
-            ValueError: When it does something else than the one that made the blocks.
+            ValueError: Its fingerprint is not that of the tokenizer that made the blocks.
         """
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise ValueError(
@@ -162,10 +162,10 @@ class BlockStore:
             )
 
     def verify(self) -> None:
-        """Reads every block and compares it with its hash, and the hashes with the manifest.
+        """Checks every block against its hash, and the hashes against the manifest.
 
         Raises:
-            ValueError: On the first difference; named are the file and the block.
+            ValueError: On the first mismatch; the message names the file and the block.
         """
         for index, (folder, manifest) in enumerate(self._manifests):
             if split_digest(manifest, folder) != manifest["digest"]:

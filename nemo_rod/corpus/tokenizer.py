@@ -1,8 +1,8 @@
 """Tokenizers: raw bytes, or any fast Hugging Face tokenizer.
 
-A tokenizer is known by what it does. Its *fingerprint* hashes the token ids it gives to fixed probe
-texts and to samples of its own vocabulary; where its files lie, and which library version wrote
-them, does not enter. A block store keeps the fingerprint of the tokenizer that made it.
+A tokenizer is identified by its behaviour. Its *fingerprint* hashes the token ids of fixed probe
+texts and of samples of its own vocabulary; the location of its files and the library version that
+wrote them do not matter. A block store records the fingerprint of the tokenizer that made it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _PROBES = (
 
 
 class Tokenizer(Protocol):
-    """What the corpus needs of a tokenizer.
+    """The parts of a tokenizer that the corpus needs.
 
     Attributes:
         vocab_size: Number of ids; every id lies in [0, vocab_size).
         eod_id: The id that ends a document.
-        fingerprint: Hex digest of what the tokenizer does.
+        fingerprint: Hex digest of the tokenizer's behaviour.
     """
 
     vocab_size: int
@@ -42,11 +42,11 @@ class Tokenizer(Protocol):
     fingerprint: str
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Token ids of each text, without any special token added around it."""
+        """Returns the token ids of each text, without added special tokens."""
         ...
 
     def decode(self, ids: ArrayLike) -> str:
-        """Text of token ids."""
+        """Returns the text of token ids."""
         ...
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
@@ -55,23 +55,23 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Tokenizer by name.
+    """Loads a tokenizer by name.
 
     Args:
         name: ``byte``, or the name or folder of a Hugging Face tokenizer.
 
     Raises:
-        ValueError: When there is none of that name, it is no fast tokenizer, or it has no token
-            that ends a document.
+        ValueError: The tokenizer does not exist, is not a fast one, or has no token that ends a
+            document.
     """
     return ByteTokenizer() if name == "byte" else HuggingFaceTokenizer(name)
 
 
 class ByteTokenizer:
-    """Text as its UTF-8 bytes: 256 ids, EOD is 0.
+    """Encodes text as its UTF-8 bytes: 256 ids, EOD is 0.
 
-    NUL characters are dropped from the text, so that the byte 0 means end of document and nothing
-    else. The exported Hugging Face tokenizer gives the same ids.
+    NUL characters are dropped from the text, so that the byte 0 always means end of document. The
+    exported Hugging Face tokenizer yields the same ids.
     """
 
     def __init__(self) -> None:
@@ -80,18 +80,18 @@ class ByteTokenizer:
         self.fingerprint = _fingerprint(self)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """UTF-8 bytes of each text, int32."""
+        """Returns the UTF-8 bytes of each text, int32."""
         return [
             np.frombuffer(text.replace("\0", "").encode("utf-8"), dtype=np.uint8).astype(np.int32)
             for text in texts
         ]
 
     def decode(self, ids: ArrayLike) -> str:
-        """Text of the bytes; broken UTF-8 becomes U+FFFD."""
+        """Returns the text of the bytes; invalid UTF-8 becomes U+FFFD."""
         return np.asarray(ids).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Writes an equivalent fast tokenizer, for checkpoints that are exported."""
+        """Writes an equivalent fast tokenizer, for exported checkpoints."""
         _byte_level().save_pretrained(str(directory))
 
 
@@ -118,7 +118,7 @@ class HuggingFaceTokenizer:
             )
         self.vocab_size: int = len(tokenizer)
         self.eod_id: int = int(tokenizer.eos_token_id)
-        # Not the library's wrapper, so that worker processes start without the library.
+        # Keep the backend, not its wrapper, so that worker processes start without transformers.
         self._name = name
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -126,13 +126,13 @@ class HuggingFaceTokenizer:
         self.fingerprint: str = _fingerprint(self)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Token ids of each text, int32."""
-        # The "fast" batch leaves out offsets that nobody reads here; it is what makes BPE bearable.
+        """Returns the token ids of each text, int32."""
+        # The "fast" variant skips the offsets, which are unused here; without it, BPE is too slow.
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def decode(self, ids: ArrayLike) -> str:
-        """Text of the ids, special tokens included."""
+        """Returns the text of the ids, special tokens included."""
         return str(self._backend.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
@@ -145,7 +145,7 @@ def _auto_tokenizer(name: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(name, use_fast=True)
-    except Exception as error:  # the library raises whatever its many loaders raise
+    except Exception as error:  # the library passes on any error of its many loaders
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = "folder" if Path(name).exists() else "name"
         raise ValueError(
@@ -155,7 +155,7 @@ def _auto_tokenizer(name: str) -> Any:
 
 
 def _fingerprint(tokenizer: Tokenizer) -> str:
-    # Words from all over the vocabulary bring the merges into play that the probes do not need.
+    # Samples from the whole vocabulary exercise the merges that the probes do not.
     step = 1 + tokenizer.vocab_size // 4096
     ids = (i for i in range(0, tokenizer.vocab_size, step) if i != tokenizer.eod_id)
     words = [tokenizer.decode([i]) for i in ids]
@@ -167,11 +167,11 @@ def _fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def _byte_level() -> Any:
-    """Byte-level BPE without merges whose ids are the bytes themselves.
+    """Builds a byte-level BPE without merges, whose ids are the bytes themselves.
 
-    The byte-level alphabet writes byte 0 as one printable character, which could come in a text.
-    NUL itself stands for it instead, as the special token: it never comes in a text that was
-    tokenised as bytes, and means end of document when it does.
+    The byte-level alphabet represents byte 0 by a printable character, which could occur in a text.
+    Here NUL itself is its token, a special one: it never occurs in a text that was tokenised as
+    bytes, and elsewhere means end of document.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -192,7 +192,7 @@ def _byte_level() -> Any:
 
 
 def _alphabet() -> list[str]:
-    """GPT-2's printable stand-in of every byte, by byte."""
+    """Returns GPT-2's printable substitute for every byte, by byte."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in printable]
     return [

@@ -1,4 +1,4 @@
-"""Bytes of a file, packed or not, as a stream; and a stream's lines."""
+"""Streams the bytes of a file, compressed or not, and splits streams into lines."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import BinaryIO
 
 
 class Counter:
-    """Bytes of a file that have been read."""
+    """Counts the bytes read of a file."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
 
 def read_chunks(path: Path, counter: Counter) -> Iterator[bytes]:
-    """Content of a file in pieces, unpacked according to its suffix (.gz, .zst, or neither).
+    """Reads a file in chunks, decompressed according to its suffix (.gz, .zst, or neither).
 
     Args:
         path: The file.
-        counter: Is told how much of the file, as it lies on the disk, has been read.
+        counter: Set to the number of bytes read so far, compressed size.
 
     Yields:
-        The unpacked bytes.
+        The decompressed bytes.
 
     Raises:
-        ValueError: When the packed data is broken or ends too early.
+        ValueError: The compressed data is corrupt or truncated.
     """
     unpack = {".gz": _gunzip, ".zst": _unzstd}.get(path.suffix, _plain)
     with path.open("rb") as handle:
@@ -42,7 +42,7 @@ def read_chunks(path: Path, counter: Counter) -> Iterator[bytes]:
 
 
 class _Broken(Exception):
-    """Compressed data that does not unpack."""
+    """Compressed data that cannot be decompressed."""
 
 
 def _plain(handle: BinaryIO) -> Iterator[bytes]:
@@ -57,7 +57,7 @@ def _gunzip(handle: BinaryIO) -> Iterator[bytes]:
 
 
 def _unzstd(handle: BinaryIO) -> Iterator[bytes]:
-    # The library's own stream reader takes a file that ends inside a frame for a complete one.
+    # The library's own stream reader accepts a file that ends inside a frame as complete.
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor()
@@ -75,7 +75,7 @@ def _unzstd(handle: BinaryIO) -> Iterator[bytes]:
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines at line feeds only: other line breaks may stand inside a JSON string."""
+    """Splits at line feeds only: other line breaks may occur inside a JSON string."""
     held: list[bytes] = []
     for chunk in chunks:
         *whole, rest = chunk.split(b"\n")

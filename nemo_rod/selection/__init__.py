@@ -7,8 +7,8 @@ The algorithm, one module per line (numpy and the standard library only):
     policy.select(score, is_replay, k)     policies.py, choice.py
     curriculum.append(choice)              curriculum/
 
-`selector.py` puts the first three together; `curriculum/journal.py` records the result with the
-step's metrics; `dealing.py` says which replica trains on which of the chosen blocks.
+`selector.py` combines the first three; `curriculum/journal.py` records the result with the step's
+metrics; `dealing.py` assigns the chosen blocks to replicas.
 """
 
 from nemo_rod.selection.candidates import (

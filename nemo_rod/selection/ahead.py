@@ -1,4 +1,4 @@
-"""What the next step asks for, made ready while this one scores and trains."""
+"""Prepares what the next step needs while the current one scores and trains."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """Calls a function of the step, one step ahead, in a thread of its own.
+    """Calls a function of the step one step ahead, in its own thread.
 
     Args:
-        prepare: Gives what a step needs, from the step alone; it may be called for steps that never
-            come.
+        prepare: Returns what a step needs, given only its number; it may be called for steps that
+            never run.
     """
 
     def __init__(self, prepare: Callable[[int], T]) -> None:
@@ -23,10 +23,10 @@ class Ahead(Generic[T]):
         self._next: tuple[int, Future[T]] | None = None
 
     def take(self, step: int) -> T:
-        """Returns what a step needs, and begins with the step after it.
+        """Returns what a step needs and starts preparing the next one.
 
         Raises:
-            Exception: What `prepare` raised for this very step.
+            Exception: The exception that `prepare` raised for this step.
         """
         if self._next is not None and self._next[0] == step:
             prepared = self._next[1].result()

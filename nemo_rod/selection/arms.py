@@ -1,4 +1,4 @@
-"""Arms: every training run that is compared is a pair (candidate pools, policy).
+"""Arms: every training run in a comparison is a pair (candidate pools, policy).
 
     name                 pools                                    policy
     rod                  balanced, m = 2                          Joint(kappa)
@@ -7,13 +7,13 @@
     max_replay           the whole corpus                         TakeAll
     base                 replay alone (a base trained here)       TakeAll
 
-What a variant of `rod` may be instead:
+Alternatives for a variant of `rod`:
 
     at a constant share  balanced                                 FixedShare
-    following an arm     as many of each role or source as it     TakeAll
+    following an arm     same counts per role or source           TakeAll
     on its curriculum    the batches that it recorded             TakeAll
 
-`merge_<lambda>` is made of two others' weights and trains nothing (paper, appendix B.4).
+`merge_<lambda>` combines the weights of two other arms without training (paper, appendix B.4).
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One training run, as plain values that can be written down.
+    """One training run as plain, serializable values.
 
     Attributes:
-        name: as users type it.
-        num_adaptation: adaptation blocks in the store.
-        num_replay: replay blocks in the store.
-        batch_size: blocks trained on in one step (k).
-        seed: of the candidate stream.
-        balance: how the roles are mixed in the pools; "replay" draws from replay alone.
-        multiplier: candidates per trained block (m).
-        retention: share of the replay blocks that takes part; only for balance "corpus".
-        kappa: weight of replay scores; None trains on the whole pool.
-        steering: what kappa follows (`steering.Steering`); None keeps it.
-        eighths: how much of every candidate is scored, from its beginning.
-        scored_every: steps between two scoring passes, 0 for none after the first; scores of other
-            steps are estimated from averages by source. None scores at every step.
-        share: constant share of replay in every batch; None for none.
-        adaptation: with a constant share, how new blocks are chosen.
-        replay: the same of replay.
-        recorded: file of another arm's curriculum; None for none.
-        follow_by: counts that are taken from it, of each "role" or "source"; None takes its blocks.
+        name: Name of the arm, as users type it.
+        num_adaptation: Adaptation blocks in the store.
+        num_replay: Replay blocks in the store.
+        batch_size: Blocks trained on in one step (k).
+        seed: Seed of the candidate stream.
+        balance: How the roles are mixed in the pools; "replay" draws from replay alone.
+        multiplier: Candidates per trained block (m).
+        retention: Fraction of the replay blocks in use; only for balance "corpus".
+        kappa: Weight of replay scores; None trains on the whole pool.
+        steering: What kappa follows (`kappa_controller.Steering`); None keeps it constant.
+        eighths: How many leading eighths of every candidate are scored.
+        scored_every: Steps between two scoring passes, 0 for none after the first; at other steps,
+            scores are estimated from averages by source. None scores at every step.
+        share: Constant share of replay in every batch; None for no constant share.
+        adaptation: How adaptation blocks are chosen under a constant share.
+        replay: How replay blocks are chosen under a constant share.
+        recorded: File of another arm's curriculum; None if the arm follows no other.
+        follow_by: Whether to match its counts per "role" or per "source"; None takes its blocks.
     """
 
     name: str
@@ -82,10 +82,10 @@ class Arm:
         """The candidates of every step.
 
         Args:
-            store: what a recorded curriculum must have been recorded with; None checks nothing.
+            store: Store that a recorded curriculum must match; None skips the check.
 
         Raises:
-            ValueError: a curriculum that is missing, or was recorded with something else.
+            ValueError: The curriculum is missing or was recorded with another store.
         """
         if self.recorded is None:
             return self._drawn()
@@ -117,7 +117,7 @@ class Arm:
         return Joint(self.kappa)
 
     def averages(self, store: StoreWithSources) -> SourceAverages | None:
-        """What estimates scores between scoring passes; None if every pool is scored."""
+        """The estimator of scores between scoring passes; None if every pool is scored."""
         if self.scored_every is None:
             return None
         count = len(store.sources)
@@ -125,12 +125,12 @@ class Arm:
 
     @property
     def num_candidates(self) -> int:
-        """Candidates at every step (C), whether or not a recorded curriculum is there yet."""
+        """Candidates per step (C); does not require a recorded curriculum to exist yet."""
         return self.batch_size if self.recorded is not None else self._drawn().size
 
     @property
     def epoch_blocks(self) -> int:
-        """Blocks of one pass over what a plain arm trains on: its "epoch"."""
+        """Blocks in one pass over the data of a plain arm: its "epoch"."""
         drawn = self._drawn()
         assert isinstance(drawn, Candidates)
         return drawn.epoch_size
@@ -138,16 +138,16 @@ class Arm:
     def compute(self, steps: int) -> float:
         """Cost of a run in plain steps, where a forward pass of one trained batch counts 1/3.
 
-        Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements),
-        scoring a prefix of them that share of it.
+        Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements);
+        scoring only their prefixes costs proportionally less.
         """
         return steps * (1 + self.scored_blocks / self.batch_size / 3)
 
     @property
     def scored_blocks(self) -> float:
-        """Candidates that are scored in one step, a prefix of one counted as that share of it.
+        """Candidates scored per step; a prefix counts as its fraction of a candidate.
 
-        A mean over the steps, where not every one has a scoring pass.
+        This is the mean over all steps if only some have a scoring pass.
         """
         if not self.policy().needs_scores:
             return 0.0
@@ -155,14 +155,14 @@ class Arm:
 
     @property
     def scored_share(self) -> float:
-        """Share of the steps that have a scoring pass, the first one left out."""
+        """Fraction of the steps, not counting the first, that have a scoring pass."""
         if self.scored_every is None:
             return 1.0
         return 1 / self.scored_every if self.scored_every else 0.0
 
 
 class StoreWithSources(Store, Protocol):
-    """What a curriculum's header says of a block store."""
+    """The properties of a block store that go into a curriculum's header."""
 
     @property
     def sources(self) -> Sequence[Any]:
@@ -175,13 +175,13 @@ class StoreWithSources(Store, Protocol):
 def curriculum_header(
     arm: Arm, store: StoreWithSources, references: ReferenceLosses | None, *, config: str
 ) -> CurriculumHeader:
-    """Returns what an arm's curriculum is only valid with.
+    """Returns the provenance of an arm's curriculum, which must match when it is used.
 
     Args:
-        arm: the run.
-        store: where its blocks are.
-        references: what it scores with, if it scores.
-        config: digest of whatever else decides the choices.
+        arm: The run.
+        store: The block store it draws from.
+        references: The reference losses, if it scores.
+        config: Digest of everything else that affects the choices.
     """
     return CurriculumHeader(
         num_candidates=arm.num_candidates,
@@ -198,7 +198,7 @@ def curriculum_header(
 
 
 class ReplayStream:
-    """Replay blocks alone, shuffled anew every epoch: what a base trained here learns from."""
+    """Replay blocks alone, reshuffled every epoch: the data of a base trained here."""
 
     def __init__(self, arm: Arm) -> None:
         self._first = arm.num_adaptation
@@ -213,16 +213,16 @@ class ReplayStream:
         self.size = self._stream.size
 
     def pool(self, step: int) -> Pool:
-        """The candidates of step `step`, all of them replay."""
+        """The candidates of a step, all of them replay."""
         ids = self._stream.pool(step).block_ids
         return Pool(step, ids + self._first, np.ones(len(ids), dtype=bool))
 
 
 def arm_kind(name: str) -> str:
-    """Says how an arm comes about: "base", "trained" or "merged".
+    """Returns how an arm is produced: "base", "trained" or "merged".
 
     Raises:
-        ValueError: for a name that no arm has.
+        ValueError: No arm has this name.
     """
     if name == "base":
         return "base"
@@ -244,18 +244,18 @@ def merge_weight(name: str) -> float:
 def make_arm(
     name: str, *, num_adaptation: int, num_replay: int, batch_size: int, seed: int, **selecting: Any
 ) -> Arm:
-    """Builds a trained arm of the paper from its name.
+    """Builds one of the paper's trained arms from its name.
 
     Args:
-        name: base, no_replay, fixed_<percent>, max_replay or rod.
-        num_adaptation: see `Arm`.
-        num_replay: see `Arm`.
-        batch_size: see `Arm`.
-        seed: see `Arm`.
-        selecting: attributes of `Arm` that only rod has, such as its multiplier and kappa.
+        name: One of base, no_replay, fixed_<percent>, max_replay and rod.
+        num_adaptation: See `Arm`.
+        num_replay: See `Arm`.
+        batch_size: See `Arm`.
+        seed: See `Arm`.
+        selecting: Attributes of `Arm` that only rod has, such as its multiplier and kappa.
 
     Raises:
-        ValueError: if the store cannot serve the arm.
+        ValueError: The store cannot serve the arm.
     """
     common: dict[str, Any] = {
         "name": name,
@@ -265,7 +265,7 @@ def make_arm(
         "seed": seed,
     }
     if name == "rod":
-        assert "kappa" in selecting  # without it, an arm trains on its whole pools
+        assert "kappa" in selecting  # without kappa, an arm trains on its whole pools
         return Arm(**common, **selecting)
     if name == "base":
         return Arm(**common, balance="replay")

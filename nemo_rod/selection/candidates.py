@@ -1,20 +1,20 @@
-"""Which blocks are drawn at a step, as a pure function of (seed, step).
+"""Draws the candidate blocks of a step as a pure function of (seed, step).
 
-There is nothing to save but the step, and nothing depends on the number of ranks. Block ids are
+The step is the only state to save, and nothing depends on the number of ranks. Block ids are
 dense: adaptation is [0, num_adaptation), replay is [num_adaptation, num_adaptation + num_replay).
-Every epoch has its own keyed permutation (`permutation.py`), so blocks recur over epochs but in a
-new order.
+Every epoch has its own keyed permutation (`permutation.py`), so blocks recur in every epoch but in
+a new order.
 
     balance   one epoch is                                     a pool is
     exact     every block of a role, each role by itself       ceil(C/2) adaptation, the rest replay
-    expected  adaptation + as many of replay, in one shuffle   C of it, half of each on average
-    corpus    adaptation + a fraction `retention` of replay    C of it
+    expected  adaptation + equally many replay, one shuffle    C of them, half of each on average
+    corpus    adaptation + a fraction `retention` of replay    C of them
 
 "expected" is the paper's (Appendix A, "Candidate construction").
 
-A pool's order carries no meaning: it is shuffled, so the first n candidates of a role are a random
-n. Near the end of an epoch, and in a store smaller than a pool, a block may appear twice in one
-pool.
+The order of a pool carries no meaning: pools are shuffled, so the first n candidates of a role are
+a random sample of n. Near the end of an epoch, and in a store smaller than a pool, a block may
+appear twice in one pool.
 
 Shape suffixes: C = candidates, K = chosen.
 """
@@ -41,7 +41,7 @@ class Pool:
     Attributes:
         step: Optimizer step the pool was drawn for, from 0.
         block_ids: int64 [C], block ids in the store.
-        is_replay: bool [C], whether a candidate is replay (else adaptation).
+        is_replay: bool [C], True for replay, False for adaptation.
     """
 
     step: int
@@ -50,7 +50,7 @@ class Pool:
 
 
 class Pools(Protocol):
-    """Anything that gives the pool of a step: `Candidates` or `RecordedPools`."""
+    """Provides the pool of every step; implemented by `Candidates` and `RecordedPools`."""
 
     @property
     def size(self) -> int:
@@ -67,15 +67,15 @@ class Candidates:
     Attributes:
         num_adaptation: Adaptation blocks in the store.
         num_replay: Replay blocks in the store.
-        batch_size: Blocks trained on at a step (k).
+        batch_size: Blocks trained on per step (k).
         multiplier: Candidates per trained block (m), any real number >= 1.
-        balance: How the roles are mixed; see the module's text.
-        retention: Fraction of the replay blocks that takes part; only for balance "corpus". The
-            blocks kept at a retention are among those kept at any greater one.
+        balance: How the roles are mixed; see the module docstring.
+        retention: Fraction of the replay blocks in use; only for balance "corpus". The blocks kept
+            at one retention are a subset of those kept at any larger one.
         seed: Seed of every permutation.
 
     Raises:
-        ValueError: A value out of range, or a balance that the store cannot serve.
+        ValueError: A value is out of range, or the store cannot serve the balance.
     """
 
     num_adaptation: int
@@ -132,12 +132,12 @@ class Candidates:
 
     @property
     def num_kept_replay(self) -> int:
-        """Number of replay blocks that take part under balance "corpus"."""
+        """Number of replay blocks in use under balance "corpus"."""
         return round(self.retention * self.num_replay)
 
     @property
     def epoch_size(self) -> int:
-        """Number of candidates in one shuffle (balance "exact": in one of the adaptation role)."""
+        """Candidates in one shuffle (under balance "exact", in one of the adaptation role)."""
         if self.balance == "exact":
             return self.num_adaptation
         if self.balance == "expected":
@@ -184,9 +184,9 @@ class Candidates:
     def _replay_slots(self, epoch: int, slot_n: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Map the replay slots of an epoch to replay blocks, counted from 0.
 
-        Slots name a fixed subsample: the first ones of a keyed permutation. Only where balance
-        "expected" has fewer replay than adaptation blocks do the slots run on over epochs, each
-        pass with a new permutation, so that no block is preferred.
+        Slots index a fixed subsample: the first elements of a keyed permutation. Only if balance
+        "expected" has fewer replay than adaptation blocks do the slots continue across epochs, each
+        pass with a new permutation, so that no block is favored.
         """
         if self.balance == "expected" and self.num_replay < self.num_adaptation:
             slot_n = epoch * self.num_adaptation + slot_n
@@ -215,7 +215,7 @@ def _draw(
     size: int,
     epoch_blocks: Callable[[int, npt.NDArray[np.int64]], npt.NDArray[np.int64]],
 ) -> npt.NDArray[np.int64]:
-    """Take `count` elements from `start` on of an endless row of epochs of `size` elements."""
+    """Take `count` elements, from `start` on, of an endless series of epochs of `size` each."""
     parts = [np.empty(0, dtype=np.int64)]
     while count:
         epoch, first = divmod(start, size)
@@ -229,7 +229,7 @@ def retention_for_share(share: float, num_adaptation: int, num_replay: int) -> f
     """Return the retention at which replay makes up `share` of a corpus stream.
 
     Args:
-        share: Wanted fraction of replay blocks among all blocks, in [0, 1).
+        share: Desired fraction of replay blocks among all blocks, in [0, 1).
         num_adaptation: Adaptation blocks in the store.
         num_replay: Replay blocks in the store.
 

@@ -1,8 +1,8 @@
-"""One step of the algorithm up to the update (paper, algorithm 1): score, select, remember why.
+"""One step of the algorithm up to the update (paper, algorithm 1): score, select, keep the reasons.
 
     pool -> losses -> scores -> chosen
 
-Who computes the losses, and where the references come from, is the caller's business.
+The caller computes the losses and supplies the references.
 
 Shape suffixes: C = candidates, K = chosen.
 """
@@ -28,17 +28,17 @@ class Choice:
     """What was chosen at a step, and why.
 
     Attributes:
-        pool: the candidates.
-        loss: float32 `[C]`, nats; None where the policy needs no scores; where scores were
-            estimated, NaN but for the blocks that were trained on.
-        score: float32 `[C]`; None where the policy needs no scores.
+        pool: The candidates.
+        loss: float32 `[C]`, nats; None if the policy needs no scores. If scores were estimated, NaN
+            except for the blocks that were trained on.
+        score: float32 `[C]`; None if the policy needs no scores.
         chosen: int64 `[K]`, positions in the pool, ascending.
         threshold: tau, the smallest chosen score; NaN without scores.
-        seconds: of the parts "scoring" and "selection", and of "lookup", what was left to wait for
-            of the pool and its references, where a `Selector` did that.
-        is_estimated: whether no model was asked for the scores (`estimates.py`).
-        excluded: candidates that could not be chosen because their score was no number.
-        compared: metrics of what cheaper scores would have chosen (`fidelity.py`).
+        seconds: Time spent in "scoring" and "selection", and, under a `Selector`, in "lookup": the
+            remaining wait for the pool and its references.
+        is_estimated: Whether the scores were estimated without a model (`estimates.py`).
+        excluded: Number of candidates excluded because their score was not finite.
+        compared: Metrics of what cheaper scores would have chosen (`fidelity.py`).
     """
 
     pool: Pool
@@ -57,7 +57,7 @@ class Choice:
         return self.pool.block_ids[self.chosen]
 
     def preceded_by(self, **seconds: float) -> Choice:
-        """Adds how long the parts of the step took that came before the selection."""
+        """Adds the durations of the parts of the step that preceded the selection."""
         return replace(self, seconds={**seconds, **self.seconds})
 
 
@@ -69,20 +69,20 @@ def choose(
     reference_C: npt.NDArray[np.float32] | None = None,
     on_nonfinite: OnNonfinite = "refuse",
 ) -> Choice:
-    """Selects from a pool by reducible loss, if the policy needs it.
+    """Selects from a pool, by reducible loss if the policy needs scores.
 
     Args:
         pool: The candidates.
         policy: Turns scores into the chosen blocks.
-        batch_size: How many to choose (K).
+        batch_size: Number of blocks to choose (K).
         loss_C: Losses under the current weights, float32 `[C]`, nats per token; None for a policy
             that needs no scores.
-        reference_C: Reference losses, likewise.
-        on_nonfinite: "refuse" a pool with a score that is no finite number, or "exclude" such
-            candidates as if they were padding, and count them.
+        reference_C: Reference losses, of the same shape, dtype and unit.
+        on_nonfinite: "refuse" a pool with a non-finite score, or "exclude" such candidates as if
+            they were padding, and count them.
 
     Raises:
-        ValueError: A score that is no finite number and is not excluded, or too few others.
+        ValueError: A score is not finite and not excluded, or too few candidates remain.
     """
     if not policy.needs_scores:
         chosen = policy.select(None, pool.is_replay, batch_size)
@@ -104,13 +104,13 @@ def choose(
 def choose_by_estimates(
     score_C: npt.NDArray[np.float32], pool: Pool, policy: Policy, batch_size: int
 ) -> Choice:
-    """Selects by scores that no model was asked for; see `choose`.
+    """Selects by estimated scores; see `choose`.
 
     Args:
-        score_C: finite scores, float32 `[C]`, nats.
-        pool: the candidates.
-        policy: turns scores into the chosen blocks.
-        batch_size: how many to choose (K).
+        score_C: Finite scores, float32 `[C]`, nats.
+        pool: The candidates.
+        policy: Turns scores into the chosen blocks.
+        batch_size: Number of blocks to choose (K).
     """
     start = time.perf_counter()
     chosen = policy.select(score_C, pool.is_replay, batch_size)
@@ -144,15 +144,15 @@ def _check_nonfinite(
 def selection_metrics(
     choice: Choice, source_of_chosen: npt.NDArray[np.int64], names: list[str]
 ) -> dict[str, float | None]:
-    """What is logged of a choice, under the names `rod/...`.
+    """Returns the logged metrics of a choice, under names `rod/...`.
 
     Args:
-        choice: of one step.
-        source_of_chosen: index in `names` of the source of every chosen block, int64 `[K]`.
-        names: of the sources.
+        choice: The choice of one step.
+        source_of_chosen: Index in `names` of the source of every chosen block, int64 `[K]`.
+        names: Names of the sources.
 
     Returns:
-        Shares in [0, 1] and mean scores in nats; None where there is nothing to average.
+        Shares in [0, 1] and mean scores in nats; None if there is nothing to average.
     """
     count = np.bincount(source_of_chosen, minlength=len(names)) / len(source_of_chosen)
     is_replay, score = choice.pool.is_replay, choice.score

@@ -1,9 +1,9 @@
-"""When a run has learned what it can: a rule on the losses it recorded, and on nothing else.
+"""Decides when a run has converged, from its recorded losses alone.
 
 The paper trains its no-replay arm "until the adaptation validation loss converges", then half an
-epoch more with a decaying learning rate (appendix, "adaptation reference"). It does not say what
-converging is; the rule here is ours. It is a function of recorded losses, so that a run that is
-taken up again decides as the one that was never interrupted.
+epoch more with a decaying learning rate (appendix, "adaptation reference"). It does not define
+convergence; the rule here is ours. It is a function of recorded losses, so a resumed run decides
+exactly as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rule:
-    """Converged are losses that have stopped getting better.
+    """Losses have converged once they stop improving.
 
     Attributes:
-        tolerance: nats per token by which a loss must be lower than the best one to be better.
-        patience: looks in a row that are not better.
-        decay_steps: updates with a decaying learning rate that follow.
+        tolerance: Smallest decrease below the best loss that counts as improvement, nats per token.
+        patience: Consecutive validations without improvement.
+        decay_steps: Updates with a decaying learning rate that follow.
     """
 
     tolerance: float
@@ -29,10 +29,10 @@ class Rule:
     decay_steps: int
 
     def converged_at(self, losses: Iterable[tuple[int, float]]) -> int | None:
-        """Returns the number of updates after which the losses had converged, None if not yet.
+        """Returns the number of updates after which the losses converged; None if not yet.
 
         Args:
-            losses: updates done and the loss then, in nats per token, in order.
+            losses: Pairs of updates done and the loss at that point, nats per token, in order.
         """
         best, waited = math.inf, 0
         for done, loss in losses:
@@ -46,11 +46,11 @@ class Rule:
 
 
 def adaptation_loss(metrics: Mapping[str, Any], weights: Mapping[str, int]) -> float | None:
-    """The held-out loss on new text of one look, over sources by their size; None without a look.
+    """The adaptation loss of a validation, weighted by source size; None if there was none.
 
     Args:
-        metrics: of one step, among them `validation/adaptation/<source>/loss`.
-        weights: training blocks of each adaptation source.
+        metrics: Metrics of one step, including `validation/adaptation/<source>/loss`.
+        weights: Training blocks of each adaptation source.
     """
     names = {name: f"validation/adaptation/{name}/loss" for name in weights}
     if not weights or any(metrics.get(key) is None for key in names.values()):

@@ -1,4 +1,4 @@
-"""Which replica trains on which of the chosen blocks, in every host."""
+"""Which replica trains on which of the chosen blocks, the same in every host."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def deal(
 ) -> list[npt.NDArray[np.int64]]:
     """Deals the chosen blocks out to the replicas by whole micro-batches.
 
-    So no micro-batch depends on the number of replicas: some losses, such as the one that balances
-    routers, are taken over a micro-batch.
+    No micro-batch thus depends on the number of replicas: some losses, such as a router's balancing
+    loss, are computed over a micro-batch.
 
     Args:
         chosen_K: Block ids, or positions, int64 [K]; K a multiple of `micro_batch_size * replicas`.
@@ -20,7 +20,7 @@ def deal(
         replicas: Data-parallel size.
 
     Returns:
-        int64 [K / replicas] for every replica.
+        Block ids or positions, int64 [K / replicas], for every replica.
     """
     by_micro_batch = chosen_K.reshape(-1, micro_batch_size)
     return [by_micro_batch[replica::replicas].ravel() for replica in range(replicas)]

@@ -1,14 +1,14 @@
-"""Scores without a scoring pass: what blocks of a source cost on average, and how that varies.
+"""Scores without a scoring pass, from the mean and variance of recent scores of each source.
 
-Between two scoring passes, or ever after the first, a candidate's score is a draw from what the
-scores of its source were like lately:
+Between two scoring passes, or always after the first, a candidate's score is drawn from the recent
+distribution of scores of its source:
 
     score ~ Normal(mean, variance of reducible loss over the last blocks of its source)
 
-A joint top-k of such draws replays as much, and as much of which source, as one of real scores
-does where scores vary like that; which blocks of a source it takes is left to chance. For the same
-reason the blocks that were chosen are a fair sample of their source, and their losses, which the
-training step computes anyway, keep the averages up to date.
+If real scores are distributed like that, a joint top-k of such draws has the same replay share and
+the same share of each source as one of real scores; which blocks of a source are taken is left to
+chance. For the same reason, the chosen blocks are an unbiased sample of their source, and their
+losses, which the training step computes anyway, keep the averages up to date.
 
 Shape suffixes: C = candidates, N = blocks observed, M = sources.
 """
@@ -27,24 +27,24 @@ from nemo_rod.selection.permutation import derive_key
 from nemo_rod.selection.policies import reducible_loss
 from nemo_rod.selection.references import ReferenceLosses
 
-# A mean over fewer blocks is too noisy, one over many more lags behind a model that learns.
+# A mean over fewer blocks is too noisy; one over many more lags behind the learning model.
 MEMORY_BLOCKS = 8
-# Nats. At the base all scores of replay are equal but for rounding, which must not decide.
+# Nats. At the base, all replay scores are equal up to rounding, which must not decide.
 MIN_DEVIATION = 1e-3
 
 
 class SourceAverages:
-    """Guesses scores from the sources of blocks.
+    """Estimates scores from the sources of blocks.
 
     Args:
-        source_index: Gives the source of every block, int64 [N] -> int64 [N] below M.
-        num_sources: How many there are (M).
+        source_index: Returns the source of every block, int64 [N] -> int64 [N] below M.
+        num_sources: Number of sources (M).
         every: Steps between two scoring passes; 0 for none after the first.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Attributes:
-        mean: Of the reducible loss of each source's last blocks, nats, float64 [M]; NaN before any.
-        variance: Of the same, float64 [M].
+        mean: Mean reducible loss of each source's recent blocks, nats, float64 [M]; NaN before any.
+        variance: Variance of the same losses, float64 [M].
     """
 
     def __init__(
@@ -58,24 +58,24 @@ class SourceAverages:
         self._source_index, self._every, self._seed = source_index, every, seed
         self.mean = np.full(num_sources, np.nan)
         self.variance = np.zeros(num_sources)
-        self._blocks = np.zeros(num_sources, dtype=np.int64)  # that the mean is over, roughly
-        self._seen = np.full(num_sources, -1, dtype=np.int64)  # last step with a loss of the source
+        self._blocks = np.zeros(num_sources, dtype=np.int64)  # roughly, blocks in the mean
+        self._seen = np.full(num_sources, -1, dtype=np.int64)  # last step that observed the source
 
     @property
     def has_seen(self) -> bool:
-        """Whether any block was observed."""
+        """Whether any block has been observed."""
         return bool(self._blocks.any())
 
     def is_due(self, step: int) -> bool:
-        """Whether the pool of a step is to be scored: the first, and every so many after it."""
+        """Whether a step has a scoring pass: the first one, then one every `every` steps."""
         return not self.has_seen or (self._every > 0 and step % self._every == 0)
 
     def estimate(self, pool: Pool) -> npt.NDArray[np.float32]:
         """Returns a score for every candidate, nats, float32 [C].
 
-        A source whose scores are low is hardly ever chosen, and would never be seen to rise. So the
-        one that was not seen for longest, if for more steps than there are sources, has a candidate
-        that outranks all others: one block of a batch at most.
+        A source with low scores is hardly ever chosen, so a rise would go unnoticed. Therefore, if
+        the least recently observed source was last seen more steps ago than there are sources, one
+        of its candidates outranks all others: at most one block per batch.
         """
         source_C = self._source_index(pool.block_ids)
         mean = np.where(np.isnan(self.mean), np.nanmean(self.mean), self.mean)
@@ -92,13 +92,12 @@ class SourceAverages:
     def observe(
         self, step: int, block_ids: npt.NDArray[np.int64], rho: npt.NDArray[np.float32]
     ) -> None:
-        """Takes in the scores of blocks.
+        """Updates the averages with the scores of blocks.
 
         Args:
-            step: Whose weights the scores are of.
-            block_ids: int64 [N], a fair sample of each source's.
-            rho: Reducible losses, nats per token, float32 [N]; those that are no finite number do
-                not count.
+            step: Step whose weights the scores were computed with.
+            block_ids: int64 [N], an unbiased sample of each source's blocks.
+            rho: Reducible losses, nats per token, float32 [N]; non-finite values are ignored.
         """
         known = np.isfinite(rho)
         source, rho_N = self._source_index(block_ids[known]), rho[known].astype(np.float64)
@@ -115,14 +114,14 @@ class SourceAverages:
         self.variance[index] += weight * (spread - self.variance[index])
 
     def replay(self, records: Iterable[StepRecord], references: ReferenceLosses) -> None:
-        """Takes in what a run recorded, from its first step on, as if it ran again."""
+        """Rebuilds the averages from a run's records, from its first step on."""
         for record in records:
             rho_C = reducible_loss(record.loss, references[record.block_ids])
             self.observe(record.step, record.block_ids, rho_C)
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is remembered, to be set elsewhere."""
+        """The internal state, to be restored elsewhere."""
         return {k: getattr(self, k) for k in ("mean", "variance", "_blocks", "_seen")}
 
     @state.setter

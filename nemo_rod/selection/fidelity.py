@@ -1,8 +1,8 @@
-"""How faithful cheaper scores are: what they would have chosen of the same pool.
+"""How faithful cheaper scores are: what they would have chosen from the same pool.
 
-Scoring whole candidates leaves the loss of every eighth of them behind, and so the exact score of
-every prefix, for nothing. A run that scores in full thus tells what each `scoring.prefix` would
-have chosen at every step, on its own data.
+Scoring whole candidates yields the loss of every eighth of them, and so the exact score of every
+prefix, at no extra cost. A run that scores in full thus shows what each `scoring.prefix` would have
+chosen at the same step, on its own data.
 
 Shape suffixes: C = candidates.
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.policies import Policy, reducible_loss
 
-# eighths of a block -> losses of the candidates on their prefixes, float32 [C], nats per token
+# Eighths of a block -> losses of the candidates on their prefixes, float32 [C], nats per token.
 PrefixLoss = Callable[[int], npt.NDArray[np.float32]]
 
 PREFIXES = {"half": 4, "quarter": 2, "eighth": 1}  # in eighths of a block
@@ -27,13 +27,13 @@ PREFIXES = {"half": 4, "quarter": 2, "eighth": 1}  # in eighths of a block
 
 @dataclass(frozen=True)
 class Fidelity:
-    """A choice by other scores beside the choice that was made.
+    """A choice by other scores, compared with the choice that was made.
 
     Attributes:
-        overlap: share of the chosen blocks that both choose.
-        share_drift: its replay share less that of the choice that was made.
-        rank_correlation: Spearman's, between the scores of all candidates; NaN where either has no
-            order.
+        overlap: Fraction of the chosen blocks that both choices share.
+        share_drift: Replay share of the other choice minus that of the choice that was made.
+        rank_correlation: Spearman's rank correlation between the two scores of all candidates; NaN
+            if either is constant.
     """
 
     overlap: float
@@ -42,12 +42,12 @@ class Fidelity:
 
 
 def fidelity(choice: Choice, score_C: npt.NDArray[np.floating], policy: Policy) -> Fidelity:
-    """Compares a scored choice with the one that other scores make of the same pool.
+    """Compares a scored choice with the one that other scores make from the same pool.
 
     Args:
-        choice: What was chosen.
+        choice: The choice that was made.
         score_C: The other scores, nats [C].
-        policy: What chose, and chooses here.
+        policy: The policy of both choices.
     """
     assert choice.score is not None
     is_replay_C, padding_C = choice.pool.is_replay, np.isneginf(choice.score)
@@ -62,26 +62,26 @@ def fidelity(choice: Choice, score_C: npt.NDArray[np.floating], policy: Policy) 
 def prefix_fidelity(
     choice: Choice, policy: Policy, loss: PrefixLoss, reference: PrefixLoss
 ) -> dict[str, float | None]:
-    """What every prefix would have chosen, as metrics `rod/prefix/<name>/<measure>`.
+    """Returns what every prefix would have chosen, as metrics `rod/prefix/<name>/<measure>`.
 
     Args:
-        choice: By the scores of whole candidates.
-        policy: What chose.
-        loss: Of the current model.
-        reference: Of the reference models.
+        choice: The choice by the scores of whole candidates.
+        policy: The policy that made it.
+        loss: Prefix losses of the current model.
+        reference: Prefix losses of the reference models.
     """
     assert choice.score is not None
     metrics: dict[str, float | None] = {}
     for name, eighths in PREFIXES.items():
         score_C = reducible_loss(loss(eighths), reference(eighths))
         if not np.isfinite(score_C[np.isfinite(choice.score)]).all():
-            continue  # only some prefixes of a broken block are numbers
+            continue  # only some prefixes of a broken block are finite
         metrics |= metrics_of(f"prefix/{name}", fidelity(choice, score_C, policy))
     return metrics
 
 
 def metrics_of(name: str, found: Fidelity) -> dict[str, float | None]:
-    """A comparison as metrics `rod/<name>/<measure>`; None for what is no number."""
+    """Returns a comparison as metrics `rod/<name>/<measure>`; None for non-finite values."""
     return {
         f"rod/{name}/{measure}": value if math.isfinite(value) else None
         for measure, value in asdict(found).items()

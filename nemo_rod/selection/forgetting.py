@@ -1,9 +1,9 @@
 """Adaptation and forgetting from held-out losses (paper, appendix "Evaluation").
 
-Everything here takes mappings `source name -> held-out loss` (nats per token) of one role and plain
-numbers come out. A source's weight is its corpus prevalence, in practice its number of training
-blocks; weights are normalised here. Without weights every source counts the same, the paper's
-breadth-oriented diagnostic.
+Every function takes mappings `source name -> held-out loss` (nats per token) of one role and
+returns plain numbers. A source's weight is its corpus prevalence, in practice its number of
+training blocks; weights are normalised here. Without weights every source counts equally, which is
+the paper's breadth-oriented diagnostic.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Mapping
 def forgetting_by_source(
     loss_by_source: Mapping[str, float], base_loss_by_source: Mapping[str, float]
 ) -> dict[str, float]:
-    """How much worse than the base model each source is modelled: `l(o) - l_base(o)`.
+    """Increase of each source's loss over the base model: `l(o) - l_base(o)`.
 
-    Differences are not capped: a negative value is a source that improved.
+    Differences are not capped: a negative value means that the source improved.
 
     Args:
         loss_by_source: Held-out loss of the trained model per replay source, in nats.
-        base_loss_by_source: The base model's on the same held-out blocks.
+        base_loss_by_source: Loss of the base model on the same held-out blocks, in nats.
 
     Returns:
         The difference per source in nats, in the order of `loss_by_source`.
 
     Raises:
-        ValueError: If the two name different sources or a loss is not finite.
+        ValueError: The mappings name different sources, or a loss is not finite.
     """
     _check_same_sources(loss_by_source, base_loss_by_source, "base losses")
     _check_finite(loss_by_source, "loss")
@@ -42,16 +42,16 @@ def validation_forgetting(
 ) -> float:
     """The paper's `F_val = sum_o w_o max(0, l(o) - l_base(o))`, in nats.
 
-    Each source is capped at zero before the sum, so an improvement on one source cannot make up for
-    a loss on another.
+    Each difference is clipped at zero before the sum, so an improvement on one source cannot
+    compensate for forgetting on another.
 
     Args:
         loss_by_source: Held-out loss of the trained model per replay source, in nats.
-        base_loss_by_source: The base model's on the same held-out blocks.
-        weights: Corpus weight per source (block counts will do); None weighs all alike.
+        base_loss_by_source: Loss of the base model on the same held-out blocks, in nats.
+        weights: Corpus weight per source (block counts will do); None weighs all equally.
 
     Raises:
-        ValueError: If sources differ, a loss is not finite or the weights cannot be normalised.
+        ValueError: Sources differ, a loss is not finite, or the weights cannot be normalised.
     """
     differences = forgetting_by_source(loss_by_source, base_loss_by_source)
     capped = {name: max(0.0, difference) for name, difference in differences.items()}
@@ -61,14 +61,14 @@ def validation_forgetting(
 def weighted_loss(
     loss_by_source: Mapping[str, float], weights: Mapping[str, float] | None = None
 ) -> float:
-    """The corpus-weighted mean over sources; over adaptation sources it is the adaptation loss.
+    """The corpus-weighted mean over sources; for adaptation sources, the adaptation loss.
 
     Args:
         loss_by_source: Loss per source, in nats.
-        weights: Corpus weight per source (block counts will do); None weighs all alike.
+        weights: Corpus weight per source (block counts will do); None weighs all equally.
 
     Raises:
-        ValueError: If there is no source, a loss is not finite, the weights name other sources or
+        ValueError: There is no source, a loss is not finite, or the weights name other sources or
             cannot be normalised.
     """
     if not loss_by_source:

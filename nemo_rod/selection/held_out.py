@@ -1,4 +1,4 @@
-"""Held-out losses per source, by whoever can score blocks."""
+"""Held-out losses per source, computed with any block scorer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def source_losses(
     """Returns `validation/<role>/<source>/loss`, the mean over a source's first blocks.
 
     Args:
-        scorer: of the current model.
-        store: the held-out blocks.
-        num_blocks: blocks per source, at most.
+        scorer: Scorer of the current model.
+        store: The held-out blocks.
+        num_blocks: Maximum number of blocks per source.
 
     Returns:
-        Nats per token.
+        Mean losses, nats per token.
     """
     ids = {
         f"validation/{source.role}/{source.name}/loss": source.start

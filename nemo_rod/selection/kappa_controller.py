@@ -1,13 +1,13 @@
-"""A controller on kappa: more weight to replay while there is too little of it, less after.
+"""A controller for kappa: it raises the weight of replay while there is too little, else lowers it.
 
-The paper keeps kappa at 1 and names its choice as open (section on limitations). Here it follows a
+The paper fixes kappa at 1 and leaves its choice open (section on limitations). Here it tracks a
 target, either the share of replay in a batch or the forgetting of held-out replay text:
 
     ln kappa  <-  ln kappa + gain * error,      error = 1 - share/target or forgetting/target - 1,
                                                 from -1 to 1
 
-after every step (share), or after every look at held-out text (forgetting). What it needs to go on
-is the last kappa and what came of it, which are in the run's metrics; it remembers nothing.
+after every step (share), or after every validation (forgetting). The controller is stateless: to
+resume, it needs only the last kappa and the quantity that resulted, both in the run's metrics.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any, Literal
 from nemo_rod.selection.forgetting import validation_forgetting
 
 Quantity = Literal["share", "forgetting"]
-RANGE = 64.0  # kappa stays within this factor of where it began
+RANGE = 64.0  # kappa stays within this factor of its initial value
 
 
 @dataclass(frozen=True)
 class Steering:
-    """What kappa follows.
+    """The target that kappa tracks, and how fast.
 
     Attributes:
         quantity: "share" of replay in a batch, or "forgetting" of held-out replay, in nats.
-        target: of that quantity.
-        gain: change of ln kappa for an error as large as the target.
-        start: kappa of the first step.
+        target: Target value of that quantity.
+        gain: Change of ln kappa for an error as large as the target.
+        start: Value of kappa at the first step.
     """
 
     quantity: Quantity
@@ -40,11 +40,11 @@ class Steering:
     start: float
 
     def next_kappa(self, kappa: float, found: float | None) -> float:
-        """Returns kappa of the next step.
+        """Returns kappa for the next step.
 
         Args:
-            kappa: of the step that just ended.
-            found: the quantity after it; None if it was not looked at.
+            kappa: Value of kappa in the step that just ended.
+            found: The quantity after that step; None if it was not measured.
         """
         if found is None:
             return kappa
@@ -54,20 +54,20 @@ class Steering:
         return min(max(moved, self.start / RANGE), self.start * RANGE)
 
     def resumed(self, rows: list[dict[str, Any]], base: Mapping[str, float]) -> float:
-        """Returns kappa of the step after those that were recorded.
+        """Returns kappa for the step after the recorded ones.
 
         Args:
-            rows: metrics of the steps that are done, in order.
-            base: held-out loss of the base per replay source; see `held_out_replay`.
+            rows: Metrics of the completed steps, in order.
+            base: Held-out loss of the base per replay source; see `held_out_replay`.
         """
         if not rows:
             return self.start
         return self.next_kappa(rows[-1]["rod/kappa"], self.found(rows[-1], base))
 
     def found(self, row: Mapping[str, Any], base: Mapping[str, float]) -> float | None:
-        """Returns the quantity in one step's metrics; None if they do not have it.
+        """Returns the quantity from one step's metrics; None if they lack it.
 
-        Forgetting weighs sources alike, as the paper's breadth-oriented diagnostic does.
+        Forgetting weighs sources equally, as the paper's breadth-oriented diagnostic does.
         """
         if self.quantity == "share":
             share: float = row["rod/replay_share"]
@@ -77,7 +77,7 @@ class Steering:
 
 
 def held_out_replay(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The losses `validation/replay/<source>/loss` of one look, by source; empty without a look."""
+    """The losses `validation/replay/<source>/loss` by source; empty if no validation took place."""
     prefix, suffix = "validation/replay/", "/loss"
     return {
         key.removeprefix(prefix).removesuffix(suffix): value

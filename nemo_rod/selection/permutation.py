@@ -1,16 +1,16 @@
-"""A keyed permutation of [0, size) that can be asked for any element, and keeps nothing.
+"""A stateless keyed permutation of [0, size) with random access.
 
-A shuffled list of a billion block ids costs 8 GB and must be rebuilt on every resume. A Feistel
-network is a bijection whatever its round function, so element i of the shuffle is computed from i
-alone. With b = the square root of size, rounded up, and a = size / b, rounded up, i is split into
-high = i // b, below a, and low = i % b, and in turns
+A shuffled list of a billion block ids takes 8 GB and must be rebuilt on every resume. A Feistel
+network is a bijection for any round function, so element i of the shuffle is computed from i alone.
+With b = ceil(sqrt(size)) and a = ceil(size / b), i is split into high = i // b, below a, and
+low = i % b, which are updated in turns:
 
     round 0, 2, 4, 6:  high = (high + F(low, round key, a)) % a
     round 1, 3, 5, 7:  low  = (low + F(high, round key, b)) % b
 
-where F mixes its first two arguments to a number below the third. That permutes [0, a * b), hardly
-more than [0, size). A result outside [0, size) is permuted again until it falls inside (cycle
-walking), which is a bijection of [0, size).
+where F hashes its first two arguments to a number below the third. This permutes [0, a * b), only
+slightly more than [0, size). A result outside [0, size) is permuted again until it falls inside
+(cycle walking), which gives a bijection of [0, size).
 
 `tests/golden/permutation.json` pins the values: recorded runs depend on them.
 
@@ -39,7 +39,7 @@ def derive_key(*parts: int | str) -> int:
     """Hash the parts of a name, such as (seed, role, epoch), to a 64-bit key.
 
     Args:
-        *parts: Whole numbers and words without "/"; they are written in decimal and joined by "/".
+        *parts: Integers, written in decimal, and words without "/"; they are joined by "/".
 
     Returns:
         The blake2b (8 bytes, person "rod-perm-v1") of that text, read as a little-endian integer.
@@ -50,10 +50,10 @@ def derive_key(*parts: int | str) -> int:
 
 
 def permute(index: npt.ArrayLike, size: int, key: int) -> npt.NDArray[np.int64]:
-    """Map every index to its place in the permutation of [0, size) that `key` names.
+    """Map every index to its place in the permutation of [0, size) given by `key`.
 
     Args:
-        index: Whole numbers in [0, size), any shape.
+        index: Integers in [0, size), any shape.
         size: Number of elements, 1 <= size <= 2**60.
         key: 64-bit key; see `derive_key`.
 
@@ -99,7 +99,7 @@ def _feistel(value_n: Words, a: int, b: int, keys: list[np.uint64]) -> Words:
 
 
 def _add(half_n: Words, z_n: Words, modulus: np.uint64) -> Words:
-    """Return (half + F) % modulus, F being z mixed (as in SplitMix64) to a number below modulus."""
+    """Return (half + F) % modulus, where F hashes z (as in SplitMix64) below modulus."""
     z_n ^= z_n >> np.uint64(30)
     z_n *= np.uint64(_MULTIPLIER_1)
     z_n ^= z_n >> np.uint64(27)
@@ -108,5 +108,5 @@ def _add(half_n: Words, z_n: Words, modulus: np.uint64) -> Words:
     z_n *= modulus  # the upper 32 bits as a fraction of modulus, which is below 2**31
     z_n >>= np.uint64(32)
     z_n += half_n
-    # A sum below the modulus wraps around to a huge number, so the smaller is the remainder.
+    # For a sum below the modulus the difference wraps around, so the smaller one is the remainder.
     return np.minimum(z_n, z_n - modulus)

@@ -1,13 +1,13 @@
-"""From scores to the chosen blocks.
+"""Policies, which turn scores into the chosen blocks.
 
     policy                chooses                                           paper
-    Joint(kappa)          the k highest scores, whatever their role         Eq. "joint selection"
+    Joint(kappa)          the k highest scores, regardless of role          Eq. "joint selection"
     FixedShare(share)     a fixed number of each role, at random or by rho  ablation of components
     TakeAll()             the whole pool                                    plain training
 
-Every policy returns ascending candidate positions. Equal scores go to the earlier candidate. A
-score of -inf is padding and never chosen; any other score that is not finite is refused, since a
-NaN sorts to an arbitrary place and would silently decide what is trained on.
+Every policy returns ascending candidate positions and breaks ties in favor of the earlier
+candidate. A score of -inf marks padding, which is never chosen; any other non-finite score is
+refused, since a NaN sorts to an arbitrary place and would silently affect what is trained on.
 
 Shape suffixes: C = candidates, K = chosen.
 """
@@ -29,7 +29,7 @@ class Policy(Protocol):
 
     @property
     def needs_scores(self) -> bool:
-        """Whether `select` looks at scores; if not, they may be None and nothing need be scored."""
+        """Whether `select` uses scores; if not, they may be None and no scoring is needed."""
 
     def weigh(
         self, score_C: npt.NDArray[np.floating], is_replay_C: npt.NDArray[np.bool_]
@@ -52,7 +52,7 @@ def reducible_loss(
         reference_C: Loss of the reference model, nats per token [C].
 
     Returns:
-        float32 [C]; exactly 0 where both losses are equal.
+        The scores, float32 [C]; exactly 0 where both losses are equal.
     """
     loss_C = np.asarray(loss_C, dtype=np.float32)
     reference_C = np.asarray(reference_C, dtype=np.float32)
@@ -71,17 +71,17 @@ def threshold(weighted_C: npt.NDArray[np.floating] | None, chosen: npt.NDArray[n
         chosen: Chosen positions [K].
 
     Returns:
-        tau in nats, NaN where there are no scores.
+        tau in nats; NaN without scores.
     """
     return float(np.min(weighted_C[chosen])) if weighted_C is not None else math.nan
 
 
 @dataclass(frozen=True)
 class Joint:
-    """The k highest scores of the pool: adaptation and replay compete for the same slots.
+    """Chooses the k highest scores: adaptation and replay compete for the same slots.
 
     Attributes:
-        kappa: What one nat of forgetting is worth in nats of learning; multiplies replay scores.
+        kappa: Value of one nat of forgetting in nats of learning; multiplies replay scores.
     """
 
     kappa: float = 1.0
@@ -92,13 +92,13 @@ class Joint:
 
     @property
     def needs_scores(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def weigh(
         self, score_C: npt.NDArray[np.floating], is_replay_C: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.floating]:
-        """Return the scores [C] with those of replay multiplied by kappa; padding stays -inf."""
+        """Return the scores [C], those of replay multiplied by kappa; padding stays -inf."""
         weighted_C = np.asarray(score_C, dtype=np.float64).copy()
         scaled_C = np.asarray(is_replay_C, dtype=bool) & np.isfinite(weighted_C)
         weighted_C[scaled_C] *= self.kappa
@@ -118,7 +118,7 @@ class Joint:
             int64 [K], ascending.
 
         Raises:
-            ValueError: A NaN or +inf score, or fewer than k scores above -inf.
+            ValueError: A score is NaN or +inf, or fewer than k scores are above -inf.
         """
         assert score_C is not None, "joint selection without scores"
         real_C = _real_candidates(score_C, is_replay_C)
@@ -127,13 +127,13 @@ class Joint:
 
 @dataclass(frozen=True)
 class FixedShare:
-    """round(share * k) replay blocks and the rest adaptation (paper, component ablation).
+    """Chooses round(share * k) replay blocks, else adaptation (paper, component ablation).
 
     Attributes:
         share: Fraction of replay in the batch.
-        adaptation: How adaptation blocks are chosen among their own: "random" takes the first of
-            the pool (which is shuffled), "rho" the highest scores.
-        replay: The same for replay blocks.
+        adaptation: How adaptation blocks are chosen: "random" takes the first ones of the pool
+            (which is shuffled), "rho" those with the highest scores.
+        replay: How replay blocks are chosen, likewise.
     """
 
     share: float
@@ -157,7 +157,7 @@ class FixedShare:
     def weigh(
         self, score_C: npt.NDArray[np.floating], is_replay_C: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.floating]:
-        """Return the scores as they are."""
+        """Return the scores unchanged."""
         return score_C
 
     def select(
@@ -174,7 +174,7 @@ class FixedShare:
             int64 [K], ascending.
 
         Raises:
-            ValueError: A NaN or +inf score, or too few candidates of a role.
+            ValueError: A score is NaN or +inf, or a role has too few candidates.
         """
         assert score_C is not None or not self.needs_scores, "choosing by score without scores"
         if score_C is not None and self.needs_scores:
@@ -197,17 +197,17 @@ class FixedShare:
 
 @dataclass(frozen=True)
 class TakeAll:
-    """The whole pool: plain training, on a corpus stream or on a recorded curriculum."""
+    """Takes the whole pool: plain training on a corpus stream or on a recorded curriculum."""
 
     @property
     def needs_scores(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     def weigh(
         self, score_C: npt.NDArray[np.floating], is_replay_C: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.floating]:
-        """Return the scores as they are."""
+        """Return the scores unchanged."""
         return score_C
 
     def select(
@@ -216,15 +216,15 @@ class TakeAll:
         """Return every position that is not padding.
 
         Args:
-            score_C: None, or scores [C] of which only -inf (padding) is looked at.
+            score_C: None, or scores [C], of which only -inf (padding) matters.
             is_replay_C: bool [C].
-            k: Number of blocks to choose; the pool must hold just as many.
+            k: Number of blocks to choose; the pool must hold exactly as many.
 
         Returns:
             int64 [K], ascending.
 
         Raises:
-            ValueError: The pool holds another number of blocks than k.
+            ValueError: The pool does not hold exactly k blocks.
         """
         positions = np.flatnonzero(~_padding(score_C, is_replay_C))
         if len(positions) != k:
@@ -266,7 +266,7 @@ def _real_candidates(
 def _highest(
     score_C: npt.NDArray[np.floating], positions: npt.NDArray[np.intp], k: int, role: str
 ) -> npt.NDArray[np.int64]:
-    """Return the k of `positions` that score highest, ascending; ties go to the earlier one."""
+    """Return the k highest-scoring `positions`, ascending; ties go to the earlier one."""
     if len(positions) < k:
         raise ValueError(
             f"{k} blocks of {role} are to be chosen but the pool holds {len(positions)}: raise "

@@ -1,9 +1,9 @@
-"""The choice of one step (paper, algorithm 1, up to the update), whoever scores and trains.
+"""The choice of one step (paper, algorithm 1, up to the update), independent of the trainer.
 
     pool -> block losses -> scores -> top-k
 
-Where scores are estimated between scoring passes (`estimates.py`), the losses of the blocks that
-were trained on come back through `learn`.
+If scores are estimated between scoring passes (`estimates.py`), the losses of the blocks that were
+trained on are fed back through `learn`.
 
 Shapes: C candidates, K chosen blocks (global).
 """
@@ -27,7 +27,7 @@ from nemo_rod.selection.fidelity import fidelity, metrics_of, prefix_fidelity
 from nemo_rod.selection.policies import Joint, Policy, reducible_loss
 from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses, block_loss
 
-COMPARED_EVERY = 10  # steps between two looks at what prefixes would have chosen
+COMPARED_EVERY = 10  # steps between comparisons with what prefixes would have chosen
 
 
 class BlockScorer(Protocol):
@@ -36,18 +36,18 @@ class BlockScorer(Protocol):
     def part_sums(
         self, block_ids: npt.NDArray[np.int64], eighths: int = NUM_PARTS
     ) -> npt.NDArray[np.float32]:
-        """Return the sums of the token losses over the first eighths of each block.
+        """Return the sums of the token losses over each of the first eighths of each block.
 
         Nats, float32 [C, eighths].
         """
 
 
 class Drawn(NamedTuple):
-    """What a step chooses from, before any model is asked.
+    """What a step chooses from, drawn before any model runs.
 
     Attributes:
         pool: The candidates.
-        reference: Reference losses, nats, float32 [C]; None where the pool will not be scored.
+        reference: Reference losses, nats, float32 [C]; None if the pool will not be scored.
     """
 
     pool: Pool
@@ -55,21 +55,21 @@ class Drawn(NamedTuple):
 
 
 class Selector:
-    """Chooses what each step trains on.
+    """Chooses the blocks that each step trains on.
 
     Args:
         pools: The candidate pool of every step.
         policy: Turns scores into the chosen blocks.
         batch_size: Blocks trained on in one step (K).
         block_size: Tokens per block (S).
-        references: Reference losses; needed if the policy needs scores.
+        references: Reference losses; required if the policy needs scores.
         on_nonfinite: See `choose`.
-        eighths: How much of every candidate is scored, from its beginning. Its score is then that
-            of the prefix: the model's loss on it less the reference's on the same tokens.
-        averages: Guess the scores of steps at which no scoring pass is due; None scores every pool.
+        eighths: How many leading eighths of every candidate are scored. Its score is that of this
+            prefix: the model's loss minus the reference loss on the same tokens.
+        averages: Estimates the scores of steps without a scoring pass; None scores every pool.
 
     Raises:
-        ValueError: A policy that needs scores, and no references.
+        ValueError: The policy needs scores, but there are no references.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Selector:
         """Returns the selector of an arm over a store.
 
         Raises:
-            ValueError: A recorded curriculum that is missing or of another store, or references
-                that are missing.
+            ValueError: The recorded curriculum is missing or of another store, or the references
+                are missing.
         """
         return cls(
             pools=arm.pools(store),
@@ -121,10 +121,10 @@ class Selector:
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update.
 
-        A collective call, where the scorer's is.
+        The call is collective if the scorer's is.
 
         Raises:
-            ValueError: A score that is no finite number, unless such candidates are excluded.
+            ValueError: A score is not finite, and such candidates are not excluded.
         """
         begin = time.perf_counter()
         pool, reference_C = self._drawn.take(step)
@@ -144,7 +144,7 @@ class Selector:
         return self._compared(choice, sums)
 
     def _is_scored(self, step: int) -> bool:
-        """Whether the step has a scoring pass; one not due a step ahead never becomes due."""
+        """Whether the step has a scoring pass; if not due one step ahead, it never becomes due."""
         return self.policy.needs_scores and (self.averages is None or self.averages.is_due(step))
 
     def _without_scoring(self, pool: Pool) -> Choice:
@@ -155,19 +155,19 @@ class Selector:
         return choose_by_estimates(score_C, pool, self.policy, self.batch_size)
 
     def set_kappa(self, kappa: float) -> None:
-        """Weighs replay scores by another kappa from the next step on."""
+        """Weighs replay scores by a new kappa from the next step on."""
         self.policy = Joint(kappa)
 
     def learn(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
-        """Takes in what the blocks of a step cost that was chosen by estimated scores.
+        """Updates the averages with the training losses of a step chosen by estimated scores.
 
         Args:
-            choice: Of the step.
-            sums: Sums of the token losses over the eighths of each chosen block as its forward
-                pass found them, nats, float32 [K, 8].
+            choice: The choice of that step.
+            sums: Sums of the token losses over the eighths of each chosen block, from the forward
+                pass of the update, nats, float32 [K, 8].
 
         Returns:
-            The choice with these losses, NaN for the candidates that were not chosen.
+            The choice with these losses; NaN for candidates that were not chosen.
         """
         assert self.averages is not None and self.references is not None
         loss_K = block_loss(sums, self.block_size)
@@ -185,7 +185,7 @@ class Selector:
         return Drawn(pool, self.references.prefix(pool.block_ids, self.eighths))
 
     def _observed(self, choice: Choice) -> Choice:
-        """Takes in the scores of a whole pool, and adds what estimates would have chosen of it."""
+        """Updates the averages with a pool's scores; adds what estimates would have chosen."""
         assert self.averages is not None and choice.score is not None
         estimated: dict[str, float | None] = {}
         if self.averages.has_seen:
@@ -195,7 +195,7 @@ class Selector:
         return replace(choice, compared=estimated)
 
     def _compared(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
-        """Adds what prefixes of the candidates would have chosen."""
+        """Adds the comparison with what prefixes of the candidates would have chosen."""
         assert self.references is not None
         begin = time.perf_counter()
         loss = partial(block_loss, sums, self.block_size)

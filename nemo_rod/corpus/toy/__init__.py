@@ -1,1 +1,1 @@
-"""Sources that only the toy recipes read: Debian's manual pages, and text made of nothing."""
+"""Sources that only the toy recipes read: Debian packages and synthetic text."""

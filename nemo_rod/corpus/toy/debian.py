@@ -1,13 +1,13 @@
-"""Real text from Debian packages: the toy corpus that a laptop can fetch in seconds.
+"""Real text from Debian packages: a toy corpus that a laptop can download in seconds.
 
-A source of kind ``debian`` names packages in `files`. They are fetched once into a cache with
-`apt-get`, which is given folders of its own there: nothing is installed, the system's own lists
-stay as they are, and no special rights are needed. What is taken of a package depends on what lies
-in it: manual pages (stripped of their mark-up), dictionary entries, C headers. ``python-stdlib``
-stands for the sources of the Python that is running.
+A source of kind ``debian`` names packages in `files`. They are downloaded once into a cache with
+`apt-get`, which uses its own folders there: nothing is installed, the system's package lists stay
+unchanged, and no special permissions are needed. The following contents of a package are used:
+manual pages (without markup), dictionary entries, C headers. ``python-stdlib`` stands for the
+sources of the running Python.
 
-Documents come in the order of a hash of their names, so that a cap takes a sample of the whole
-package and not its alphabetical beginning.
+Documents are ordered by a hash of their names, so that a cap takes a sample of the whole package
+rather than its alphabetical beginning.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from nemo_rod.corpus.toy.roff import strip_roff
 PYTHON = "python-stdlib"
 _INSTEAD = "use recipe=toy_synthetic, which needs no packages"
 _MAX_FILE_BYTES = 64_000  # a toy source of 0.7 MB should not be one file
-_MIN_DOCUMENT_BYTES = 200  # what is left of a stub
+_MIN_DOCUMENT_BYTES = 200  # anything shorter is a stub
 
 
 def debian_input(packages: Sequence[str], cache_dir: Path | None = None) -> TextList:
-    """The documents of some packages, as one input.
+    """Returns the documents of packages as one input.
 
     Args:
         packages: Debian package names, or ``python-stdlib``.
-        cache_dir: Where packages are kept; by default below the user's cache folder.
+        cache_dir: Folder for downloaded packages; by default in the user's cache folder.
 
     Raises:
-        ValueError: When they cannot be fetched.
+        ValueError: The packages cannot be downloaded.
     """
     trees = fetch_debian_texts(
         cache_dir or default_cache_dir(), [name for name in packages if name != PYTHON]
@@ -55,24 +55,24 @@ def debian_input(packages: Sequence[str], cache_dir: Path | None = None) -> Text
 
 
 def default_cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/nemo_rod/debian``, or the same below ``~/.cache``."""
+    """Returns ``$XDG_CACHE_HOME/nemo_rod/debian``, with ``~/.cache`` as the default base."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "nemo_rod" / "debian"
 
 
 def fetch_debian_texts(cache_dir: Path, packages: Sequence[str]) -> list[Path]:
-    """Fetches packages that the cache lacks, and unpacks them.
+    """Downloads and unpacks the packages that the cache lacks.
 
     Args:
-        cache_dir: A folder per package is kept here, and apt's own state.
+        cache_dir: Folder with one subfolder per package, and with apt's state during downloads.
         packages: Debian package names.
 
     Returns:
-        A folder for each package, in their order: the package's tree below ``tree``, and
-        ``package.json`` with the name and size of the file it came from.
+        A folder for each package, in order, with its contents in ``tree`` and the name and size of
+        the original file in ``package.json``.
 
     Raises:
-        ValueError: When apt-get or dpkg-deb is missing, or a package cannot be fetched.
+        ValueError: apt-get or dpkg-deb is missing, or a package cannot be downloaded.
     """
     wanted = [name for name in packages if not (cache_dir / name / "package.json").is_file()]
     if wanted:
@@ -101,7 +101,7 @@ def _download(scratch: Path, packages: Sequence[str]) -> list[Path]:
         "Dir::State::Status": scratch / "status",
         "Dir::Cache": scratch / "cache",
         "Acquire::Languages": "none",
-        "APT::Sandbox::User": "root",  # that is: stay whoever runs this
+        "APT::Sandbox::User": "root",  # do not switch users
         "APT::Update::Post-Invoke": "",
         "APT::Update::Post-Invoke-Success": "",
     }
@@ -115,7 +115,7 @@ def _download(scratch: Path, packages: Sequence[str]) -> list[Path]:
             errors="replace",
             check=False,
         )
-        # "update" also fails over a list that is not needed; what counts is the download.
+        # "update" also fails because of lists that are not needed; only the download matters.
         if done.returncode and command[0] == "download":
             lines = (done.stderr.strip() or "no message").splitlines()
             raise ValueError(f"apt-get cannot fetch the toy texts ({lines[-1]}): {_INSTEAD}")
@@ -137,7 +137,7 @@ def _unpack(file: Path, cache_dir: Path) -> None:
             target.rename(cache_dir / name)
 
 
-_Named = tuple[str, Callable[[], str]]  # a document's name, and its text when it is asked for
+_Named = tuple[str, Callable[[], str]]  # a document's name, and a function that returns its text
 
 
 def _texts(packages: Sequence[str], trees: Iterable[Path]) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _python_texts(stdlib: Path) -> Iterator[_Named]:
 
 
 def _dictionary(data: bytes) -> Iterator[_Named]:
-    """Entries: a head word in the first column, and indented lines below it."""
+    """Yields entries: a headword in the first column, followed by indented lines."""
     for number, entry in enumerate(re.split(rb"\n(?=[^\s])", data)):
         yield f"{number:07d}", partial(_entry, entry)
 
@@ -187,8 +187,8 @@ def _entry(data: bytes) -> str:
     except UnicodeDecodeError:
         return ""  # a few entries hold stray bytes
     if not re.match(r"[^\n\\]+ \\", text):
-        return ""  # no head word with its pronunciation: part of the preface
-    # The note where an entry comes from stands behind every one of them.
+        return ""  # no headword with pronunciation: part of the preface
+    # Every entry ends with a note on its origin.
     text = re.sub(r"\n *\[[^]\n]*(Webster|WordNet|PJC|Century)[^]\n]*\](?=\n|$)", "", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -198,7 +198,7 @@ def _manual_page(path: Path) -> str:
 
 
 def _header(path: Path) -> str:
-    """A C header without the comments at its top: mostly the same licence again and again."""
+    """Returns a C header without its leading comments, which mostly repeat the same licence."""
     comments = r"\A(\s*/\*.*?\*/|\s*//[^\n]*\n)+\s*"
     return re.sub(comments, "", _read(path), flags=re.DOTALL)
 

@@ -1,8 +1,8 @@
-"""Manual pages as prose: roff mark-up off; words, paragraphs and examples kept.
+"""Manual pages as prose: strips roff markup but keeps words, paragraphs and examples.
 
-No typesetter, but a reading of the `man` macros that real pages use. What cannot be rendered
-without one (tables, macro definitions, conditionals) is left out, and pages of the other dialect
-(`mdoc`) give nothing. Terminal sessions are left out too: they are the same on the pages of every
+This is not a typesetter; it interprets the `man` macros that real pages use. Anything that needs a
+typesetter (tables, macro definitions, conditionals) is omitted, and pages in the other dialect
+(`mdoc`) yield no text. Terminal sessions are omitted too: they are the same on the pages of every
 language.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# Sections that are the same on every page of a language: they teach a model nothing but themselves.
+# Sections that are identical on every page of a language and teach a model only themselves.
 _BOILERPLATE = {
     *("ÜBERSETZUNG", "TRADUCTION", "TRADUCCIÓN", "TŁUMACZENIE"),
     *("COPYRIGHT", "PRAWA AUTORSKIE", "DERECHOS DE AUTOR", "COLOPHON"),
@@ -45,7 +45,7 @@ _ESCAPE = re.compile(
 _CHAR = {"-": "-", "e": "\\", "\\": "\\", "E": "\\", "~": " ", " ": " ", "0": " ", "'": "'",
          "`": "`", ".": ".", "t": "\t", '"': ""}  # fmt: skip
 _WORD = re.compile(r'"((?:[^"]|"")*)"?|((?:\\ |\S)+)')
-_JOINED = {"BR", "RB", "BI", "IB", "IR", "RI"}  # two fonts in turn: no space between the words
+_JOINED = {"BR", "RB", "BI", "IB", "IR", "RI"}  # alternating fonts: no space between the words
 _SPACED = {"B", "I", "SM", "SB", "R", "CW"}
 _BREAKS = {"PP", "P", "LP", "IP", "TP", "TQ", "HP", "sp", "Sp", "RS", "RE", "br", "EX", "EE"}
 _PROMPT = re.compile(r"^\s*[$#%]\s", flags=re.MULTILINE)
@@ -53,14 +53,14 @@ _SKIPPED = {"TS": "TE", "EQ": "EN", "PS": "PE", "de": ".", "am": ".", "ig": ".",
 
 
 def strip_roff(source: str) -> str:
-    """Text of a manual page.
+    """Returns the text of a manual page.
 
     Args:
         source: The page in roff.
 
     Returns:
-        Headings, paragraphs parted by empty lines, and examples with their line breaks; "" when
-        the page only refers to another one, or is written in `mdoc`.
+        Headings, paragraphs separated by empty lines, and examples with their line breaks; "" if
+        the page only refers to another one or is written in `mdoc`.
     """
     if re.search(r"^\.(so|Dd|Sh)\b", source, flags=re.MULTILINE):
         return ""
@@ -81,7 +81,7 @@ class _Page:
         self._glue = False
 
     def add(self, line: str) -> None:
-        """One input line outside of what is left out."""
+        """Adds one visible input line."""
         if line[:1] not in (".", "'"):
             self._add_text(line)
             return
@@ -105,12 +105,12 @@ class _Page:
             self._glued("".join(arguments))
         elif name in _BREAKS:
             self._flush()
-            # An item's mark (a bullet, a term) begins its paragraph.
+            # An item's label (a bullet, a term) begins its paragraph.
             if name in ("IP", "HP") and arguments:
                 self._add_text(arguments[0])
 
     def text(self) -> str:
-        """Everything so far."""
+        """Returns the text so far."""
         self._flush()
         return "\n\n".join(self._paragraphs) + "\n" if self._paragraphs else ""
 
@@ -152,7 +152,7 @@ class _Page:
 
 
 def _visible(lines: list[str]) -> Iterator[str]:
-    """Lines outside of comments, definitions, tables and conditional blocks."""
+    """Yields lines outside comments, definitions, tables and conditional blocks."""
     until: str | None = None
     depth = 0
     for line in lines:
@@ -161,7 +161,7 @@ def _visible(lines: list[str]) -> Iterator[str]:
                 until = None
             continue
         if depth or re.match(r"[.']\s*(do\s+)?(if|ie|el|while)\b", line):
-            # A block in braces goes as a whole, whatever its condition: they adapt to printers.
+            # Drop blocks in braces regardless of their conditions, which test the output device.
             depth = max(0, depth + line.count("\\{") - line.count("\\}"))
             continue
         line = re.sub(r"(?<!\\)((?:\\\\)*)\\[\"#].*", r"\1", line)

@@ -1,13 +1,13 @@
-"""Made-up text: Markov chains over printable characters, the toy corpus that needs nothing at all.
+"""Synthetic text: Markov chains over printable characters, a toy corpus without any downloads.
 
 A source of kind ``synthetic`` names its generators in `files`: ``markov:3`` is chain number 3, and
-``dialect:3:0.25`` the same chain with a quarter of its states given other successors. An adaptation
-source that is a dialect of a replay source overwrites what the base model knew of that one, and
-leaves the other chains alone: what is forgotten, and what replay brings back, differs from source
-to source.
+``dialect:3:0.25`` the same chain with different successors for a quarter of its states. An
+adaptation source that is a dialect of a replay source overwrites what the base model knew about
+that source and leaves the other chains alone: forgetting and the effect of replay thus differ
+between sources.
 
-Everything is drawn from the raw 64-bit stream of a bit generator, the only stream that numpy
-promises to keep, by integer arithmetic.
+Everything is drawn, with integer arithmetic, from the raw 64-bit stream of a bit generator, the
+only stream that numpy guarantees to keep stable.
 
 Shape suffixes: V = states (a chain's letters), T = slots of a row of the transition table,
 D = documents.
@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.formats import TextList
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
-NUM_LETTERS = 48  # that a chain uses, of the alphabet
+NUM_LETTERS = 48  # of the alphabet that a chain uses
 DOCUMENT_LENGTH = 512  # characters
-NUM_DOCUMENTS = 8192  # of a generator; a source's caps take what they want
+NUM_DOCUMENTS = 8192  # per generator; a source's caps may take fewer
 _BATCH = 256
-# How often a state's successors follow it, in 64ths. Chains differ in how much there is to learn.
+# Probabilities of a state's successors, in 64ths. Chains differ in how much there is to learn.
 _PROFILES = (
     (40, 12, 6, 3, 2, 1),
     (24, 16, 8, 6, 4, 2, 2, 1, 1),
@@ -37,13 +37,13 @@ _PROFILES = (
 
 
 def synthetic_input(generator: str) -> TextList:
-    """Documents of one generator, as an input.
+    """Returns the documents of one generator as an input.
 
     Args:
         generator: ``markov:<number>`` or ``dialect:<number>:<share>``.
 
     Raises:
-        ValueError: When it is neither.
+        ValueError: The generator is neither.
     """
     match = re.fullmatch(r"markov:(\d{1,6})|dialect:(\d{1,6}):(0?\.\d+|[01](?:\.0*)?)", generator)
     if match is None:
@@ -59,11 +59,11 @@ def synthetic_input(generator: str) -> TextList:
 
 
 def synthetic_documents(chain: int, *, dialect: float = 0.0) -> Iterator[str]:
-    """Documents of a Markov chain.
+    """Generates the documents of a Markov chain.
 
     Args:
-        chain: Number of the chain, which decides its letters and its transition table.
-        dialect: Share of the letters whose successors are others than the chain's.
+        chain: Number of the chain, which determines its letters and its transition table.
+        dialect: Fraction of the letters whose successors differ from the chain's.
 
     Yields:
         Texts of `DOCUMENT_LENGTH` characters, the same on every machine.
@@ -82,13 +82,13 @@ def synthetic_documents(chain: int, *, dialect: float = 0.0) -> Iterator[str]:
 
 
 def _letters(chain: int) -> NDArray[np.uint8]:
-    """The characters of a chain, uint8 [V]: chains share some, as languages do."""
+    """Returns the characters of a chain, uint8 [V]; chains share some, as languages do."""
     order = np.argsort(np.random.Philox(key=_key("letters", chain, 0)).random_raw(len(ALPHABET)))
     return np.frombuffer(ALPHABET.encode("ascii"), dtype=np.uint8)[order[:NUM_LETTERS]]
 
 
 def _transitions(chain: int, dialect: float) -> NDArray[np.uint64]:
-    """Next states [V, T]: a slot is drawn evenly, so a state in many slots is a likely one."""
+    """Returns the next states [V, T]; a state's probability is its share of a row's slots."""
     table = _table(chain, "chain")
     order = np.argsort(np.random.Philox(key=_key("order", chain, 0)).random_raw(NUM_LETTERS))
     changed = order[: round(dialect * NUM_LETTERS)]

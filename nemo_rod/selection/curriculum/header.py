@@ -1,4 +1,4 @@
-"""What a curriculum was recorded with: whatever its block ids and scores mean nothing without.
+"""Provenance of a curriculum: what gives its block ids and scores meaning.
 
 Shape suffixes: C = candidates, K = chosen, S = tokens per block.
 """
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class Store(Protocol):
-    """What a curriculum and references ask of a block store."""
+    """The parts of a block store that a curriculum and references need."""
 
     @property
     def digest(self) -> str:
@@ -38,12 +38,12 @@ class SourceRow(NamedTuple):
     name: str
     role: str
     start: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, as the store names it so
+    count: int  # type: ignore[assignment]  # shadows tuple.count to match the store
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurriculumHeader:
-    """What a curriculum was recorded with; a run with anything else refuses to go on with it.
+    """Provenance of a curriculum; a run that differs in any field refuses to resume it.
 
     Attributes:
         num_candidates: Candidates per step (C).
@@ -51,8 +51,8 @@ class CurriculumHeader:
         block_size: Tokens per block (S).
         store: Digest of the block store.
         tokenizer: Fingerprint of the tokenizer.
-        references: Digest of the references, "" if the arm has none.
-        config: Digest of whatever else decides the choices.
+        references: Digest of the references; "" if the arm has none.
+        config: Digest of everything else that affects the choices.
         seed: Seed of the candidate stream.
         sources: The store's sources, by ascending start.
         scored: Whether candidates were scored; if not, loss, score and tau are NaN.
@@ -80,7 +80,7 @@ class CurriculumHeader:
         object.__setattr__(self, "sources", rows)
 
     def source_index(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return for every block id the index of its source in `sources`, -1 for padding."""
+        """Return the index in `sources` of the source of every block id; -1 for padding."""
         starts = np.array([row.start for row in self.sources], dtype=np.int64)
         return np.searchsorted(starts, np.asarray(block_ids), side="right") - 1
 
@@ -105,9 +105,9 @@ def refuse_foreign(path: Path, found: CurriculumHeader, expected: CurriculumHead
 
 
 def refuse_other_store(path: Path, header: CurriculumHeader, store: Store) -> None:
-    """Raise a ValueError that names what a curriculum and a store do not have in common.
+    """Raise a ValueError that names the first property in which a curriculum and a store differ.
 
-    The tokenizer comes first: a store made with another one differs in everything else, too.
+    The tokenizer comes first, because it changes everything else, too.
     """
     for what, found, expected in (
         ("tokenizer", header.tokenizer, store.tokenizer_fingerprint),

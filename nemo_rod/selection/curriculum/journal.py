@@ -1,8 +1,7 @@
-"""What a training run writes down of every step: its curriculum and its metrics.
+"""Records every step of a training run: its curriculum and its metrics.
 
-A step is written down as soon as it is chosen, and the disk has the time of its update to take the
-record. A run that is killed meanwhile leaves the record of a step that never ended, and drops it
-when it goes on.
+A step is recorded as soon as it is chosen, and the disk write overlaps with its update. A run that
+is killed meanwhile leaves the record of a step that never completed, and drops it when it resumes.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from nemo_rod.selection.curriculum.log import Curriculum
 
 
 class Journal:
-    """`curriculum.rod` and `metrics.jsonl` of a run, opened at the step that is next.
+    """The `curriculum.rod` and `metrics.jsonl` of a run, opened at its next step.
 
     Args:
-        folder: Where both files are; it must exist.
+        folder: Folder of both files; it must exist.
         header: The curriculum's header.
-        step: Step that the run goes on with; what was written of it and later is dropped.
+        step: Step at which the run starts or resumes; records of it and of later steps are dropped.
 
     Raises:
-        ValueError: A curriculum that was recorded with something else, or that ends earlier.
+        ValueError: The curriculum has a different header, or ends before this step.
     """
 
     def __init__(self, folder: Path, header: CurriculumHeader, *, step: int) -> None:
@@ -47,30 +46,30 @@ class Journal:
         self._begun: Future[None] | None = None
 
     def begin(self, choice: Choice) -> None:
-        """Writes down what the next step trains on, and does not wait for the disk.
+        """Records what the next step trains on, without waiting for the disk.
 
         Raises:
-            OSError: The disk is full, or the like; the curriculum is as before.
+            OSError: The write failed, e.g. on a full disk; the curriculum is unchanged.
         """
         self._curriculum.append(choice, sync=False)
         self._begun = self._disk.submit(self._curriculum.sync)
 
     def append(self, step: int, choice: Choice, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Writes the rest of a step down, and its choice unless that was done when it began.
+        """Records the metrics of a completed step, and its choice unless `begin` did.
 
-        Its record is on the disk before this returns, so before a checkpoint can name the step.
+        The record is on disk when this returns, hence before a checkpoint can name the step.
 
         Args:
             step: The step that just ended.
-            choice: What it trained on.
-            metrics: Seconds of the step, `timing/train/total` and `timing/train/update`, and
-                whatever else is known of it; JSON values.
+            choice: The choice that it trained on.
+            metrics: Seconds of the step, `timing/train/total` and `timing/train/update`, and any
+                other metrics; JSON values.
 
         Returns:
-            Its line of metrics, those of the choice included.
+            The step's row of metrics, including those of the choice.
 
         Raises:
-            OSError: The disk did not take what was written.
+            OSError: The disk write failed.
         """
         if self._begun is None:
             self.begin(choice)
@@ -81,7 +80,7 @@ class Journal:
         source = header.source_index(choice.block_ids)
         names = [row.name for row in header.sources]
         total, update = (metrics[f"timing/train/{part}"] for part in ("total", "update"))
-        # what choosing adds to a plain step, as a share of that
+        # cost of the selection as a fraction of a plain step
         overhead = {"rod/overhead": total / update - 1}
         row = {"step": step, **metrics, **overhead, **selection_metrics(choice, source, names)}
         append_line(self._metrics, row)
@@ -89,23 +88,23 @@ class Journal:
 
 
 def number(value: Any) -> float | None:
-    """A float, or None (JSON has no NaN) for what is missing or not finite."""
+    """Returns a float, or None (JSON has no NaN) if the value is missing or not finite."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
-    """Adds the metrics of a step to a file of one JSON object per line."""
+    """Appends the metrics of a step to a file with one JSON object per line."""
     with open(path, "a") as file:
         file.write(json.dumps(row) + "\n")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The metrics of every step in a file that `append_line` wrote; none if there is no file."""
+    """The metrics of all steps in a file written by `append_line`; empty if there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def keep_steps(path: Path, end: int) -> None:
-    """Drops the metrics of step `end` and later, which will be done again, and a torn last line."""
+    """Drops the metrics of step `end` and later, which will be rerun, and a torn last line."""
     if not path.exists():
         return
     lines = path.read_text().splitlines(keepends=True)

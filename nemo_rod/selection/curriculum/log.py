@@ -4,10 +4,10 @@
 
     step u64 | tau f64 | block ids i64 [C] | loss f32 [C] | score f32 [C] | chosen, C bits | crc32
 
-About 33 kB for 2048 candidates. The header names what the ids and scores mean: the digests of
-store, tokenizer, references and config, and the table of sources. Scores are as `reducible_loss`
-gives them; tau is the smallest chosen score as the policy weighs it. The block id of padding is -1.
-Curricula of arms that score nothing have NaN for loss, score and tau. Where scores were estimated
+A record takes about 33 kB for 2048 candidates. The header gives ids and scores their meaning: the
+digests of store, tokenizer, references and config, and the table of sources. Scores are as returned
+by `reducible_loss`; tau is the smallest chosen score as the policy weighs it. The block id of
+padding is -1. Arms without scores record NaN for loss, score and tau. If scores were estimated
 (`estimates.py`), only the blocks that were trained on have a loss, that of the training step.
 
 Shape suffixes: N = steps, C = candidates, K = chosen, S = tokens per block.
@@ -58,7 +58,7 @@ class StepRecord:
 class CurriculumArrays:
     """All steps at once: the fields of `StepRecord` with a leading N, but `chosen` is bool [N, C].
 
-    Except for `chosen` the arrays are read-only views of the file.
+    All arrays except `chosen` are read-only views of the file.
     """
 
     step: npt.NDArray[np.int64]
@@ -74,11 +74,11 @@ class Curriculum:
 
     Attributes:
         path: The file.
-        header: What it was recorded with.
+        header: Provenance of the curriculum.
     """
 
     def __init__(self, log: RecordLog, header: CurriculumHeader) -> None:
-        """Wrap an open log; users call `create` or `open`."""
+        """Wrap an open log; use `create` or `open` instead."""
         self._log = log
         self.path = log.path
         self.header = header
@@ -105,17 +105,17 @@ class Curriculum:
         resume_at: int | None = None,
         read_only: bool = False,
     ) -> Self:
-        """Open a curriculum and drop what a crash left unfinished at its end.
+        """Open a curriculum and drop incomplete records at its end, left by a crash.
 
         Args:
             path: The file.
-            expect: What this run would record with; anything else is refused.
-            resume_at: Step that is to be appended next; later records are dropped.
-            read_only: Leave the file as it is, so that it can be read while a run appends to it.
+            expect: Header of this run; any difference is refused.
+            resume_at: Step to be appended next; records of it and of later steps are dropped.
+            read_only: Do not modify the file, so that it can be read while a run appends to it.
 
         Raises:
-            ValueError: No such file, a foreign header, a damaged record, or no record of the step
-                before `resume_at`.
+            ValueError: The file is missing, its header differs, a record is damaged, or the step
+                before `resume_at` has no record.
         """
         log = RecordLog(Path(path), LOG_MAGIC, read_only=read_only)
         header = CurriculumHeader(**log.header)
@@ -135,19 +135,19 @@ class Curriculum:
 
     @property
     def next_step(self) -> int:
-        """The step that is to be appended next."""
+        """The step to be appended next."""
         return self.header.first_step + len(self)
 
     def append(self, choice: Choice, *, sync: bool = True) -> None:
         """Add a step.
 
         Args:
-            choice: Of the step after the last one.
-            sync: Wait until it is on the disk.
+            choice: The choice of the step after the last one.
+            sync: Wait until the record is on disk.
 
         Raises:
-            ValueError: A step out of turn, a NaN score, or another process writing the file.
-            OSError: The disk is full, or the like; the file is as before.
+            ValueError: The step is out of order, a score is NaN, or another process wrote the file.
+            OSError: The write failed, e.g. on a full disk; the file is unchanged.
         """
         num_candidates, scored = self.header.num_candidates, self.header.scored
         pool, step = choice.pool, choice.pool.step
@@ -175,10 +175,10 @@ class Curriculum:
         self._log.append(np.frombuffer(record.tobytes(), np.uint8)[None], sync=sync)
 
     def sync(self) -> None:
-        """Wait until all steps are on the disk.
+        """Wait until all steps are on disk.
 
         Raises:
-            OSError: The disk is full, or the like.
+            OSError: The write failed, e.g. on a full disk.
         """
         self._log.sync()
 
@@ -186,7 +186,7 @@ class Curriculum:
         """Drop the records of `step` and later, so that `step` is appended next.
 
         Raises:
-            ValueError: The step before was never recorded.
+            ValueError: The preceding step was never recorded.
         """
         count = step - self.header.first_step
         if not 0 <= count <= len(self):
@@ -198,7 +198,7 @@ class Curriculum:
         self._log.truncate(count)
 
     def __getitem__(self, index: int) -> StepRecord:
-        """Return the record at a position, from 0 (or from the end, below 0)."""
+        """Return the record at a position, from 0; negative positions count from the end."""
         position = range(len(self))[index]
         record = self._records()[position]
         bits_C = np.unpackbits(
@@ -214,7 +214,7 @@ class Curriculum:
         )
 
     def __iter__(self) -> Iterator[StepRecord]:
-        """Return the steps in order."""
+        """Return an iterator over the steps in order."""
         return (self[i] for i in range(len(self)))
 
     def arrays(self) -> CurriculumArrays:
@@ -252,7 +252,7 @@ class Curriculum:
         return self._log.payload().view(self._dtype).reshape(len(self))
 
     def _check_records(self, valid_N: npt.NDArray[np.bool_]) -> None:
-        """Refuse damage before the end, which no crash of a writer explains."""
+        """Refuse damage before the end, which a crashed writer cannot cause."""
         right_N = valid_N & (
             self._records()["step"] == self.header.first_step + np.arange(len(self))
         )

@@ -1,10 +1,10 @@
 """An append-only file of fixed-size records that survives being killed at any byte.
 
     magic (8 bytes) | length of the JSON (u32) | JSON header | crc32 of all before (u32)
-    record | record | ...                        each ends in the crc32 (u32) of its other bytes
+    record | record | ...                        each ends with the crc32 (u32) of its other bytes
 
-Everything is little-endian. The header is moved into place whole. A record counts only if its
-checksum holds, so after a crash the torn end of the file is cut off, back to the last whole record.
+Everything is little-endian. The header is written atomically. A record is valid only if its
+checksum matches, so after a crash the file is truncated to its last valid record.
 
 Shape suffixes: N = records, B = bytes of a record without its checksum.
 """
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from nemo_rod.files import with_advice, write_whole
 
 _CRC_BYTES = 4
-_SHORT_ROW = 256  # bytes; up to here the tables of crc32_rows stay small
+_SHORT_ROW = 256  # bytes; the tables of crc32_rows stay small up to this size
 _READ_BYTES = 1 << 24
 
 
@@ -34,14 +34,14 @@ class RecordLog:
     Attributes:
         path: The file.
         header: The header's JSON object.
-        count: Number of records that are looked at, valid or not.
+        count: Number of records in use, valid or not.
     """
 
     def __init__(self, path: Path, magic: bytes, *, read_only: bool = False) -> None:
-        """Open a log and read its header. Call `recover` before anything is appended.
+        """Open a log and read its header. Call `recover` before appending.
 
         Raises:
-            ValueError: No such file, another kind of file, or a damaged header.
+            ValueError: The file is missing or of another kind, or its header is damaged.
         """
         self.path = path
         content, self._start = _read_header(path, magic)
@@ -66,11 +66,11 @@ class RecordLog:
         write_whole(path, head + zlib.crc32(head).to_bytes(_CRC_BYTES, "little"))
 
     def payload(self) -> npt.NDArray[np.uint8]:
-        """Return the records without their checksums, a read-only map of the file, uint8 [N, B]."""
+        """Return the records without checksums, as a read-only map of the file, uint8 [N, B]."""
         return self._records()[:, :-_CRC_BYTES]
 
     def valid(self) -> npt.NDArray[np.bool_]:
-        """Return which records have the checksum they should have, bool [N]."""
+        """Return which records have a correct checksum, bool [N]."""
         records = self._records()
         valid_N = np.empty(self.count, dtype=bool)
         rows = max(1, _READ_BYTES // self._record_size)
@@ -81,9 +81,9 @@ class RecordLog:
         return valid_N
 
     def recover(self) -> npt.NDArray[np.bool_]:
-        """Drop whatever follows the last valid record.
+        """Drop everything after the last valid record.
 
-        A log opened for reading only leaves the file as it is and does not look at its end.
+        A log opened for reading only ignores the rest but does not modify the file.
 
         Returns:
             Which of the remaining records are valid, bool [N].
@@ -94,7 +94,7 @@ class RecordLog:
         return valid_N[: self.count]
 
     def truncate(self, count: int) -> None:
-        """Keep the first `count` records and nothing behind them."""
+        """Keep only the first `count` records."""
         assert 0 <= count <= self.count, f"{count} of {self.count} records"
         self.count = count
         if not self._read_only and os.fstat(self._fd).st_size != self._end:
@@ -102,15 +102,15 @@ class RecordLog:
             os.fsync(self._fd)
 
     def append(self, payload_NB: npt.NDArray[np.uint8], *, sync: bool) -> None:
-        """Append records; a write that fails half way is taken back.
+        """Append records; a partial write is rolled back.
 
         Args:
             payload_NB: Records without their checksums, uint8 [N, B].
-            sync: Wait until they are on the disk.
+            sync: Wait until they are on disk.
 
         Raises:
             ValueError: Another process has changed the file.
-            OSError: The disk is full, or the like.
+            OSError: The write failed, e.g. on a full disk.
         """
         assert not self._read_only, f"{self.path} was opened for reading only"
         assert payload_NB.shape[1] == self._record_size - _CRC_BYTES, payload_NB.shape
@@ -133,10 +133,10 @@ class RecordLog:
         self.count += len(payload_NB)
 
     def sync(self) -> None:
-        """Wait until all that was appended is on the disk.
+        """Wait until everything appended is on disk.
 
         Raises:
-            OSError: The disk is full, or the like.
+            OSError: The write failed, e.g. on a full disk.
         """
         try:
             os.fsync(self._fd)
@@ -161,19 +161,19 @@ class RecordLog:
 
 
 def crc32_rows(bytes_NB: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """Return the crc32 of every row, as `zlib.crc32` gives it.
+    """Return the crc32 of every row, equal to that of `zlib.crc32`.
 
     Args:
         bytes_NB: uint8 [N, B].
 
     Returns:
-        uint32 [N].
+        Checksums, uint32 [N].
     """
     num_rows, num_bytes = bytes_NB.shape
     if num_bytes > _SHORT_ROW:
         rows = np.ascontiguousarray(bytes_NB)
         return np.fromiter((zlib.crc32(row) for row in rows), np.uint32, num_rows)
-    # crc32 is affine over GF(2): it is that of zeros, changed by every byte on its own.
+    # crc32 is affine over GF(2): every byte changes the crc32 of zeros independently.
     crc_N = np.full(num_rows, zlib.crc32(bytes(num_bytes)), dtype=np.uint32)
     for table, column_N in zip(_crc_tables(num_bytes), bytes_NB.T.copy(), strict=True):
         crc_N ^= table.take(column_N)
@@ -182,7 +182,7 @@ def crc32_rows(bytes_NB: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
 
 @cache
 def _crc_tables(num_bytes: int) -> npt.NDArray[np.uint32]:
-    """Return by what a byte at a position changes the crc32 of zeros, uint32 [B, 256]."""
+    """Return how each byte value at each position changes the crc32 of zeros, uint32 [B, 256]."""
     tables = np.empty((num_bytes, 256), dtype=np.uint32)
     zeros = bytearray(num_bytes)
     for at in range(num_bytes):
@@ -194,7 +194,7 @@ def _crc_tables(num_bytes: int) -> npt.NDArray[np.uint32]:
 
 
 def _read_header(path: Path, magic: bytes) -> tuple[dict[str, Any], int]:
-    """Return a log's header and the byte at which its records begin."""
+    """Return a log's header and the byte offset of its records."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist: check the path, or run the stage that writes it")
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Pools that follow a recorded run: its very batches, or only how many of what they held.
+"""Pools that follow a recorded run: its exact batches, or only its counts per role or source.
 
 Shape suffixes: C = candidates, K = chosen.
 """
@@ -19,7 +19,7 @@ GroupedBy = Literal["role", "source"]
 
 
 class RecordedPools:
-    """The blocks that a recorded run trained on, for training another model on its curriculum.
+    """The blocks that a recorded run trained on, to train another model on its curriculum.
 
     With `TakeAll` this is the paper's curriculum transfer (Section "Cross-scale").
     """
@@ -28,8 +28,8 @@ class RecordedPools:
         """Read pools from an open curriculum; it stays open.
 
         Args:
-            curriculum: What a run recorded.
-            store: The block store that the pools will be read from.
+            curriculum: The recorded curriculum.
+            store: The block store that the pools will be read from; None skips the check.
 
         Raises:
             ValueError: The curriculum was recorded with another tokenizer, block size or store.
@@ -53,7 +53,7 @@ class RecordedPools:
         return len(self._curriculum)
 
     def pool(self, step: int) -> Pool:
-        """Return what was trained on at a step, in the order of the recorded pool.
+        """Return the blocks trained on at a step, in the order of the recorded pool.
 
         Raises:
             ValueError: The step was not recorded.
@@ -68,7 +68,7 @@ class RecordedPools:
         """Refuses a step that was not recorded.
 
         Raises:
-            ValueError: what was recorded, and what to do.
+            ValueError: The step was not recorded.
         """
         header = self._curriculum.header
         if not header.first_step <= step < self._curriculum.next_step:
@@ -80,10 +80,10 @@ class RecordedPools:
 
 
 class FollowedPools:
-    """As many blocks of each role, or of each source, as a recorded run trained on, at random.
+    """Random blocks with the counts per role, or per source, of a recorded run.
 
-    With `TakeAll` these are the controls beside the component ablation: they keep how much is
-    replayed and when, and by source also how much of which, but not which blocks.
+    With `TakeAll` these are controls for the component ablation: they preserve how much is replayed
+    and when (by source, also how much of each source), but not which blocks.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class FollowedPools:
         """Draw from other pools; the curriculum stays open.
 
         Args:
-            pools: What is drawn from; those of the recorded run always hold enough.
-            curriculum: What a run recorded.
-            by: Whose counts are kept.
-            store: The block store that the pools will be read from.
+            pools: Pools to draw from; those of the recorded run always hold enough blocks.
+            curriculum: The recorded curriculum.
+            by: Whether the counts per "role" or per "source" are kept.
+            store: The block store that the pools will be read from; None skips the check.
 
         Raises:
             ValueError: The curriculum was recorded with another tokenizer, block size or store.
@@ -113,10 +113,10 @@ class FollowedPools:
         self._recorded.refuse_beyond(step)
 
     def pool(self, step: int) -> Pool:
-        """Return the first blocks of each group in the pool, which is shuffled.
+        """Return the first blocks of each group in the shuffled pool.
 
         Raises:
-            ValueError: The step was not recorded, or the pool holds too few of a group.
+            ValueError: The step was not recorded, or the pool has too few blocks of a group.
         """
         wanted = np.bincount(self._group(self._recorded.pool(step).block_ids))
         pool = self._pools.pool(step)
@@ -145,7 +145,7 @@ class FollowedPools:
 
 
 def replay_share(curriculum: Curriculum) -> float:
-    """Return the share of replay in all that a recorded run trained on."""
+    """Return the share of replay among all blocks that a recorded run trained on."""
     replay = total = 0
     for record in curriculum:
         ids = record.block_ids[record.chosen]

@@ -1,4 +1,4 @@
-"""What one does with a finished curriculum: export it to parquet, check it, compare two.
+"""Tools for finished curricula: export one to parquet, verify one, compare two.
 
 Shape suffixes: N = steps, C = candidates, K = chosen.
 """
@@ -25,10 +25,10 @@ class CurriculumDiff:
     """How two curricula differ, over the steps that both have.
 
     Attributes:
-        step: int64 [N].
+        step: Steps compared, int64 [N].
         overlap: Blocks trained on in both, as a fraction of the larger set, float64 [N].
-        replay_share_a: Fraction of replay trained on in the first, float64 [N].
-        replay_share_b: The same of the second.
+        replay_share_a: Share of replay in the batches of the first, float64 [N].
+        replay_share_b: Share of replay in the batches of the second, float64 [N].
         same_pools: Whether both drew the same candidates, bool [N].
     """
 
@@ -43,12 +43,12 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
     """Write a curriculum as parquet, one row per candidate.
 
     Columns: step, position, block_id, role, source, score, loss, reference, chosen, threshold. The
-    reference is loss - score, to the last bit or two. What was not scored is null; so are role and
-    source of padding.
+    reference is loss - score, up to the last bit or two. Unscored values are null, as are role
+    and source of padding.
 
     Args:
         curriculum: An open curriculum.
-        path: The parquet file; moved into place whole.
+        path: The parquet file; renamed into place atomically.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -82,11 +82,11 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
 
 
 def verify(curriculum: Curriculum, store: Store) -> None:
-    """Check that a curriculum is of a store and holds together.
+    """Check that a curriculum belongs to a store and is consistent.
 
     Raises:
-        ValueError: Another store, tokenizer or block size; a block id the store does not have;
-            another number of chosen blocks than the header names; padding that was chosen.
+        ValueError: The store, tokenizer or block size differs; a block id is not in the store; the
+            number of chosen blocks is not the header's; or padding was chosen.
     """
     header = curriculum.header
     refuse_other_store(curriculum.path, header, store)
@@ -107,10 +107,10 @@ def verify(curriculum: Curriculum, store: Store) -> None:
 
 
 def diff(a: Curriculum, b: Curriculum) -> CurriculumDiff:
-    """Compare what two runs on the same store trained on, step by step.
+    """Compare, step by step, the blocks that two runs on the same store trained on.
 
     Raises:
-        ValueError: The runs are of different stores, or have no step in common.
+        ValueError: The runs used different stores, or have no step in common.
     """
     if a.header.store != b.header.store:
         raise ValueError(
@@ -142,7 +142,7 @@ def _compare(
 
 
 def _columns(header: CurriculumHeader, records: list[StepRecord]) -> dict[str, Any]:
-    """Return the parquet columns of some steps; NaN and None stand for null."""
+    """Return the parquet columns of some steps; NaN and None represent null."""
     num_candidates = header.num_candidates
     chosen = np.zeros((len(records), num_candidates), dtype=bool)
     for row, record in zip(chosen, records, strict=True):
@@ -156,7 +156,7 @@ def _columns(header: CurriculumHeader, records: list[StepRecord]) -> dict[str, A
     with np.errstate(invalid="ignore"):
         reference = np.where(np.isneginf(score), np.nan, loss - score).astype(np.float32)
     estimated = np.repeat([np.isnan(record.loss).any() for record in records], num_candidates)
-    reference[estimated] = np.nan  # those scores are no differences of losses
+    reference[estimated] = np.nan  # estimated scores are not differences of losses
     return {
         "step": np.repeat([record.step for record in records], num_candidates),
         "position": np.tile(np.arange(num_candidates, dtype=np.int32), len(records)),

@@ -1,12 +1,12 @@
 """Reference losses: what a block costs the specialist, or the untouched base model.
 
     writer.append(block_ids, sums)         log.py: one log per rank, while blocks are scored
-    compact(folder)                        compaction.py: the logs become arrays, dense by block id
-    folder.sums, folder.heads              folder.py: a finished folder, and its manifest
+    compact(folder)                        compaction.py: turns logs into arrays, dense by block id
+    folder.sums, folder.heads              folder.py: a complete folder and its manifest
     references[block_ids]                  lookup.py, lowest.py: by id; hash_index.py: by content
     block_loss(sums, ...)                  block_loss.py: eighths of a block -> nats per token
 
-`teacher.py` keeps what the base foretells, for the self-distillation score.
+`teacher.py` stores the base model's predictions for the self-distillation score.
 """
 
 from nemo_rod.selection.references.block_loss import block_loss, num_targets

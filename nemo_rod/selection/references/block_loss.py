@@ -23,15 +23,15 @@ def num_targets(block_size: int, eighths: int = NUM_PARTS) -> int:
 def block_loss(
     sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_PARTS
 ) -> npt.NDArray[np.float32]:
-    """Turn partial sums into losses, of references and of online scoring alike.
+    """Turn partial sums into losses, for references and online scoring alike.
 
-    Nothing else does, and the order of addition is fixed: equal sums give losses equal to the bit,
-    so that a replay block scores exactly 0 at the base model.
+    This is the only such code, and its order of addition is fixed: equal sums give bitwise equal
+    losses, so that a replay block scores exactly 0 at the base model.
 
     Args:
         sums_C8: Partial sums of the token losses, nats, float32 [C, 8].
         block_size: Tokens per block (S).
-        eighths: How many chunks to take, from the beginning; 8 is the whole block.
+        eighths: Number of leading chunks to use; 8 is the whole block.
 
     Returns:
         float32 [C], the mean over `num_targets(block_size, eighths)` targets, nats per token
@@ -45,14 +45,14 @@ def block_loss(
 def mean_loss(
     sums_CN: npt.NDArray[np.float32], num_targets_C: npt.NDArray[np.floating] | int
 ) -> npt.NDArray[np.float32]:
-    """Turn partial sums and numbers of targets into mean losses.
+    """Turn partial sums and target counts into mean losses.
 
     Args:
         sums_CN: Partial sums of the token losses, nats, float32 [C, N].
-        num_targets_C: How many targets a block's sums are of, one number or [C].
+        num_targets_C: Number of targets that the sums of a block cover, one number or [C].
 
     Returns:
-        float32 [C], nats per token.
+        Mean losses, float32 [C], nats per token.
     """
     total_C = np.zeros(len(sums_CN), dtype=np.float64)
     for chunk in range(sums_CN.shape[1]):

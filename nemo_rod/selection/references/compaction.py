@@ -1,7 +1,8 @@
-"""Turning the logs of reference losses into arrays that are dense by block id.
+"""Turns the logs of reference losses into arrays that are dense by block id.
 
-Ranks may come and go, die and overlap: what counts is that every block is there and that copies
-agree to the bit. Before `manifest.json` is there, nothing counts; the logs stay until then.
+Ranks may join, leave, die and overlap; all that matters is that every block is present and that
+copies are bitwise equal. The folder is valid only once `manifest.json` exists; until then the logs
+stay.
 
 Shape suffixes: C = blocks, N = records.
 """
@@ -33,16 +34,16 @@ Hashes = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]
 
 
 def compact(folder: str | Path, *, manifest: ReferenceManifest, hashes: Hashes) -> None:
-    """Turn the logs of all ranks into dense arrays, and remove the logs.
+    """Turn the logs of all ranks into dense arrays and remove the logs.
 
     Args:
         folder: Folder of the references.
-        manifest: What the losses were computed with, and the range of blocks that must be there.
-        hashes: Gives the block hashes uint8 [C, 16] of block ids int64 [C], such as `store.hashes`.
+        manifest: Provenance of the losses, and the range of blocks that must be present.
+        hashes: Returns the hashes uint8 [C, 16] of block ids int64 [C], such as `store.hashes`.
 
     Raises:
-        ValueError: The folder is complete; or a block is missing, has two different losses, a NaN,
-            or another hash than the store's. The logs stay as they are.
+        ValueError: The folder is already complete; or a block is missing, has two different losses
+            or a NaN, or its hash differs from the store's. The logs stay unchanged.
     """
     folder = Path(folder)
     if (folder / "manifest.json").exists():
@@ -55,16 +56,16 @@ def compact(folder: str | Path, *, manifest: ReferenceManifest, hashes: Hashes) 
         arrays = _new_arrays(work, manifest.stop - manifest.start)
         _fill(arrays, logs, manifest, hashes, folder)
         _finish(folder, work, arrays, manifest)
-    except (ValueError, OSError):  # room that was taken for nothing is given back
+    except (ValueError, OSError):  # free the allocated disk space
         shutil.rmtree(work, ignore_errors=True)
         raise
     remove_logs(folder)
 
 
 def remove_logs(folder: str | Path) -> None:
-    """Remove what a complete folder does not need: the logs, and what killed writers left behind.
+    """Remove what a complete folder no longer needs: the logs, and leftovers of killed writers.
 
-    A run that was killed between completing the folder and this has left them there.
+    They remain if a run was killed between completing the folder and this call.
     """
     folder = Path(folder)
     assert (folder / "manifest.json").exists(), f"{folder} still needs its logs"
@@ -74,7 +75,7 @@ def remove_logs(folder: str | Path) -> None:
 
 
 def _new_arrays(work: Path, size: int) -> dict[str, np.memmap]:
-    """Make the dense arrays, with room on the disk for all of them."""
+    """Create the dense arrays and allocate disk space for all of them."""
     shapes: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
         "sums": (np.float32, (size, NUM_PARTS)),
         "hash": (np.uint64, (size,)),
@@ -85,7 +86,7 @@ def _new_arrays(work: Path, size: int) -> dict[str, np.memmap]:
         path = work / f"{name}.npy"
         try:
             arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
-            # A map that finds the disk full when it is written to ends the process by a signal.
+            # Writing to a memory map on a full disk would kill the process with a signal.
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
@@ -100,7 +101,7 @@ def _fill(
     hashes: Hashes,
     folder: Path,
 ) -> None:
-    """Enter the records of all logs into the arrays, and refuse what must not be there."""
+    """Copy the records of all logs into the arrays; refuse invalid ones."""
     seen = np.zeros(manifest.stop - manifest.start, dtype=bool)
     for path in logs:
         for records_N in valid_records(path, manifest):
@@ -114,7 +115,7 @@ def _fill(
 def _finish(
     folder: Path, work: Path, arrays: dict[str, np.memmap], manifest: ReferenceManifest
 ) -> None:
-    """Move the arrays into place, and the manifest that makes them count last."""
+    """Move the arrays into place, then the manifest, which makes the folder complete."""
     digest = manifest_digest(manifest, arrays["sums"], arrays["hash"])
     for name, array in arrays.items():
         array.flush()
@@ -130,7 +131,7 @@ def _merge(
     start: int,
     path: Path,
 ) -> None:
-    """Enter records into the dense arrays; refuse a second loss for a block that differs."""
+    """Copy records into the dense arrays; refuse a second, different loss for a block."""
     row_N = records_N["id"].astype(np.int64) - start
     rows, first = np.unique(row_N, return_index=True)
     first = first[~seen[rows]]

@@ -1,11 +1,11 @@
-"""What references are on disk: the record of a block, a folder's arrays and its manifest.
+"""The on-disk format of references: the record of a block, a folder's arrays and its manifest.
 
-A folder is complete when it has `manifest.json`, and then holds, dense by block id,
+A folder is complete once it has `manifest.json`, and then holds, dense by block id,
 
     sums.npy float32 [N, 8]    hash.npy uint64 [N]    check.npy uint32 [N]
 
-the partial sums of the token losses, the head of the block's hash, and the checksum of the record
-that a block had in the log it was written to. The manifest may have more keys than are read here.
+the partial sums of the token losses, the head of the block's hash, and the checksum of the block's
+record in its log. The manifest may have more keys than are read here.
 
 Shape suffixes: C = blocks, N = all blocks of a folder.
 """
@@ -33,7 +33,7 @@ ROWS = 1 << 20  # blocks handled at a time, which bounds the memory
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceManifest:
-    """What reference losses were computed with.
+    """Provenance of reference losses.
 
     Attributes:
         model: Digest of the reference model's weights.
@@ -41,7 +41,7 @@ class ReferenceManifest:
         store: Digest of the block store.
         block_size: Tokens per block, a multiple of 8.
         start: First block id.
-        stop: Block id behind the last.
+        stop: Block id after the last.
         precision: Arithmetic of the forward pass, such as "bf16".
         loss: Definition of the loss.
     """
@@ -65,7 +65,7 @@ class ReferenceManifest:
             raise ValueError(f"block ids [{self.start}, {self.stop}) hold no block to score")
 
     def difference(self, other: ReferenceManifest) -> str:
-        """Return a text naming every field that differs, "" if none does."""
+        """Return a text that names every field that differs; "" if none does."""
         return ", ".join(
             f"{field.name} {getattr(self, field.name)!r} (expected {getattr(other, field.name)!r})"
             for field in fields(self)
@@ -74,11 +74,11 @@ class ReferenceManifest:
 
 
 class StoreOfRoles(Store, Protocol):
-    """What a reference pass asks of a block store."""
+    """The parts of a block store that a reference pass needs."""
 
     @property
     def num_adaptation(self) -> int:
-        """Adaptation blocks; they come first."""
+        """Number of adaptation blocks, which come first."""
 
 
 def role_manifest(
@@ -94,7 +94,7 @@ def role_manifest(
         loss: Definition of the loss.
 
     Raises:
-        ValueError: The store has no block of the role.
+        ValueError: The store has no block of this role.
     """
     ranges = {
         "adaptation": (0, store.num_adaptation),
@@ -134,7 +134,7 @@ def open_folder(path: Path) -> Folder:
     """Map the arrays of a compacted folder.
 
     Raises:
-        ValueError: The folder is not complete, of another version, or damaged in form.
+        ValueError: The folder is incomplete, of another version, or malformed.
     """
     file = path / "manifest.json"
     if not file.is_file():
@@ -170,7 +170,7 @@ def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.N
     """Map an array of a complete folder.
 
     Raises:
-        ValueError: The file cannot be read, or is of another type or shape.
+        ValueError: The file cannot be read, or its dtype or shape is wrong.
     """
     advice = "restore the folder from a copy, or remove it to score again"
     try:
@@ -196,7 +196,7 @@ def record_checks(records_C: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
 
 
 def manifest_digest(manifest: ReferenceManifest, *arrays: npt.NDArray[np.generic]) -> str:
-    """Return the digest, in hex, of a manifest and the contents of its arrays."""
+    """Return the hex digest of a manifest and the contents of its arrays."""
     digest = hashlib.blake2b(digest_size=16, person=b"rod-refs-v1")
     digest.update(json.dumps(asdict(manifest), sort_keys=True).encode())
     for array in arrays:

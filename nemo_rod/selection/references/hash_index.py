@@ -1,4 +1,4 @@
-"""Finds blocks by the heads of their hashes, in an index that is held in memory."""
+"""Finds blocks by the heads of their hashes, with an in-memory index."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 
 class HashIndex:
-    """Finds hash heads in a list of them: sorted, with a directory of the leading bits.
+    """Finds hash heads in a sorted list, through a directory of their leading bits.
 
-    Heads are uniform, so a directory with about one entry per bucket leaves a step or two of
-    search.
+    Heads are uniformly distributed, so a directory with about one entry per bucket leaves one or
+    two search steps.
     """
 
     def __init__(self, heads_N: npt.NDArray[np.uint64]) -> None:
@@ -22,7 +22,7 @@ class HashIndex:
         self._begin = np.searchsorted(self._sorted_N >> self._shift, buckets).astype(np.int64)
 
     def find(self, wanted_C: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Return the first index of every head, int64 [C], -1 where there is none."""
+        """Return the first index of every head, int64 [C]; -1 if it is absent."""
         bucket_C = (wanted_C >> self._shift).astype(np.int64)
         at_C, end_C = self._begin[bucket_C], self._begin[bucket_C + 1]
         last = len(self._sorted_N) - 1

@@ -1,11 +1,11 @@
-"""Writing reference losses down: one append-only log per rank.
+"""Records reference losses in one append-only log per rank.
 
 Reference models never change, so each block is scored once (paper, Appendix A, "Reference-loss
 caching"). A rank appends to `rank-00000.log` (a record log, `record_log.py`), little-endian:
 
     block id u64 | 8 partial sums f32 | first 8 bytes of the block hash u64 | crc32 u32
 
-When every block is there, `compaction.py` makes a folder of the logs.
+Once every block is recorded, `compaction.py` turns the logs into a complete folder.
 
 Shape suffixes: C = blocks, N = records.
 """
@@ -37,7 +37,7 @@ class ReferenceWriter:
     """Appends the partial sums of scored blocks to the log of one rank.
 
     Attributes:
-        done: Block ids that this rank's log holds, int64, ascending; see also `logged_ids`.
+        done: Block ids in this rank's log, int64, ascending; see also `logged_ids`.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class ReferenceWriter:
         manifest: ReferenceManifest,
         sync_every: int = 4096,
     ) -> None:
-        """Begin the log of a rank, or go on with it from its last whole record.
+        """Begin the log of a rank, or resume it after its last whole record.
 
         Args:
             folder: Folder of the references.
-            rank: Number of this writer; each has a log of its own.
-            manifest: What the losses are computed with.
-            sync_every: Wait for the disk after so many records.
+            rank: Number of this writer; each has its own log.
+            manifest: Provenance of the losses.
+            sync_every: Number of records between two waits for the disk.
 
         Raises:
-            ValueError: The log was written with something else; the field is named.
+            ValueError: The log has another manifest; the message names the fields that differ.
         """
         path = Path(folder) / f"rank-{rank:05d}.log"
         if not path.exists():
@@ -83,7 +83,7 @@ class ReferenceWriter:
 
         Raises:
             ValueError: A sum that is not finite, or a block id outside the manifest's range.
-            OSError: The disk is full, or the like; the log is as before.
+            OSError: The write failed, e.g. on a full disk; the log is unchanged.
         """
         block_ids = np.asarray(block_ids, dtype=np.int64)
         records_C = np.zeros(block_ids.shape, dtype=RECORD)
@@ -97,7 +97,7 @@ class ReferenceWriter:
         self._unsynced = 0 if sync else self._unsynced
 
     def close(self) -> None:
-        """Wait for the disk and close the log."""
+        """Sync the log to disk and close it."""
         self._log.sync()
         self._log.close()
 
@@ -116,10 +116,10 @@ class ReferenceWriter:
 
 
 def logged_ids(folder: str | Path, manifest: ReferenceManifest) -> npt.NDArray[np.int64]:
-    """Return the block ids that the logs of all ranks hold, int64, ascending, each once.
+    """Return the unique block ids in the logs of all ranks, int64, ascending.
 
     Raises:
-        ValueError: A log was written with something else than `manifest`.
+        ValueError: A log was not written with `manifest`.
     """
     ids = [np.empty(0, dtype=np.int64)]
     for path in log_paths(folder):
@@ -128,10 +128,10 @@ def logged_ids(folder: str | Path, manifest: ReferenceManifest) -> npt.NDArray[n
 
 
 def valid_records(path: Path, manifest: ReferenceManifest) -> Iterator[npt.NDArray[np.void]]:
-    """Give the valid records of a log, some at a time.
+    """Yield the valid records of a log in batches.
 
     Raises:
-        ValueError: The log was written with something else than `manifest`.
+        ValueError: The log was not written with `manifest`.
     """
     log = _open(path, manifest, read_only=True)
     valid_N = log.recover()
@@ -147,7 +147,7 @@ def log_paths(folder: str | Path) -> list[Path]:
 
 
 def check_range(records_N: npt.NDArray[np.void], manifest: ReferenceManifest, where: str) -> None:
-    """Refuse records of blocks that the manifest does not name."""
+    """Refuse records of blocks outside the manifest's range."""
     inside_N = (records_N["id"] >= manifest.start) & (records_N["id"] < manifest.stop)
     if not inside_N.all():
         raise ValueError(
@@ -158,7 +158,7 @@ def check_range(records_N: npt.NDArray[np.void], manifest: ReferenceManifest, wh
 
 
 def check_sums(records_N: npt.NDArray[np.void], where: str) -> None:
-    """Refuse records of losses that are no finite numbers."""
+    """Refuse records with non-finite losses."""
     finite_N = np.isfinite(records_N["sums"]).all(axis=1)
     if not finite_N.all():
         raise ValueError(

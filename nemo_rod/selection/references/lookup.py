@@ -1,8 +1,8 @@
 """Reference losses by block id: what a block costs the specialist, or the untouched base model.
 
-Folders of several reference models (`folder.py`) together cover a store: the specialist
-the adaptation blocks, the base model the replay blocks (paper, Eq. "RoD"). Every block looked up is
-checked twice: its checksum against rot, its hash against the store it is to be used with.
+Folders of several reference models (`folder.py`) together cover a store: the specialist covers the
+adaptation blocks, the base model the replay blocks (paper, Eq. "RoD"). Every lookup verifies the
+checksum of the record, against corruption, and the block hash, against the store in use.
 
 Shape suffixes: C = blocks, N = all blocks of a folder, S = tokens per block.
 """
@@ -36,7 +36,7 @@ from nemo_rod.selection.references.teacher import teacher_top_k
 
 
 class HashedBlocks(Store, Protocol):
-    """What references ask of a block store."""
+    """The parts of a block store that references need."""
 
     def hashes(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return the block hashes, uint8 [C, 16]."""
@@ -75,12 +75,12 @@ class References:
 
         Args:
             paths: The folders, in any order.
-            store: The block store they must be of and must cover; None for lookups `by_hash` only.
-            distilled: Whether the caller can score against a distilled loss (`teacher.py`).
+            store: The block store that they must belong to and cover; None allows `by_hash` only.
+            distilled: Whether the caller can score with a distilled loss (`teacher.py`).
 
         Raises:
-            ValueError: A folder that is missing, not complete, damaged in size, of another store or
-                tokenizer; folders that overlap or leave blocks of the store without a reference.
+            ValueError: A folder is missing, incomplete, of the wrong size, or of another store or
+                tokenizer; or folders overlap or leave blocks of the store without a reference.
         """
         folders = sorted(
             (open_folder(Path(path)) for path in paths), key=lambda f: f.manifest.start
@@ -103,11 +103,10 @@ class References:
             block_ids: int64 [C].
 
         Returns:
-            float32 [C], nats per token.
+            Losses, float32 [C], nats per token.
 
         Raises:
-            ValueError: A block without a reference, with a damaged one, or with one of other
-                content.
+            ValueError: A block has no reference, a damaged one, or one of different content.
         """
         return self.prefix(block_ids, NUM_PARTS)
 
@@ -128,22 +127,22 @@ class References:
     def by_hash(
         self, hashes: npt.NDArray[np.uint8], eighths: int = NUM_PARTS
     ) -> npt.NDArray[np.float32]:
-        """Return reference losses of blocks that are known by content only.
+        """Return reference losses of blocks known only by content.
 
         Args:
             hashes: Block hashes, uint8 [C, 16].
             eighths: See `block_loss`.
 
         Returns:
-            float32 [C], nats per token.
+            Losses, float32 [C], nats per token.
 
         Raises:
-            ValueError: A block without a reference, or with a damaged one.
+            ValueError: A block has no reference, or a damaged one.
         """
         return block_loss(self.sums(self.find(hashes)), self.block_size, eighths)
 
     def find(self, hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """Return the ids of blocks that are known by content only.
+        """Return the ids of blocks known only by content.
 
         The first call sorts the hashes of all blocks (24 bytes a block in memory).
 
@@ -151,10 +150,10 @@ class References:
             hashes: Block hashes, uint8 [C, 16].
 
         Returns:
-            int64 [C]; of blocks with the same content the first.
+            Block ids, int64 [C]; the first one if several blocks have the same content.
 
         Raises:
-            ValueError: A block without a reference.
+            ValueError: A block has no reference.
         """
         wanted_C = hash_heads(np.asarray(hashes, dtype=np.uint8))
         index_C = self._by_head.find(wanted_C)
@@ -171,15 +170,15 @@ class References:
         """Return the partial sums of the token losses of blocks, nats, float32 [C, 8].
 
         Raises:
-            ValueError: A block without a reference, or with a damaged one.
+            ValueError: A block has no reference, or a damaged one.
         """
         return self._records(np.asarray(block_ids, dtype=np.int64))["sums"]
 
     def verify(self) -> None:
-        """Read everything and compare it with the digests.
+        """Read all contents and compare them with the digests.
 
         Raises:
-            ValueError: The contents of a folder are not what was written.
+            ValueError: The contents of a folder do not match its digest.
         """
         for folder in self._folders:
             if manifest_digest(folder.manifest, folder.sums, folder.heads) != folder.digest:
@@ -193,7 +192,7 @@ class References:
         return HashIndex(np.concatenate([folder.heads for folder in self._folders]))
 
     def _ids_of(self, index_C: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the block ids of positions in the row of all folders."""
+        """Return the block ids of positions in the concatenation of all folders."""
         counts = [len(folder.heads) for folder in self._folders]
         begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
         part_C = np.searchsorted(begins, index_C, side="right") - 1
@@ -209,7 +208,7 @@ class References:
         for number, folder in enumerate(self._folders):
             here = np.flatnonzero((part_C == number) & (block_ids < folder.manifest.stop))
             rows = block_ids[here] - folder.manifest.start
-            # `take` gathers rows several times faster than an index in brackets.
+            # `take` gathers rows several times faster than fancy indexing.
             records_C["sums"][here] = folder.sums.take(rows, axis=0)
             records_C["head"][here] = folder.heads.take(rows)
             check_C[here] = folder.checks.take(rows)
@@ -232,7 +231,7 @@ class References:
 def _refuse_foreign(
     folder: Folder, first: ReferenceManifest, store: HashedBlocks | None, distilled: bool
 ) -> None:
-    """Raise a ValueError if a folder is not of this store, tokenizer, or kind of loss."""
+    """Raise a ValueError if a folder is of another store, tokenizer or loss definition."""
     found = folder.manifest
     is_distilled = teacher_top_k(found.loss) is not None
     if is_distilled and not distilled:
@@ -260,7 +259,7 @@ def _refuse_foreign(
 
 
 def _check_tiling(folders: list[Folder], num_blocks: int | None) -> None:
-    """Refuse folders that overlap, or that leave out blocks of the store."""
+    """Refuse folders that overlap or do not cover the store."""
     for left, right in pairwise(folders):
         if left.manifest.stop > right.manifest.start:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Several reference models for the same blocks: the lowest loss counts.
 
-`min(ref_A, theta_0)` asks of a block only what the better of the two models can do: a specialist
-that is worse than the base on some blocks would leave them a score that says too little.
+`min(ref_A, theta_0)` scores a block against the better of the two models: if the specialist is
+worse than the base on some blocks, its loss alone would make their scores too low.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nemo_rod.selection.references.lookup import HashedBlocks, References
 
 
 class ReferenceLosses(Protocol):
-    """What scoring asks of references: of `References`, or of several at once."""
+    """What scoring needs of references: implemented by `References` and `LowestReferences`."""
 
     digest: str
 
@@ -32,7 +32,7 @@ class ReferenceLosses(Protocol):
 
 
 class LowestReferences:
-    """Looks blocks up in several `References` that each cover the store; see there.
+    """Looks blocks up in several `References` that each cover the store.
 
     Attributes:
         digest: Digest of all of them, hex.
@@ -49,7 +49,7 @@ class LowestReferences:
         return self._lowest([one[block_ids] for one in self._references])
 
     def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
-        """Return the lowest over the first eighths of the blocks; see `References.prefix`."""
+        """Return the lowest loss over the first eighths of each block; see `References.prefix`."""
         return self._lowest([one.prefix(block_ids, eighths) for one in self._references])
 
     def _lowest(self, losses: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
@@ -60,15 +60,15 @@ class LowestReferences:
 def open_references(
     paths: Iterable[str | Path], store: HashedBlocks, *, distilled: bool = False
 ) -> ReferenceLosses:
-    """Opens folders of references that cover a store; of several of the same blocks, the lowest.
+    """Opens folders of references that cover a store; several of the same blocks give the lowest.
 
     Args:
         paths: The folders, in any order.
-        store: The block store they must be of.
+        store: The block store that they must belong to.
         distilled: See `References.open`.
 
     Raises:
-        ValueError: as `References.open` does, of folders that overlap but not whole.
+        ValueError: See `References.open`; folders must either not overlap or cover the same blocks.
     """
     alternatives: dict[tuple[int, int], list[Path]] = {}
     for path in map(Path, paths):

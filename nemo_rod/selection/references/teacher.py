@@ -1,12 +1,12 @@
-"""What the base foretells of replay, kept for the self-distillation score.
+"""The base model's predictions on replay, stored for the self-distillation score.
 
     rho(x) = mean over the targets of KL(p_base || p_now)        (paper, appendix on proxy replay)
 
-Of p_base are kept its k likeliest tokens at every position, and the rest as one more outcome. The
-KL over those k + 1 outcomes is never more than the full one, equals it where k is the vocabulary,
-and is zero at the base. As a score it is a loss less a reference like any other: the cross entropy
-of what was kept under the current model, less that under the base. So a folder of such references
-is an ordinary one (`folder.py`), with one file of records beside it, dense by block id:
+Of p_base, the k likeliest tokens at every position are stored, with the rest as one more outcome.
+The KL over these k + 1 outcomes never exceeds the full one, equals it if k is the vocabulary size,
+and is zero at the base. Like any score, it is a loss minus a reference: the cross entropy of the
+stored distribution under the current model, minus that under the base. A folder of such references
+is thus an ordinary one (`folder.py`), with one additional file of records, dense by block id:
 
     teacher.npy   token ids u2 or u4 [S, k] | log-probabilities f2 [S, k + 1] | hash u8 | crc32 u4
 
@@ -44,11 +44,11 @@ _DEFINITION = (
 
 
 class BlocksOfTokens(Store, Protocol):
-    """What a teacher asks of a block store."""
+    """The parts of a block store that a teacher needs."""
 
     @property
     def vocab_size(self) -> int:
-        """Every token lies in [0, vocab_size)."""
+        """Vocabulary size; every token lies in [0, vocab_size)."""
 
     def hashes(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return the block hashes, uint8 [C, 16]."""
@@ -60,13 +60,13 @@ def distilled_loss(top_k: int) -> str:
 
 
 def teacher_top_k(loss: str) -> int | None:
-    """Return how many tokens references of this loss definition keep; None if they keep none."""
+    """Return how many tokens references with this loss definition keep; None if none."""
     found = re.fullmatch(re.escape(_DEFINITION).replace(r"\{\}", r"(\d+)"), loss)
     return int(found[1]) if found else None
 
 
 def record_type(block_size: int, top_k: int, vocab_size: int) -> np.dtype[np.void]:
-    """Return the type of one block's record; its item size is what a block takes on the disk."""
+    """Return the dtype of one block's record; its item size is a block's size on disk."""
     return np.dtype(
         [
             ("ids", "<u2" if vocab_size <= 1 << 16 else "<u4", (block_size, top_k)),
@@ -78,15 +78,15 @@ def record_type(block_size: int, top_k: int, vocab_size: int) -> np.dtype[np.voi
 
 
 def make_room(folder: Path, manifest: ReferenceManifest, vocab_size: int) -> None:
-    """Make the file of records, or check that the one there is to be gone on with.
+    """Create the file of records, or check that an existing one can be resumed.
 
     Args:
-        folder: of the references; other processes may write once this has returned.
-        manifest: of the references, of a distilled loss.
-        vocab_size: of the blocks' tokenizer.
+        folder: Folder of the references; other processes may write once this has returned.
+        manifest: Manifest of the references, with a distilled loss.
+        vocab_size: Vocabulary size of the blocks' tokenizer.
 
     Raises:
-        ValueError: The disk has no room, or the file is another one than the logs beside it need.
+        ValueError: The disk has too little space, or the file does not match the logs beside it.
     """
     file, header = folder / FILE, _header(manifest, vocab_size)
     size = len(header) + _num_blocks(manifest) * _type_of(manifest, vocab_size).itemsize
@@ -109,14 +109,14 @@ def make_room(folder: Path, manifest: ReferenceManifest, vocab_size: int) -> Non
             f"{file} needs {needed / 1e9:,.1f} GB more, and {free / 1e9:,.1f} GB are free: make "
             "room, or lower scoring.teacher_top_k"
         )
-    os.truncate(file, size)  # holes, until ranks fill them in
+    os.truncate(file, size)  # sparse until the ranks write
 
 
 class TeacherWriter:
-    """Writes the records of blocks to their places, as one of many writers of distinct blocks."""
+    """Writes block records in place, as one of several writers of disjoint blocks."""
 
     def __init__(self, folder: Path, manifest: ReferenceManifest, vocab_size: int) -> None:
-        """Open the file that `make_room` made."""
+        """Open the file that `make_room` created."""
         self._path, self._start = folder / FILE, manifest.start
         self._type = _type_of(manifest, vocab_size)
         self._begin = len(_header(manifest, vocab_size))
@@ -129,7 +129,7 @@ class TeacherWriter:
         logprobs_CSo: npt.NDArray[np.float16],
         hashes: npt.NDArray[np.uint8],
     ) -> None:
-        """Write blocks and wait for the disk.
+        """Write blocks and sync them to disk.
 
         Args:
             block_ids: int64 [C].
@@ -138,7 +138,7 @@ class TeacherWriter:
             hashes: Block hashes, uint8 [C, 16].
 
         Raises:
-            OSError: The disk is full, or the like.
+            OSError: The write failed, e.g. on a full disk.
         """
         records_C = np.zeros(len(block_ids), dtype=self._type)
         records_C["ids"], records_C["logprobs"] = ids_CSk, logprobs_CSo
@@ -161,10 +161,10 @@ class TeacherWriter:
 
 
 class Teacher:
-    """Reads what was kept of the base, by block id.
+    """Reads the stored predictions of the base by block id.
 
     Attributes:
-        top_k: Tokens that are kept at every position.
+        top_k: Number of tokens stored per position.
     """
 
     def __init__(self, folder: Path, manifest: ReferenceManifest, store: BlocksOfTokens) -> None:
@@ -184,7 +184,7 @@ class Teacher:
         """Return token ids [C, S, k] and log-probabilities, nats [C, S, k + 1], of blocks [C].
 
         Raises:
-            ValueError: A record that is damaged, or of other content than the block store has.
+            ValueError: A record is damaged, or its content differs from the block store's.
         """
         records_C: npt.NDArray[Any] = self._records[block_ids - self._manifest.start]
         for wrong_C, what in (
@@ -206,7 +206,7 @@ def open_teacher(paths: Iterable[str | Path], store: BlocksOfTokens) -> Teacher 
     """Open the records of the one folder of references that has them; None if none has.
 
     Raises:
-        ValueError: A folder that is not complete, a file that is damaged in form, or two teachers.
+        ValueError: A folder is incomplete, a file is malformed, or there are two teachers.
     """
     manifests = {Path(path): open_folder(Path(path)).manifest for path in paths}
     found = [path for path in manifests if teacher_top_k(manifests[path].loss)]
@@ -226,7 +226,7 @@ def _num_blocks(manifest: ReferenceManifest) -> int:
 
 
 def _header(manifest: ReferenceManifest, vocab_size: int) -> bytes:
-    """Return what makes the records a NumPy file."""
+    """Return the header that makes the records a NumPy file."""
     description = np.lib.format.dtype_to_descr(_type_of(manifest, vocab_size))
     fields = {"descr": description, "fortran_order": False, "shape": (_num_blocks(manifest),)}
     file = io.BytesIO()
@@ -235,7 +235,7 @@ def _header(manifest: ReferenceManifest, vocab_size: int) -> bytes:
 
 
 def _checks(records_C: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
-    """Return the checksums of records, of all before the checksum itself, uint32 [C]."""
+    """Return the checksums of all record bytes before the checksum itself, uint32 [C]."""
     size = records_C.dtype.itemsize
     rows = np.ascontiguousarray(records_C).view(np.uint8).reshape(-1, size)
     return crc32_rows(rows[:, : size - 4])
