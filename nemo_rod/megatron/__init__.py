@@ -1,7 +1,7 @@
 """The selector and the scorer on NVIDIA's trainer: Megatron-core and Megatron-Bridge.
 
-Importing this package makes both importable where there is no CUDA (`cpu/`), and where there is no
-TransformerEngine (`plain/`).
+Importing this package makes both importable without CUDA (`cpu/`) and without TransformerEngine
+(`plain/`).
 """
 
 from nemo_rod.megatron import cpu, plain

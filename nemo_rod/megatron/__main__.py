@@ -25,11 +25,11 @@ from nemo_rod.processes.signals import (
 
 
 def main() -> int:
-    """Runs the job that the command line names; returns the exit status of this rank."""
+    """Runs the job named on the command line; returns the exit status of this rank."""
     end_with_parent()
     job = read_job(Path(sys.argv[1]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    for number in STOP_SIGNALS:  # the trainer listens to one of them
+    for number in STOP_SIGNALS:  # the trainer handles only SIGTERM
         if number != signal.SIGTERM:
             signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     keep_signals_from_helpers()
@@ -41,12 +41,12 @@ def main() -> int:
         print(f"nemo-rod stopped: {stop}", flush=True)
         watch.close()
         return Stopped.exit_status
-    except BaseException as error:  # whatever it is, every rank must end
+    except BaseException as error:  # every rank must end, whatever the error
         traceback.print_exc()
         what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         sentence = what + " ".join(str(error).split())
         print(f"nemo-rod error on rank {watch.rank}: {sentence}", flush=True)
-        if what:  # perhaps only the echo of a rank that died: let torchrun find that one first
+        if what:  # may only follow from another rank's death: let torchrun find that one first
             time.sleep(2)
         watch.fail(sentence)
         return 1
@@ -77,9 +77,10 @@ def _run(job: Job, watch: Watch) -> None:
 if __name__ == "__main__":
     status = main()
     for helper in multiprocessing.active_children():
-        helper.kill()  # it would not hear that it is to end
+        helper.kill()  # it ignores signals that ask it to end
     if status:
-        # Other ranks may wait in a collective, and so may what the interpreter would clean up.
+        # A normal exit could hang: other ranks, or the interpreter's cleanup, may be waiting in a
+        # collective.
         for child in psutil.Process().children(recursive=True):  # helpers of the checkpoint writer
             child.kill()
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Block ids -> the micro-batches that Megatron's schedules read.
+"""Turns block ids into the micro-batches that Megatron's schedules read.
 
 Every rank reads its own blocks from the store: no token ever crosses ranks.
 """
@@ -21,9 +21,9 @@ def micro_batches(
     """Yields batches of `micro_batch_size` blocks in order.
 
     Args:
-        store: where the tokens are.
-        block_ids: int64 `[n]`, n a multiple of `micro_batch_size`.
-        micro_batch_size: blocks in a batch.
+        store: the block store that holds the tokens.
+        block_ids: ids of the blocks, int64 `[n]`, n a multiple of `micro_batch_size`.
+        micro_batch_size: blocks per batch.
 
     Yields:
         `tokens`, `labels`, `position_ids` int64 `[b, S]` and `loss_mask` float32 `[b, S]`. Token j
@@ -47,6 +47,6 @@ def micro_batches(
 
 
 def prefixes(batches: Iterator[Batch], length: int) -> Iterator[Batch]:
-    """Yields the first `length` positions of batches `[b, S]`; the last one keeps its target."""
+    """Yields the first `length` positions of batches `[b, S]`; the last of them has a target."""
     for batch in batches:
         yield {name: tensor[:, :length].contiguous() for name, tensor in batch.items()}

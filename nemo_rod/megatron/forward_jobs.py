@@ -30,10 +30,10 @@ def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
     """Writes a model's losses on all training blocks of one role (paper, "reference caching").
 
     Raises:
-        ValueError: more tokens to keep of every prediction than there are.
+        ValueError: `teacher_top_k` is larger than the vocabulary.
     """
     out = Path(job.out)
-    if is_complete(out):  # only the hand-over was interrupted
+    if is_complete(out):  # an earlier run was interrupted only during the hand-over
         return
     store = BlockStore(job.blocks)
     top_k = job.teacher_top_k

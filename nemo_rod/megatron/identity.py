@@ -1,4 +1,4 @@
-"""What weights were trained on: saved with every checkpoint, and checked before one is loaded."""
+"""The identity of a run's data: saved with every checkpoint and checked before one is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from nemo_rod.selection import CurriculumHeader
 
-# field of the curriculum's header -> what a user calls it
+# field of the curriculum's header -> its name in messages
 IDENTITY = {
     "store": "block store",
     "tokenizer": "tokenizer",
@@ -27,15 +27,15 @@ IDENTITY = {
 
 @dataclass
 class ChosenBlocks(DatasetProvider):
-    """Stands where the trainer wants a dataset; the selector hands it blocks by id instead.
+    """Placeholder for the trainer's dataset; the selector supplies blocks by id instead.
 
-    The trainer writes its configuration, and with it this, into every checkpoint's
+    The trainer writes its configuration, this object included, into every checkpoint's
     `run_config.yaml`.
 
     Attributes:
         seq_length: tokens per block.
-        identity: what decides which blocks are chosen, one value for each key of `IDENTITY`.
-        versions: of NVIDIA's packages that train.
+        identity: everything that determines the chosen blocks, one value per key of `IDENTITY`.
+        versions: versions of NVIDIA's training packages.
     """
 
     seq_length: int = 0
@@ -43,7 +43,7 @@ class ChosenBlocks(DatasetProvider):
     versions: dict[str, str] = field(default_factory=dict)
 
     def build_datasets(self, context: DatasetBuildContext) -> tuple:
-        """Iterators that nobody reads."""
+        """Returns iterators that are never read."""
         return _nothing(), None, None
 
 
@@ -53,12 +53,12 @@ def _nothing() -> Iterator[dict[str, torch.Tensor]]:
 
 
 def identity_of(header: CurriculumHeader) -> dict[str, Any]:
-    """What a run's checkpoints are only valid with."""
+    """Returns the values that a run's checkpoints are only valid with."""
     return {key: getattr(header, key) for key in IDENTITY}
 
 
 def versions() -> dict[str, str]:
-    """What is installed of the packages that write checkpoints."""
+    """Returns the installed versions of the packages that write checkpoints."""
     import megatron.core
     from megatron.bridge import package_info
 
@@ -66,20 +66,20 @@ def versions() -> dict[str, str]:
         "megatron-core": megatron.core.__version__,
         "Megatron-Bridge": package_info.__version__,
     }
-    # core adds the commit of whatever repository it is run in
+    # megatron-core appends the commit of the repository it runs in
     return {package: Version(version).public for package, version in found.items()}
 
 
 def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> None:
-    """Refuses to go on from weights that were trained on something else.
+    """Refuses to resume from weights that were trained on other data or with other settings.
 
     Args:
-        checkpoints: the trainer's folder of checkpoints; it need not exist.
-        expected: of this run, as `identity_of` gives it.
+        checkpoints: the trainer's checkpoint folder; it need not exist.
+        expected: this run's identity, as `identity_of` returns it.
 
     Raises:
-        ValueError: naming everything that differs, or a package that is older than the one that
-            saved: Megatron reads older checkpoints, and not newer ones.
+        ValueError: the identity differs, or an installed package is older than the one that saved
+            the checkpoint: Megatron reads older checkpoints, but not newer ones.
     """
     latest = checkpoints / "latest_checkpointed_iteration.txt"
     if not latest.exists():

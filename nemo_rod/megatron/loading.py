@@ -1,4 +1,4 @@
-"""A load that leaves something out is refused: Megatron-Bridge warns of it, and goes on."""
+"""Refuses incomplete loads of a checkpoint, on which Megatron-Bridge only warns."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# No weight has this value, which fp32 and bf16 both hold. (NaN could be a diverged weight.)
+# A value that no weight takes and that fp32 and bf16 both represent exactly. (A diverged weight
+# could be NaN.)
 _UNSET = -(2.0**100)
-# Megatron-Bridge leaves these out where the class has no place for them: predictors of later
-# tokens that the config does not ask for, vision towers, tables that every model computes anew.
+# Tensors that Megatron-Bridge skips if the model class has no place for them: multi-token
+# predictors that the config does not enable, vision towers, and tables that models recompute.
 _LEFT_OUT = re.compile(r"^mtp\.|(^|\.)visual\.|rotary_emb\.|\.masked_bias$")
 
 
 def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
-    """Lets a provider build its model only if all of it is in the checkpoint, and all is read.
+    """Makes a provider raise unless every parameter is set and every relevant tensor is read.
 
     Args:
-        provider: Megatron-Bridge's, which loads the weights before the model is wrapped.
+        provider: Megatron-Bridge's provider, which loads the weights before wrapping the model.
         state: the checkpoint's tensors, as Megatron-Bridge reads them.
         hf: name of the checkpoint.
     """
@@ -55,15 +56,15 @@ def _parameters(model: list) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def _counts(name: str, provider: Any) -> bool:
-    """Whether the model is another one without this tensor of the checkpoint."""
+    """Returns whether the model would be incomplete without this tensor of the checkpoint."""
     if name == "lm_head.weight" and provider.share_embeddings_and_output_weights:
         return False
-    layer = re.search(r"\.layers\.(\d+)\.", name)  # some keep those of later tokens after the last
+    layer = re.search(r"\.layers\.(\d+)\.", name)  # multi-token predictors may follow the last
     return not _LEFT_OUT.search(name) and not (layer and int(layer[1]) >= provider.num_layers)
 
 
 def _of_all_ranks(unset: list[str], unread: list[str]) -> tuple[list[str], list[str]]:
-    """What any rank has not set, and what no rank has read."""
+    """Returns the parameters that some rank has not set and the tensors that no rank has read."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (unset, unread))
     gaps = sorted({name for rank_unset, _ in everyone for name in rank_unset})

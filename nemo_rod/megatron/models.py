@@ -1,4 +1,4 @@
-"""Hugging Face checkpoint -> Megatron model in any layout, and back, by Megatron-Bridge."""
+"""Conversion of Hugging Face checkpoints to Megatron models of any layout and back, by Bridge."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ def model_provider(
 
     Args:
         hf: name or folder of the Hugging Face checkpoint.
-        parallel: the layout.
+        parallel: the parallel layout.
         precision: "fp32" or "bf16".
-        block_size: tokens of a block (S).
+        block_size: tokens per block (S).
 
     Returns:
-        The bridge, which can export the model again, and the provider, which builds it with the
-        checkpoint's weights; it raises ValueError for a checkpoint that does not hold all of them.
+        The bridge, which can export the model again, and the provider, which builds the model with
+        the checkpoint's weights and raises ValueError if the checkpoint lacks some of them.
 
     Raises:
-        ValueError: if the model does not allow the layout, or the processes do not fit it.
+        ValueError: the model does not support the layout, or the number of processes does not
+            match it.
     """
     trainers.install_megatron_bridge()
     if plain.needed():
@@ -42,8 +43,8 @@ def model_provider(
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
     number_text(provider)
     _check_layout(provider, hf, parallel)
-    # Bridge skips the initialisation of weights that it is about to load, and with it the marks
-    # of tensor-parallel parameters: the clipped gradient norm would silently lose shards.
+    # Bridge skips the initialisation of weights that it will load, and thereby the marks of
+    # tensor-parallel parameters: the clipped gradient norm would silently lose shards.
     provider.perform_initialization = True
     _set_layout(provider, parallel)
     provider.seq_length = block_size
@@ -53,13 +54,13 @@ def model_provider(
     if plain.needed():
         layers.use(provider)
     if cpu.needed():
-        # gloo may still be sending an output when the interleaved schedule frees its memory
+        # the interleaved schedule may free an output that gloo is still sending
         provider.deallocate_pipeline_outputs = False
     return bridge, provider
 
 
 def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
-    """Writes the trained model as a Hugging Face checkpoint; every rank takes part."""
+    """Writes the trained model as a Hugging Face checkpoint. Collective."""
     bridge.save_hf_pretrained(model, folder, show_progress=False)
 
 
@@ -70,11 +71,11 @@ def _set_layout(provider: Any, parallel: Parallel) -> None:
     provider.sequence_parallel = parallel.sequence
     if parallel.virtual_pipeline > 1:
         provider.virtual_pipeline_model_parallel_size = parallel.virtual_pipeline
-        # with the defaults the interleaved schedule trains on wrong gradients, silently
+        # with the defaults the interleaved schedule silently trains on wrong gradients
         provider.overlap_p2p_comm, provider.batch_p2p_comm = True, False
     if parallel.expert > 1:
         provider.expert_model_parallel_size = parallel.expert
-        provider.expert_tensor_parallel_size = 1  # experts are small: whole ones, not slices
+        provider.expert_tensor_parallel_size = 1  # experts are too small to be split
 
 
 def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
@@ -119,7 +120,7 @@ def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
 
 
 def _experts(provider: Any) -> int:
-    """Experts of a layer; configs of Nemotron-H have a number of them even where no layer does."""
+    """Returns the experts per layer; Nemotron-H configs give a number even without MoE layers."""
     patterns = (getattr(provider, f"hybrid_{kind}_pattern", None) for kind in ("layer", "override"))
     layers = next(filter(None, patterns), "E")
     return (provider.num_moe_experts or 1) if "E" in layers else 1

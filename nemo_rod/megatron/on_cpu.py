@@ -1,4 +1,4 @@
-"""Runs an unchanged script of a host on a machine without CUDA.
+"""Runs a host's unmodified script on a machine without CUDA.
 
     python -m nemo_rod.megatron.on_cpu core make_data.py
     python -m nemo_rod.megatron.on_cpu megatron_bridge pretrain.py
@@ -6,7 +6,7 @@
     python -m nemo_rod.megatron.on_cpu nemo2 pretrain.py
 
 Under torchrun, `-m nemo_rod.megatron.on_cpu megatron_lm SCRIPT` takes the place of the script. The
-host `core` is for scripts that need megatron-core alone. A job's configuration must still ask for
+host `core` is for scripts that only need megatron-core. A job's configuration must still request
 plain torch and gloo.
 """
 
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
         arguments: the host, the script's path and the script's own arguments.
 
     Raises:
-        ValueError: if the host is unknown or the script is missing.
+        ValueError: the host is unknown or the script is missing.
     """
     prepare: dict[str, Callable[[], None]] = {
         "core": cpu.install,
@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     prepare[host]()
     sys.argv = arguments[1:]
-    # Not runpy.run_path: the processes that write checkpoints import the main module again. They
-    # must find this one, which makes Megatron importable, and not the script.
+    # Not runpy.run_path: the processes that write checkpoints import the main module again and
+    # must find this one, which makes Megatron importable, rather than the script.
     module = types.ModuleType("__main__")
     module.__file__, module.__spec__ = str(script), sys.modules["__main__"].__spec__
     sys.modules["__main__"] = module
@@ -59,10 +59,10 @@ def main(arguments: list[str]) -> None:
 
 
 def _prefer_megatron_of(folder: Path) -> None:
-    """Puts the script's folder first on the path, as Python does, with the megatron-core in it.
+    """Puts the script's folder first on the path, as Python does, and uses its megatron-core.
 
-    This module's package has imported megatron-core by now. If it was another one, the process
-    begins again.
+    This module's package has already imported megatron-core. If that is a different copy, the
+    process restarts.
 
     Raises:
         ValueError: the folder's megatron-core cannot be imported.

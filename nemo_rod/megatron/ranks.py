@@ -1,4 +1,4 @@
-"""Which rank writes, how all ranks learn of one rank's fault, and that they chose the same."""
+"""Agreement between ranks: which one writes, how a fault spreads, and that choices are equal."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ T = TypeVar("T")
 
 
 def is_recorder() -> bool:
-    """Whether this rank writes: the last one, which is on the last pipeline stage."""
+    """Returns whether this rank writes: the last one, which is on the last pipeline stage."""
     return dist.get_rank() == dist.get_world_size() - 1
 
 
 def from_recorder(find: Callable[[], T]) -> T:
-    """What the rank that writes finds in its files, on every rank. Collective."""
-    # not gathered from all: every rank would then make room for as many as there are ranks
+    """Returns on every rank what `find` returns on the recording rank. Collective."""
+    # a broadcast, as gathering would allocate one result per rank on every rank
     found = [find() if is_recorder() else None]
     dist.broadcast_object_list(found, src=dist.get_world_size() - 1)
     return found[0]  # type: ignore[return-value]
 
 
 def all_or_none(function: Callable[[], T]) -> T:
-    """Calls a function on every rank; what one rank cannot do is an error on all. Collective.
+    """Calls a function on every rank and raises on all if it fails on one. Collective.
 
     Args:
-        function: what to do; it must not be collective itself.
+        function: the function to call; it must not be collective itself.
 
     Raises:
-        ValueError: what the first rank that failed has to say, be it of a value or a file.
+        ValueError: the function raised ValueError or OSError on some rank; the message is that of
+            the first such rank.
     """
     result, fault = None, None
     try:
@@ -53,16 +54,16 @@ def all_or_none(function: Callable[[], T]) -> T:
 def refuse_different_choices(choice: Choice) -> None:
     """Ends the run on all ranks if they are about to train on different blocks. Collective.
 
-    Every rank selects by itself and reads its blocks by their ids: ranks that share a replica and
-    disagree would train on a mixture of blocks, and nothing else would notice.
+    Every rank selects independently and reads its blocks by id: ranks of one replica that disagree
+    would train on a mixture of blocks, and nothing else would detect it.
 
     Raises:
-        ValueError: on every rank, naming the step.
+        ValueError: the choices differ; raised on every rank, with the step.
     """
     chosen = np.stack([choice.block_ids, choice.chosen]).astype("<i8")
     digest = hashlib.blake2b(chosen.tobytes(), digest_size=8).digest()
-    mine = int.from_bytes(digest, "big") >> 1  # 63 bits, so that its negative is an int64, too
-    # one reduction for both: the largest of the negatives is the negative of the smallest
+    mine = int.from_bytes(digest, "big") >> 1  # 63 bits, so that its negative fits an int64, too
+    # a single reduction: the maximum of the negatives is the negative of the minimum
     ends = torch.tensor([mine, -mine]).cuda()
     dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     largest, negative_smallest = ends.tolist()

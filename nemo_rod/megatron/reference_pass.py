@@ -1,7 +1,7 @@
-"""A model's losses on a range of blocks, written as references (paper, "reference caching").
+"""Writes a model's losses on a range of blocks as references (paper, "reference caching").
 
-Every replica appends the losses of its share to a log of its own, so that an interrupted job goes
-on where it stopped, in this layout or another. Once all blocks are there one rank compacts the logs
+Every replica appends the losses of its share to its own log, so that an interrupted job resumes
+where it stopped, in this layout or another. Once all blocks are logged, one rank compacts the logs
 into a dense, checked store.
 """
 
@@ -22,11 +22,11 @@ from nemo_rod.selection import ReferenceManifest, ReferenceWriter, compact, logg
 from nemo_rod.selection.references.lookup import HashedBlocks
 from nemo_rod.selection.references.teacher import TeacherWriter, make_room
 
-_BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
+_BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
 
 
 def is_complete(out: Path) -> bool:
-    """Whether a folder has all its references; tidies up behind a run that was interrupted."""
+    """Returns whether a folder holds all its references; if so, removes leftover logs."""
     if not (out / "manifest.json").exists():
         return False
     if is_recorder():
@@ -42,17 +42,17 @@ def write_references(
     manifest: ReferenceManifest,
     name: str,
 ) -> None:
-    """Scores the blocks that the manifest names and writes their losses; a collective call.
+    """Scores the blocks that the manifest names and writes their losses. Collective.
 
-    Where the losses are those of `TopKTargets`, what these keep is written, too, and is on the disk
-    before the log says that a block is done.
+    If the scorer has `TopKTargets`, their predictions are written as well, and reach the disk
+    before the log marks a block as done.
 
     Args:
-        losses: scores blocks of the store.
-        store: gives the hashes of the blocks.
+        losses: the scorer for blocks of the store.
+        store: the source of the blocks' hashes.
         out: folder of the references.
-        manifest: what the losses are computed with, and of which blocks.
-        name: of the work, for the progress line.
+        manifest: the range of blocks and how their losses are computed.
+        name: title of the progress line.
     """
     ids = np.arange(manifest.start, manifest.stop)
     targets = losses.targets if isinstance(losses.targets, TopKTargets) else None
@@ -60,7 +60,7 @@ def write_references(
         make_room(out, manifest, targets.vocab_size)
     missing = _agree(~np.isin(ids, logged_ids(out, manifest)) if is_recorder() else None, len(ids))
     groups = losses.groups
-    # one rank of each replica: all have the same sums
+    # one rank per replica writes, as all have the same sums
     writes = all(g.rank() == g.size() - 1 for g in (groups.pp, groups.tp, groups.cp))
     writer = ReferenceWriter(out, rank=groups.dp.rank(), manifest=manifest) if writes else None
     teacher = TeacherWriter(out, manifest, targets.vocab_size) if writes and targets else None
@@ -91,19 +91,19 @@ def write_references(
 
 
 def _whole_micro_batches(missing: np.ndarray, size: int, count: int) -> Iterator[np.ndarray]:
-    """Positions to score, `count` micro-batches at a time: those with a block that is missing.
+    """Yields the positions of incomplete micro-batches, `count` micro-batches at a time.
 
-    Position p always lies in micro-batch p // size. So a block is scored with the same others
-    whatever was interrupted and however many replicas share the work, and its loss comes out the
-    same to the bit. The last micro-batch is filled up with repeats of the last block.
+    Position p always lies in micro-batch p // size. A block is therefore scored with the same
+    others after any interruption and with any number of replicas, and its loss is bit-identical.
+    The last micro-batch is padded with repeats of the last block.
 
     Args:
-        missing: bool `[n]`.
-        size: blocks of a micro-batch.
-        count: micro-batches in a part.
+        missing: whether each block is still missing, bool `[n]`.
+        size: blocks per micro-batch.
+        count: micro-batches per part.
 
     Yields:
-        int64 `[size * count]`, or fewer at the end.
+        Positions, int64 `[size * count]`, or fewer at the end.
     """
     begun = np.flatnonzero(np.logical_or.reduceat(missing, np.arange(0, len(missing), size)))
     for start in range(0, len(begun), count):
@@ -112,13 +112,13 @@ def _whole_micro_batches(missing: np.ndarray, size: int, count: int) -> Iterator
 
 
 def _first_missing(positions: np.ndarray, missing: np.ndarray) -> np.ndarray:
-    """Rows of positions int64 `[c]` that nobody has written yet, without the repeats."""
+    """Returns the rows of positions int64 `[c]` that are not yet written, without repeats."""
     wanted, rows = np.unique(positions, return_index=True)
     return rows[missing[wanted]]
 
 
 def _agree(missing: np.ndarray | None, count: int) -> np.ndarray:
-    """What the recording rank finds missing, bool `[count]`, is what every rank goes by."""
+    """Broadcasts what the recording rank finds missing, bool `[count]`, to every rank."""
     message: list[Any] = [None if missing is None else np.packbits(missing)]
     dist.broadcast_object_list(message, src=dist.get_world_size() - 1)
     return np.unpackbits(message[0], count=count).astype(bool)

@@ -1,7 +1,7 @@
 """Replay on Demand around the trainer's `train_step` (paper, algorithm 1).
 
 selection/selector.py: pool -> block losses -> scores -> top-k
-here: ordinary forward-backward on the winners
+this module: ordinary forward-backward on the winners
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from nemo_rod.selection.references.teacher import Teacher
 
 
 class RoDSelector:
-    """Lets a trainer train on what a `Selector` chooses, at every step.
+    """Makes a trainer train on the blocks that a `Selector` chooses at every step.
 
     Args:
-        selector: Chooses the blocks of a step.
-        store: The blocks.
+        selector: Selector that chooses the blocks of a step.
+        store: Store that holds the blocks.
         scoring_micro_batch_size: Blocks in one forward-only pass of one replica.
         teacher: The base's predictions on replay, if replay is scored by distillation from it;
             None scores by losses.
-        beat: Called whenever this rank makes progress.
+        beat: Heartbeat, called whenever this rank makes progress.
 
     Attributes:
-        choice: Of the last step.
-        on_choice: Called with every choice, before it is trained on.
-        step_seconds: Of the last step.
+        choice: The choice of the last step.
+        on_choice: Callback for every choice, called before it is trained on.
+        step_seconds: Duration of the last step in seconds.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class RoDSelector:
         self.step_seconds = 0.0
 
     def wrap(self, train_step: Callable) -> Callable:
-        """Puts the selector around a trainer's `train_step`.
+        """Wraps the selector around a trainer's `train_step`.
 
-        The choice is made where the trainer would go forward and backward: after it has zeroed
+        The choice is made where the trainer would run forward-backward: after it has zeroed the
         gradients, because some optimizers share one buffer between gradients and weights.
         """
         signature = inspect.signature(train_step)
@@ -85,7 +85,7 @@ class RoDSelector:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Swaps the selector into Megatron-Bridge's training loop for the time of a block."""
+        """Swaps the selector into Megatron-Bridge's training loop for the duration of a block."""
         train_step, loop.train_step = loop.train_step, self.wrap(loop.train_step)
         try:
             yield
@@ -122,8 +122,8 @@ class RoDSelector:
                 return schedule(**options)
             if choice.is_estimated:
                 return self._listening(schedule, options, choice, groups)
-            # every parameter was gathered for scoring; gathering again would read a buffer that
-            # the optimizer may share with gradients and that is zeroed by now
+            # scoring has gathered every parameter; gathering again would read a buffer that the
+            # optimizer may share with gradients and that has since been zeroed
             with replaced(get_model_config(model[0]), "param_sync_func", None):
                 return schedule(**options)
 
@@ -132,7 +132,7 @@ class RoDSelector:
     def _listening(
         self, schedule: Callable, options: dict[str, Any], choice: Choice, groups: Any
     ) -> Any:
-        """Runs the schedule on an estimate, and lets the selector learn what its blocks cost."""
+        """Runs the schedule on an estimated choice and gives the selector its blocks' losses."""
         heard = TrainingLosses(options["forward_step_func"], groups)
         result = schedule(**{**options, "forward_step_func": heard.forward_step})
         sums = heard.gathered(len(choice.block_ids), options["micro_batch_size"])

@@ -58,19 +58,19 @@ def train(
     callbacks: Sequence[Callback] = (),
     beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Trains one arm from its base, or goes on where an interrupted run stopped.
+    """Trains one arm from its base, or resumes an interrupted run.
 
     Fills `job.out` with `checkpoints/`, `curriculum.rod`, `metrics.jsonl` and, at the end, `hf/`.
 
     Args:
-        job: what to train.
-        callbacks: more of Megatron-Bridge's callbacks.
-        beat: called whenever this rank got on a bit.
+        job: the training job.
+        callbacks: additional Megatron-Bridge callbacks.
+        beat: heartbeat, called whenever this rank makes progress.
 
     Raises:
-        Stopped: if the run was asked to stop; it has saved.
-        ValueError: if what it should go on from was made with something else, or the trainer is
-            not one that was tested.
+        Stopped: the run was asked to stop, and has saved a checkpoint.
+        ValueError: the checkpoint to resume from belongs to a different run, or the trainer's
+            version is untested.
     """
     functions.check("scoring", "trainer")
     out = Path(job.out)
@@ -102,14 +102,14 @@ def train(
     if job.convergence is not None:
         rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"
         every.append(UntilConverged(rule, validation, store, metrics, steps=job.optimisation.steps))
-        # a checkpoint may hold an end that was moved, and its file of metrics says the same
+        # a checkpoint may hold an end that was moved; the metrics reproduce it
         config.scheduler.override_opt_param_scheduler = True
     refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
     _collect_write_results_here()
     try:
         with selector.installed():
             pretrain(config, forward_step, callbacks=every)
-    except SystemExit:  # how the trainer ends when a signal asked it to
+    except SystemExit:  # the trainer's exit after a stop signal
         raise Stopped(
             f"{job.name} was asked to stop and has saved: run it again to go on from there"
         ) from None
@@ -145,7 +145,7 @@ def _recording(
 def bridge_config(
     job: TrainJob, provider: Any, store: BlockStore, identity: dict[str, Any]
 ) -> ConfigContainer:
-    """Our configuration in Megatron-Bridge's terms; `identity` is saved with the weights."""
+    """Translates a job into Megatron-Bridge's configuration; weights are saved with `identity`."""
     o = job.optimisation
     on_gpu = torch.cuda.is_available()
     sharded = job.parallel.distributed_optimizer
@@ -179,7 +179,7 @@ def bridge_config(
             pin_memory=on_gpu,
         ),
         logger=LoggerConfig(log_interval=max(1, o.steps // 20), tensorboard_dir=None),
-        # the selector reads tokens; the trainer only needs the vocabulary's size
+        # the selector reads the tokens; the trainer only needs the vocabulary size
         tokenizer=TokenizerConfig(
             tokenizer_type="NullTokenizer", vocab_size=provider.vocab_size - 1
         ),
@@ -228,7 +228,7 @@ def _scheduler(o: Optimisation) -> SchedulerConfig:
         lr_wsd_decay_style="cosine",
         lr_warmup_iters=round(o.warmup_fraction * o.steps),
         lr_decay_iters=o.steps,
-        # by default, Bridge lets the decay last the whole run
+        # by default, Bridge's decay spans the whole run
         lr_wsd_decay_iters=max(1, round(o.decay_fraction * o.steps)),
         start_weight_decay=o.weight_decay,
         end_weight_decay=o.weight_decay,
@@ -237,17 +237,17 @@ def _scheduler(o: Optimisation) -> SchedulerConfig:
 
 
 def _collect_write_results_here() -> None:
-    """Spares each rank a process that imports all of Megatron at its first checkpoint.
+    """Saves each rank a process that would import all of Megatron at the first checkpoint.
 
-    Megatron's queue of write results connects processes, for `async_save`. Here the rank itself
-    writes.
+    Megatron's queue of write results connects processes, as `async_save` requires. Here the rank
+    itself writes.
     """
     if getattr(filesystem_async, "_results_queue", "unknown") is None:
         filesystem_async._results_queue = queue.Queue()
 
 
 class _SignalHandler(Callback):
-    """Lets the trainer save and stop at the end of a step when it is told to end."""
+    """Makes the trainer save and stop at the end of a step after a stop signal."""
 
     def on_train_start(self, context: CallbackContext) -> None:
         handler = context.state.signal_handler

@@ -1,9 +1,9 @@
-"""No rank waits for ever: a rank that fails, dies or stalls ends the whole job, and is named.
+"""A watch that ends the whole job, and names the rank, when a rank fails, dies or stalls.
 
-Every rank runs one small thread beside its work. It says once a second through the job's key-value
-store that its process is alive, and how often its main thread has come by; rank 0 reads what all
-say. Whoever finds a fault writes it down for all, and every rank leaves at once. Collectives need
-not time out for that: a thread can end a process whose main thread hangs in one.
+Every rank runs one small thread beside its work. Once a second, it reports through the job's
+key-value store that its process is alive and how many beats its main thread has given; rank 0 reads
+all reports. Any rank that finds a fault publishes it in the store, and every rank exits at once. No
+collective needs to time out first: a thread can end a process whose main thread hangs in one.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import Any
 import torch.distributed as dist
 
 FAULT_KEY = "fault"
-GONE_SECONDS = 15.0  # silence after which a process counts as dead
+GONE_SECONDS = 15.0  # time without a report after which a process counts as dead
 EXIT_STATUS = 1
 
 
 class Watch:
-    """Watches over the ranks of a job.
+    """Monitors the ranks of a job.
 
     Args:
         store: a `torch.distributed.Store` that outlives any one rank, such as torchrun's.
-        rank: of this process.
+        rank: rank of this process.
         world_size: number of processes.
-        stall_seconds: time without a beat of a main thread after which it counts as stalled; 0 for
-            never. It must be longer than the longest single step or checkpoint.
-        leave: ends this process; replaced in tests only.
+        stall_seconds: seconds without a beat after which a main thread counts as stalled; 0 for
+            never. It must exceed the duration of the longest single step or checkpoint.
+        leave: function that ends this process; replaced in tests only.
     """
 
     @classmethod
     def of_this_job(cls, *, stall_seconds: float) -> Watch:
-        """A watch over the ranks that torchrun started, on a connection of its own.
+        """Creates a watch over the ranks that torchrun started, on a connection of its own.
 
-        The main thread may hold the other one while it waits in a collective.
+        The main thread may occupy the default connection while it waits in a collective.
         """
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -62,18 +62,18 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="nemo-rod-watch", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts the watch."""
         self._thread.start()
 
     def beat(self) -> None:
-        """Says that the main thread came by; called several times a step.
+        """Counts progress of the main thread; called several times per step.
 
-        Of ranks that wait for each other, the one with the fewest beats is the one to blame.
+        Among ranks that wait for each other, the one with the fewest beats is the cause.
         """
         self.beats += 1
 
     def fail(self, why: str) -> None:
-        """Tells all ranks that this one failed, and why."""
+        """Reports to all ranks that this one failed, and why."""
         self._declare(f"rank {self.rank}: {why}")
 
     def close(self) -> None:
@@ -82,8 +82,8 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        heard: dict[int, tuple[str, float]] = {}  # rank -> what it last said, and since when
-        moved: dict[int, tuple[str, float]] = {}  # rank -> beats of its main thread, and since when
+        heard: dict[int, tuple[str, float]] = {}  # rank -> its last report and when it arrived
+        moved: dict[int, tuple[str, float]] = {}  # rank -> its beats and when they last changed
         try:
             while not self._stop.wait(1.0):
                 self.store.set(self._key(self.rank), f"{time.time_ns()} {self.beats}")
@@ -91,7 +91,7 @@ class Watch:
                     self._listen(heard, moved)
                 if self.store.check([FAULT_KEY]):
                     self._end(self.store.get(FAULT_KEY).decode())
-        except Exception as error:  # the store went away: so did whoever holds the job together
+        except Exception as error:  # the store is gone, and with it the process that runs the job
             if not self._stop.is_set():
                 self._end(f"rank {self.rank} lost the job's store ({type(error).__name__})")
 
@@ -99,7 +99,7 @@ class Watch:
         now = time.monotonic()
         for rank in range(self.world_size):
             if not self.store.check([self._key(rank)]):
-                continue  # not up yet; torchrun watches over the start
+                continue  # not started yet; torchrun monitors the start
             alive, beats = self.store.get(self._key(rank)).decode().split()
             for last, value in ((heard, alive), (moved, beats)):
                 if last.get(rank, ("", 0.0))[0] != value:
@@ -109,7 +109,7 @@ class Watch:
         self._find_stalled(moved, now)
 
     def _find_stalled(self, moved: dict, now: float) -> None:
-        """The ranks that stand still longest are the cause; the others wait for them."""
+        """Declares stalled the ranks with the fewest beats; all others wait for them."""
         still = {rank: now - since for rank, (beats, since) in moved.items() if beats != "0"}
         if not self.stall_seconds or not still or max(still.values()) <= self.stall_seconds:
             return
@@ -122,7 +122,7 @@ class Watch:
         )
 
     def _declare(self, fault: str) -> None:
-        # the first fault is the cause; what others find later follows from it
+        # the first fault is the cause; later ones follow from it
         self.store.compare_set(FAULT_KEY, "", fault)
 
     def _end(self, fault: str) -> None:

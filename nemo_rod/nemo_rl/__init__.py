@@ -4,6 +4,7 @@
                                                  pool -> losses -> scores -> top-k -> train()
     curriculum, metrics    <-- ids, losses and scores of one rank --
 
-The workers read blocks from the store by id: no token crosses Ray. `learners.py` has this way and
-one that needs stock workers only; `compat.py` is all that knows NeMo-RL's versions apart.
+The workers read blocks from the store by id: no token crosses Ray. `learners.py` implements this
+mode and one that needs only stock workers; all differences between NeMo-RL's versions are in
+`compat.py`.
 """

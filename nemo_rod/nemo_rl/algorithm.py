@@ -1,7 +1,7 @@
 """RoD as one of NeMo-RL's algorithms: `setup`, `rod_train`, `validate`.
 
-The driver holds no token and no model. It counts steps, writes the curriculum and the metrics,
-logs, validates and saves.
+The driver holds neither tokens nor the model. It counts steps, writes the curriculum and the
+metrics, logs, validates and saves.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from nemo_rod.selection.curriculum.journal import Journal
 
 @dataclass
 class Run:
-    """What `setup` makes and `rod_train` works with.
+    """The state of a run, which `setup` creates and `rod_train` uses.
 
     Attributes:
-        config: all sections, plain values.
-        policy: NeMo-RL's.
+        config: all sections of the configuration, as plain values.
+        policy: NeMo-RL's policy.
         cluster: NeMo-RL's virtual cluster.
-        learner: chooses and trains.
-        header: of the curriculum.
-        logger: NeMo-RL's.
-        checkpointer: NeMo-RL's.
-        step: the step that is next.
+        learner: learner that chooses and trains.
+        header: the curriculum's header.
+        logger: NeMo-RL's logger.
+        checkpointer: NeMo-RL's checkpoint manager.
+        step: number of the next step.
     """
 
     config: dict[str, Any]
@@ -57,7 +57,7 @@ class Run:
         """Ends the workers and frees the cluster.
 
         Args:
-            force: do not ask the workers first; after a failure they may hang.
+            force: whether to kill the workers without asking them; after a failure they may hang.
         """
         group = self.policy.worker_group
         group.shutdown(cleanup_method=None if force else "shutdown", force=force)
@@ -65,14 +65,14 @@ class Run:
 
 
 def setup(config: dict[str, Any]) -> Run:
-    """Builds everything, in the latest checkpoint's state if there is one. Ray must be up.
+    """Builds a run, from its latest checkpoint if there is one. Ray must be running.
 
     Args:
-        config: as `nemo_rod.nemo_rl.settings.load` returns it.
+        config: the configuration, as `nemo_rod.nemo_rl.settings.load` returns it.
 
     Raises:
-        ValueError: if store, references, model and configuration do not belong together.
-        WorkerFailed: if a worker refuses; the message says why.
+        ValueError: store, references, model and configuration do not belong together.
+        WorkerFailed: a worker refuses; the message says why.
     """
     from nemo_rl.utils.checkpoint import CheckpointManager
     from nemo_rl.utils.logger import Logger
@@ -102,10 +102,10 @@ def setup(config: dict[str, Any]) -> Run:
 
 
 def open_store(config: dict[str, Any]) -> BlockStore:
-    """The block store, if it is made for the configured model.
+    """Opens the block store and checks that it matches the configured model.
 
     Raises:
-        ValueError: another block size or tokenizer.
+        ValueError: the block size or the tokenizer differs.
     """
     policy, store = config["policy"], BlockStore(config["rod"]["blocks"])
     if policy["max_total_sequence_length"] != store.block_size:
@@ -118,7 +118,7 @@ def open_store(config: dict[str, Any]) -> BlockStore:
 
 
 def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
-    """The pools and the policy of the configured arm."""
+    """Returns the configured arm, with its pools and policy."""
     rod = config["rod"]
     if rod["variant"] is not None:
         return Arm(**rod["variant"])
@@ -144,8 +144,8 @@ def make_policy(
     """Starts the policy workers.
 
     Args:
-        config: all sections.
-        resume_paths: weights and optimizer to load, if any.
+        config: all sections of the configuration.
+        resume_paths: paths of the weights and the optimizer state to load, if any.
         train: whether an optimizer is needed.
 
     Returns:
@@ -175,11 +175,11 @@ def make_policy(
 
 
 def rod_train(run: Run) -> None:
-    """Trains from the step that is next to the last one.
+    """Trains to the end, resuming after the last completed step.
 
     Raises:
-        WorkerFailed: as soon as a worker fails, with the cause. The last checkpoint stays.
-        Stopped: if the run was asked to stop or its time is over; it has saved.
+        WorkerFailed: a worker failed; raised at once, with the cause. The last checkpoint remains.
+        Stopped: the run was asked to stop or its time is over; it has saved a checkpoint.
     """
     from nemo_rl.utils.timer import TimeoutChecker, Timer
 
@@ -213,7 +213,7 @@ def rod_train(run: Run) -> None:
 
 
 def validate(run: Run) -> dict[str, float]:
-    """The loss on held-out blocks of every source, nats per token."""
+    """Returns the loss on held-out blocks of every source, nats per token."""
     return run.learner.validate()
 
 
@@ -222,7 +222,7 @@ def save(run: Run, metrics: dict[str, Any]) -> None:
     saving = run.config["checkpointing"]
     info: dict[str, Any] = {"step": run.step}
     kept = _kept_metric(saving["metric_name"] or "", metrics)
-    if kept is not None:  # NeMo-RL keeps the best checkpoints by it
+    if kept is not None:  # NeMo-RL ranks checkpoints by this metric
         info[saving["metric_name"]] = kept
     path = run.checkpointer.init_tmp_checkpoint(run.step, info, compat.run_config(run.config))
     run.policy.save_checkpoint(
@@ -244,20 +244,20 @@ def export(run: Run) -> None:
 
 
 def log(logger: Any, row: dict[str, Any], *, step: int) -> None:
-    """Hands a line of metrics to NeMo-RL's logger, under the same names."""
+    """Passes a line of metrics to NeMo-RL's logger, under the same names."""
     logger.log_metrics(
         {name: value for name, value in row.items() if name != "step" and value is not None}, step
     )
 
 
 def _kept_metric(name: str, metrics: dict[str, Any]) -> float | None:
-    """`train:loss` or `val:<role>/<source>/loss`, in NeMo-RL's way of naming them."""
+    """Looks up a metric by NeMo-RL's name: `train:loss` or `val:<role>/<source>/loss`."""
     kind, _, rest = name.partition(":")
     return metrics.get({"train": "train/", "val": "validation/"}.get(kind, "") + rest)
 
 
 def _digest(config: dict[str, Any]) -> str:
-    """Of what decides the choices beside store, references and seed; not of the layout."""
+    """Digest of what determines the choices, except store, references, seed and layout."""
     policy, rod = config["policy"], config["rod"]
     megatron = policy["megatron_cfg"]
     schedule = (
@@ -268,7 +268,7 @@ def _digest(config: dict[str, Any]) -> str:
     decides = {
         **{key: policy[key] for key in ("model_name", "precision", "train_global_batch_size")},
         **{key: rod[key] for key in ("arm", "steps")},
-        # replay is always scored by its loss here, and runs from before there was a choice go on
+        # replay is always scored by its loss here, and runs older than this key can still resume
         "selection": {k: v for k, v in rod["selection"].items() if k != "replay_score"},
         **({"prefix": rod["scoring"]["prefix"]} if rod["scoring"]["prefix"] != "1" else {}),
         **schedule,
@@ -279,7 +279,7 @@ def _digest(config: dict[str, Any]) -> str:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """Notes a signal that asks to end, so that the step can end and be saved first."""
+    """Records a stop signal, so that the step can first be completed and saved."""
     asked = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""Runs a configuration on a Ray cluster: the running one, or one of its own on this machine."""
+"""Runs a configuration on a Ray cluster: the running one, or a new one on this machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def run(command: str, config: dict[str, Any]) -> None:
     """Trains, or computes reference losses, as a resolved configuration says.
 
     Args:
-        command: "train" or "reference".
-        config: The sections of `settings`.
+        command: Command to run, "train" or "reference".
+        config: Sections of the configuration, as `settings` returns them.
 
     Raises:
-        RuntimeError: a worker that failed, and why; or that the run was asked to stop.
+        RuntimeError: A worker failed or the run was asked to stop; the message says which and why.
     """
     start_ray()
     from ray.exceptions import RayError
@@ -30,12 +30,12 @@ def run(command: str, config: dict[str, Any]) -> None:
         actions[command](config)
     except Stopped as stop:
         raise RuntimeError(str(stop)) from None
-    except RayError as error:  # of one of NeMo-RL's own calls
+    except RayError as error:  # from one of NeMo-RL's own calls
         raise WorkerFailed(sentence(error)) from error
 
 
 def train(config: dict[str, Any]) -> None:
-    """Trains one arm, from the latest checkpoint on."""
+    """Trains one arm, resuming from its latest checkpoint."""
     from nemo_rod.nemo_rl import algorithm
 
     run = algorithm.setup(config)

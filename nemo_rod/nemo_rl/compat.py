@@ -1,6 +1,6 @@
-"""All that differs between NeMo-RL v0.6.0, v0.7.0 and main (August 2026), and nothing else.
+"""All differences between NeMo-RL v0.6.0, v0.7.0 and main (August 2026), and nothing else.
 
-Features are asked for rather than version numbers: main still calls itself 0.6.0.
+Code here checks for features rather than version numbers: main still calls itself 0.6.0.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MEGATRON_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.Megatron
 
 
 def check_supported() -> None:
-    """Refuses a NeMo-RL without what this package builds on.
+    """Refuses a NeMo-RL without the features that this package builds on.
 
     Raises:
-        ValueError: if it is missing or too old.
+        ValueError: NeMo-RL is missing or too old.
     """
     try:
         from nemo_rl import __version__
@@ -34,10 +34,10 @@ def check_supported() -> None:
 
 
 def example_config() -> Path:
-    """NeMo-RL's own configuration of supervised training, with a value for every key it reads.
+    """Returns the path of NeMo-RL's own SFT configuration, which sets every key that it reads.
 
     Raises:
-        ValueError: if the installation came without it.
+        ValueError: the installation does not include the file.
     """
     import nemo_rl
 
@@ -51,7 +51,7 @@ def example_config() -> Path:
 
 
 def run_config(values: dict[str, Any]) -> Any:
-    """The configuration in the form that the checkpoint manager writes down.
+    """Returns the configuration in the form that the checkpoint manager saves.
 
     v0.6.0 takes a dict; later versions take a pydantic model and validate their sections with it.
     """
@@ -86,14 +86,14 @@ def run_config(values: dict[str, Any]) -> Any:
 
 
 def loss_function() -> Any:
-    """The plain language-modelling loss, normalised by all valid tokens of the global batch."""
+    """Returns the plain language-modelling loss, normalised by the global batch's valid tokens."""
     from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
 
     return NLLLossFn()
 
 
 def fused_loss_key(megatron_cfg: Mapping[str, Any]) -> str | None:
-    """The key that turns on the fused output layer and loss, if it is on; its name changed."""
+    """Returns the key, renamed once, that enables the fused output layer and loss, if it is on."""
     for key in ("use_linear_ce_fusion_loss", "use_fused_linear_logprobs"):
         if megatron_cfg.get(key):
             return key
@@ -101,7 +101,7 @@ def fused_loss_key(megatron_cfg: Mapping[str, Any]) -> str | None:
 
 
 def make_cluster(cluster_cfg: Mapping[str, Any], *, use_gpus: bool) -> Any:
-    """One bundle per GPU (or per process where there is none), on as many nodes as configured."""
+    """Creates one bundle per GPU (without GPUs, per process) on the configured number of nodes."""
     from nemo_rl.distributed import virtual_cluster
 
     options: dict[str, Any] = {}
@@ -126,10 +126,11 @@ def make_cluster(cluster_cfg: Mapping[str, Any], *, use_gpus: bool) -> Any:
 
 
 def register_worker(name: str) -> None:
-    """Says which Python runs a worker class that NeMo-RL does not know.
+    """Registers the Python that runs a worker class unknown to NeMo-RL.
 
-    Left to itself NeMo-RL would build a new environment without this package. Its image has one of
-    its Megatron workers ready under NEMO_RL_VENV_DIR; elsewhere the driver's own Python runs them.
+    By default NeMo-RL would build a new environment without this package. Its image has an
+    environment of its Megatron workers in NEMO_RL_VENV_DIR; elsewhere the driver's own Python is
+    used.
     """
     from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
     from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
@@ -140,7 +141,7 @@ def register_worker(name: str) -> None:
 
 
 def finish_checkpoint(checkpointer: Any, policy: Any, path: Any) -> None:
-    """Moves a checkpoint that was written to its final name, once all writers are done."""
+    """Renames a written checkpoint to its final name, once all writers are done."""
     if hasattr(policy, "finalize_async_save"):
         policy.finalize_async_save()
     checkpointer.finalize_checkpoint(path)

@@ -17,12 +17,12 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
     """Runs a training or scoring job on the Ray cluster and waits.
 
     Args:
-        job: what to do.
-        config: the recipe; `nemo_rl` goes on top of everything.
+        job: the job to run.
+        config: the recipe, whose `nemo_rl` section overrides everything else.
 
     Raises:
-        ValueError: if the job is none for NeMo-RL, or the configuration does not fit it.
-        RuntimeError: a worker that failed, and why; or that the run was asked to stop.
+        ValueError: NeMo-RL does not support the job, or the configuration does not fit it.
+        RuntimeError: a worker failed or the run was asked to stop; the message says which and why.
     """
     from nemo_rod.nemo_rl import cluster, settings
 
@@ -41,18 +41,18 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
 def nemo_rl_values(
     job: TrainJob | ScoreJob, *, block_size: int, gpus_per_node: int = 0
 ) -> dict[str, Any]:
-    """A job as the sections of a NeMo-RL recipe, without what NeMo-RL or `rod.yaml` sets.
+    """Translates a job to sections of a NeMo-RL recipe, without keys set by NeMo-RL or `rod.yaml`.
 
-    The recipe is not at hand here: an arm may differ from it in any key, and the job has the
-    arm's own values.
+    The values come from the job rather than from our recipe, as an arm may differ from the recipe
+    in any key.
 
     Args:
-        job: what to do.
-        block_size: tokens per block of its store.
-        gpus_per_node: processes on a node; 0 for all on one.
+        job: the job to translate.
+        block_size: tokens per block of the job's store.
+        gpus_per_node: processes per node; 0 for all on one node.
 
     Raises:
-        ValueError: a job that NeMo-RL's workers cannot do.
+        ValueError: NeMo-RL's workers do not support the job.
     """
     _refuse(job)
     parallel = job.parallel
@@ -146,7 +146,7 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
 
 
 def _selection(job: TrainJob) -> dict[str, Any]:
-    """The keys of `rod.selection`; those that say nothing of this arm keep their defaults."""
+    """Returns the keys of `rod.selection`; those irrelevant to this arm keep their defaults."""
     keys = ("multiplier", "kappa") if job.arm["kappa"] is not None else ()
     selection = {key: job.arm[key] for key in keys} | {"on_nonfinite": job.on_nonfinite}
     if job.arm["balance"] in ("expected", "exact"):
@@ -155,7 +155,7 @@ def _selection(job: TrainJob) -> dict[str, Any]:
 
 
 def _nodes(processes: int, gpus_per_node: int) -> dict[str, int]:
-    """As many processes as the layout has, on nodes of the configured size if there is one."""
+    """Distributes the layout's processes over nodes of the configured size, if there is one."""
     per_node = min(processes, gpus_per_node or processes)
     if processes % per_node:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Two ways to take a step, behind one interface; they choose the same blocks.
+"""Two implementations of a step, behind one interface; both choose the same blocks.
 
-    InWorkers   the workers choose by themselves          needs the extension; no token crosses Ray
+    InWorkers   the workers choose themselves             needs the extension; no token crosses Ray
     InDriver    stock workers score, the driver chooses   any backend; tokens cross Ray
 
 Shapes: C candidates, K chosen blocks (global), S tokens per block.
@@ -40,9 +40,9 @@ class InWorkers:
     """The policy's workers hold the selector (`worker.py`).
 
     Args:
-        policy: NeMo-RL's, with a worker class that inherits `RoDWorkerMixin`.
-        task: what the workers are told.
-        stall_seconds: longest wait for an answer; 0 for no limit.
+        policy: NeMo-RL's policy, with a worker class that inherits `RoDWorkerMixin`.
+        task: settings sent to the workers.
+        stall_seconds: maximum wait for an answer, in seconds; 0 for no limit.
     """
 
     def __init__(self, policy: Any, task: Task, *, stall_seconds: float) -> None:
@@ -51,14 +51,14 @@ class InWorkers:
         set_up(policy, stall_seconds=stall_seconds, task=task)
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:
-        """Sends the step's number; only ids, losses and scores of one rank come back."""
+        """Sends the step number; returns the choice and metrics that the last rank reports."""
         assert self.pools is not None
         report = self._call("rod_step", step=step)[-1]
         metrics = report.pop("metrics")
         return Choice(pool=self.pools.pool(step), **report), metrics
 
     def validate(self) -> dict[str, float]:
-        """Asks the workers."""
+        """Validates on the workers."""
         return self._call("rod_validate")[-1]
 
     def _call(self, method: str, **arguments: Any) -> list[Any]:
@@ -66,11 +66,11 @@ class InWorkers:
 
 
 class InDriver:
-    """Stock workers: the driver reads the blocks, asks for log-probabilities, and chooses.
+    """Stock workers: the driver reads the blocks, requests log-probabilities, and chooses.
 
     Args:
-        policy: NeMo-RL's.
-        task: as for `InWorkers`.
+        policy: NeMo-RL's policy.
+        task: settings, as for `InWorkers`.
         micro_batch_size: blocks in one forward-backward pass of one replica.
     """
 
@@ -85,10 +85,10 @@ class InDriver:
         self.loss = compat.loss_function()
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:
-        """Sends the candidates' tokens, gets their log-probabilities, sends the winners' tokens."""
+        """Scores the candidates by log-probabilities, chooses, and sends the winners to train."""
         choice = self.selector.choose(step, LogprobScorer(self.policy, self.store))
         start = time.perf_counter()
-        # the policy cuts a batch into one run of rows per replica
+        # the policy splits a batch into one contiguous run of rows per replica
         shares = deal(
             choice.block_ids,
             micro_batch_size=self.micro_batch_size,
@@ -109,7 +109,7 @@ class InDriver:
 
 
 class LogprobScorer:
-    """Scores blocks by a policy's stock `get_logprobs`."""
+    """Scores blocks with a policy's stock `get_logprobs`."""
 
     def __init__(self, policy: Any, store: BlockStore) -> None:
         self.policy, self.store = policy, store
@@ -117,7 +117,7 @@ class LogprobScorer:
     def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
         """Returns the sums of the token losses over eighths of each block, float32 `[C, 8]`.
 
-        Of whole blocks: a policy's log-probabilities have no other length.
+        Only whole blocks are scored: a policy's log-probabilities have no other length.
 
         NeMo-RL's log-probability at position j is that of token j, and 0 at position 0; a token
         loss belongs to the position that predicts it, one earlier.
@@ -131,12 +131,12 @@ class LogprobScorer:
 
 
 def num_replicas(policy: Any) -> int:
-    """Data-parallel size."""
+    """Returns the data-parallel size."""
     return policy.sharding_annotations.get_axis_size("data_parallel")
 
 
 def make_learner(policy: Any, arm: Arm, config: dict[str, Any]) -> Learner:
-    """The learner that `rod.choose_in` asks for."""
+    """Returns the learner that `rod.choose_in` selects."""
     rod = config["rod"]
     task = Task(
         blocks=rod["blocks"],

@@ -1,4 +1,4 @@
-"""NeMo-RL's Megatron policy worker with RoD inside. Only its own processes import this module."""
+"""NeMo-RL's Megatron policy worker with RoD. Only the worker processes import this module."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nemo_rod.nemo_rl.worker import RoDWorkerMixin
 
 
 class RoDMegatronPolicyWorkerImpl(RoDWorkerMixin, MegatronPolicyWorkerImpl):
-    """Everything of the stock worker, and RoD's methods."""
+    """The stock worker with RoD's methods added."""
 
 
-# Empty, because Ray pickles what a decorated class itself holds, and cannot pickle all of it.
+# Empty, because Ray pickles the decorated class's own members and cannot pickle all of them.
 @ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))
 class RoDMegatronPolicyWorker(RoDMegatronPolicyWorkerImpl):
     """The Ray actor."""

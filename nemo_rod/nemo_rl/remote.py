@@ -1,13 +1,13 @@
-"""Calls to all workers that end soon and name the cause when one of them cannot go on."""
+"""Calls to all workers that end promptly and name the cause when one of them fails."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-GRACE_SECONDS = 5.0  # for the other workers to say what they know, once one has failed
+GRACE_SECONDS = 5.0  # time for the other workers to report, once one has failed
 
-SETUP_SECONDS = 600.0  # least patience with the first call, in which workers still import
+SETUP_SECONDS = 600.0  # minimum time limit of the first call, in which workers still import
 
 
 class WorkerFailed(RuntimeError):
@@ -15,16 +15,16 @@ class WorkerFailed(RuntimeError):
 
 
 def call_all(policy: Any, method: str, *, stall_seconds: float, **arguments: Any) -> list[Any]:
-    """Runs a method on every worker and returns what they return, by rank.
+    """Runs a method on every worker and returns the results by rank.
 
     Args:
-        policy: NeMo-RL's.
-        method: of the worker class.
-        stall_seconds: longest wait for an answer; 0 for no limit.
-        arguments: for the method, the same on every rank.
+        policy: NeMo-RL's policy.
+        method: name of a method of the worker class.
+        stall_seconds: maximum wait for an answer, in seconds; 0 for no limit.
+        arguments: arguments of the method, the same on every rank.
 
     Raises:
-        WorkerFailed: as soon as one worker fails, although others may wait for it for ever.
+        WorkerFailed: a worker failed; raised at once, although others may wait for it forever.
     """
     import ray
 
@@ -62,7 +62,7 @@ def set_up(policy: Any, *, stall_seconds: float, **arguments: Any) -> None:
 
 
 def _cause(failures: dict[int, Exception]) -> tuple[int, Exception]:
-    """A rank that died is the cause of what the others say; then whoever refused something."""
+    """Returns the likeliest cause: first a rank that died, then one that refused something."""
     from ray.exceptions import RayActorError
 
     def order(item: tuple[int, Exception]) -> int:
@@ -76,12 +76,12 @@ def _cause(failures: dict[int, Exception]) -> tuple[int, Exception]:
 
 
 def sentence(error: Exception) -> str:
-    """What a failed call says, without Ray's and Python's traceback."""
+    """Returns the message of a failed call, without Ray's and Python's traceback."""
     from ray.exceptions import RayActorError
 
     if isinstance(error, RayActorError):
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        if "creation task" in lines[0]:  # a traceback, and what was raised at its end
+        if "creation task" in lines[0]:  # a traceback that ends with the error
             return f"could not start: {lines[-1]}"
         return f"its process died ({' '.join(lines)[:300]})"
     cause = getattr(error, "cause", None) or error

@@ -1,4 +1,4 @@
-"""Reference losses of a whole corpus by the workers of a NeMo-RL policy."""
+"""Reference losses of a whole corpus, computed by the workers of a NeMo-RL policy."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from nemo_rod.selection import (
 )
 from nemo_rod.selection.references.folder import NUM_PARTS, role_manifest
 
-_BATCHES_PER_CALL = 8  # micro-batches of a replica between two writes
+_BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
 
 
 def score(config: dict[str, Any]) -> None:
     """Writes the losses of `policy.model_name` on the training blocks of `rod.role` to `rod.out`.
 
-    An interrupted run goes on where it stopped. Ray must be up.
+    An interrupted run resumes where it stopped. Ray must be running.
 
     Args:
-        config: as `nemo_rod.nemo_rl.settings.load` returns it.
+        config: the configuration, as `nemo_rod.nemo_rl.settings.load` returns it.
 
     Raises:
-        ValueError: if the role is missing or has no blocks.
-        WorkerFailed: as soon as a worker fails, with the cause.
+        ValueError: the role is missing or has no blocks.
+        WorkerFailed: a worker failed; raised at once, with the cause.
     """
     rod, policy_cfg = config["rod"], config["policy"]
     out = Path(rod["out"])
@@ -52,7 +52,7 @@ def score(config: dict[str, Any]) -> None:
     )
     ids = np.arange(manifest.start, manifest.stop)
     out.mkdir(parents=True, exist_ok=True)
-    policy_cfg["megatron_cfg"]["train_iters"] = 1  # asked for, although nothing is trained
+    policy_cfg["megatron_cfg"]["train_iters"] = 1  # required, although nothing is trained
     policy, cluster = make_policy(config, train=False)
     try:
         scorer = _scorer(policy, store, config)
@@ -63,7 +63,7 @@ def score(config: dict[str, Any]) -> None:
         progress.start(len(ids) - int(missing.sum()))
         for start in range(0, len(ids), size):
             part, wanted = ids[start : start + size], missing[start : start + size]
-            if wanted.any():  # the whole part: a block is always scored with the same others
+            if wanted.any():  # score the whole part, so that a block always has the same neighbours
                 sums = scorer.part_sums(part)
                 writer.append(part[wanted], sums[wanted], store.hashes(part[wanted]))
             progress.step(start + len(part))
@@ -75,14 +75,14 @@ def score(config: dict[str, Any]) -> None:
 
 
 class _InWorkers:
-    """Scores blocks by the worker extension: ids go out, eight numbers per block come back."""
+    """Scores blocks with the worker extension: sends ids, receives eight numbers per block."""
 
     def __init__(self, policy: Any, task: Task, stall_seconds: float) -> None:
         self.policy, self.stall_seconds = policy, stall_seconds
         set_up(policy, stall_seconds=stall_seconds, task=task)
 
     def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
-        """Returns float32 `[C, 8]`: of whole blocks, as references are."""
+        """Returns the partial sums of whole blocks, which references need, float32 `[C, 8]`."""
         assert eighths == NUM_PARTS, "references are of whole blocks"
         return call_all(
             self.policy, "rod_score", stall_seconds=self.stall_seconds, block_ids=block_ids

@@ -1,8 +1,9 @@
-"""The configuration of a NeMo-RL run: NeMo-RL's sections, and ours, called `rod`.
+"""The configuration of a NeMo-RL run: NeMo-RL's sections and our own, `rod`.
 
     NeMo-RL's examples/configs/sft.yaml  <-  our rod.yaml  <-  a recipe  <-  key=value
 
-So a recipe holds only what differs, and NeMo-RL's own keys keep the defaults of the version in use.
+A recipe therefore holds only differences, and NeMo-RL's own keys keep the defaults of the installed
+version.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from nemo_rod.nemo_rl import compat
 class RoD:
     """The `rod` section."""
 
-    blocks: str = MISSING  # folder of the block store, seen by every node
-    out: str = MISSING  # gets curriculum.rod and metrics.jsonl, or reference losses
-    arm: str = "rod"  # what is trained: rod, no_replay, fixed_<percent> ...
+    blocks: str = MISSING  # folder of the block store, visible to every node
+    out: str = MISSING  # folder for curriculum.rod and metrics.jsonl, or for reference losses
+    arm: str = "rod"  # arm to train: rod, no_replay, fixed_<percent> ...
     variant: dict[str, Any] | None = None  # pools and policy as our own recipes resolve them
     references: list[str] = field(default_factory=list)  # folders of reference losses
-    steps: int = MISSING  # updates
-    warmup_fraction: float = Optimisation.warmup_fraction  # share of the steps, at the beginning
-    decay_fraction: float = Optimisation.decay_fraction  # share of the steps, at the end
-    seed: int = 42  # of the candidate stream
+    steps: int = MISSING  # number of updates
+    warmup_fraction: float = Optimisation.warmup_fraction  # warm-up's share of the steps
+    decay_fraction: float = Optimisation.decay_fraction  # decay's share of the steps
+    seed: int = 42  # seed of the candidate stream
     choose_in: str = "workers"  # "workers", or "driver" for workers that cannot be extended
-    hf: bool = False  # write a Hugging Face checkpoint to <out>/hf at the end
-    role: str | None = None  # whose blocks `nemo-rod reference` scores: adaptation or replay
-    model_digest: str | None = None  # of the scored weights; kept in the references' manifest
+    hf: bool = False  # whether to write a Hugging Face checkpoint to <out>/hf at the end
+    role: str | None = None  # role that `nemo-rod reference` scores: adaptation or replay
+    model_digest: str | None = None  # digest of the scored weights, for the references' manifest
     worker: str | None = MISSING  # full name of the Ray worker class; null for NeMo-RL's own
-    stall_seconds: float = 1800.0  # time without an answer after which a run is ended; 0 for never
+    stall_seconds: float = 1800.0  # seconds without an answer that end the run; 0 for no limit
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
     validation: Validation = field(default_factory=Validation)
@@ -51,14 +52,15 @@ def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Reads a recipe the way NeMo-RL reads its own.
 
     Args:
-        recipe: a YAML file; `defaults:` names files it inherits from, by path.
-        overrides: `key=value` in Hydra's grammar.
+        recipe: path of a YAML file; its `defaults:` lists the paths of files it inherits from.
+        overrides: assignments `key=value` in Hydra's grammar.
 
     Returns:
-        The resolved and checked sections, plain values.
+        The resolved and checked sections, as plain values.
 
     Raises:
-        ValueError: naming the key, what was found, what was expected and what to do.
+        ValueError: a value is not valid; the message names the key, what was found, what was
+            expected and what to do.
     """
     compat.check_supported()
     from nemo_rl.utils.config import OverridesError, load_config, parse_hydra_overrides
@@ -73,13 +75,13 @@ def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def compose(values: dict[str, Any]) -> dict[str, Any]:
-    """Puts values that Hydra composed on top of the defaults; otherwise like `load`."""
+    """Applies values composed by Hydra to the defaults; otherwise like `load`."""
     compat.check_supported()
     return resolve(_on_defaults(OmegaConf.create(values)))
 
 
 def _on_defaults(config: DictConfig) -> DictConfig:
-    """NeMo-RL's defaults, ours, and a recipe on top."""
+    """Merges NeMo-RL's defaults, ours, and a recipe, in this order."""
     from nemo_rl.utils.config import load_config, merge_with_override
 
     merged = load_config(compat.example_config())
@@ -93,7 +95,7 @@ def _on_defaults(config: DictConfig) -> DictConfig:
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Turns a merged tree into plain values, and checks them."""
+    """Resolves a merged tree to plain values, and checks them."""
     from nemo_rl.utils.config import register_omegaconf_resolvers
 
     register_omegaconf_resolvers()
@@ -108,17 +110,17 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             f"{' '.join(str(error).split())}: set it in the recipe or on the command line."
         ) from None
     if resolved["policy"].get("generation") is None:
-        resolved["policy"].pop("generation", None)  # NeMo-RL takes a section or nothing
+        resolved["policy"].pop("generation", None)  # NeMo-RL expects a section or no key
     check(resolved)
     compat.run_config(resolved)  # NeMo-RL's own validation
     return resolved
 
 
 def check(config: dict[str, Any]) -> None:
-    """Refuses what cannot run or would train something else, before anything starts.
+    """Refuses settings that cannot run or would change what is trained, before anything starts.
 
     Raises:
-        ValueError: one sentence.
+        ValueError: a setting is not supported.
     """
     policy, rod = config["policy"], config["rod"]
     megatron, in_workers = policy["megatron_cfg"], rod["choose_in"] == "workers"
@@ -181,7 +183,7 @@ def _check_sizes(config: dict[str, Any]) -> None:
 
 
 def model_parallel_size(policy: dict[str, Any]) -> int:
-    """Processes that share one model."""
+    """Returns the number of processes that share one model."""
     megatron = policy["megatron_cfg"]
     if megatron["enabled"]:
         return megatron["tensor_model_parallel_size"] * megatron["pipeline_model_parallel_size"]

@@ -1,8 +1,8 @@
-"""What a Megatron policy worker gains: it chooses what it trains on.
+"""The extension of a Megatron policy worker: it chooses what it trains on.
 
 The driver calls these methods on all ranks at once. Each rank reads its share of the pool from the
 block store by id, scores it under tensor and pipeline parallelism, gathers all losses over the data
-parallel group, comes to the same choice, and hands its share of the winners to the stock `train`.
+parallel group, makes the same choice, and passes its share of the winners to the stock `train`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from nemo_rod.upstream import functions
 
 @dataclass(frozen=True)
 class Task:
-    """What every worker is told once.
+    """Settings that every worker receives once, at setup.
 
     Attributes:
         blocks: folder of the block store.
         scoring_micro_batch_size: blocks in a forward-only pass of one replica.
-        arm: name of the pools and the policy, with what they need (`Arm`); None to score only.
+        arm: fields of the `Arm`, which defines the pools and the policy; None to score only.
         references: folders of reference losses.
-        validation_blocks: held-out blocks looked at per source, at most.
-        on_nonfinite: "refuse" or "exclude" candidates whose score is no finite number.
+        validation_blocks: maximum number of held-out blocks per source in a validation.
+        on_nonfinite: treatment of candidates with a non-finite score, "refuse" or "exclude".
     """
 
     blocks: str
@@ -46,9 +46,10 @@ class Task:
 
 
 class RoDWorkerMixin:
-    """Inherit it before a worker that has `model`, `cfg` and `train` as NeMo-RL's Megatron worker.
+    """Mixin for a worker with `model`, `cfg` and `train` like NeMo-RL's Megatron worker.
 
-    Nothing here touches Ray. All methods are collective calls of all ranks.
+    Inherit from it before the worker class. It does not use Ray. All methods are collective over
+    all ranks.
     """
 
     model: Any
@@ -59,8 +60,8 @@ class RoDWorkerMixin:
         """Opens the store and the references, before the first step.
 
         Raises:
-            ValueError: if they do not belong together, the model uses a feature under which scoring
-                goes wrong, or Megatron is not one that was tested.
+            ValueError: they do not belong together, the model uses a feature that breaks scoring,
+                or Megatron's version is untested.
         """
         functions.check("scoring")
         self._rod_task = task
@@ -79,8 +80,8 @@ class RoDWorkerMixin:
 
         Returns:
             On the last rank `loss` and `score` float32 `[C]` or None, `chosen` int64 `[K]`,
-            `threshold`, `excluded`, `seconds` of the parts, metrics of `prefixes`, and `metrics`
-            of the update; None on the others.
+            `threshold`, `excluded`, `seconds` of the parts, `compared`, the metrics of prefixes,
+            and `metrics` of the update; None on the others.
         """
         import torch.distributed as dist
 
@@ -111,7 +112,7 @@ class RoDWorkerMixin:
         }
 
     def rod_validate(self) -> dict[str, float]:
-        """The loss on the first held-out blocks of every source, nats per token."""
+        """Returns the loss on the first held-out blocks of every source, nats per token."""
         held_out = BlockStore(self._rod_task.blocks, split="holdout")
         losses = self._rod_losses(held_out)
         return source_losses(losses, held_out, num_blocks=self._rod_task.validation_blocks)
@@ -120,7 +121,7 @@ class RoDWorkerMixin:
         """Scores blocks.
 
         Args:
-            block_ids: int64 `[C]`.
+            block_ids: ids of the blocks, int64 `[C]`.
 
         Returns:
             On the last rank the sums of the token losses over eighths of each block, float32
@@ -156,12 +157,12 @@ class RoDWorkerMixin:
 
 
 def update_metrics(loss: Any, trained: dict[str, Any], seconds: float) -> dict[str, float]:
-    """What is logged of an update, from what a worker's or a policy's `train` returned.
+    """Returns an update's metrics, from the result of a worker's or a policy's `train`.
 
     Args:
-        loss: of the global batch, one value or one per global batch.
-        trained: has `grad_norm` and, per micro-batch, `all_mb_metrics`.
-        seconds: that the update took.
+        loss: loss of the global batch, one value or one per global batch.
+        trained: result of `train`, with `grad_norm` and, per micro-batch, `all_mb_metrics`.
+        seconds: duration of the update in seconds.
     """
     lr = trained["all_mb_metrics"].get("lr", [np.nan])
     return {

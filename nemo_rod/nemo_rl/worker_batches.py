@@ -1,4 +1,4 @@
-"""Blocks of tokens as the batches that NeMo-RL's workers read."""
+"""Conversion of blocks of tokens to the batches that NeMo-RL's workers read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def train_batch(tokens: np.ndarray) -> Any:
-    """Every token of every block counts.
+    """Returns a batch of blocks in which every token counts.
 
     Args:
-        tokens: int32 `[n, S]`.
+        tokens: tokens of the blocks, int32 `[n, S]`.
 
     Returns:
         A BatchedDataDict of `input_ids` int64 `[n, S]`, `input_lengths` int64 `[n]`, `token_mask`

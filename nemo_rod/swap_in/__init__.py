@@ -4,23 +4,23 @@
     nemo_rod.install("megatron_bridge", cfg, references=[...], roles={...}, multiplier=2)
     pretrain(cfg, forward_step)                     # unchanged
 
-The job keeps its data, its iterators and its forward step; candidates are what its own iterators
-give. One module per host says where to bind; everything else knows no host:
+The job keeps its data, its iterators and its forward step; candidates come from its own iterators.
+One module per host defines where to bind; everything else is independent of the host:
 
-    roles.py      which source is adaptation, which is replay
-    blend.py      the job's training data as blocks with ids and hashes
-    stream.py     micro-batches: draw more of them, pass winners on to the replicas
-    readers.py    what one rank of a replica knows, made known to all
-    selector.py   StreamSelector.around(schedule, step, groups): what a host calls instead
-    record.py     the curriculum and the metrics of such a job
-    references.py reference losses of the job's own data
-    job.py          the user's options, and the selector they make
+    roles.py           which source is adaptation, which is replay
+    blend.py           the job's training data as blocks with ids and hashes
+    stream.py          micro-batches: drawing more of them, passing winners on to the replicas
+    readers.py         broadcasts from the rank of each replica that reads data
+    host_selector.py   StreamSelector.around(schedule, step, groups): replaces the host's schedule
+    step_record.py     the curriculum and the metrics of such a job
+    job_references.py  reference losses of the job's own data
+    job.py             the user's options, and the selector built from them
     megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts, each with its ..._checks.py
 
-A host does four things: it refuses what selection does not work with; it scales the length and the
-resume offset of the train split by the multiplier; it gives the job's dataset as a `Blend` to
-`SelectingJob.ready` once it is built; and it lets `SelectingJob.around` stand in for the schedule
-of every training step.
+A host does four things: it refuses features that selection does not work with; it scales the length
+and the resume offset of the train split by the multiplier; it passes the job's dataset as a `Blend`
+to `SelectingJob.ready` once it is built; and it replaces the schedule of every training step by
+`SelectingJob.around`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def install(host: str, *args: Any, **options: Any) -> Any:
     """Swaps the selector into a host's training loop.
 
     Args:
-        host: one of `HOSTS`.
-        args: what that host's `install` takes, its configuration first.
-        options: the same by keyword: `roles`, `references`, `policy`, `multiplier`, `out`.
+        host: name of the host, one of `HOSTS`.
+        args: positional arguments of that host's `install`, its configuration first.
+        options: its keyword arguments: `roles`, `references`, `policy`, `multiplier`, `out`.
 
     Returns:
-        A handle whose `uninstall()` takes the selector out again; also a context manager.
+        A handle whose `uninstall()` removes the selector again; also a context manager.
 
     Raises:
-        ValueError: no such host; a version or a feature of it that is not supported; data or
-            references that do not fit.
+        ValueError: the host is unknown; its version or a feature is not supported; or the data or
+            references do not fit.
     """
     return _module(host).install(*args, **options)
 
@@ -54,18 +54,18 @@ def reference(host: str, *args: Any, **options: Any) -> None:
     """Writes reference losses of a job's own data.
 
     Args:
-        host: one of `HOSTS`.
-        args: what that host's `reference` takes, its configuration first.
-        options: the same by keyword: `role`, `out`, `roles`, `multiplier`, `checkpoint`.
+        host: name of the host, one of `HOSTS`.
+        args: positional arguments of that host's `reference`, its configuration first.
+        options: its keyword arguments: `role`, `out`, `roles`, `multiplier`, `checkpoint`.
 
     Raises:
-        ValueError: no such host; something that is not supported, or missing.
+        ValueError: the host is unknown, or something is not supported or missing.
     """
     _module(host).reference(*args, **options)
 
 
 def score(host: str, *args: Any, **options: Any) -> None:
-    """Calls `reference`, whose former name this is."""
+    """Calls `reference`; deprecated former name."""
     warnings.warn(
         "swap_in.score is now called swap_in.reference; the next release drops the old name",
         DeprecationWarning,

@@ -1,15 +1,15 @@
 """The training data of a Megatron job, seen as a store of blocks.
 
 A job reads samples from a GPTDataset, or from a BlendedDataset of several. A block here is one such
-sample, and its id its place among all samples that the job may draw, adaptation first:
+sample, and its id is its index among all samples that the job may draw, adaptation first:
 
     id      [0, 70)              [70, 100)          [100, 180)
     sample  0 .. 69 of legal     0 .. 29 of web     0 .. 79 of news
     role    adaptation           replay             replay
 
-Megatron cuts samples from documents that it shuffles and joins; which ones depends on the seed, the
-length of a sample and the number of epochs. The digest covers what decides that, so that references
-of other samples are refused at setup; and every sample is found by the hash of its content.
+Megatron cuts samples from documents that it shuffles and joins; the result depends on the seed, the
+length of a sample and the number of epochs. The digest covers these inputs, so that references of
+other samples are refused at setup, and every sample is found by the hash of its content.
 
 Shape suffixes: C = samples, S = tokens per sample.
 """
@@ -29,7 +29,7 @@ from nemo_rod.corpus.hashing import block_hash
 from nemo_rod.selection import SourceRow
 from nemo_rod.swap_in.roles import Roles, assign_roles, name_sources
 
-# Part of a reference's manifest: references of a block store are of other targets.
+# Part of a reference manifest: references of a block store have other targets.
 LOSS_DEFINITION = (
     "mean next-token loss of the sample's targets under its loss mask, nats, 8 partial sums, fp32"
 )
@@ -40,15 +40,15 @@ class Blend:
 
     Args:
         dataset: megatron-core's BlendedDataset or GPTDataset.
-        roles: see `roles.py`.
-        num_samples: how many samples the job may draw at most.
+        roles: roles of the sources; see `roles.py`.
+        num_samples: maximum number of samples that the job may draw.
 
     Attributes:
         sources: one row per source, adaptation first.
-        block_size: tokens a sample is read in (S); it has S targets and S + 1 tokens.
+        block_size: input tokens per sample (S); a sample has S targets and S + 1 tokens.
 
     Raises:
-        ValueError: of a kind of dataset that is not supported, or a source without a role.
+        ValueError: the dataset's type is not supported, or a source has no role.
     """
 
     def __init__(self, dataset: Any, roles: Roles, *, num_samples: int) -> None:
@@ -70,7 +70,7 @@ class Blend:
                 strict=True,
             )
         )
-        # sources in the order of ids, and the row of every dataset of the blend
+        # datasets of the blend in the order of ids, and the source row of every dataset
         self._order = sorted(range(len(rows)), key=lambda number: (rows[number][1], number))
         self._row_of_dataset = np.argsort(self._order)
         starts = np.cumsum([0, *(rows[number][2] for number in self._order)])
@@ -81,12 +81,12 @@ class Blend:
         self._size = int(starts[-1])
 
     def __len__(self) -> int:
-        """Return how many samples the job may draw."""
+        """Returns the number of samples that the job may draw."""
         return self._size
 
     @cached_property
     def digest(self) -> str:
-        """Digest of what decides the samples, and of how their loss is masked."""
+        """Digest of everything that determines the samples and the mask of their loss."""
         facts: list[Any] = [
             [getattr(self._config, name) for name in ("reset_position_ids", "reset_attention_mask")]
             + [self._config.eod_mask_loss, self._config.add_extra_token_to_sequence]
@@ -96,7 +96,7 @@ class Blend:
             identity = {
                 key: value
                 for key, value in part.unique_identifiers.items()
-                if key not in ("dataset_path", "tokenizer")  # of one machine
+                if key not in ("dataset_path", "tokenizer")  # machine-specific
             }
             lengths = part.dataset.sequence_lengths
             facts.append([*row, identity, len(lengths), int(lengths.sum(dtype=np.int64))])
@@ -105,16 +105,16 @@ class Blend:
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """What tells the job's tokenizer from others."""
+        """Description that distinguishes the job's tokenizer from others."""
         tokenizer = self._config.tokenizer
         eod = getattr(tokenizer, "eod", None)
         return f"{type(tokenizer).__name__} of {tokenizer.vocab_size} tokens, end of document {eod}"
 
     def role_range(self, role: str) -> tuple[int, int]:
-        """First id of a role, and the one behind its last.
+        """Returns the first id of a role and the id after its last.
 
         Raises:
-            ValueError: the job reads nothing of that role.
+            ValueError: the job reads no sample of that role.
         """
         ids = [(row.start, row.start + row.count) for row in self.sources if row.role == role]
         if not ids or ids[0][0] == ids[-1][1]:
@@ -122,10 +122,10 @@ class Blend:
         return ids[0][0], ids[-1][1]
 
     def source_of_batch(self, batch: Mapping[str, Any]) -> np.ndarray:
-        """Index in `sources` of every sample of a drawn batch, int64 `[b]`.
+        """Returns the index in `sources` of every sample of a drawn batch, int64 `[b]`.
 
         Raises:
-            ValueError: the batch says not which dataset its samples are of.
+            ValueError: the batch does not state which dataset its samples come from.
         """
         if not self._blended:
             return np.zeros(len(batch["tokens"]), dtype=np.int64)
@@ -137,9 +137,9 @@ class Blend:
         return self._row_of_dataset[np.asarray(batch["dataset_id"], dtype=np.int64)]
 
     def hash_batch(self, batch: Mapping[str, Any]) -> np.ndarray:
-        """Block hashes of a drawn batch on the host, before it is split over ranks, uint8 [b, 16].
+        """Returns block hashes uint8 [b, 16] of a drawn batch on the host, before it is split.
 
-        A sample's hash is that of its source's name and all its S + 1 tokens.
+        A sample's hash covers its source's name and all its S + 1 tokens.
         """
         names = [self.sources[row].name for row in self.source_of_batch(batch)]
         text_bS = np.asarray(torch.cat([batch["tokens"], batch["labels"][:, -1:]], dim=1))
@@ -147,7 +147,7 @@ class Blend:
         return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
 
     def hashes(self, block_ids: np.ndarray) -> np.ndarray:
-        """Block hashes of samples, uint8 `[C, 16]`."""
+        """Returns the block hashes of samples, uint8 `[C, 16]`."""
         batches = self.micro_batches(block_ids, 1)
         return np.concatenate([self.hash_batch(batch) for batch in batches])
 
@@ -166,7 +166,7 @@ class Blend:
         return {"dataset_id": number, **sample} if self._blended else sample
 
     def _counts(self, dataset: Any, num_samples: int) -> np.ndarray:
-        """How many samples of each dataset the job may draw: always its first ones."""
+        """Returns how many samples of each dataset the job may draw, which are its first ones."""
         if not self._blended:
             return np.array([min(len(dataset), num_samples)])
         if dataset.dataset_index is None:  # mapped when first read

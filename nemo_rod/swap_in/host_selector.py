@@ -1,13 +1,13 @@
 """Replay on Demand around any Megatron host's forward-backward function.
 
     host's iterator --m x--> candidates --schedule, forward only--> losses --references--> scores
-         --policy--> winners --redistributed over the replicas--> host's schedule, as ever
+         --policy--> winners --redistributed over the replicas--> host's schedule, as usual
 
-A host replaces the `forward_backward_func` of one training step by `StreamSelector.around(...)`:
-after gradients are zeroed, because some optimizers share one buffer between gradients and weights.
-The function is called by keyword, as Megatron's own trainers do.
+A host replaces the `forward_backward_func` of one training step by `StreamSelector.around(...)`,
+which runs after gradients are zeroed, because some optimizers share one buffer between gradients
+and weights. It is called with keyword arguments, as in Megatron's own trainers.
 
-Shape suffixes: c = candidates of this replica, C = of all replicas, K = chosen.
+Shape suffixes: c = candidates of this replica, C = candidates of all replicas, K = chosen.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class StreamSelector:
 
     Args:
         blend: the job's training data.
-        policy: turns scores into the chosen samples.
+        policy: policy that turns scores into the chosen samples.
         multiplier: candidates per trained sample (m).
-        references: of the blend; needed if the policy needs scores. Without them candidates have
-            no ids.
-        record: called on every rank with a step's choice and the source of every candidate, int64
-            `[C]`, an index in `blend.sources`.
+        references: reference losses of the blend; required if the policy needs scores. Without
+            them candidates have no ids.
+        record: function called on every rank with a step's choice and the source of every
+            candidate, int64 `[C]`, an index in `blend.sources`.
         unused: keys of the job's batches that its forward step does not read.
-        around_scoring: gives a context for the scoring pass, in which a host keeps what its forward
-            step must not change.
+        around_scoring: factory of a context for the scoring pass, in which the host preserves state
+            that its forward step would change.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class StreamSelector:
         self.unused, self.around_scoring = unused, around_scoring
 
     def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
-        """What stands in for the schedule of one training step.
+        """Returns the replacement for the schedule of one training step.
 
         Args:
             schedule: the host's forward-backward function.
-            step: the training step, from 0.
+            step: number of the training step, from 0.
             groups: Megatron's process groups (`tp`, `pp` and `dp`).
 
         Returns:
@@ -104,8 +104,8 @@ class StreamSelector:
             )
             if not self.policy.needs_scores:
                 return schedule(**options)
-            # every parameter was gathered for scoring; gathering again would read a buffer that
-            # the optimizer may share with gradients and that is zeroed by now
+            # scoring has gathered every parameter; gathering again would read a buffer that the
+            # optimizer may share with gradients and that has since been zeroed
             with replaced(get_model_config(options["model"][0]), "param_sync_func", None):
                 return schedule(**options)
 
@@ -114,7 +114,7 @@ class StreamSelector:
     def _choose(
         self, schedule: Callable, options: dict[str, Any], drawn: list, step: int, groups: Any
     ) -> tuple[Choice, np.ndarray]:
-        """The choice of a step and the source of every candidate, int64 `[C]`. Collective."""
+        """Returns a step's choice and the source of every candidate, int64 `[C]`. Collective."""
         size, count = options["micro_batch_size"], options["num_microbatches"]
         batches: list[Batch] = next((chunk for chunk in drawn if chunk is not None), [])
         shape = (self.multiplier * count * size, 2)
@@ -144,7 +144,7 @@ class StreamSelector:
         return choice.preceded_by(scoring=seconds), source_C
 
     def _identify(self, batches: list[Batch]) -> np.ndarray:
-        """Id and source of this replica's candidates, `[c, 2]`."""
+        """Returns the id and source of this replica's candidates, `[c, 2]`."""
         source_c = np.concatenate([self.blend.source_of_batch(batch) for batch in batches])
         if self.references is None:
             id_c = np.full(len(source_c), PADDING_ID)
@@ -154,24 +154,24 @@ class StreamSelector:
         return np.stack([id_c, source_c], axis=1)
 
     def _loss_pair(self, id_c: np.ndarray, outputs: list[torch.Tensor]) -> np.ndarray:
-        """Loss and reference loss of this replica's candidates, `[c, 2]`, in nats per token."""
+        """Returns this replica's losses and reference losses, in nats per token, `[c, 2]`."""
         assert self.references is not None
         output_c9 = torch.cat(outputs).cpu().numpy()
         num_targets_c = output_c9[:, -1]
         some_c = np.maximum(num_targets_c, 1)
         loss_c = mean_loss(output_c9[:, :-1], some_c)
-        loss_c[num_targets_c == 0] = -np.inf  # nothing to learn: padding, which is never chosen
+        loss_c[num_targets_c == 0] = -np.inf  # no targets: padding, which is never chosen
         return np.stack([loss_c, mean_loss(self.references.sums(id_c), some_c)], axis=1)
 
 
 def _like(iterators: Any, chunks: list[list[Batch] | None]) -> Any:
-    """Batches in the form in which the host gave its iterators: one, or one per model chunk."""
+    """Returns batches in the form of the host's iterators: one, or one per model chunk."""
     made = [None if c is None else iter([without_identity(b) for b in c]) for c in chunks]
     return made if isinstance(iterators, list) else made[0]
 
 
 def _other_options(options: dict[str, Any]) -> dict[str, Any]:
-    """What the host calls its schedule with, without what a scoring pass says itself."""
+    """Returns the host's arguments for its schedule, except those that a scoring pass sets."""
     ours = ("forward_step_func", "model", "data_iterator", "num_microbatches", "forward_only")
     return {
         name: value
@@ -181,7 +181,7 @@ def _other_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def losses_and_mask(forward_step: Callable) -> Callable:
-    """The job's own forward step, for its token losses and their mask instead of one number."""
+    """Wraps the job's forward step to return token losses and their mask instead of one number."""
 
     def step(batches: Any, chunk: Any) -> tuple[Any, torch.Tensor]:
         output, loss_function = forward_step(batches, chunk)
@@ -191,7 +191,7 @@ def losses_and_mask(forward_step: Callable) -> Callable:
 
 
 def _loss_mask(loss_function: Any) -> torch.Tensor:
-    """The mask that Megatron's forward steps bind to the loss function they return."""
+    """Returns the mask that Megatron's forward steps bind to the loss function they return."""
     if not isinstance(loss_function, partial) or not loss_function.args:
         raise ValueError(
             "The job's forward step does not return functools.partial(loss, loss_mask, ...): "

@@ -1,7 +1,7 @@
-"""What is the same in every host: the user's options, and the selector they make for a job.
+"""The part common to all hosts: the user's options, and the selector built from them for a job.
 
-A host's `install` makes a `SelectingJob`, calls `ready` when the trainer has built its training
-data, and lets `around(...)` stand in for the schedule of every training step.
+A host's `install` creates a `SelectingJob`, calls `ready` when the trainer has built its training
+data, and replaces the schedule of every training step by `around(...)`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Log = Callable[[int, dict[str, float]], None]
 
 
 class SelectingJob:
-    """A job with the selector in it.
+    """A job with the selector installed.
 
     Args:
-        references: folders of reference losses for all of the job's data, by `reference`.
-        policy: how the batch is chosen from a pool; `Joint()` by default.
+        references: folders of reference losses for all of the job's data, written by `reference`.
+        policy: policy that chooses the batch from a pool; `Joint()` by default.
         multiplier: candidates per trained sample (m), a whole number.
         out: folder for `curriculum.rod` and `metrics.jsonl`; None to write neither.
-        log: called on the rank that writes, with the number of the step from 0 and its metrics, to
-            show them where the host shows its own.
-        unused: keys of the job's batches that its forward step does not read, such as a mask of
-            S x S that the model makes itself; they need not be passed on.
-        around_scoring: gives a context for the scoring pass, in which a host keeps what its forward
-            step must not change.
+        log: function called on the recording rank with the number of the step, from 0, and its
+            metrics, to show them where the host shows its own.
+        unused: keys of the job's batches that its forward step does not read, such as an S x S
+            mask that the model computes itself; they are not passed on.
+        around_scoring: factory of a context for the scoring pass, in which the host preserves state
+            that its forward step would change.
 
     Raises:
-        ValueError: a multiplier or references that cannot be used.
+        ValueError: the multiplier or the references cannot be used.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class SelectingJob:
                 "would draw samples for nothing: set multiplier=1."
             )
         if references:
-            References.open(references)  # what is missing or damaged shows before the job starts
+            References.open(references)  # refuses missing or damaged ones before the job starts
         self.selector: StreamSelector | None = None
         self.record: ChoiceRecord | None = None
         self.begun = False
 
     def ready(self, blend: Blend, *, batch_size: int, seed: int) -> None:
-        """Makes the selector, now that the job's data is known; again if the job starts again.
+        """Builds the selector once the job's data is known, and again if the job restarts.
 
         Args:
             blend: the job's training data.
             batch_size: samples trained on in one step (K).
-            seed: of the job's data.
+            seed: seed of the job's data.
 
         Raises:
-            ValueError: the references are of other data.
+            ValueError: the references belong to other data.
         """
         references = self._references(blend)
         self.record = ChoiceRecord(
@@ -115,12 +115,12 @@ class SelectingJob:
             ) from None
 
     def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
-        """What stands in for the schedule of one training step; see `StreamSelector.around`.
+        """Returns the replacement for one training step's schedule; see `StreamSelector.around`.
 
         The first call opens the files at that step, which is collective.
 
         Raises:
-            ValueError: on all ranks, if the files are of another run.
+            ValueError: the files belong to another run; raised on all ranks.
         """
         assert self.selector is not None and self.record is not None, "no data yet"
         if not self.begun:
@@ -137,10 +137,10 @@ class SelectingJob:
 
 
 def check_multiplier(multiplier: int) -> None:
-    """Refuses what is no whole number of candidates per sample.
+    """Refuses a multiplier that is not a whole number of candidates per sample.
 
     Raises:
-        ValueError: saying so.
+        ValueError: the multiplier is not an integer of at least 1.
     """
     if not isinstance(multiplier, int) or multiplier < 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Reference losses of a job's own data, by a model that the job itself has loaded."""
+"""Reference losses of a job's own data, computed with a model that the job itself has loaded."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ def score_blend(
     role: str,
     micro_batch_size: int,
 ) -> None:
-    """Writes a model's losses on all samples of one role; a collective call.
+    """Writes a model's losses on all samples of one role. Collective.
 
-    Interrupted, it goes on where it stopped when it is called again in the same layout.
+    After an interruption, another call in the same layout resumes where it stopped.
 
     Args:
         blend: the job's training data.
         model: the model's chunks on this rank.
         groups: Megatron's process groups (`tp`, `pp` and `dp`).
-        forward_step: the job's own, of an iterator and a chunk of the model.
-        out: folder of the references; one per role.
-        role: "adaptation" or "replay".
+        forward_step: the job's own forward step, of an iterator and a chunk of the model.
+        out: folder of the references, one per role.
+        role: role of the samples, "adaptation" or "replay".
         micro_batch_size: samples in one forward pass of one replica, as in training.
 
     Raises:
-        ValueError: no such samples, or the folder holds losses of something else.
+        ValueError: there are no such samples, or the folder holds losses of other data or another
+            model.
     """
     start, stop = blend.role_range(role)
     manifest = ReferenceManifest(
@@ -76,10 +77,10 @@ def score_blend(
 
 
 def model_digest(model: list, groups: Any) -> str:
-    """Digest of a model's weights, hex, the same on every rank; a collective call.
+    """Returns the digest of a model's weights, hex, the same on every rank. Collective.
 
-    The shards of tensor and pipeline parallel ranks are digested as they lie, so another layout of
-    the same weights has another digest.
+    Each rank digests its own tensor- and pipeline-parallel shard, so another layout of the same
+    weights has another digest.
     """
     state = hashlib.blake2b(digest_size=16)
     for chunk in model:

@@ -1,10 +1,10 @@
-"""The host Megatron-Bridge: around its `pretrain(cfg, forward_step)`.
+"""The host Megatron-Bridge: swaps the selector into its `pretrain(cfg, forward_step)`.
 
     megatron.bridge.training.train.train_step                 its schedule selects first
     megatron.bridge.data.loaders
-        .get_train_valid_test_num_samples                     m times the training samples
-        .build_train_valid_test_datasets                      shows the job's training data
-        .build_pretraining_data_loader                        resumes m times as far in them
+        .get_train_valid_test_num_samples                     requests m times the training samples
+        .build_train_valid_test_datasets                      exposes the job's training data
+        .build_pretraining_data_loader                        resumes at m times the offset
 
 The names are module globals, the same from 0.3.1 to main. Arguments are bound by name, as their
 order differs between versions.
@@ -40,22 +40,22 @@ def install(
     multiplier: int = 2,
     out: str | Path | None = None,
 ) -> Installed:
-    """Lets the job that `pretrain(cfg, ...)` runs choose what it trains on.
+    """Makes the job that `pretrain(cfg, ...)` runs choose what it trains on.
 
     Args:
         cfg: the job's ConfigContainer.
-        roles: which of the job's sources are adaptation, which replay; see `roles.py`.
-        references: folders of reference losses for all of the job's data, by `reference`.
-        policy: how the batch is chosen from a pool; `Joint()` by default.
+        roles: role of each of the job's sources, adaptation or replay; see `roles.py`.
+        references: folders of reference losses for all of the job's data, written by `reference`.
+        policy: policy that chooses the batch from a pool; `Joint()` by default.
         multiplier: candidates per trained sample (m), a whole number.
-        out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` where the job saves
-            its checkpoints, and nowhere if it saves none.
+        out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the job's
+            checkpoint folder, and none if the job saves no checkpoints.
 
     Returns:
         A handle that can `uninstall()`; also a context manager.
 
     Raises:
-        ValueError: a version or a feature that is not supported; roles or references that do not
+        ValueError: the version or a feature is not supported, or the roles or references do not
             fit the job.
     """
     check_version()
@@ -94,21 +94,21 @@ def reference(
 ) -> None:
     """Writes a checkpoint's losses on all samples of one role that the job may draw.
 
-    The job's own `setup` builds the data, makes the model in the job's layout and loads it.
+    The job's own `setup` builds the data, builds the model in the job's layout and loads it.
 
     Args:
-        cfg: the ConfigContainer of the job that will select; it is not changed.
-        forward_step: the job's own.
+        cfg: the ConfigContainer of the job that will select; it is not modified.
+        forward_step: the job's own forward step.
         role: "adaptation", for the specialist, or "replay", for the model that training starts
             from.
-        out: folder of the references; one per role.
-        roles: as for `install`.
-        multiplier: as for `install`: the job draws that many times as much.
+        out: folder of the references, one per role.
+        roles: roles of the sources, as for `install`.
+        multiplier: candidates per trained sample, as for `install`.
         checkpoint: folder of the reference model's checkpoints, in the job's format; by default
-            what `cfg.checkpoint` says, where `pretrained_checkpoint` goes before `load`.
+            `cfg.checkpoint.pretrained_checkpoint`, or else `cfg.checkpoint.load`.
 
     Raises:
-        ValueError: there is no such checkpoint, or the job is one that selection refuses.
+        ValueError: there is no such checkpoint, or selection refuses the job.
     """
     from megatron.bridge.data.utils import get_dataset_provider
     from megatron.bridge.training.config import runtime_config_update
@@ -144,13 +144,13 @@ def reference(
 
 
 def _unused(data: Any) -> tuple[str, ...]:
-    """The dataset may make attention masks that the trainer then leaves alone."""
+    """Returns the attention mask's key if the dataset creates a mask that the trainer ignores."""
     skipped = getattr(data, "skip_getting_attention_mask_from_dataset", True)
     return ("attention_mask",) if skipped else ()
 
 
 def _for_scoring(cfg: Any, checkpoint: str | Path | None) -> Any:
-    """A copy of the job's configuration that loads weights alone and saves nothing."""
+    """Returns a copy of the job's configuration that only loads weights and saves nothing."""
     from megatron.bridge.training.utils.checkpoint_utils import checkpoint_exists
 
     cfg = copy.deepcopy(cfg)
@@ -161,7 +161,7 @@ def _for_scoring(cfg: Any, checkpoint: str | Path | None) -> Any:
             "folder that this job, or its specialist, has saved; set 'checkpoint'."
         )
     cfg.checkpoint.load, cfg.checkpoint.pretrained_checkpoint = str(folder), None
-    cfg.checkpoint.finetune, cfg.checkpoint.save = True, None  # weights alone; begins at step 0
+    cfg.checkpoint.finetune, cfg.checkpoint.save = True, None  # weights only; starts at step 0
     cfg.dataset.num_workers, cfg.dataset.persistent_workers = 0, False
     return cfg
 
@@ -173,9 +173,9 @@ def _show_data(
     multiplier: int,
     built: Callable[[Blend], None],
 ) -> None:
-    """Gives the job m times the training samples, and gives the blend of them away once built.
+    """Gives the job m times the training samples, and passes their blend to `built`.
 
-    With virtual pipeline stages the trainer builds its data once per stage, always the same.
+    With virtual pipeline stages the trainer builds the same data once per stage.
     """
     from megatron.bridge.data import loaders
 
@@ -194,7 +194,7 @@ def _show_data(
         train_sets.append(train)
         # precision and overlap settings reach the model's configuration only when the job starts
         refuse(cfg, roles)
-        in_order = cfg.dataset.dataloader_type == "single"  # else it draws from all there is
+        in_order = cfg.dataset.dataloader_type == "single"  # else it draws from all samples
         num_samples = more_samples(cfg)[0] if in_order else len(train)
         built(Blend(train, roles, num_samples=num_samples))
         return train, valid, test
@@ -211,7 +211,7 @@ def _show_data(
 
 
 def _select(installed: Installed, job: SelectingJob, trainer: _Trainer) -> None:
-    """Lets every training step select before it goes forward and backward."""
+    """Makes every training step select before it runs forward-backward."""
     from megatron.bridge.training import train
 
     train_step = train.train_step
@@ -232,13 +232,13 @@ def _select(installed: Installed, job: SelectingJob, trainer: _Trainer) -> None:
 
 
 class _Trainer:
-    """The trainer's GlobalState, known from its first step on."""
+    """Access to the trainer's GlobalState, which is set at its first step."""
 
     state: Any = None
 
     @contextmanager
     def same_counters(self) -> Iterator[None]:
-        """Operations of scoring do not count."""
+        """Excludes the scoring pass from the trainer's operation counters."""
         before = operation_counters(self.state)
         yield
         vars(self.state).update(before)

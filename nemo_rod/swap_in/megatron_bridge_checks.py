@@ -1,4 +1,4 @@
-"""Which Megatron-Bridge, and which jobs of it, the selector can be swapped into."""
+"""Checks that the selector can be swapped into this Megatron-Bridge and this job."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.swap_in.roles import Roles, assign_roles
 from nemo_rod.upstream.functions import check
 
-INSTALLED = "_nemo_rod"  # mark of the function that stands in for the trainer's
+INSTALLED = "_nemo_rod"  # attribute that marks the replacement of the trainer's function
 
 
 def check_version() -> None:
-    """Refuses a Megatron-Bridge in which the functions to replace are not what they were.
+    """Refuses a Megatron-Bridge whose functions to replace differ from the tested ones.
 
     Raises:
-        ValueError: naming the function.
+        ValueError: a function differs, or a selector is already installed.
     """
     from megatron.bridge.training import train
 
@@ -25,14 +25,15 @@ def check_version() -> None:
 
 
 def refuse(cfg: Any, roles: Roles) -> None:
-    """Refuses jobs that selection does not work in, before anything starts.
+    """Refuses jobs that selection does not support, before anything starts.
 
     Args:
         cfg: the job's ConfigContainer.
-        roles: see `roles.py`.
+        roles: roles of the sources; see `roles.py`.
 
     Raises:
-        ValueError: naming the key, why it is refused and what to set.
+        ValueError: the job is not supported; the message names the key, why it is refused and what
+            to set.
     """
     refuse_unsafe(cfg.model, cfg.ddp)
     data, train = cfg.dataset, cfg.train
@@ -67,9 +68,9 @@ def refuse(cfg: Any, roles: Roles) -> None:
 
 
 def _prefixes(data: Any) -> list[str] | None:
-    """Paths of the `.bin/.idx` files that the job trains on, in the blend's order.
+    """Returns the paths of the job's `.bin/.idx` training files, in the blend's order.
 
-    None where only the trainer finds them out, from `data_path`.
+    None if only the trainer can derive them, from `data_path`.
     """
     blend = getattr(data, "blend", None)
     per_split = getattr(data, "blend_per_split", None)

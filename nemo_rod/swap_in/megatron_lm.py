@@ -1,10 +1,10 @@
-"""The host Megatron-LM: around `pretrain(...)` of `pretrain_gpt.py` and scripts like it.
+"""The host Megatron-LM: swaps the selector into `pretrain(...)` of scripts like `pretrain_gpt.py`.
 
     megatron.training.training
-        .initialize_megatron                  the arguments are known: refuse what must be refused
-        .get_train_valid_test_num_samples     m times the training samples
-        .build_train_valid_test_datasets      shows the job's training data
-        .build_pretraining_data_loader        resumes m times as far in them
+        .initialize_megatron                  makes the arguments known, so that they are checked
+        .get_train_valid_test_num_samples     requests m times the training samples
+        .build_train_valid_test_datasets      exposes the job's training data
+        .build_pretraining_data_loader        resumes at m times the offset
         .train_step                           its schedule selects first
 
 The names are module globals. Only the first tensor-parallel rank of the first and the last pipeline
@@ -41,24 +41,24 @@ def install(
     multiplier: int = 2,
     out: str | Path | None = None,
 ) -> Installed:
-    """Lets the job that the script's `pretrain(...)` runs choose what it trains on.
+    """Makes the job that the script's `pretrain(...)` runs choose what it trains on.
 
-    Older versions of Megatron-LM read their arguments inside `pretrain`. What does not fit in them
-    is refused there, before the model is made.
+    Older versions of Megatron-LM read their arguments inside `pretrain`. Unsupported arguments are
+    refused there, before the model is built.
 
     Args:
-        roles: which of the job's sources are adaptation, which replay; see `roles.py`.
-        references: folders of reference losses for all of the job's data, by `reference`.
-        policy: how the batch is chosen from a pool; `Joint()` by default.
+        roles: role of each of the job's sources, adaptation or replay; see `roles.py`.
+        references: folders of reference losses for all of the job's data, written by `reference`.
+        policy: policy that chooses the batch from a pool; `Joint()` by default.
         multiplier: candidates per trained sample (m), a whole number.
         out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the folder of
-            `--save`, and nowhere if the job saves nothing.
+            `--save`, and none if the job saves nothing.
 
     Returns:
         A handle that can `uninstall()`; also a context manager.
 
     Raises:
-        ValueError: a version that is not supported; a multiplier or references that cannot be used.
+        ValueError: the version is not supported, or the multiplier or references cannot be used.
     """
     from megatron.training import get_args
 
@@ -95,25 +95,25 @@ def reference(
     multiplier: int = 2,
     checkpoint: str | Path | None = None,
 ) -> Installed:
-    """Lets the script's `pretrain(...)` write reference losses instead of training, and exit.
+    """Makes the script's `pretrain(...)` write reference losses instead of training, and exit.
 
-    The arguments stay those of the job that will select. The job's own code builds the data, makes
-    the model in the job's layout and loads it, weights alone; nothing is saved.
+    The arguments stay those of the job that will select. The job's own code builds the data, builds
+    the model in the job's layout and loads only its weights; nothing is saved.
 
     Args:
         role: "adaptation", for the specialist, or "replay", for the model that training starts
             from.
-        out: folder of the references; one per role.
-        roles: as for `install`.
-        multiplier: as for `install`: the job draws that many times as much.
+        out: folder of the references, one per role.
+        roles: roles of the sources, as for `install`.
+        multiplier: candidates per trained sample, as for `install`.
         checkpoint: folder of the reference model's checkpoints, in the job's format; by default
-            what `--pretrained-checkpoint` or `--load` says.
+            that of `--pretrained-checkpoint`, or else of `--load`.
 
     Returns:
         A handle that can `uninstall()`; also a context manager.
 
     Raises:
-        ValueError: a version that is not supported, or a multiplier that cannot be used.
+        ValueError: the version is not supported, or the multiplier cannot be used.
     """
     from megatron.training import training
 
@@ -174,9 +174,9 @@ def _load_weights_alone(args: Any, checkpoint: str | Path | None) -> None:
 def _show_data(
     installed: Installed, roles: Roles, multiplier: int, built: Callable[[Blend], None]
 ) -> None:
-    """Gives the job m times the training samples, and gives the blend of them away once built.
+    """Gives the job m times the training samples, and passes their blend to `built`.
 
-    With virtual pipeline stages the trainer builds its data once per stage, always the same.
+    With virtual pipeline stages the trainer builds the same data once per stage.
     """
     from megatron.training import get_args, training
 
@@ -199,7 +199,7 @@ def _show_data(
                 "that uses megatron-core's BlendedMegatronDatasetBuilder and is called on every "
                 "rank (provider.is_distributed = True), as that of pretrain_gpt.py is."
             )
-        in_order = get_args().dataloader_type == "single"  # else it draws from all there is
+        in_order = get_args().dataloader_type == "single"  # else it draws from all samples
         num_samples = more_samples()[0] if in_order else len(train)
         built(Blend(train, roles, num_samples=num_samples))
         if not all(wanted):
@@ -219,10 +219,10 @@ def _show_data(
 
 @contextmanager
 def _built_on_every_rank() -> Iterator[list[bool]]:
-    """Inside, megatron-core's builder builds on ranks that do not read data, too.
+    """Makes megatron-core's builder also build on ranks that do not read data.
 
     Yields:
-        Gets, per builder, whether the job wanted to build on this rank.
+        A list that receives, per builder, whether the job wanted to build on this rank.
     """
     from megatron.core.datasets import blended_megatron_dataset_builder as core
 
@@ -242,7 +242,7 @@ def _built_on_every_rank() -> Iterator[list[bool]]:
 
 
 def _select(installed: Installed, job: SelectingJob) -> None:
-    """Lets every training step select before it goes forward and backward."""
+    """Makes every training step select before it runs forward-backward."""
     from megatron.training import get_args, training
 
     train_step = training.train_step

@@ -1,4 +1,4 @@
-"""Which Megatron-LM, and which jobs of it, the selector can be swapped into."""
+"""Checks that the selector can be swapped into this Megatron-LM and this job."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.swap_in.roles import Roles, assign_roles
 from nemo_rod.upstream.functions import check
 
-INSTALLED = "_nemo_rod"  # mark of the function that stands in for the trainer's
+INSTALLED = "_nemo_rod"  # attribute that marks the replacement of the trainer's function
 
 
 def check_version() -> None:
-    """Refuses a Megatron-LM in which the functions to replace are not what they were.
+    """Refuses a Megatron-LM whose functions to replace differ from the tested ones.
 
     Raises:
-        ValueError: naming the function, or what is missing.
+        ValueError: a function differs or is missing, or a selector is already installed.
     """
     try:
         from megatron.training import training
@@ -31,14 +31,15 @@ def check_version() -> None:
 
 
 def refuse(args: Any, roles: Roles) -> None:
-    """Refuses jobs that selection does not work in, before the model is made.
+    """Refuses jobs that selection does not support, before the model is built.
 
     Args:
         args: Megatron-LM's parsed arguments.
-        roles: see `roles.py`.
+        roles: roles of the sources; see `roles.py`.
 
     Raises:
-        ValueError: naming the argument, why it is refused and what to do.
+        ValueError: the job is not supported; the message names the argument, why it is refused and
+            what to do.
     """
     from megatron.training.arguments import core_transformer_config_from_args
     from megatron.training.utils import get_blend_and_blend_per_split

@@ -1,12 +1,12 @@
-"""The host NeMo 2.x: around `llm.pretrain(model, data, trainer, ...)`.
+"""The host NeMo 2.x: swaps the selector into `llm.pretrain(model, data, trainer, ...)`.
 
     on_megatron_microbatches_start    NeMo's own hook: the schedule of a training step selects first
-    data.build                        m times the training samples
+    data.build                        requests m times the training samples
     data_sampler.transform_dataloader resumes where the last pool ended
 
-A callback does it; of the job's objects only the two functions of its data module are wrapped.
-Checkpoints carry how many candidates were drawn, so that a resumed job goes on exactly behind them,
-also when it begins from a checkpoint of a job without selection.
+A callback does the work; of the job's objects, only two functions of its data module are wrapped.
+Checkpoints store the number of candidates drawn, so that a resumed job continues right after them,
+even from a checkpoint of a job without selection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nemo_rod.swap_in.nemo2_checks import check_version, refuse
 from nemo_rod.swap_in.patches import Installed
 from nemo_rod.swap_in.roles import Roles
 
-Options = dict[str, Any]  # what NeMo calls its schedule with
+Options = dict[str, Any]  # NeMo's arguments for its schedule
 
 
 def install(
@@ -43,25 +43,25 @@ def install(
     multiplier: int = 2,
     out: str | Path | None = None,
 ) -> Installed:
-    """Lets the job that `llm.pretrain(model, data, trainer)` runs choose what it trains on.
+    """Makes the job that `llm.pretrain(model, data, trainer)` runs choose what it trains on.
 
     Args:
-        model: the job's.
+        model: the job's model.
         data: the job's `llm.PreTrainingDataModule`.
         trainer: the job's `nemo.lightning.Trainer`.
-        roles: which of the job's sources are adaptation, which replay; see `roles.py`.
-        references: folders of reference losses for all of the job's data, by `reference`.
-        policy: how the batch is chosen from a pool; `Joint()` by default.
+        roles: role of each of the job's sources, adaptation or replay; see `roles.py`.
+        references: folders of reference losses for all of the job's data, written by `reference`.
+        policy: policy that chooses the batch from a pool; `Joint()` by default.
         multiplier: candidates per trained sample (m), a whole number.
         out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` beside the folder
-            of the job's checkpoints, and nowhere if it saves none.
+            of the job's checkpoints, and none if the job saves none.
 
     Returns:
         A handle that can `uninstall()`; also a context manager.
 
     Raises:
-        ValueError: a version or a feature that is not supported; roles, a multiplier or references
-            that do not fit the job.
+        ValueError: the version or a feature is not supported, or the roles, multiplier or
+            references do not fit the job.
     """
     check_version()
     refuse(model, data, trainer, roles)
@@ -87,22 +87,22 @@ def reference(
 ) -> None:
     """Writes a checkpoint's losses on all samples of one role that the job may draw.
 
-    NeMo's own `llm.pretrain` builds the data, makes the model in the job's layout and loads it,
-    weights alone. It ends before its first step and saves nothing.
+    NeMo's own `llm.pretrain` builds the data, builds the model in the job's layout and loads only
+    its weights. It ends before its first step and saves nothing.
 
     Args:
-        model: the job's.
+        model: the job's model.
         data: the job's `llm.PreTrainingDataModule`.
         trainer: the job's `nemo.lightning.Trainer`.
         role: "adaptation", for the specialist, or "replay", for the model that training starts
             from.
-        out: folder of the references; one per role.
-        roles: as for `install`.
+        out: folder of the references, one per role.
+        roles: roles of the sources, as for `install`.
         checkpoint: folder of the reference model's checkpoint, in the job's format.
-        multiplier: as for `install`: the job draws that many times as much.
+        multiplier: candidates per trained sample, as for `install`.
 
     Raises:
-        ValueError: there is no such checkpoint, or the job is one that selection refuses.
+        ValueError: there is no such checkpoint, or selection refuses the job.
     """
     from nemo import lightning as nl
     from nemo.collections import llm
@@ -133,8 +133,8 @@ def _installed(callback: _WithBlend, data: Any, trainer: Any, multiplier: int) -
     def build_more(
         trainer_max_steps: int, trainer_val_check_interval: Any, *limits: Any, **named: Any
     ) -> None:
-        # both times m, so that the number of validation samples, which NeMo takes from their
-        # quotient, stays as it is
+        # both are scaled by m, so that the number of validation samples, which NeMo derives from
+        # their quotient, stays the same
         steps, interval = trainer_max_steps * multiplier, trainer_val_check_interval * multiplier
         build(steps, interval, *limits, **named)
 
@@ -150,20 +150,20 @@ def _installed(callback: _WithBlend, data: Any, trainer: Any, multiplier: int) -
     if data.num_train_samples is not None:
         installed.replace(data, "num_train_samples", data.num_train_samples * multiplier)
     installed.replace(sampler, "transform_dataloader", resume)
-    # first, so that a checkpoint behind a step counts what that step drew
+    # first, so that a checkpoint after a step counts the samples that the step drew
     installed.replace(trainer, "callbacks", [callback, *trainer.callbacks])
     return installed
 
 
 class _WithBlend(Callback):
-    """Knows the job's training data once NeMo has built it."""
+    """Callback that obtains the job's training data once NeMo has built it."""
 
     def __init__(self, data: Any, roles: Roles, multiplier: int) -> None:
         self.data, self.roles, self.multiplier = data, roles, multiplier
         self.blend: Blend | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called after the data module's own."""
+        """Builds the blend; called after the data module's own `setup`."""
         if stage != "fit":
             return
         train = self.data._train_ds
@@ -173,25 +173,25 @@ class _WithBlend(Callback):
         self.ready(self.blend, trainer)
 
     def ready(self, blend: Blend, trainer: Any) -> None:
-        """The blend is known; nothing is to be done."""
+        """Called once the blend is known; does nothing by default."""
 
     def drawn_before(self, consumed_samples: int) -> int:
-        """Samples of the train split that are behind the job when it starts."""
+        """Returns the samples of the train split that were drawn before the job starts."""
         return consumed_samples
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Precision and overlap settings reach the model's configuration only by now."""
+        """Refuses unsafe precision and overlap settings, which the model only has from here on."""
         module = pl_module.module if hasattr(pl_module, "module") else pl_module
         refuse_unsafe(get_model_config(module), trainer.strategy.ddp_config)
 
 
 class _Selection(_WithBlend):
-    """Lets the training steps of a job select."""
+    """Makes a job's training steps select."""
 
     def __init__(self, job: SelectingJob, data: Any, roles: Roles) -> None:
         super().__init__(data, roles, job.multiplier)
         self.job = job
-        self.drawn: int | None = None  # samples of the train split, by all replicas
+        self.drawn: int | None = None  # samples of the train split that all replicas have drawn
 
     def ready(self, blend: Blend, trainer: Any) -> None:
         saver = trainer.checkpoint_callback
@@ -200,35 +200,35 @@ class _Selection(_WithBlend):
         self.job.ready(blend, batch_size=self.data.global_batch_size, seed=self.data.seed)
 
     def drawn_before(self, consumed_samples: int) -> int:
-        if self.drawn is None:  # the job starts anew, or behind steps without selection
+        if self.drawn is None:  # the job is new, or continues one without selection
             self.drawn = consumed_samples
         return self.drawn
 
     def on_megatron_microbatches_start(self, step: Any) -> None:
-        """Called before every pass of the schedule, of training and of validation."""
+        """Replaces the schedule in training; called before every training and validation pass."""
         if step.forward_only:
             return
         schedule, step_number = step.forward_backward_func, step.trainer.global_step
         select = self.job.around(schedule, step=step_number, groups=_groups())
-        # a cached property of this one step
+        # a cached property of this step only
         step.__dict__["forward_backward_func"] = lambda **call: select(**_as_in_megatron(call))
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Counts what the step drew."""
+        """Counts the samples that the step drew."""
         assert self.drawn is not None
         self.drawn += self.multiplier * self.data.global_batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Returns the state to save in a checkpoint."""
         return {"drawn": self.drawn}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What a checkpoint kept."""
+        """Restores the state from a checkpoint."""
         self.drawn = state_dict["drawn"]
 
 
 class _Scored(Exception):
-    """All samples have their loss: the job need not go on."""
+    """Raised when all samples have their loss, to end the job."""
 
 
 class _Scoring(_WithBlend):
@@ -257,9 +257,9 @@ class _Scoring(_WithBlend):
 
 
 def _as_in_megatron(options: Options) -> Options:
-    """What NeMo calls its schedule with, in the form in which Megatron's trainers do.
+    """Converts NeMo's arguments for its schedule to the form of Megatron's trainers.
 
-    NeMo gives one chunk of a model without a list, batches with their number in the data loader,
+    NeMo passes a single model chunk without a list, batches with their number in the data loader,
     and a loss function that is a module with the whole batch.
     """
     model = options["model"]

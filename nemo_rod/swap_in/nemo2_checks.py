@@ -1,4 +1,4 @@
-"""Which NeMo, and which of its jobs, the selector can be swapped into."""
+"""Checks that the selector can be swapped into this NeMo and this job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ SUPPORTED = (2, 7)
 
 
 def check_version() -> None:
-    """Refuses a NeMo that has no LLM collection of the known form.
+    """Refuses a NeMo without an LLM collection of the tested form.
 
     Raises:
-        ValueError: saying what was found and what to use.
+        ValueError: NeMo is missing or not supported; the message says what was found and what to
+            use.
     """
     try:
         version = importlib.metadata.version("nemo-toolkit")
@@ -34,10 +35,10 @@ def check_version() -> None:
 
 
 def refuse_version(version: str) -> None:
-    """Refuses versions of nemo-toolkit that the selector does not know.
+    """Refuses versions of nemo-toolkit that the selector does not support.
 
     Raises:
-        ValueError: saying what was found and what to use.
+        ValueError: the version is not supported; the message says what to use.
     """
     number = tuple(int(part) for part in version.split(".")[:2])
     if number >= (3, 0):
@@ -53,16 +54,17 @@ def refuse_version(version: str) -> None:
 
 
 def refuse(model: Any, data: Any, trainer: Any, roles: Roles) -> None:
-    """Refuses jobs that selection does not work in, before anything starts.
+    """Refuses jobs that selection does not support, before anything starts.
 
     Args:
-        model: the job's model, not yet made.
+        model: the job's model, not yet built.
         data: the job's data module.
         trainer: the job's trainer.
-        roles: see `roles.py`.
+        roles: roles of the sources; see `roles.py`.
 
     Raises:
-        ValueError: naming what was found, why it is refused and what to set.
+        ValueError: the job is not supported; the message says what was found, why it is refused
+            and what to set.
     """
     from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
     from nemo.lightning.pytorch.strategies import MegatronStrategy

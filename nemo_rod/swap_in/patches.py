@@ -1,4 +1,4 @@
-"""Names of a host that were given another value, and how to give them back."""
+"""Replaced attributes of a host, and their restoration."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any, Self
 
 
 class Installed:
-    """What `install` returns; as a context manager it uninstalls at the end. Need not be kept."""
+    """Handle that `install` returns; as a context manager, it uninstalls at the end.
+
+    The replacements stay in place if the handle is discarded.
+    """
 
     def __init__(self) -> None:
-        # no context managers inside: they would undo their work when the handle is thrown away
+        # no context managers inside: they would undo the replacements with the handle's deletion
         self._before: list[tuple[Any, str, Any]] = []
 
     def replace(self, target: Any, name: str, value: Any) -> None:
@@ -19,13 +22,13 @@ class Installed:
         setattr(target, name, value)
 
     def uninstall(self) -> None:
-        """Gives every attribute its former value back; a second call does nothing."""
+        """Restores every attribute's former value; a second call does nothing."""
         while self._before:
             target, name, value = self._before.pop()
             setattr(target, name, value)
 
     def __enter__(self) -> Self:
-        """Return the handle."""
+        """Returns the handle."""
         return self
 
     def __exit__(
@@ -34,5 +37,5 @@ class Installed:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Uninstall."""
+        """Uninstalls."""
         self.uninstall()

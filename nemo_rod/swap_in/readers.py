@@ -1,8 +1,8 @@
-"""What one rank of each replica reads of its candidates, made known to all ranks.
+"""Broadcasts of what one rank of each replica knows about its candidates to all ranks.
 
-Which ranks of a job read data differs: all of them, or the first tensor-parallel rank of the first
-and the last pipeline stage. The *reader* of a replica is the one rank that always does and has the
-losses as well: the first tensor-parallel rank of the last stage.
+Jobs differ in which ranks read data: all of them, or the first tensor-parallel rank of the first
+and the last pipeline stage. The *reader* of a replica is the one rank that always reads data and
+also has the losses: the first tensor-parallel rank of the last stage.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ import torch.distributed as dist
 
 
 def is_reader(groups: Any) -> bool:
-    """Whether this rank is the reader of its replica."""
+    """Returns whether this rank is the reader of its replica."""
     return groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == 0
 
 
 def broadcast_from_readers(
     facts: Callable[[], np.ndarray], shape: tuple[int, ...], groups: Any
 ) -> np.ndarray:
-    """Calls a function on the readers and gives its results to all ranks; a collective call.
+    """Calls a function on the readers and broadcasts its results to all ranks. Collective.
 
     Args:
-        facts: gives numbers of this shape; only called on readers, and not collective itself.
-        shape: of one replica's numbers.
+        facts: function that returns numbers of shape `shape`; it is only called on readers and must
+            not be collective itself.
+        shape: shape of one replica's numbers.
         groups: Megatron's process groups (`tp`, `pp` and `dp`).
 
     Returns:
-        float64 `[R, *shape]`, by replica, the same on every rank. Whole numbers below 2**53 are
-        exact.
+        The numbers by replica, float64 `[R, *shape]`, the same on every rank. Whole numbers below
+        2**53 are exact.
 
     Raises:
-        ValueError: on all ranks, if one reader's function raised it.
+        ValueError: the function raised it on some reader; raised on all ranks.
     """
     numbers = np.zeros(1 + int(np.prod(shape)))  # a fault, then the facts
     fault: ValueError | None = None
@@ -54,7 +55,7 @@ def broadcast_from_readers(
 
 
 def _to_all(mine: torch.Tensor, groups: Any) -> torch.Tensor:
-    """From the reader over its replica, and from every replica to all: `[R, n]`."""
+    """Broadcasts from each reader to its replica, then gathers from all replicas, `[R, n]`."""
     tp, pp, dp = groups.tp, groups.pp, groups.dp
     if tp.size() > 1 and pp.rank() == pp.size() - 1:
         dist.broadcast(mine, group=tp, group_src=0)

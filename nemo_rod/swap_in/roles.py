@@ -1,11 +1,11 @@
-"""Which source of a job's data is new (adaptation) and which must not be forgotten (replay).
+"""Roles of a job's sources: new data (adaptation) or data not to be forgotten (replay).
 
-A job knows its sources by their paths, or by their place in its blend:
+Sources are named by their paths, or by their position in the job's blend:
 
     roles={"/data/legal": "adaptation", "/data/old": "replay"}     everything below these paths
     roles={0: "adaptation", 1: "replay"}                           first and second of the blend
 
-The longest path that fits decides. Every source must get a role, and every key must be of use.
+The longest matching path decides. Every source must have a role, and every key must match a source.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Roles = Mapping[str | int, str]
 
 
 def assign_roles(prefixes: Sequence[str], roles: Roles) -> list[str]:
-    """Gives every source its role.
+    """Assigns a role to every source.
 
     Args:
-        prefixes: of the job's `.bin/.idx` files, in the blend's order.
-        roles: see the module's text.
+        prefixes: path prefixes of the job's `.bin/.idx` files, in the blend's order.
+        roles: roles by path or position, as the module's docstring describes.
 
     Returns:
         "adaptation" or "replay" for every prefix.
 
     Raises:
-        ValueError: a source without a role, a key that fits no source, or no such role.
+        ValueError: a source has no role, a key matches no source, or a role is unknown.
     """
     for name, role in roles.items():
         if role not in ROLES:
@@ -51,12 +51,12 @@ def assign_roles(prefixes: Sequence[str], roles: Roles) -> list[str]:
 
 
 def name_sources(prefixes: Sequence[str]) -> list[str]:
-    """Names sources by as few last parts of their paths as tell them apart.
+    """Names sources by the fewest trailing parts of their paths that distinguish them.
 
     The names enter the block hashes, so they must not change when data moves to another disk.
 
     Raises:
-        ValueError: two of the same path.
+        ValueError: two sources have the same path.
     """
     parts = [PurePath(prefix).parts for prefix in prefixes]
     for length in range(1, max(map(len, parts)) + 1):

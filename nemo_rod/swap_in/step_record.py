@@ -1,4 +1,4 @@
-"""What a swapped-in selector writes down: the curriculum, and a line of metrics per step."""
+"""The record of a swapped-in selector: the curriculum, and a line of metrics per step."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from nemo_rod.swap_in.blend import Blend
 
 
 class ChoiceRecord:
-    """Appends every choice to `curriculum.rod` and its figures to `metrics.jsonl`, on one rank.
+    """Appends every choice to `curriculum.rod` and its metrics to `metrics.jsonl`, on one rank.
 
     Args:
-        folder: gets both files; None to write nothing.
+        folder: folder of both files; None to write nothing.
         blend: the job's training data.
-        references: of the blend; without them samples have no ids, and no curriculum is written.
-        policy: that chooses.
+        references: reference losses of the blend; without them samples have no ids, and no
+            curriculum is written.
+        policy: the policy that chooses.
         num_chosen: samples trained on in one step (K).
         multiplier: candidates per trained sample (m).
-        seed: of the job's data.
+        seed: seed of the job's data.
     """
 
     def __init__(
@@ -63,15 +64,15 @@ class ChoiceRecord:
             )
 
     def begin(self, step: int) -> None:
-        """Opens the files at the step that training starts from; a collective call.
+        """Opens the files at the step that training starts from. Collective.
 
         Raises:
-            ValueError: on all ranks, if the folder is of another run.
+            ValueError: the folder belongs to another run; raised on all ranks.
         """
         all_or_none(lambda: self._open(step) if is_recorder() else None)
 
     def __call__(self, choice: Choice, source_C: np.ndarray) -> dict[str, float | None]:
-        """Records one step; returns its metrics on the rank that writes, nothing elsewhere."""
+        """Records one step; returns its metrics on the recording rank, an empty dict elsewhere."""
         if not is_recorder():
             return {}
         metrics = selection_metrics(choice, source_C[choice.chosen], self.names)

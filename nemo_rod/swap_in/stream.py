@@ -1,15 +1,16 @@
 """The micro-batches of a job's own iterators: drawing more of them, and passing winners on.
 
-Every replica r of R draws its own micro-batches of b samples. The global pool has the order in
-which a job on one process would have read the same samples, whatever R is:
+Every replica r of R draws its own micro-batches of b samples. For any R, the global pool has the
+order in which a job on one process would have read the same samples:
 
     position   0 .. b-1          b .. 2b-1         ...   R*b .. R*b+b-1
     sample     micro-batch 0     micro-batch 0     ...   micro-batch 1
                of replica 0      of replica 1            of replica 0
 
-Winners are dealt out to the replicas in the same way, so that taking all changes nothing.
+Winners are dealt to the replicas in the same way, so that choosing all candidates changes nothing.
 
-Shapes: c candidates of this replica, C of all, K winners of all, b samples of a micro-batch.
+Shapes: c candidates of this replica, C of all replicas, K winners of all replicas, b samples per
+micro-batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from nemo_rod.selection.dealing import deal
 
 Batch = dict[str, Any]
 
-# Keys for selection alone: a job's own code may not expect them.
+# Keys that only selection uses: a job's own code may not expect them.
 _IDENTITY = ("dataset_id",)
 
 
@@ -34,12 +35,12 @@ def draw(iterator: Iterator[Batch], count: int, unused: Collection[str] = ()) ->
     """Takes micro-batches from a job's iterator.
 
     Args:
-        iterator: the job's own.
-        count: of micro-batches.
-        unused: keys that the job's forward step does not read; they need not be kept.
+        iterator: the job's own iterator.
+        count: number of micro-batches.
+        unused: keys that the job's forward step does not read, which are dropped.
 
     Raises:
-        ValueError: the job's data ended, or its batches are packed.
+        ValueError: the job's data is exhausted, or its batches are packed.
     """
     batches = []
     for number in range(count):
@@ -62,26 +63,26 @@ def draw(iterator: Iterator[Batch], count: int, unused: Collection[str] = ()) ->
 
 
 def without_identity(batch: Batch) -> Batch:
-    """A copy of a batch that the job may write into, without the keys it may not expect."""
+    """Returns a copy of a batch that the job may modify, without keys that it may not expect."""
     return {name: value for name, value in batch.items() if name not in _IDENTITY}
 
 
 def in_pool_order(candidates: np.ndarray, micro_batch_size: int) -> np.ndarray:
-    """What every replica knows of its candidates `[R, c, n]`, in the pool's order `[C, n]`."""
+    """Reorders data on the candidates of every replica `[R, c, n]` to the pool's order `[C, n]`."""
     replicas, count = candidates.shape[:2]
     by_batch = candidates.reshape(replicas, count // micro_batch_size, micro_batch_size, -1)
     return by_batch.swapaxes(0, 1).reshape(replicas * count, -1)
 
 
 class Place(NamedTuple):
-    """Where positions of a pool lie: int64 `[K]` each."""
+    """Locations of positions of a pool: int64 `[K]` each."""
 
     replica: np.ndarray
-    row: np.ndarray  # among the candidates of that replica
+    row: np.ndarray  # index among the candidates of that replica
 
 
 def place(positions: np.ndarray, micro_batch_size: int, replicas: int) -> Place:
-    """The replica that holds each position, and the row there."""
+    """Returns the replica that holds each position, and its row there."""
     batch, row = np.divmod(positions, micro_batch_size)
     return Place(batch % replicas, batch // replicas * micro_batch_size + row)
 
@@ -89,13 +90,13 @@ def place(positions: np.ndarray, micro_batch_size: int, replicas: int) -> Place:
 def winners(
     batches: list[Batch], chosen: np.ndarray, micro_batch_size: int, group: Any
 ) -> list[Batch]:
-    """The micro-batches that this replica trains on; a collective call of the replicas.
+    """Returns the micro-batches that this replica trains on. Collective over the replicas.
 
     Args:
-        batches: what this replica drew: its candidates.
-        chosen: int64 `[K]`, positions in the pool, ascending, the same on all replicas.
-        micro_batch_size: samples of a micro-batch (b).
-        group: the replicas; all have batches with the same keys and shapes.
+        batches: the candidates that this replica drew.
+        chosen: positions in the pool, int64 `[K]`, ascending, the same on all replicas.
+        micro_batch_size: samples per micro-batch (b).
+        group: process group of the replicas; their batches have the same keys and shapes.
     """
     replicas, me = group.size(), group.rank()
     holder = place(chosen, micro_batch_size, replicas)
@@ -125,7 +126,7 @@ def _exchange(
 ) -> dict[str, torch.Tensor]:
     """Sends each winner from the replica that holds it to the one that trains on it."""
     replicas, me = group.size(), group.rank()
-    # winners in the order they are sent in: by taker, and there as in the pool
+    # winners in the order they are sent: by taker, then by position in the pool
     sent = np.flatnonzero(holder.replica == me)
     sent = sent[np.argsort(taker[sent], kind="stable")]
     received = np.flatnonzero(taker == me)
@@ -149,10 +150,10 @@ def _exchange(
 
 
 def _columns(batches: list[Batch], micro_batch_size: int) -> dict[str, torch.Tensor]:
-    """All rows of a replica's batches, for every key that has one row per sample.
+    """Returns all rows of a replica's batches, for every key that holds tensors.
 
     Raises:
-        ValueError: a key that has not.
+        ValueError: a key does not have one row per sample.
     """
     columns = {}
     for name, value in batches[0].items():
@@ -168,10 +169,10 @@ def _columns(batches: list[Batch], micro_batch_size: int) -> dict[str, torch.Ten
 
 
 def _rests(batches: list[Batch]) -> list[Batch]:
-    """What a job's batches hold besides tensors, such as a key that is None."""
+    """Returns the non-tensor entries of a job's batches, such as a key that is None."""
     return [{k: v for k, v in batch.items() if not torch.is_tensor(v)} for batch in batches]
 
 
 def _bytes(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of any type as uint8 `[n, bytes]`."""
+    """Views rows of any type as uint8 `[n, bytes]`."""
     return rows.contiguous().view(len(rows), math.prod(rows.shape[1:])).view(torch.uint8)

@@ -1,7 +1,7 @@
-"""What differs between versions of NVIDIA's packages, each under the name of the change.
+"""Differences between versions of NVIDIA's packages, each under the name of the change.
 
-Each function looks at what is there and never at a version number: development versions and forks
-carry the number of another release.
+Each function inspects the installed code rather than its version number, as development versions
+and forks carry the number of another release.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def experts_are_numbered_by_bridge() -> bool:
-    """Whether Bridge numbers experts that are modules of their own over all ranks (since 0.5).
+    """Returns whether Bridge numbers experts that are separate modules over all ranks (since 0.5).
 
-    It always did so for those in TransformerEngine's layout.
+    It always did so for experts in TransformerEngine's layout.
     """
     from megatron.bridge.models.conversion import model_bridge
 
@@ -23,25 +23,25 @@ def experts_are_numbered_by_bridge() -> bool:
 
 
 def signal_handler_listens(handler: Any) -> bool:
-    """Whether Bridge has installed its signal handler itself (since 0.6); before, it only made it.
+    """Returns whether Bridge has installed its signal handler, which it does itself since 0.6.
 
-    Installed a second time it would take itself for what was there before, and put that back in the
-    end: a signal would then be swallowed.
+    Installed a second time, the handler would save itself as the previous one and restore that at
+    the end: signals would then be swallowed.
     """
     return handler.original_handler is not None
 
 
 def router_kernel_is_undefined(moe_utils: Any) -> bool:
-    """Whether routers ask for a kernel that has no name without TransformerEngine (core 0.16)."""
+    """Returns whether routers use a kernel undefined without TransformerEngine (core 0.16)."""
     return not hasattr(moe_utils, "te_general_gemm")
 
 
 def old_cuda_graph_flags(config: Any) -> list[str]:
-    """Flags that are on and that `cuda_graph_impl` has replaced since core 0.16."""
+    """Returns enabled flags that `cuda_graph_impl` has replaced since core 0.16."""
     flags = ("enable_cuda_graph", "external_cuda_graph")
     return [flag for flag in flags if getattr(config, flag, False)]
 
 
 def operation_counters(state: Any) -> dict[str, Any]:
-    """Operations that Bridge's forward steps count up in the trainer's state (since 0.5)."""
+    """Returns the trainer's operation counters, which Bridge's forward steps update (since 0.5)."""
     return {name: value for name, value in vars(state).items() if name.startswith("_flops_")}

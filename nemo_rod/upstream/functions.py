@@ -1,11 +1,11 @@
 """Functions of NVIDIA's that nemo_rod calls by position, wraps or replaces, as they were tested.
 
-A parameter that moves goes wrong in silence: megatron-core 0.18 put a switch where a function that
-cuts batches used to take its process group, and every rank cut by the whole world. So each road
-asks `check` first, and runs only on functions that still are what they were.
+A moved parameter fails silently: megatron-core 0.18 put a switch where a function that cuts batches
+used to take its process group, and every rank cut by the whole world. Each road therefore calls
+`check` first, and runs only if the functions still match the tested ones.
 
-How a function is used is written like a call: names before `*` go by position, names behind it by
-keyword, and `...` stands for whatever else there is.
+The use of a function is written like a call: names before `*` are passed by position, names after
+it by keyword, and `...` stands for any further parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 Use = Literal["called", "wrapped", "replaced", "read"]
 
-# ways through nemo_rod; cpu: for machines without CUDA; plain: for such without TransformerEngine
+# paths through nemo_rod; cpu: machines without CUDA; plain: machines without TransformerEngine
 ROADS = (
     "scoring",
     "trainer",
@@ -31,7 +31,7 @@ ROADS = (
     "plain",
     "plain/megatron_bridge",
 )
-# first part of a module's name -> what it is called, and the versions to install
+# prefix of a module's name -> name of the package, and the versions to install
 _PACKAGES = {
     "megatron.core": ("megatron-core", "0.16.1 to 0.19.2"),
     "megatron.bridge": ("Megatron-Bridge", "0.3.1 to 0.6.2"),
@@ -42,17 +42,17 @@ _PACKAGES = {
 
 
 class Function(NamedTuple):
-    """One function, method or class, and what must hold of its parameters.
+    """One function, method or class, and the requirements on its parameters.
 
     Attributes:
-        where: `module:name`.
-        use: "called", with nothing but what `relies_on` names; "wrapped": called with what its own
-            callers give, of which `relies_on` is read or set; "replaced" by one that takes
-            `relies_on` and no more; "read": an object that is handed to us and has these fields.
-        roads: who uses it, of `ROADS`.
-        relies_on: the parameters that nemo_rod knows of; see the head of this file.
-        tested: whole signatures where they say more, by what distinguishes them.
-        optional: some versions do without it, and then so does nemo_rod.
+        where: location of the function, `module:name`.
+        use: "called": with only the arguments in `relies_on`; "wrapped": called with its callers'
+            arguments, of which `relies_on` is read or set; "replaced": by a function that takes
+            exactly `relies_on`; "read": an object passed to us that has these fields.
+        roads: roads that use the function, of `ROADS`.
+        relies_on: parameters that nemo_rod relies on; see the docstring of this module.
+        tested: whole signatures where they are more specific, by what distinguishes them.
+        optional: whether some versions lack the function, and nemo_rod then works without it.
     """
 
     where: str
@@ -64,17 +64,17 @@ class Function(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The package that it belongs to, a key of `_PACKAGES`."""
+        """Package of the function, a key of `_PACKAGES`."""
         name = self.where.replace(":", ".")
         return next(root for root in _PACKAGES if name.startswith(f"{root}."))
 
     @property
     def signatures(self) -> list[str]:
-        """The parameters that were tested, a text for each change."""
+        """Tested parameters, one text per variant."""
         return [*self.tested.values()] or [self.relies_on]
 
     def found(self) -> inspect.Signature | None:
-        """The signature that is installed; None where there is no such function."""
+        """Returns the installed signature; None if there is no such function."""
         module, _, path = self.where.partition(":")
         try:
             target = importlib.import_module(module)
@@ -85,18 +85,18 @@ class Function(NamedTuple):
             return None
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise  # something that theirs needs, not theirs
+                raise  # a dependency of NVIDIA's package is missing, not the package itself
             return None
 
     def fits(self, found: inspect.Signature) -> bool:
-        """Whether nemo_rod's use of it means what it meant."""
+        """Returns whether nemo_rod's use of the function still matches its signature."""
         before, _, behind = self.relies_on.partition("*")
         by_place, by_name = _names(before), _names(behind)
         kinds = {name: parameter.kind for name, parameter in found.parameters.items()}
         if self.use == "replaced" and "..." not in by_place:
             return [*kinds] == by_place[: len(kinds)]
         if inspect.Parameter.VAR_POSITIONAL in kinds.values():
-            return True  # a decorator that shows no parameters: nothing can be said
+            return True  # a decorator hides the parameters: nothing can be checked
         by_place = [name for name in by_place if name != "..."]
         places = [name for name, kind in kinds.items() if kind != inspect.Parameter.KEYWORD_ONLY]
         if places[: len(by_place)] != by_place or not {*by_name} <= {*kinds}:
@@ -104,7 +104,7 @@ class Function(NamedTuple):
         return self.use != "called" or _needed(found) <= {*by_place, *by_name}
 
     def problem(self) -> str | None:
-        """One sentence if the installed function is not what was tested."""
+        """Returns one sentence if the installed function differs from the tested one."""
         found = self.found()
         if self.optional if found is None else self.fits(found):
             return None
@@ -118,13 +118,14 @@ class Function(NamedTuple):
 
 
 def check(*roads: str) -> None:
-    """Refuses an installation whose functions are not those that were tested.
+    """Refuses an installation whose functions differ from the tested ones.
 
     Args:
-        roads: what is about to run, of `ROADS`.
+        roads: roads that are about to run, of `ROADS`.
 
     Raises:
-        ValueError: naming the first such function, what was found and what to install.
+        ValueError: a function differs; the message names the first one, what was found and what to
+            install.
     """
     for road in roads:
         for function in of_road(road):
@@ -133,16 +134,16 @@ def check(*roads: str) -> None:
 
 
 def of_road(road: str) -> list[Function]:
-    """The functions that a road uses."""
+    """Returns the functions that a road uses."""
     assert road in ROADS, road
     return [function for function in FUNCTIONS if road in function.roads]
 
 
 def counts() -> str:
-    """How many functions each road uses that this machine can take, for a reader.
+    """Returns the number of functions of each road available on this machine, as text.
 
     Raises:
-        ValueError: if one of them is not what was tested.
+        ValueError: one of the functions differs from the tested one.
     """
     import torch
 
@@ -156,10 +157,10 @@ def counts() -> str:
 
 
 def rows(road: str) -> list[list[str]]:
-    """Function, use, roads, tested parameters and installed ones of every function of a road.
+    """Returns function, use, roads, tested and installed parameters of a road's functions.
 
     Args:
-        road: one of `ROADS`, or "all".
+        road: name of a road, one of `ROADS`, or "all".
     """
     chosen = FUNCTIONS if road == "all" else of_road(road)
     return [
@@ -177,7 +178,7 @@ def rows(road: str) -> list[list[str]]:
 def _installed(function: Function) -> str:
     try:
         found, problem = function.found(), function.problem()
-    except ImportError:  # the package, or something that it needs
+    except ImportError:  # the package or one of its dependencies is missing
         return "-"
     text = "not there" if found is None else f"({', '.join(found.parameters)})"
     return text if problem is None else f"NO: {text}"
@@ -188,7 +189,7 @@ def _names(text: str) -> list[str]:
 
 
 def _needed(found: inspect.Signature) -> set[str]:
-    """Parameters without which it cannot be called."""
+    """Returns the required parameters of a signature."""
     return {
         name
         for name, parameter in found.parameters.items()

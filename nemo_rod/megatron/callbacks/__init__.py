@@ -1,1 +1,1 @@
-"""What runs beside the steps of a training run: record, validation, and what follows from it."""
+"""Callbacks of a training run: recording, validation, and what depends on it."""

@@ -14,16 +14,16 @@ from nemo_rod.selection.curriculum.journal import read_rows
 
 
 class UntilConverged(Callback):
-    """Brings the end of the schedule forward, from "at most" to half an epoch after converging.
+    """Brings the end of the schedule forward, from the maximum to half an epoch after convergence.
 
-    Nothing is remembered: what a run has seen is read from its metrics when it starts.
+    No state is saved: a resumed run reads its earlier losses from its metrics.
 
     Args:
-        rule: when it has converged, and how long the decay lasts.
-        validation: whose losses decide; called before this.
-        store: of training blocks, for the sizes of the sources.
-        metrics: file of the run's metrics, opened before this.
-        steps: updates at most, the decay included.
+        rule: the criterion of convergence and the length of the decay.
+        validation: callback that measures the losses; called before this one.
+        store: the training blocks, for the sizes of the sources.
+        metrics: file of the run's metrics, opened before this callback.
+        steps: maximum number of updates, the decay included.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class UntilConverged(Callback):
         self.losses: list[tuple[int, float]] = []
 
     def on_train_start(self, context: CallbackContext) -> None:
-        """Goes on with the losses of the steps that are done; all ranks take part."""
+        """Reads the losses of the completed steps. Collective."""
         self.losses = from_recorder(self._recorded)
         self._set_end(context)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Takes the look of the step that just ended, if there was one."""
+        """Adds the validation of the step that just ended, if there was one."""
         loss = adaptation_loss(self.validation.metrics, self.weights)
         if loss is not None:
             # the counter moves after this callback
@@ -53,7 +53,7 @@ class UntilConverged(Callback):
         return [(done, loss) for done, loss in losses if loss is not None]
 
     def _set_end(self, context: CallbackContext) -> None:
-        """Moves the last step, and with it the decay, which lasts as long as before."""
+        """Moves the last step, and with it the decay, whose length stays the same."""
         converged = self.rule.converged_at(self.losses)
         end = self.steps if converged is None else converged + self.rule.decay_steps
         end = min(self.steps, end)

@@ -1,4 +1,4 @@
-"""Steers kappa while a run trains; see nemo_rod/selection/kappa_controller.py."""
+"""Steers kappa during training; see nemo_rod/selection/kappa_controller.py."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from nemo_rod.selection.kappa_controller import Steering, held_out_replay
 
 
 class SteeredKappa(Callback):
-    """Gives the selector the kappa of every step.
+    """Sets the selector's kappa at every step.
 
     Args:
-        steering: what kappa follows.
-        selector: whose policy it sets.
-        validation: whose held-out losses count; called before this.
-        folder: of the run: its `metrics.jsonl`, opened before this, and `held_out_base.json`, the
-            base's held-out losses on replay, by source.
+        steering: the rule that kappa follows.
+        selector: the selector whose policy is adjusted.
+        validation: callback that measures the held-out losses; called before this one.
+        folder: the run's folder, with its `metrics.jsonl`, opened before this callback, and
+            `held_out_base.json`, the base's held-out losses on replay by source.
 
     Attributes:
-        metrics: `rod/kappa` of the step under way.
+        metrics: `rod/kappa` of the current step.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class SteeredKappa(Callback):
         self.metrics: dict[str, float] = {}
 
     def on_train_start(self, context: CallbackContext) -> None:
-        """Goes on from the metrics of the steps that are done; all ranks take part."""
+        """Resumes from the metrics of the completed steps. Collective."""
         if self.steering.quantity == "forgetting":
             self.base = self._base_losses(context)
         rows = from_recorder(lambda: read_rows(self.rows_file))
         self._set(self.steering.resumed(rows, self.base))
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Moves kappa by what came of the step; the recorder has written down what it was."""
+        """Updates kappa from the step's outcome, after the recorder has written the old value."""
         choice = self.selector.choice
         assert choice is not None
         share = float(choice.pool.is_replay[choice.chosen].mean())
@@ -55,7 +55,7 @@ class SteeredKappa(Callback):
         self._set(self.steering.next_kappa(self.metrics["rod/kappa"], found))
 
     def _base_losses(self, context: CallbackContext) -> dict[str, float]:
-        """Of the weights that training began with: looked at once, then kept in a file."""
+        """Returns the initial weights' held-out losses, measured once and then kept in a file."""
         if context.state.train_state.step == 0:
             losses = held_out_replay(self.validation.measure(context))
             if is_recorder():

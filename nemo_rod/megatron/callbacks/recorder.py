@@ -1,4 +1,4 @@
-"""Writes down what a training run does: metrics, the curriculum, and progress."""
+"""Records a training run: metrics, the curriculum and progress."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from nemo_rod.selection.curriculum.journal import Journal, number
 
 
 class HasMetrics(Protocol):
-    """Something that knows metrics of the step that just ended, by name."""
+    """An object with metrics of the step that just ended, by name."""
 
     metrics: dict[str, float]
 
 
 class Recorder(Callback):
-    """Writes one record of the curriculum and one line of metrics of every step.
+    """Writes one curriculum record and one line of metrics for every step.
 
     Args:
-        folder: gets `metrics.jsonl` and `curriculum.rod`.
-        selector: whose choices are recorded.
-        measured: whose `metrics` of the step are recorded, too: held-out losses, kappa.
+        folder: destination of `metrics.jsonl` and `curriculum.rod`.
+        selector: the selector whose choices are recorded.
+        measured: objects whose `metrics` of the step are also recorded: held-out losses, kappa.
         header: the curriculum's header: sizes, digests, seed and sources.
         steps: steps of the whole run, for the progress line.
-        name: of the run, for the progress line.
+        name: name of the run, for the progress line.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Recorder(Callback):
         self.lr = math.nan
 
     def on_train_start(self, context: CallbackContext) -> None:
-        """Opens the files at the step training starts from, dropping what came after it."""
+        """Opens the files at the step training starts from and drops later entries."""
         if not is_recorder():
             return
         step = context.state.train_state.step
@@ -59,26 +59,26 @@ class Recorder(Callback):
         self.progress.start(step)
 
     def on_choice(self, choice: Choice) -> None:
-        """Records what the step will train on; the disk has the time of the update for it.
+        """Records the choice before the update, which overlaps with the write.
 
-        An estimate waits for the losses of its blocks, which are recorded with it.
+        An estimated choice is recorded later, together with the losses of its blocks.
         """
         if self.journal is not None and not choice.is_estimated:
             self.journal.begin(choice)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
-        """Notes the learning rate of this step, which the trainer moves on before the step ends."""
+        """Notes this step's learning rate, which the trainer advances before the step ends."""
         self.lr = next(group["lr"] for group in context.optimizer.param_groups if group)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Records the step that just ended."""
         if is_recorder():
             self._record(context)
-        self.selector.beat()  # a rank that hangs while it writes falls behind the others
+        self.selector.beat()  # a rank that hangs in a write falls behind the others
 
     def _record(self, context: CallbackContext) -> None:
         assert self.journal is not None and self.selector.choice is not None
-        # the step counter moves after this callback, so it still names the step that ran
+        # the step counter advances after this callback, so it still holds the step that ran
         step = context.state.train_state.step
         metrics = self._training(context)
         for one in self.measured:

@@ -1,4 +1,4 @@
-"""Averages by source while a run trains; see nemo_rod/selection/estimates.py."""
+"""Block losses from training steps and their averages; see nemo_rod/selection/estimates.py."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from nemo_rod.selection.references import NUM_PARTS
 
 
 class TrainingLosses:
-    """Listens to what each block costs in the forward pass of a training step.
+    """Collects the loss of each block from the forward pass of a training step.
 
     Args:
-        forward_step: the trainer's; it gives a model's output and the loss function, whose first
-            argument is the loss mask, as Megatron's trainers have it.
+        forward_step: the trainer's forward step; it returns the model's output and the loss
+            function, whose first argument is the loss mask, as in Megatron's trainers.
         groups: Megatron's process groups (`pp`, `cp` and `dp` are used).
     """
 
@@ -34,7 +34,7 @@ class TrainingLosses:
         self._sums: list[torch.Tensor] = []
 
     def forward_step(self, *args: Any, **kwargs: Any) -> tuple:
-        """The trainer's, listened to."""
+        """Runs the trainer's forward step and collects its block losses."""
         output, loss_function = self._forward_step(*args, **kwargs)
         return output, partial(self._listen, loss_function)
 
@@ -44,14 +44,16 @@ class TrainingLosses:
         return loss_function(output, **options)
 
     def gathered(self, num_blocks: int, micro_batch_size: int) -> np.ndarray:
-        """Losses of a batch whose micro-batches were dealt out to the replicas in turn. Collective.
+        """Gathers the losses of a batch whose micro-batches were dealt to replicas in turn.
+
+        Collective.
 
         Args:
-            num_blocks: of the batch (K).
-            micro_batch_size: blocks in a micro-batch (b).
+            num_blocks: blocks per batch (K).
+            micro_batch_size: blocks per micro-batch (b).
 
         Returns:
-            float32 `[K, 8]` in nats, in the order of the batch: sums over eighths of each block.
+            Sums over eighths of each block, in the order of the batch, in nats, float32 `[K, 8]`.
         """
         if self._groups.cp.size() > 1:
             for sums in self._sums:
@@ -65,19 +67,19 @@ class TrainingLosses:
 
 
 class ResumedAverages(Callback):
-    """Gives the averages of every rank what a resumed run has recorded.
+    """Restores the averages of every rank from a resumed run's curriculum.
 
     Args:
-        averages: of the selector.
-        references: of the selector.
-        folder: of the run: its `curriculum.rod`, opened before this.
+        averages: the selector's averages.
+        references: the selector's references.
+        folder: the run's folder, whose `curriculum.rod` is opened before this callback.
     """
 
     def __init__(self, averages: SourceAverages, references: ReferenceLosses, folder: Path) -> None:
         self.averages, self.references, self.folder = averages, references, folder
 
     def on_train_start(self, context: CallbackContext) -> None:
-        """All ranks take part."""
+        """Restores the averages. Collective."""
         self.averages.state = from_recorder(self._recorded)
 
     def _recorded(self) -> dict[str, Any]:

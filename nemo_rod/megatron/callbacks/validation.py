@@ -1,4 +1,4 @@
-"""Held-out losses per source while a run trains."""
+"""Held-out losses per source during training."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from nemo_rod.selection.held_out import source_losses
 
 
 class Validation(Callback):
-    """Every so many steps, the loss on the first held-out blocks of every source.
+    """Measures the loss on the first held-out blocks of every source at regular intervals.
 
     Args:
         store: the held-out blocks.
-        every: steps between two looks; 0 for never.
-        num_blocks: blocks per source, at most.
+        every: steps between two validations; 0 for never.
+        num_blocks: maximum number of blocks per source.
         micro_batch_size: blocks in one forward pass of one replica.
 
     Attributes:
         metrics: `validation/<role>/<source>/loss` in nats per token after the step that just
-            ended; empty if it was none to look at.
+            ended; empty if that step had no validation.
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class Validation(Callback):
         self.metrics: dict[str, float] = {}
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Scores the held-out blocks if it is time to; all ranks take part."""
+        """Scores the held-out blocks if a validation is due. Collective."""
         self.metrics = {}
-        done = context.state.train_state.step + 1  # the counter moves after this callback
+        done = context.state.train_state.step + 1  # the counter advances after this callback
         if not self.every or done % self.every:
             return
         self.metrics = self.measure(context)
 
     def measure(self, context: CallbackContext) -> dict[str, float]:
-        """Scores the held-out blocks with the weights as they are; all ranks take part."""
+        """Scores the held-out blocks with the current weights. Collective."""
         groups = get_pg_collection(context.model[0])
         losses = MegatronScorer(
             context.model, self.store, groups, micro_batch_size=self.micro_batch_size

@@ -1,4 +1,4 @@
-"""Functions of megatron-core that need CUDA, and fail without."""
+"""Patches for functions of megatron-core that fail without CUDA."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nemo_rod.upstream import functions
 
 
 def patch() -> None:
-    """Mends random state and the routing of experts.
+    """Patches random state and the routing of experts.
 
     Raises:
-        ValueError: if one of their functions is not what was tested.
+        ValueError: one of the functions differs from the tested version.
     """
     functions.check("cpu")
     from megatron.core.tensor_parallel import random as core_random
@@ -24,11 +24,11 @@ def patch() -> None:
     core_random._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: (
         torch.set_rng_state(new_state)
     )
-    # fork() warns that the CPU state changed inside the GPU state's context: here they are one
+    # fork() warns that the CPU state changed inside the GPU state's context: here they are the same
     logging.getLogger(core_random.__name__).addFilter(
         lambda record: "CPU RNG state changed" not in record.getMessage()
     )
-    # expert-parallel split sizes are turned into numpy only for CUDA tensors
+    # Megatron converts expert-parallel split sizes to numpy only for CUDA tensors
     to_host = moe_utils.maybe_move_tensor_to_cpu
 
     @functools.wraps(to_host)

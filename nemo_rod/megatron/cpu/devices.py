@@ -1,4 +1,4 @@
-"""PyTorch's CUDA functions that can only raise without CUDA: here they mean the CPU."""
+"""Redirects to the CPU those PyTorch functions that can only raise without CUDA."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _CPU = torch.device("cpu")
 
 
 def redirect() -> None:
-    """Redirects devices, streams, tensor types and random state to the CPU's, and mends gloo."""
+    """Redirects devices, streams, tensor types and random state to the CPU, and patches gloo."""
     _redirect_devices()
     _redirect_random_state()
     _densify_gloo_scatter()
 
 
 class _Stream:
-    """A stream or event that is always done: on CPU everything is synchronous."""
+    """A stream or event that is always complete: on CPU everything is synchronous."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def wait_stream(self, *_: Any) -> None: ...
@@ -41,9 +41,9 @@ class _Stream:
 
 
 class _TypeName(str):
-    """'torch.FloatTensor' that also equals 'torch.cuda.FloatTensor'.
+    """A 'torch.FloatTensor' that also equals 'torch.cuda.FloatTensor'.
 
-    The gradient clipping and the distributed optimizer compare these names.
+    Gradient clipping and the distributed optimizer compare these names.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -73,9 +73,9 @@ def _redirect_devices() -> None:
 
         return wrapper
 
-    # `with torch.device(...)` knows torch's makers by identity and remembers them at its first use.
-    # It must remember the original ones: else transformers 5 leaves rotary frequencies as they were
-    # allocated, without an error.
+    # `with torch.device(...)` identifies torch's constructors by identity and caches them at its
+    # first use. It must cache the originals: otherwise transformers 5 silently leaves rotary
+    # frequencies uninitialised.
     _device_constructors()
     makers = ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "empty_like")
     for name in makers:
@@ -94,7 +94,7 @@ def _redirect_devices() -> None:
 
 
 def _redirect_random_state() -> None:
-    """CUDA's generator becomes the CPU default generator, the one dropout draws from."""
+    """Replaces CUDA's generator by the CPU's default generator, which dropout draws from."""
     cuda: Any = torch.cuda
 
     def seed(value: int) -> None:
@@ -108,7 +108,7 @@ def _redirect_random_state() -> None:
 
 
 def _densify_gloo_scatter() -> None:
-    """Gloo scatters strided chunks as if they were dense, silently.
+    """Makes chunks contiguous before gloo's scatter, which silently treats strided ones as dense.
 
     Bridge's tensor-parallel weight loading passes strided chunks and relies on the copy to the
     device to make them dense. Contiguous inputs are passed on unchanged.

@@ -1,6 +1,6 @@
-"""Lets Megatron-Bridge, Megatron-LM and NeMo 2.x start on a machine without CUDA.
+"""Makes Megatron-Bridge, Megatron-LM and NeMo 2.x start on a machine without CUDA.
 
-On top of `cpu.install()`. Call before the job starts.
+These functions build on `cpu.install()`; call them before the job starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nemo_rod.upstream import functions
 
 @functools.cache
 def install_megatron_bridge() -> None:
-    """Let Megatron-Bridge convert checkpoints and initialise its `pretrain()` without CUDA."""
+    """Makes Megatron-Bridge's checkpoint conversion and `pretrain()` work without CUDA."""
     if torch.cuda.is_available():
         return
     from megatron.bridge.training import initialize, setup
@@ -28,7 +28,7 @@ def install_megatron_bridge() -> None:
         initialize.initialize_megatron, allow_no_cuda=True
     )
     initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
-    # the wheel ships the compiled helper but no Makefile: running `make` would exit the process
+    # the wheel ships the compiled helper but no Makefile: calling `make` would end the process
     if importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
         initialize.compile_helpers = lambda: None
 
@@ -44,19 +44,19 @@ def install_megatron_lm() -> None:
         initialize.initialize_megatron, allow_no_cuda=True
     )
     initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
-    # with a device counted it makes the process groups, but also sets that device
+    # if it counts a device it creates the process groups, but also sets that device
     initialize._initialize_distributed = _while_counting_one_device(
         initialize._initialize_distributed
     )
     cast(Any, torch.cuda).set_device = lambda device: None
-    # asked only for whether an environment variable has to serialise CUDA's streams: it has not
+    # only used to decide whether an environment variable must serialise CUDA streams: it need not
     arguments.get_device_arch_version = lambda: 10
     _build_no_fused_kernels()
     _lend_the_compiled_helper()
 
 
 def _build_no_fused_kernels() -> None:
-    """Older versions of Megatron-LM have nvcc build some, needed for the fused softmax alone."""
+    """Stops older Megatron-LM from building kernels with nvcc, which only fused softmax needs."""
     try:
         from megatron.legacy import fused_kernels
     except ImportError:
@@ -67,8 +67,8 @@ def _build_no_fused_kernels() -> None:
 def _lend_the_compiled_helper() -> None:
     """Lets a checkout's megatron-core use the compiled helper of the installed one.
 
-    The helper knows neither PyTorch nor Megatron and is the same in all versions that are tested.
-    Without it Megatron-LM runs `make` in the checkout.
+    The helper depends on neither PyTorch nor Megatron and is the same in all tested versions.
+    Without it, Megatron-LM runs `make` in the checkout.
     """
     from megatron.core import datasets
     from megatron.core.datasets import utils
@@ -92,15 +92,15 @@ def install_nemo2() -> None:
 
     functions.check("cpu/nemo2")
     megatron_init._set_random_seed = _while_counting_one_device(megatron_init._set_random_seed)
-    # moves a loaded checkpoint's CUDA tensors to the current device, and insists that there is one
+    # the original moves a checkpoint's CUDA tensors to the current device, and requires one
     pl._fix_tensors_device = lambda checkpoint: checkpoint
-    # rank 0 alone gathers the times of all ranks' timers; where none is on this gathers nothing,
-    # which NCCL skips and for which gloo waits for ever
+    # only rank 0 gathers the times of all ranks' timers; with all timers off it gathers nothing,
+    # which NCCL skips, but which makes gloo wait forever
     ProgressPrinter.log_megatron_timers = lambda self, *_, **__: None
 
 
 def _unpin_metrics() -> None:
-    """NeMo logs by `torch.tensor(x, pin_memory=True).to("cuda", non_blocking=True)`."""
+    """Supports NeMo's logging, `torch.tensor(x, pin_memory=True).to("cuda", non_blocking=True)`."""
     make, move = torch.tensor, torch.Tensor.to
 
     def tensor(*args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
@@ -116,10 +116,10 @@ def _unpin_metrics() -> None:
 
 
 def _while_counting_one_device(function: Callable) -> Callable:
-    """Wraps a function of a trainer that skips its work where it counts no device.
+    """Wraps a trainer's function that skips its work if it counts no device.
 
-    Such are the seeding of the model-parallel random state and, in Megatron-LM, the making of the
-    process groups.
+    Examples are seeding the model-parallel random state and, in Megatron-LM, creating the process
+    groups.
     """
 
     @functools.wraps(function)

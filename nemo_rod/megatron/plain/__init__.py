@@ -1,16 +1,16 @@
-"""Run Megatron where TransformerEngine, and what comes with it, is not installed.
+"""Runs Megatron without TransformerEngine and the packages that accompany it.
 
-    stubs.py        names that some modules import without a guard
+    stubs.py        stubs for packages that some modules import without a guard
     core.py         functions of megatron-core that fail without TransformerEngine or Apex
-    layers.py       layers of plain torch, for models that Megatron builds of TransformerEngine's
+    layers.py       plain torch layers for models that Megatron builds of TransformerEngine's
     kernels.py      plain torch for the kernels of flash-linear-attention and mamba_ssm
-    conversion.py   the names of experts, which are modules of their own without TransformerEngine
+    conversion.py   names of experts, which are separate modules without TransformerEngine
 
-"No CUDA" (`cpu/`) and "no TransformerEngine" are two facts: a GPU with PyTorch alone needs this
-package and not the other. Nothing of NVIDIA's is edited, and where TransformerEngine is installed
-nothing is replaced. The layers and kernels here are slow stand-ins: they compute what the originals
-compute, as `tests/test_architectures.py` shows against Hugging Face's code, and no test has held
-them against the originals.
+"No CUDA" (`cpu/`) and "no TransformerEngine" are independent: a GPU with only PyTorch needs this
+package but not the other. None of NVIDIA's files are edited, and nothing is replaced if
+TransformerEngine is installed. The layers and kernels here are slow stand-ins: they compute the
+same as the originals, as `tests/test_architectures.py` shows against Hugging Face's code, but no
+test has compared them with the originals.
 
 Call `prepare()` before the first `import megatron.core` and `patch()` after `cpu.install()`.
 """
@@ -26,7 +26,7 @@ from nemo_rod.megatron.plain.stubs import StubFinder
 
 @functools.cache
 def needed() -> bool:
-    """Whether TransformerEngine is missing."""
+    """Returns whether TransformerEngine is missing."""
     return importlib.util.find_spec("transformer_engine") is None
 
 
@@ -38,7 +38,7 @@ def prepare() -> None:
 
 @functools.cache
 def patch() -> None:
-    """Mends what fails in megatron-core without TransformerEngine. Imports it. Idempotent."""
+    """Imports megatron-core and patches what fails without TransformerEngine. Idempotent."""
     if needed():
         from nemo_rod.megatron.plain import core  # imports megatron.core, so not earlier
 

@@ -1,4 +1,4 @@
-"""Names of experts for Megatron-Bridge's conversion, where experts are modules of their own."""
+"""Names of experts for Megatron-Bridge's conversion if each expert is a separate module."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from nemo_rod.upstream import changes, functions
 
 @functools.cache
 def name_experts_globally() -> None:
-    """Numbers the experts of an expert-parallel rank over all ranks, where Bridge does not.
+    """Numbers the experts of an expert-parallel rank over all ranks, if Bridge does not.
 
-    Without TransformerEngine experts are modules of their own. Left alone, every rank would load
-    the weights of the first rank's experts, silently, and none could be exported.
+    Without TransformerEngine experts are separate modules. Unpatched, every rank would silently
+    load the weights of the first rank's experts, and none could be exported.
 
     Raises:
-        ValueError: if the function that names them is not what was tested.
+        ValueError: the function that names experts differs from the tested version.
     """
     functions.check("plain/megatron_bridge")
     if changes.experts_are_numbered_by_bridge():

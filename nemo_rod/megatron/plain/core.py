@@ -1,4 +1,4 @@
-"""Functions of megatron-core that need TransformerEngine or Apex, and fail without."""
+"""Patches for functions of megatron-core that fail without TransformerEngine or Apex."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nemo_rod.upstream import changes, functions
 
 
 def patch() -> None:
-    """Mends experts, norms and the distributed optimizer.
+    """Patches experts, norms and the distributed optimizer.
 
     Raises:
-        ValueError: if one of their functions is not what was tested.
+        ValueError: one of the functions differs from the tested version.
     """
     functions.check("plain")
     from megatron.core.transformer.moe import moe_utils
@@ -27,9 +27,9 @@ def patch() -> None:
 
 
 def _mark_norms() -> None:
-    """Megatron's torch norms refuse sequence parallelism, for nobody marks their parameters.
+    """Marks the parameters of Megatron's torch norms, which otherwise refuse sequence parallelism.
 
-    The mark makes the trainer add up their gradients over the tensor-parallel processes.
+    The mark makes the trainer sum their gradients over the tensor-parallel processes.
     """
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
@@ -50,10 +50,10 @@ def _mark_norms() -> None:
 
 
 def _mend_loading_of_distributed_optimizer() -> None:
-    """Without Apex a distributed optimizer cannot be loaded before its first step.
+    """Makes a distributed optimizer loadable before its first step, which otherwise needs Apex.
 
-    And if it could, Adam's step count would be lost, silently: that of each parameter is not among
-    what is loaded, and that of the whole would become one tensor, advanced once per parameter.
+    Loading would also silently lose Adam's step count: the per-parameter counts are not loaded, and
+    the global count would become one shared tensor, advanced once per parameter.
     """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 

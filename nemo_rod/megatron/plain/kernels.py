@@ -1,4 +1,4 @@
-"""Plain torch for the kernels that hybrid models take from flash-linear-attention and mamba_ssm.
+"""Plain torch for the kernels that hybrid models use from flash-linear-attention and mamba_ssm.
 
 Shapes: B samples, S positions, H heads of P channels, G groups of heads that share N states.
 """
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-_RUN = 64  # positions that the state space recurrence takes at once
+_RUN = 64  # positions that the state space recurrence processes at once
 
 
 def fla() -> dict[str, types.ModuleType]:
-    """The part of flash-linear-attention that Megatron's GatedDeltaNet imports."""
+    """Returns the part of flash-linear-attention that Megatron's GatedDeltaNet imports."""
     return _modules(
         {
             "fla": {},
@@ -29,7 +29,7 @@ def fla() -> dict[str, types.ModuleType]:
 
 
 def mamba_ssm() -> dict[str, types.ModuleType]:
-    """The part of mamba_ssm that Megatron's MambaMixer imports."""
+    """Returns the part of mamba_ssm that Megatron's MambaMixer imports."""
     ops = "mamba_ssm.ops.triton"
     return _modules(
         {
@@ -61,7 +61,7 @@ def _for_inference(*_: Any, **__: Any) -> None:
 
 
 def l2norm(x: torch.Tensor, dim: int = -1, eps: float = 1e-6, **_: Any) -> torch.Tensor:
-    """Scales vectors to length one."""
+    """Scales vectors to unit length."""
     return x * torch.rsqrt((x * x).sum(dim=dim, keepdim=True) + eps)
 
 
@@ -79,7 +79,7 @@ def causal_conv1d(
 
 
 def chunk_gated_delta_rule(*args: Any, **options: Any) -> Any:
-    """Megatron's own torch version of the gated delta rule, under its name in fla."""
+    """Calls Megatron's own torch version of the gated delta rule, under its name in fla."""
     try:
         from megatron.core.ssm.gated_delta_net import common as home
     except ImportError:  # a single file before 0.19
@@ -110,7 +110,7 @@ class GatedRMSNorm(torch.nn.Module):
         self.register_parameter("bias", None)
 
     def forward(self, y: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the normalised y, in its dtype."""
+        """Returns the normalised y, in its dtype."""
         gate = 1.0 if z is None else F.silu(z.float())
         x = y.float() if self.norm_before_gate else y.float() * gate
         groups = x.unflatten(-1, (-1, self.group_size))
@@ -132,22 +132,22 @@ def mamba_split_conv1d_scan_combined(
     seq_idx: torch.Tensor | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """Mamba 2 from the projected input to the gated output, without the norm.
+    """Computes Mamba 2 from the projected input to the gated output, without the norm.
 
     Args:
-        zxbcdt: `[B, S, 2 H P + 2 G N + H]`: gate, input, input and output maps, step sizes.
-        conv1d_weight: `[H P + 2 G N, W]`.
-        conv1d_bias: `[H P + 2 G N]`.
-        dt_bias: added to the step sizes, `[H]`.
+        zxbcdt: gate, input, input map, output map and step sizes, `[B, S, 2 H P + 2 G N + H]`.
+        conv1d_weight: weight of the convolution, `[H P + 2 G N, W]`.
+        conv1d_bias: bias of the convolution, `[H P + 2 G N]`.
+        dt_bias: bias of the step sizes, `[H]`.
         A: decay rates, negative, `[H]`.
-        D: what of the input is handed on, `[H]` or `[H, P]`.
-        chunk_size: of the original; the result does not depend on it.
-        headdim: P, if D does not tell.
-        ngroups: G.
-        seq_idx: not supported: samples fill their rows.
+        D: weight of the skip connection from the input, `[H]` or `[H, P]`.
+        chunk_size: chunk size of the original kernel; the result does not depend on it.
+        headdim: channels per head (P); required if D is `[H]`.
+        ngroups: number of groups (G).
+        seq_idx: sequence indices of packed samples, which are not supported.
 
     Returns:
-        `[B, S, H P]`, in the input's dtype.
+        Gated output, `[B, S, H P]`, in the input's dtype.
     """
     if seq_idx is not None:
         raise NotImplementedError("Packed samples need the kernels of mamba_ssm: install it.")
@@ -165,36 +165,36 @@ def mamba_split_conv1d_scan_combined(
 
 
 def _to_heads(part: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
-    """`[B, S, G N]` -> float32 `[B, S, H, N]`."""
+    """Expands groups to heads: `[B, S, G N]` -> float32 `[B, S, H, N]`."""
     return part.unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, 2).float()
 
 
 def state_space_scan(
     x: torch.Tensor, log_decay: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> torch.Tensor:
-    """The recurrence h_t = exp(log_decay_t) h_(t-1) + x_t b_t', y_t = h_t c_t, run by run.
+    """Computes h_t = exp(log_decay_t) h_(t-1) + x_t b_t' and y_t = h_t c_t, run by run.
 
     Args:
-        x: float32 `[B, S, H, P]`.
-        log_decay: float32 `[B, S, H]`, not positive.
-        b: float32 `[B, S, H, N]`.
-        c: float32 `[B, S, H, N]`.
+        x: inputs, float32 `[B, S, H, P]`.
+        log_decay: logarithms of the decay factors, float32 `[B, S, H]`, not positive.
+        b: input maps, float32 `[B, S, H, N]`.
+        c: output maps, float32 `[B, S, H, N]`.
 
     Returns:
-        y, float32 `[B, S, H, P]`.
+        Outputs y, float32 `[B, S, H, P]`.
     """
     state = x.new_zeros(x.shape[0], *x.shape[2:], b.shape[-1])
     outputs = []
     for x_r, a_r, b_r, c_r in zip(*(t.split(_RUN, 1) for t in (x, log_decay, b, c)), strict=True):
-        total = a_r.cumsum(1)  # decay since the run's beginning
-        # between[t, s]: decay from after s up to t; nothing comes from the future
+        total = a_r.cumsum(1)  # decay since the start of the run
+        # between[t, s]: decay from after s up to t; the future contributes nothing
         between = (total[:, :, None] - total[:, None]).permute(0, 3, 1, 2)
         past = torch.ones(between.shape[-2:], dtype=torch.bool, device=x.device).tril()
         between = between.masked_fill(~past, float("-inf")).exp()
         within = torch.einsum("bthn,bshn,bhts,bshp->bthp", c_r, b_r, between, x_r)
         before = torch.einsum("bthn,bhpn,bth->bthp", c_r, state, total.exp())
         outputs.append(within + before)
-        rest = (total[:, -1:] - total).exp()  # decay up to the run's end
+        rest = (total[:, -1:] - total).exp()  # decay up to the end of the run
         state = state * total[:, -1].exp()[..., None, None]
         state = state + torch.einsum("bshn,bshp,bsh->bhpn", b_r, x_r, rest)
     return torch.cat(outputs, 1)

@@ -1,9 +1,9 @@
-"""Layers of plain torch under TransformerEngine's names, and the models that are built of them.
+"""Plain torch layers under TransformerEngine's names, and the models built of them.
 
-Megatron has layers of its own for ordinary transformers (`local_layer_spec`), and specifications of
-hybrid models (Qwen3.5, Nemotron-H) for TransformerEngine's layers alone. There these stand in. They
-carry TransformerEngine's names because Megatron-Bridge tells by a layer's class how its weight is
-split.
+Megatron has its own layers for ordinary transformers (`local_layer_spec`), but its specifications
+of hybrid models (Qwen3.5, Nemotron-H) require TransformerEngine's layers, which these replace. They
+carry TransformerEngine's names because Megatron-Bridge infers from a layer's class how its weight
+is split.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FUSIONS = (
 
 
 def use(provider: Any) -> None:
-    """Lets a provider of Megatron-Bridge build its model without TransformerEngine."""
+    """Makes a Megatron-Bridge provider build its model without TransformerEngine."""
     from megatron.bridge.models.gpt_provider import local_layer_spec
 
     if _is_hybrid(provider):
@@ -40,13 +40,13 @@ def use(provider: Any) -> None:
 
 
 def _is_hybrid(provider: Any) -> bool:
-    """Whether it has layers other than attention, which only TransformerEngine's specs know."""
+    """Returns whether the model has non-attention layers, which require TransformerEngine specs."""
     mamba = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
     return mamba or bool(getattr(provider, "experimental_attention_variant", None))
 
 
 def replace(extension: Any) -> None:
-    """Gives `megatron.core.extensions.transformer_engine` layers of plain torch."""
+    """Puts plain torch layers into `megatron.core.extensions.transformer_engine`."""
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
@@ -54,8 +54,8 @@ def replace(extension: Any) -> None:
         def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
             return _Norm(config, hidden_size, eps)
 
-    # nothing here is built of it, but a specification that names the mock which megatron-core puts
-    # there cannot be copied, as Megatron-Bridge copies it for another chunk size or local attention
+    # Never instantiated. It replaces megatron-core's mock, which would make a specification that
+    # names it uncopyable; Megatron-Bridge copies it for another chunk size or local attention.
     class TELinear(torch.nn.Module):
         def __init__(self, *_: Any, **__: Any) -> None:
             raise ImportError("Latent projections need TransformerEngine: install it.")
@@ -74,7 +74,7 @@ def replace(extension: Any) -> None:
             self.layer_norm_weight = norm.weight
             if norm.bias is not None:
                 self.layer_norm_bias = norm.bias
-            self._normalised = norm.normalised  # no submodule: the parameters are this layer's
+            self._normalised = norm.normalised  # not a submodule: this layer owns the parameters
 
         def forward(self, x: torch.Tensor, *args: Any, **options: Any) -> Any:
             bias = getattr(self, "layer_norm_bias", None)
@@ -100,7 +100,7 @@ def replace(extension: Any) -> None:
 
 
 class _Norm(torch.nn.Module):
-    """RMS or layer norm in fp32, as TransformerEngine's; "centered" weights are stored less one."""
+    """RMS or layer norm in fp32, like TransformerEngine's; "centered" weights are stored less 1."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _Norm(torch.nn.Module):
         self.weight = torch.nn.Parameter(start(hidden_size, dtype=config.params_dtype))
         self.bias = None if rms else torch.nn.Parameter(torch.zeros_like(self.weight))
         for parameter in self.parameters():
-            # the trainer adds up their gradients over the tensor-parallel processes
+            # makes the trainer sum their gradients over the tensor-parallel processes
             parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         self.normalised = functools.partial(_normalised, eps=eps, centered=centered)
 
@@ -136,7 +136,7 @@ def _normalised(
 
 @functools.cache
 def _provide_specifications() -> None:
-    """Lets the specifications that ask for TransformerEngine's layers have the stand-ins."""
+    """Gives the stand-ins to specifications that request TransformerEngine's layers."""
     from megatron.core.extensions import transformer_engine as te
     from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
     from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants

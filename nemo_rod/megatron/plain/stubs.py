@@ -1,4 +1,4 @@
-"""Stand-ins for packages that some modules import without a guard, and never use in our jobs."""
+"""Stubs for packages that some modules import without a guard but never use in our jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Modules = dict[str, types.ModuleType]
 
 
 class _Package(types.ModuleType):
-    """A package in which every name is a class that cannot be made."""
+    """A package in which every name is a class that cannot be instantiated."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -84,13 +84,13 @@ _resiliency = _packages("nvidia_resiliency_ext", "nvidia_resiliency_ext.inproces
 
 
 class StubFinder:
-    """Shows a stub to a few modules, only while their own body runs.
+    """Shows a stub to modules with an unguarded import, only while their own body runs.
 
-    They import a package without a guard. Every guarded `try: import transformer_engine` elsewhere
-    still finds it missing. Kernels that only run on a GPU count as missing where there is none.
+    Every guarded `try: import transformer_engine` elsewhere still finds the package missing.
+    Without a GPU, kernels that need one count as missing.
     """
 
-    # the start of the modules' names -> the package they want, and its stand-in
+    # module name, or prefix that ends in a dot -> the package it imports, and the stub
     stubs: ClassVar[dict[str, tuple[str, Callable[[], Modules]]]] = {
         "megatron.bridge.peft.lora": ("transformer_engine", _transformer_engine),
         "megatron.bridge.peft.lora_layers": ("transformer_engine", _transformer_engine),
@@ -110,7 +110,7 @@ class StubFinder:
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec of a module that shall see a stub, as an import hook does."""
+        """Returns the spec of a module that must see a stub, as an import hook does."""
         if name == "megatron.core.extensions.transformer_engine":
             return cls._with_plain_layers(name, path, target)
         folder = name.rpartition(".")[0] + "."
@@ -142,14 +142,14 @@ class StubFinder:
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except (ModuleNotFoundError, ValueError):  # its parent, or a stand-in that is shown just now
+    except (ModuleNotFoundError, ValueError):  # its parent is missing, or it is an active stub
         return False
 
 
 def _executed_by(
     name: str, path: Any, target: Any, execute: Callable[[Callable[[], None]], None]
 ) -> Any:
-    """The spec of an installed module whose body `execute` shall run."""
+    """Returns the spec of an installed module whose body `execute` will run."""
     spec = importlib.machinery.PathFinder.find_spec(name, path, target)
     if spec is None or spec.loader is None:
         return None

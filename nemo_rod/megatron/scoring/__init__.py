@@ -1,9 +1,9 @@
-"""One forward-only pass over blocks, in every layout, that leaves no trace.
+"""A forward-only pass over blocks, in every layout, without side effects on training.
 
-MegatronScorer(chunks, store, groups)     block_losses.py: sums of token losses of blocks, by id
+MegatronScorer(chunks, store, groups)  scorer.py: sums of token losses of blocks, by id
 scoring_pass(schedule, ...)            scoring_pass.py: a trainer's own schedule, forward only
 forward_only(chunks)                   forward_only.py: hazards, each guarded or refused
-token_losses(...)                      logits.py: without ever holding all logits
-distillation.py                        the cross entropy of what a teacher kept
-text_positions.py                      positions for models of images and text
+sliced_logits(chunks)                  logits.py: token losses without ever holding all logits
+distillation.py                        cross entropy with a teacher's kept predictions
+text_positions.py                      positions for vision-language models
 """

@@ -1,12 +1,12 @@
-"""The cross entropy of what a teacher kept, from logits whose vocabulary is split over ranks.
+"""Cross entropy with a teacher's kept predictions, from logits split over tensor-parallel ranks.
 
-What is kept of the teacher's prediction at a position: the ids of its k likeliest tokens, and the
-log-probabilities of these and of the rest as one more outcome (`selection/references/teacher.py`).
-Teacher and student go through the same functions, so that a block scores exactly 0 where they are
-the same.
+A kept prediction at one position consists of the ids of the teacher's k likeliest tokens and the
+log-probabilities of these and of all other tokens together as one more outcome
+(`selection/references/teacher.py`). Teacher and student use the same functions, so that a block
+scores exactly 0 where they are equal.
 
-Shape suffixes: s = positions of a slice, B = blocks, V = entries of the vocabulary on this rank,
-k = kept tokens, o = k + 1 outcomes; C = blocks asked for, S = tokens per block.
+Shape suffixes: s = positions of a slice, B = blocks, V = vocabulary entries on this rank, k = kept
+tokens, o = k + 1 outcomes; C = requested blocks, S = tokens per block.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _IDS, _LOGPROBS, _ROWS = "teacher_ids", "teacher_logprobs", "has_teacher"
 def top_ids(
     logits_sBV: torch.Tensor, top_k: int, vocab_size: int, tp: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """The likeliest tokens at every position, in falling order; of equal ones the lower id first.
+    """Returns the likeliest tokens at every position, in descending order; ties: lower id first.
 
     Args:
-        logits_sBV: this rank's part of the vocabulary.
-        top_k: how many, `vocab_size` at most.
-        vocab_size: ids of the tokenizer; what a model has beyond them is padding and never taken.
+        logits_sBV: logits of this rank's part of the vocabulary.
+        top_k: number of tokens, at most `vocab_size`.
+        vocab_size: ids of the tokenizer; a model's entries beyond them are padding, never taken.
         tp: the tensor-parallel group; None for one rank.
 
     Returns:
-        int64 `[s, B, k]`, the same on every rank of the group.
+        Token ids, int64 `[s, B, k]`, the same on every rank of the group.
     """
     first = _first_entry(logits_sBV, tp)
     ids_V = torch.arange(first, first + logits_sBV.shape[-1], device=logits_sBV.device)
-    # a key that sorts like the logit, then by falling id: no two are equal, so no top-k depends on
-    # how ties are broken
+    # a key that sorts by logit, then by descending id: all keys differ, so the top-k never depends
+    # on how ties are broken
     bits = logits_sBV.float().view(torch.int32)
     key_sBV = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     key_sBV <<= 32
@@ -58,18 +58,18 @@ def top_ids(
 def outcome_logprobs(
     logits_sBV: torch.Tensor, ids_sBk: torch.Tensor, tp: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """Log-probabilities of some tokens, and of all others together.
+    """Returns the log-probabilities of the given tokens, and of all others together.
 
     As in Megatron's own loss, entries that pad the vocabulary count.
 
     Args:
-        logits_sBV: this rank's part of the vocabulary; changed in between, the same afterwards.
-        ids_sBk: the tokens, int64, those of one position distinct (or of no interest).
+        logits_sBV: logits of this rank's part of the vocabulary; modified temporarily.
+        ids_sBk: the tokens, int64, distinct at each position (unless its result is not used).
         tp: the tensor-parallel group; None for one rank.
 
     Returns:
-        float32 `[s, B, k + 1]` in nats, the same on every rank of the group; -inf for the others
-        where there are none.
+        float32 `[s, B, k + 1]` in nats, the same on every rank of the group; the last entry is
+        -inf where there are no other tokens.
     """
     logits_sBV = logits_sBV.float()
     at_sBk = ids_sBk - _first_entry(logits_sBV, tp)
@@ -77,8 +77,8 @@ def outcome_logprobs(
     at_sBk = at_sBk.where(here_sBk, 0)
     own_sBk = logits_sBV.gather(-1, at_sBk)
     some_sBk = own_sBk.where(here_sBk, 0.0)
-    # without the tokens, whatever is left is the rest: to take it from 1 would leave only rounding
-    # of a small rest. Minimum and maximum let entries of other ranks, which point to 0, do nothing.
+    # The rest is summed with the tokens masked out: subtracting from 1 would lose a small rest to
+    # rounding. With minimum and maximum, tokens of other ranks, which point to 0, have no effect.
     logits_sBV.scatter_reduce_(-1, at_sBk, _select(here_sBk, -torch.inf, torch.inf), "amin")
     rest_sB = logits_sBV.logsumexp(-1)
     logits_sBV.scatter_reduce_(-1, at_sBk, own_sBk.where(here_sBk, -torch.inf), "amax")
@@ -89,23 +89,23 @@ def outcome_logprobs(
 
 
 def soft_loss(logprobs_sBo: torch.Tensor, kept_sBo: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the kept outcomes under the current ones, nats, float32 `[s, B]`.
+    """Returns the cross entropy between kept and current outcomes, nats, float32 `[s, B]`.
 
     Args:
-        logprobs_sBo: of the outcomes now, float32.
-        kept_sBo: of the teacher, rounded for keeping; they are made to add up to 1 again.
+        logprobs_sBo: current log-probabilities of the outcomes, float32.
+        kept_sBo: the teacher's log-probabilities, rounded for storage; they are renormalised.
     """
     weight_sBo = kept_sBo.float().exp()
     weight_sBo = weight_sBo / weight_sBo.sum(-1, keepdim=True)
-    # an outcome that the teacher rules out costs nothing, also where it is impossible now
+    # an outcome of zero teacher probability costs nothing, even if the student also rules it out
     return (-weight_sBo * logprobs_sBo).where(weight_sBo > 0, 0.0).sum(-1)
 
 
 class SoftTargets:
-    """Scores blocks that a teacher covers by what it kept, and all others as ever.
+    """Scores blocks by a teacher's kept predictions if it covers them, and others by their loss.
 
     Args:
-        teacher: where the records are.
+        teacher: the teacher's kept predictions.
         tp: the tensor-parallel group.
     """
 
@@ -116,7 +116,7 @@ class SoftTargets:
     def batches(
         self, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
     ) -> Iterator[Batch]:
-        """Yields the batches of blocks int64 `[c]` with their records, where there are any."""
+        """Yields the batches of blocks int64 `[c]`, with the teacher's predictions if any."""
         for number, batch in enumerate(batches):
             part = block_ids[number * micro_batch_size : (number + 1) * micro_batch_size]
             rows = np.flatnonzero(self.teacher.covers(part))
@@ -130,29 +130,29 @@ class SoftTargets:
             yield batch
 
     def begin(self, batch: Batch) -> None:
-        """Takes what belongs to the micro-batch that goes through the model next."""
+        """Takes the teacher's predictions for the next micro-batch."""
         self._now = {key: batch[key] for key in (_IDS, _LOGPROBS, _ROWS) if key in batch}
 
     def loss(
         self, where: slice, logits_sBV: torch.Tensor, ordinary: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """Token losses `[B, s]` of a slice of positions."""
+        """Returns the token losses `[B, s]` of a slice of positions."""
         if not self._now:
             return ordinary()
         ids_sBk, kept_sBo, has_teacher_sB = (
             self._now[key][:, where].transpose(0, 1) for key in (_IDS, _LOGPROBS, _ROWS)
         )
-        # before the ordinary loss, which computes in the place of fp32 logits
+        # before the ordinary loss, which overwrites fp32 logits
         logprobs_sBo = outcome_logprobs(logits_sBV, ids_sBk.long(), self.tp)
         soft_Bs = soft_loss(logprobs_sBo, kept_sBo).transpose(0, 1)
         return torch.where(has_teacher_sB.transpose(0, 1), soft_Bs, ordinary())
 
 
 class TopKTargets:
-    """Keeps what a teacher foretells, and gives its own cross entropy with what was kept.
+    """Keeps a teacher's predictions and computes its own cross entropy with them.
 
     Args:
-        top_k: tokens to keep at every position.
+        top_k: number of tokens to keep at every position.
         vocab_size: ids of the tokenizer.
         groups: Megatron's process groups (`tp` and `cp` are used).
     """
@@ -165,17 +165,17 @@ class TopKTargets:
     def batches(
         self, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
     ) -> Iterator[Batch]:
-        """The batches as they are."""
+        """Returns the batches unchanged."""
         return batches
 
     def begin(self, batch: Batch) -> None:
-        """Begins a micro-batch."""
+        """Starts a micro-batch."""
         self._made.append({})
 
     def loss(
         self, where: slice, logits_sBV: torch.Tensor, ordinary: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """Token losses `[B, s]` of a slice of positions."""
+        """Returns the token losses `[B, s]` of a slice of positions."""
         ids_sBk = top_ids(logits_sBV, self.top_k, self.vocab_size, self.groups.tp)
         logprobs_sBo = outcome_logprobs(logits_sBV, ids_sBk, self.groups.tp)
         kept_sBo = logprobs_sBo.half()
@@ -186,11 +186,11 @@ class TopKTargets:
         return soft_loss(logprobs_sBo, kept_sBo).transpose(0, 1)
 
     def take(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """What was kept since the last call; a collective call of context-parallel ranks.
+        """Returns the predictions kept since the last call. Collective over context-parallel ranks.
 
         Returns:
-            int32 `[C, S, k]` and float16 `[C, S, k + 1]` of all blocks that went through the model,
-            on ranks of the last pipeline stage; None elsewhere.
+            Token ids int32 `[C, S, k]` and log-probabilities float16 `[C, S, k + 1]` of all blocks
+            that went through the model, on ranks of the last pipeline stage; None elsewhere.
         """
         made, self._made = [parts for parts in self._made if parts], []
         if not made:
@@ -211,7 +211,7 @@ def _first_entry(logits_sBV: torch.Tensor, tp: dist.ProcessGroup | None) -> int:
 
 
 def _gathered(tensor: torch.Tensor, tp: dist.ProcessGroup) -> list[torch.Tensor]:
-    """The tensor of every rank of a group."""
+    """Returns the tensors of all ranks of a group."""
     every = [torch.empty_like(tensor) for _ in range(tp.size())]
     dist.all_gather(every, tensor.contiguous(), group=tp)
     return every
@@ -222,7 +222,7 @@ def _select(condition: torch.Tensor, yes: float, no: float) -> torch.Tensor:
 
 
 def _at_rows(rows: np.ndarray, values: np.ndarray, count: int) -> torch.Tensor:
-    """A batch of `count` rows with some of them filled, the others zero."""
+    """Returns a batch of `count` rows with `values` in the given rows, and zeros elsewhere."""
     whole = np.zeros((count, *values.shape[1:]), dtype=values.dtype)
     whole[rows] = values
     return torch.from_numpy(whole).cuda(non_blocking=True)

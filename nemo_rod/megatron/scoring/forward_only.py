@@ -1,6 +1,6 @@
-"""A scoring pass that leaves no trace: the update that follows is an ordinary one.
+"""Keeps a scoring pass free of side effects, so that the update that follows is an ordinary one.
 
-Each guard below answers a hazard that was found in Megatron's sources. What cannot be guarded is
+Each guard below answers a hazard found in Megatron's source code. Hazards without a guard are
 refused before training starts.
 """
 
@@ -24,17 +24,18 @@ def refuse_unsafe(
     splits_context: bool = False,
     between_steps: bool = False,
 ) -> None:
-    """Refuses features under which a scoring pass inside a training step goes wrong.
+    """Refuses features that break a scoring pass inside a training step.
 
     Args:
         config: the model's Megatron configuration.
-        ddp_config: the data-parallel wrapper's, where there is one.
-        splits_context: whether the scoring pass deals positions out to context-parallel ranks.
+        ddp_config: the configuration of the data-parallel wrapper, if there is one.
+        splits_context: whether the scoring pass splits positions over context-parallel ranks.
         between_steps: whether blocks may also be scored outside the trainer's `train_step`, as by
             validation, by NeMo-RL's workers, and for references by a job's own model.
 
     Raises:
-        ValueError: naming the feature, why it is refused and what to set.
+        ValueError: the configuration uses such a feature; the message says why it is refused and
+            what to set instead.
     """
     for found, feature, why, instead in _hazards(
         config, ddp_config, splits_context=splits_context, between_steps=between_steps
@@ -51,7 +52,7 @@ def _hazards(
     overlapped = config.overlap_p2p_comm and not config.batch_p2p_comm
     recipes = {n: _recipe(config, n) for n in ("fp8", "fp4") if getattr(config, n, None)}
     custom = [f"{name}_recipe='custom'" for name, recipe in recipes.items() if recipe == "custom"]
-    # Megatron reads a negative factor as none
+    # Megatron treats a negative factor as None
     drops = [
         name
         for name in ("moe_expert_capacity_factor", "moe_expert_rank_capacity_factor")
@@ -97,29 +98,29 @@ def _hazards(
 
 
 def _recipe(config: Any, name: str) -> str | None:
-    """The recipe of a low precision, which Megatron takes by name or as its own enum."""
+    """Returns the recipe of a low precision, which Megatron takes by name or as its own enum."""
     recipe = getattr(config, f"{name}_recipe", None)
     return getattr(recipe, "value", recipe)
 
 
 @contextmanager
 def forward_only(model: list, config: Any) -> Iterator[None]:
-    """Evaluation mode without gradients, counters, timers or random draws that last.
+    """Enters evaluation mode without lasting effects: no gradients, counters, timers or RNG use.
 
     Args:
         model: the model's chunks on this rank.
-        config: their shared Megatron configuration.
+        config: the chunks' shared Megatron configuration.
     """
     with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())  # the schedules do not apply it by themselves
-        stack.enter_context(_evaluation_mode(model))  # counters of routers and MTP watch this
+        stack.enter_context(torch.no_grad())  # the schedules do not apply it themselves
+        stack.enter_context(_evaluation_mode(model))  # counters of routers and MTP depend on it
         stack.enter_context(_random_state())
         stack.enter_context(_next_token_alone(model, config))
         for name, value in (
             ("timers", None),
-            # the deferred weight gradient of the output layer would queue what scoring fed it
+            # the output layer would queue scoring's inputs for its deferred weight gradient
             ("defer_embedding_wgrad_compute", False),
-            # drawn without looking at the mode: a block would get another score at every look
+            # drawn in evaluation mode, too: a block's score would differ between passes
             ("moe_input_jitter_eps", None),
         ):
             stack.enter_context(replaced(config, name, value))
@@ -128,7 +129,7 @@ def forward_only(model: list, config: Any) -> Iterator[None]:
 
 @contextmanager
 def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives an attribute another value for the time of a block."""
+    """Gives an attribute another value for the duration of a block."""
     before = getattr(target, name)
     setattr(target, name, value)
     try:
@@ -139,7 +140,7 @@ def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _evaluation_mode(model: list) -> Iterator[None]:
-    """Gives every module its own mode back: a part that is frozen may stay in evaluation mode."""
+    """Restores every module's own mode afterwards, as a frozen part may be in evaluation mode."""
     was_training = [(module, module.training) for chunk in model for module in chunk.modules()]
     own_modes = [chunk.training for chunk in model]
     for chunk in model:
@@ -148,22 +149,22 @@ def _evaluation_mode(model: list) -> Iterator[None]:
         yield
     finally:
         for chunk, training in zip(model, own_modes, strict=True):
-            chunk.train(training)  # some modules do more than note it
+            chunk.train(training)  # some modules do more than set the flag
         for module, training in was_training:
             module.training = training
 
 
 @contextmanager
 def _next_token_alone(model: list, config: Any) -> Iterator[None]:
-    """Skips multi-token prediction: no score asks for its layers, logits and losses.
+    """Skips multi-token prediction, as scores use none of its layers, logits or losses.
 
-    Its block hands on what the decoder gave it, and the models do not look for more than that.
+    Its block passes on the decoder's output, and the models expect nothing more.
     """
     modules = [module for chunk in model for module in chunk.modules()]
-    # up to core 0.16, GPT models count heads without asking for any; hybrid ones refuse to count 0
+    # up to core 0.16, GPT models need a number of predictors even if it is 0; hybrid ones reject 0
     none = 0 if any(isinstance(module, GPTModel) for module in modules) else None
     blocks = [module.mtp for module in modules if "mtp" in module._modules]
-    # a language model inside another one has a configuration of its own
+    # a language model inside another model has its own configuration
     configs = {id(m.config): m.config for m in modules if "mtp_process" in vars(m)}
     with ExitStack() as stack:
         for each in ({id(config): config} | configs).values():
@@ -173,18 +174,18 @@ def _next_token_alone(model: list, config: Any) -> Iterator[None]:
             block.forward = lambda hidden_states, **_: hidden_states
             stack.callback(delattr, block, "forward")
         yield
-    if blocks:  # the gathering of their weights may have begun, and none of their hooks waited
+    if blocks:  # gathering their weights may have begun, and no hook of theirs has waited for it
         for _, buckets in _gathered_by_hooks(model):
             if buckets.param_gather_handle is not None:
                 buckets.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
 def gather_weights(model: list) -> None:
-    """Completes the weights of every replica where no hook is going to. Collective.
+    """Gathers the weights of every replica if no forward hook will do so. Collective.
 
-    With `overlap_param_gather` an optimizer step renews each replica's own share of the weights and
-    leaves the others' old. Hooks of the next forward pass gather them, and trainers keep these
-    hooks off until their first step has ended.
+    With `overlap_param_gather` an optimizer step updates only each replica's own share of the
+    weights. Hooks of the next forward pass gather the others, but trainers disable these hooks
+    until their first step has ended.
 
     Args:
         model: the model's chunks on this rank, wrapped for data parallelism or not.
@@ -195,7 +196,7 @@ def gather_weights(model: list) -> None:
 
 
 def _gathered_by_hooks(model: list) -> Iterator[tuple[Any, Any]]:
-    """The chunks that overlap gathering with the forward pass, with each group of their buckets."""
+    """Yields each bucket group of the chunks that overlap gathering with the forward pass."""
     for chunk in model:
         if getattr(chunk, "use_forward_hook", False):
             for buckets in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
@@ -204,7 +205,7 @@ def _gathered_by_hooks(model: list) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def _random_state() -> Iterator[None]:
-    """Puts the default generators and Megatron's tensor-parallel ones back."""
+    """Restores the default random generators and Megatron's tensor-parallel ones afterwards."""
     tracker = get_cuda_rng_tracker()
     cpu, cuda, parallel = torch.get_rng_state(), torch.cuda.get_rng_state(), tracker.get_states()
     try:

@@ -1,12 +1,12 @@
 """Token losses without ever holding the logits of a whole block.
 
-At a vocabulary of 248,320 the fp32 logits of one block of 4096 tokens take 4.1 GB, and the cross
-entropy copies them. Here the output layer and the loss run on as many tokens of every block at a
-time as `MAX_LOGITS_BYTES` has room for; under tensor parallelism the logits stay split over the
+With a vocabulary of 248,320 the fp32 logits of one block of 4096 tokens take 4.1 GB, and the cross
+entropy copies them. Here the output layer and the loss process as many tokens of every block at a
+time as fit into `MAX_LOGITS_BYTES`; under tensor parallelism the logits stay split over the
 vocabulary.
 
-Slices are no shorter than that asks for: each is a matrix product and a round of reductions over
-the tensor-parallel ranks.
+Slices are as long as that limit allows, since each costs a matrix product and a round of reductions
+over the tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from nemo_rod.config import MAX_LOGITS_BYTES
 
 _FP32_BYTES = 4
 
-# (positions of a slice, its logits [s, B, V / tp], its ordinary loss) -> its token losses [B, s]
+# (positions of a slice, its logits [s, B, V / tp], its ordinary loss) -> token losses [B, s]
 SliceLoss = Callable[[slice, torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor]
 
 
 @contextmanager
 def sliced_logits(model: list, slice_loss: SliceLoss | None = None) -> Iterator[None]:
-    """Inside, the model's last stage computes its loss in slices of the sequence.
+    """Makes the model's last stage compute its loss in slices of the sequence.
 
     Only for forward passes without gradients: a backward pass would keep every slice anyway.
 
     Args:
         model: the model's chunks on this rank.
-        slice_loss: stands in for the model's own loss, which it may call.
+        slice_loss: replacement for the model's own loss, which it may call.
     """
     heads = [module for chunk in model for module in chunk.modules() if _is_head(module)]
     for module in heads:
@@ -48,19 +48,19 @@ def sliced_logits(model: list, slice_loss: SliceLoss | None = None) -> Iterator[
 
 
 def has_head(chunk: Any) -> bool:
-    """Whether a chunk of the model computes logits and losses."""
+    """Returns whether a chunk of the model computes logits and losses."""
     return any(_is_head(module) for module in chunk.modules())
 
 
 def _is_head(module: Any) -> bool:
-    # its own layer: wrappers, as NeMo 2.x has, hand on all names of what they wrap
+    # the module's own layer: wrappers such as NeMo 2.x's expose all names of the wrapped module
     return "output_layer" in module._modules and module.post_process
 
 
 def _slice_head(module: Any, slice_loss: SliceLoss) -> None:
     """Shadows two methods of one module.
 
-    The output layer hands on what it was given, and the loss applies it slice by slice.
+    The output layer returns its input, and the loss applies the layer slice by slice.
     """
     layer = module.output_layer
     logits_of, loss_of = layer.forward, module.compute_language_model_loss
@@ -74,7 +74,7 @@ def _slice_head(module: Any, slice_loss: SliceLoss) -> None:
         length = slice_length(len(labels_BS), layer.output_size_per_partition)
         split, layer.sequence_parallel = layer.sequence_parallel, False
         try:
-            if split:  # what the layer would do first by itself, for the whole sequence
+            if split:  # the layer itself would first gather the whole sequence
                 hidden_SBH = gather_from_sequence_parallel_region(hidden_SBH, group=layer.tp_group)
             parts, start = [], 0
             for labels_Bs, hidden_sBH in zip(
@@ -91,14 +91,14 @@ def _slice_head(module: Any, slice_loss: SliceLoss) -> None:
 
 
 def slice_length(num_samples: int, vocabulary: int) -> int:
-    """Tokens of every sample in a slice.
+    """Returns the number of tokens of every sample in a slice.
 
-    A power of two that does not depend on how long samples are, so that whole blocks and prefixes
-    of them are cut in the same places.
+    It is a power of two that does not depend on the length of samples, so that whole blocks and
+    their prefixes are cut in the same places.
 
     Args:
-        num_samples: samples of a micro-batch.
-        vocabulary: logits of a token on this rank.
+        num_samples: samples per micro-batch.
+        vocabulary: logits per token on this rank.
     """
     tokens = MAX_LOGITS_BYTES // (_FP32_BYTES * num_samples * vocabulary)
     return 1 << max(0, tokens.bit_length() - 1)

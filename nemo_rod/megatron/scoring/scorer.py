@@ -1,7 +1,8 @@
 """The losses of blocks under the current weights: a forward-only pass under TP, PP, CP, EP and DP.
 
-Shapes: C blocks, S tokens per block. A block's loss comes as 8 partial sums (paper, "Sequence-level
-loss and reference caching"), so that the loss of any prefix of S/8 steps needs no other pass.
+Shapes: C blocks, S tokens per block. A block's loss is kept as 8 partial sums (paper,
+"Sequence-level loss and reference caching"), so that the loss of any prefix of a multiple of S/8
+tokens needs no further pass.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from nemo_rod.selection.references import NUM_PARTS
 
 
 class Targets(Protocol):
-    """Other targets than the next token of each position; see `distillation.py`."""
+    """Targets other than the next token at each position; see `distillation.py`."""
 
     def batches(
         self, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
     ) -> Iterator[Batch]:
-        """Yields the micro-batches of blocks int64 `[c]` with what their losses need."""
+        """Yields the micro-batches of blocks int64 `[c]` with the data that their losses need."""
 
     def begin(self, batch: Batch) -> None:
-        """Is told this rank's part of the micro-batch that goes through the model next."""
+        """Receives this rank's part of the next micro-batch."""
 
     def loss(
         self, where: slice, logits_sBV: torch.Tensor, ordinary: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """Gives the token losses `[B, s]` of a slice of its positions; see `SliceLoss`."""
+        """Returns the token losses `[B, s]` of a slice of its positions; see `SliceLoss`."""
 
 
 class MegatronScorer:
@@ -48,19 +49,19 @@ class MegatronScorer:
 
     Args:
         model: the model's chunks on this rank, wrapped for data parallelism or not.
-        store: where the blocks are.
+        store: the store that holds the blocks.
         groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used).
-        micro_batch_size: blocks in one forward pass of one replica. It need not be training's. Of
-            prefixes as many more go together as have the same number of tokens.
-        beat: called after every micro-batch.
-        batches: gives the micro-batches of blocks int64 `[c]`, in order, so many in each; by
-            default those of `micro_batches`.
-        forward_step: how a micro-batch is read and goes through the model; by default as plain
+        micro_batch_size: blocks in one forward pass of one replica; it may differ from training's.
+            Of prefixes, a pass holds more, up to the same number of tokens.
+        beat: heartbeat, called after every micro-batch.
+        batches: function from block ids int64 `[c]` and a micro-batch size to the micro-batches, in
+            order; by default `micro_batches`.
+        forward_step: function that reads a micro-batch and runs the model on it; by default plain
             causal language modelling.
-        targets: what the losses of plain causal language modelling are of; None for next tokens.
+        targets: targets of the losses of plain causal language modelling; None for next tokens.
 
     Raises:
-        ValueError: if the model uses a feature under which scoring goes wrong.
+        ValueError: the model uses a feature that breaks scoring.
     """
 
     def __init__(
@@ -88,14 +89,15 @@ class MegatronScorer:
         refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
 
     def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
-        """Partial sums of the token losses of blocks; a collective call of all ranks.
+        """Computes partial sums of the token losses of blocks. Collective over all ranks.
 
         Args:
-            block_ids: int64 `[C]`, the same on every rank.
-            eighths: how much of every block goes through the model, from its beginning.
+            block_ids: ids of the blocks, int64 `[C]`, the same on every rank.
+            eighths: leading eighths of every block that go through the model.
 
         Returns:
-            float32 `[C, eighths]` in nats, the same on every rank: sums over eighths of the block.
+            Sums over eighths of each block, in nats, float32 `[C, eighths]`, the same on every
+            rank.
         """
         size = self._micro_batch_size(len(block_ids), eighths)
         mine = self._share(block_ids, size)
@@ -104,14 +106,14 @@ class MegatronScorer:
         return everyone.view(-1, eighths)[: len(block_ids)].cpu().numpy()
 
     def own_part_sums(self, block_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Partial sums of this replica's share of blocks; a collective call of all ranks.
+        """Computes partial sums of this replica's share of blocks. Collective over all ranks.
 
         Args:
-            block_ids: int64 `[C]`, the same on every rank.
+            block_ids: ids of the blocks, int64 `[C]`, the same on every rank.
 
         Returns:
-            The share, int64 `[c]`, which may be empty, and its sums, float32 `[c, 8]` in nats; None
-            in place of the sums on ranks that have no losses, which are all but the last stage's.
+            The ids of the share, int64 `[c]`, which may be empty, and its sums, float32 `[c, 8]` in
+            nats; None in place of the sums on all ranks but those of the last stage.
         """
         mine = self._share(block_ids, self.micro_batch_size)
         outputs = self._forward(mine, self.micro_batch_size)
@@ -120,9 +122,9 @@ class MegatronScorer:
         return mine[:count], sums
 
     def _micro_batch_size(self, count: int, eighths: int) -> int:
-        """Blocks in one forward pass, for prefixes of `count` blocks.
+        """Returns the blocks in one forward pass, for prefixes of `count` blocks.
 
-        A pipeline wants many micro-batches rather than large ones.
+        A pipeline needs many micro-batches rather than large ones.
         """
         if eighths == NUM_PARTS or self.groups.pp.size() > 1:
             return self.micro_batch_size
@@ -131,9 +133,9 @@ class MegatronScorer:
         return -(-of_replica // passes)
 
     def _share(self, block_ids: np.ndarray, micro_batch_size: int) -> np.ndarray:
-        """This replica's slice, filled up with repeats to whole micro-batches.
+        """Returns this replica's slice, padded with repeats to whole micro-batches.
 
-        The interleaved schedule wants one for every pipeline stage.
+        The interleaved schedule needs a multiple of the number of pipeline stages.
         """
         unit = micro_batch_size * (self.groups.pp.size() if len(self.model) > 1 else 1)
         per_rank = unit * -(-len(block_ids) // (self.groups.dp.size() * unit))
@@ -150,7 +152,7 @@ class MegatronScorer:
             for chunk in self.model
         ]
         pipeline: dict[str, Any] = {}
-        if self.groups.pp.size() > 1:  # megatron-core 0.15 does not take it otherwise
+        if self.groups.pp.size() > 1:  # megatron-core 0.15 rejects it otherwise
             pipeline["p2p_communicator"] = P2PCommunicator(
                 pp_group=self.groups.pp, config=self.config
             )
@@ -182,22 +184,22 @@ class MegatronScorer:
 def on_every_rank(
     outputs: list[torch.Tensor], count: int, num_parts: int, groups: Any
 ) -> torch.Tensor:
-    """What every replica's last stage has found, on every rank. Collective.
+    """Gathers the sums of every replica's last stage on every rank. Collective.
 
     Args:
-        outputs: float32 `[b, num_parts]` per micro-batch; nothing on other stages.
-        count: rows of a replica, all its micro-batches together.
-        num_parts: columns.
+        outputs: sums, float32 `[b, num_parts]` per micro-batch; empty on other stages.
+        count: rows per replica, over all its micro-batches.
+        num_parts: number of columns.
         groups: Megatron's process groups (`tp`, `cp`, `pp` and `dp` are used).
 
     Returns:
-        float32 `[replicas, count, num_parts]`, to the bit the same everywhere.
+        float32 `[replicas, count, num_parts]`, bit-identical on every rank.
     """
     dp, pp = groups.dp, groups.pp
     sums = torch.empty(count, num_parts, dtype=torch.float32).cuda()
     if outputs:
         torch.cat(outputs, out=sums)
-        # each of these ranks has computed its own, and they may differ in the last bit
+        # each of these ranks has computed its own sums, which may differ in the last bit
         for group in (groups.tp, groups.cp):
             if group.size() > 1:
                 dist.broadcast(sums, group=group, group_src=0)

@@ -1,6 +1,6 @@
-"""A trainer's schedule, run forward-only for the losses of its samples.
+"""Runs a trainer's schedule forward-only for the losses of its samples.
 
-Shapes: B samples of a micro-batch, S tokens of a sample, s of them on this context-parallel rank.
+Shapes: B samples per micro-batch, S tokens per sample, s of them on this context-parallel rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nemo_rod.megatron.scoring.forward_only import forward_only
 from nemo_rod.megatron.scoring.logits import SliceLoss, sliced_logits
 from nemo_rod.selection.references import NUM_PARTS
 
-# (micro-batches, chunk of the model) -> what the chunk gives, and the mask of its losses
+# (micro-batches, chunk of the model) -> the chunk's output and the mask of its losses
 ForwardStep = Callable[[Any, Any], tuple[Any, torch.Tensor]]
 
 
@@ -38,17 +38,17 @@ def scoring_pass(
     Args:
         schedule: the trainer's forward-backward function.
         model: the model's chunks on this rank.
-        forward_step: how a micro-batch goes through the model.
-        beat: called after every micro-batch.
-        cp: the context-parallel group, if `forward_step` gives this rank's positions alone.
-        num_parts: equal parts of every sample that the losses are summed over.
-        slice_loss: stands in for the model's own loss.
-        options: what else the schedule is called with.
+        forward_step: function that runs the model on a micro-batch.
+        beat: heartbeat, called after every micro-batch.
+        cp: the context-parallel group, if `forward_step` returns only this rank's positions.
+        num_parts: number of equal parts of every sample over which losses are summed.
+        slice_loss: replacement for the model's own loss.
+        options: further arguments of the schedule.
 
     Returns:
         float32 `[b, num_parts + 1]` per micro-batch on ranks of the last pipeline stage, nothing
-        elsewhere: the sums of the token losses over the parts of each sample, in nats, and how many
-        targets they are of.
+        elsewhere: the sums of the token losses over the parts of each sample, in nats, and the
+        number of targets.
     """
 
     def step(batches: Any, chunk: Any, *_: Any) -> tuple:
@@ -78,7 +78,7 @@ def plain_forward_step(
     cp: dist.ProcessGroup | None = None,
     begin: Callable[[Batch], None] | None = None,
 ) -> tuple[Any, torch.Tensor]:
-    """Causal language modelling of one micro-batch: token losses `[b, S / cp]` and their mask."""
+    """Models one micro-batch causally; returns token losses `[b, S / cp]` and their mask."""
     batch = next(batches)
     if cp is not None:
         batch = {name: own_positions(tensor, cp) for name, tensor in batch.items()}
@@ -101,9 +101,9 @@ def partial_sums(
     cp: dist.ProcessGroup | None = None,
     num_parts: int = NUM_PARTS,
 ) -> torch.Tensor:
-    """Token losses `[b, s]` -> float32 `[b, num_parts + 1]`: sums, and the number of targets.
+    """Reduces token losses `[b, s]` to sums and a target count, float32 `[b, num_parts + 1]`.
 
-    Under context parallelism, of this rank's positions alone.
+    Under context parallelism, they cover only this rank's positions.
     """
     mask = loss_mask.view(loss.shape).float()
     masked = loss.float() * mask
@@ -114,11 +114,11 @@ def partial_sums(
 
 
 def own_positions(whole_BS: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's positions `[B, s, ...]` of the whole sequence `[B, S, ...]`.
+    """Returns this rank's positions `[B, s, ...]` of the whole sequence `[B, S, ...]`.
 
     Of 2 x size runs of positions, rank r has runs r and 2 x size - 1 - r, so that causal attention
-    costs every rank the same. Megatron's own function for it is not called: its second parameter
-    means the group up to core 0.17 and a switch since 0.18, which then cuts by the whole world.
+    costs every rank the same. Megatron's own function is not called: its second parameter is the
+    group up to core 0.17, but a switch since 0.18, which then cuts by the whole world.
     """
     if cp.size() == 1:
         return whole_BS
@@ -127,7 +127,7 @@ def own_positions(whole_BS: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor
 
 
 def at_their_places(part_Bs: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:
-    """Puts `own_positions` back: the whole sequence `[B, S, ...]`, zeros at others' positions."""
+    """Inverts `own_positions`: the whole sequence `[B, S, ...]`, zeros at others' positions."""
     runs, own = 2 * cp.size(), [cp.rank(), 2 * cp.size() - 1 - cp.rank()]
     parts = part_Bs.unflatten(1, (2, -1))
     whole = parts.new_zeros(len(parts), runs, *parts.shape[2:])

@@ -1,7 +1,7 @@
-"""Positions for models of images and text, which are given text alone here.
+"""Positions for vision-language models, which only receive text here.
 
-Left to themselves they count positions from the tokens, which Megatron-Bridge hands to the first
-pipeline stage alone: training stops on the others.
+By default these models derive positions from the tokens, which Megatron-Bridge passes only to the
+first pipeline stage: training fails on the others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 def number_text(provider: Any) -> None:
-    """Lets a provider's model number the tokens of every sample from 0, on every pipeline stage."""
+    """Makes a provider's model number each sample's tokens from 0 on every pipeline stage."""
     if not hasattr(provider, "vision_config"):
         return
 
@@ -28,7 +28,7 @@ def _give_positions(model: Any, arguments: tuple, options: dict[str, Any]) -> An
     given = options.get("position_ids")
     if given is not None and given.dim() == 3:
         return None
-    # whole blocks where there is neither: between the first stage and the last
+    # without either, between the first and the last stage, samples are whole blocks
     known = [options.get(name) for name in ("input_ids", "labels")]
     length = next((t.shape[1] for t in known if t is not None), model.config.seq_length)
     device = next(model.parameters()).device
