@@ -1,4 +1,4 @@
-"""Text beside marks without overlaps: around points, and along the right edge of axes."""
+"""Labels without overlaps: around points, and along the right edge of axes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUM_DIRECTIONS = 16
 _DISTANCES = (7.0, 13.0, 22.0, 34.0)  # points from the mark
 _MARK_RADIUS = 5.0  # points
 _ON_A_MARK = 60.0
-_ON_A_LINE = 30.0  # the most that covering lines costs
+_ON_A_LINE = 30.0  # maximum cost of covering lines
 
 _ON_A_LEADER = 100.0
 _LEADER_POINTS = 15
@@ -31,9 +31,9 @@ Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
 
 @dataclass(frozen=True)
 class Label:
-    """A text that belongs to the point (x, y), in data coordinates; earlier ones place first.
+    """A text at the point (x, y), in data coordinates; earlier labels are placed first.
 
-    Without a text it is only a mark for others to keep away from.
+    Without a text, it is only a mark that others avoid.
     """
 
     x: float
@@ -46,16 +46,16 @@ class Label:
 def place_labels(
     axes: Axes, labels: Sequence[Label], *, avoid: Sequence[tuple[float, float]] = (), size: float
 ) -> None:
-    """Writes each label where it hides the least.
+    """Places each label where it hides least.
 
-    Tries directions and distances around the point and takes the cheapest: covering another label
-    or leaving the axes costs most, covering a mark or the thin line between a mark and its label a
-    lot, covering a line (`avoid`) little. The limits of the axes must be final.
+    Tries directions and distances around the point and chooses the lowest cost: covering another
+    label or leaving the axes costs most, covering a mark or a leader (the thin line between a mark
+    and its label) much, covering a line (`avoid`) little. The limits of the axes must be final.
 
     Args:
-        axes: To write on.
-        labels: In order of importance.
-        avoid: Points, in data coordinates, that lines run through.
+        axes: Axes of the labels.
+        labels: Labels in order of importance.
+        avoid: Points, in data coordinates, on drawn lines.
         size: Font size in points.
     """
     figure = axes.figure
@@ -89,7 +89,7 @@ def place_labels(
         for distance in _DISTANCES:
             for k in range(_NUM_DIRECTIONS):
                 angle = 2 * math.pi * k / _NUM_DIRECTIONS
-                # The text's edge, not its centre, keeps the distance from the mark.
+                # The distance from the mark is that of the text's edge, not of its centre.
                 dx = math.cos(angle) * (distance * scale + half_w)
                 dy = math.sin(angle) * (distance * scale + half_h)
                 box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)
@@ -124,19 +124,19 @@ def _cost(
             cost += 200 + width * height
     reach = _MARK_RADIUS * scale
     cost += _ON_A_MARK * sum(_touches(box, mark, reach) for mark in marks)
-    # that it lies on a line counts, hardly how much of the line it hides
+    # lying on a line has a cost, almost independent of the hidden length
     return cost + min(_ON_A_LINE, _inside(lines, box, scale))
 
 
 def _crossings(own: Points, box: Box, leaders: Sequence[Points], placed: Sequence[Box]) -> float:
-    """What it costs that a label lies on the lines of others, or its own line on other labels."""
+    """Returns the cost of a label on others' leaders, and of its leader on other labels."""
     hidden = [leader for leader in leaders if _inside(leader, box)]
     crossed = [other for other in placed if _inside(own, other)]
     return _ON_A_LEADER * (len(hidden) + len(crossed))
 
 
 def _along(own: Points, lines: Points, marks: Sequence[tuple[float, ...]], scale: float) -> float:
-    """What it costs that the line of a label runs along others, or through the marks of others."""
+    """Returns the cost of a leader along lines, or through the marks of others."""
     if not len(own):
         return 0.0
     on_line = np.abs(own[:, None] - lines[None]).max(axis=-1, initial=0) < scale
@@ -146,7 +146,7 @@ def _along(own: Points, lines: Points, marks: Sequence[tuple[float, ...]], scale
 
 
 def _inside(points: Points, box: Box, margin: float = 0.0) -> int:
-    """How many points lie in a box."""
+    """Returns the number of points in a box."""
     inside = (points >= np.subtract(box[:2], margin)) & (points <= np.add(box[2:], margin))
     return int(inside.all(axis=1).sum())
 
@@ -161,7 +161,7 @@ def _outside(box: Box, frame: Box) -> float:
 
 
 def _leader(mark: tuple[float, ...], box: Box, scale: float) -> Points:
-    """Points of a line from a mark to its label; none where the two are side by side."""
+    """Returns points on the leader from a mark to its label; none if the two are adjacent."""
     near_x = min(max(mark[0], box[0]), box[2])
     near_y = min(max(mark[1], box[1]), box[3])
     if math.hypot(near_x - mark[0], near_y - mark[1]) < 11 * scale:
@@ -170,9 +170,9 @@ def _leader(mark: tuple[float, ...], box: Box, scale: float) -> Points:
 
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Moves positions apart to at least `gap` inside [low, high], as little as it can.
+    """Moves positions apart to at least `gap` inside [low, high], as little as possible.
 
-    The order is kept. Where they do not fit they are spaced evenly over the whole range.
+    The order is kept. If they do not fit, they are spaced evenly over the whole range.
     """
     count = len(positions)
     if count == 0:
@@ -183,7 +183,7 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
         even = {i: low + step * rank for rank, i in enumerate(order)}
         return [even[i] for i in range(count)]
     order = sorted(range(count), key=lambda i: positions[i])
-    # Clusters of labels that touch move as one block around the mean of what they point at.
+    # Clusters of touching labels move together around the mean of their targets.
     clusters: list[tuple[list[int], float]] = []
     for i in order:
         members, start = [i], min(max(positions[i], low), high)
@@ -201,13 +201,13 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
 
 
 def shorten(text: str, canvas: Canvas, more: int = 0) -> str:
-    """A name cut to what the canvas has room for at an edge, or to `more` characters than that."""
+    """Cuts a name to the canvas's limit for labels at an edge, plus `more` characters."""
     limit = (16 if canvas.narrow else 28) + more
     return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def label_width(texts: Sequence[str], canvas: Canvas) -> float:
-    """Inches to leave for texts at the right edge."""
+    """Returns the margin in inches for texts at the right edge."""
     longest = max(len(line) for text in texts for line in text.split("\n"))
     return 0.3 + longest * canvas.font_size * 0.62 / 72
 
@@ -220,7 +220,7 @@ def label_right(
     canvas: Canvas,
     lines: int = 1,
 ) -> None:
-    """Texts right of the axes at the heights `ends`, moved apart where they would overlap."""
+    """Writes texts right of the axes at the heights `ends`, moved apart to prevent overlaps."""
     low, high = axes.get_ylim()
     inches = axes.get_window_extent().height / axes.figure.dpi
     gap = (high - low) * (1.2 * lines + 0.25) * canvas.font_size / 72 / inches
