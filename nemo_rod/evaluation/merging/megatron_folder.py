@@ -1,11 +1,11 @@
 """Folders of Megatron's distributed checkpoints: the weights' folder and the files beside it.
 
     checkpoints/
-            latest_checkpointed_iteration.txt, latest_train_state.pt      the latest iteration
+      latest_checkpointed_iteration.txt, latest_train_state.pt      the latest iteration
       iter_0000100/ (or release/)
         .metadata, *.distcp                                         tensors and objects
         metadata.json                                               the format
-                common.pt                                                   unsharded state; since
+        common.pt                                                   unsharded state; since
                                                                     core 0.19 an object among them
         run_config.yaml, train_state.pt, tokenizer/                 Megatron-Bridge's own
 
