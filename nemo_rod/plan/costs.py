@@ -76,7 +76,7 @@ class StageCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The model and layout that carry out the work.
+    """The throughput, layout and batch shapes of the work.
 
     Attributes:
         speed: speed of passes.

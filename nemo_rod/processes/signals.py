@@ -30,7 +30,7 @@ def end_with_parent() -> None:
 def keep_signals_from_helpers() -> None:
     """Delivers stop signals to this process alone, not to those that it starts.
 
-    Slurm signals every process of a job at once, also the helpers that write a checkpoint, which
+    Slurm signals every process of a job at once, even the helpers that write a checkpoint, which
     would then break. Children inherit the signals blocked in this thread; a second thread leaves
     them unblocked, and Python still runs the handlers in the main thread.
     """

@@ -113,7 +113,7 @@ def _draw_bands(
 
 
 def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
-    """Returns the steps by which adaptation blocks filled the corpus once, twice, ...
+    """Returns the steps at which trained adaptation blocks reach the corpus size once, twice, ...
 
     Args:
         history: Blocks chosen over the run.
