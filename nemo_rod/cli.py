@@ -1,4 +1,4 @@
-"""The command line: `nemo-rod COMMAND recipe=NAME [key=value ...]` in Hydra's grammar, or paths.
+"""The command line: `nemo-rod COMMAND`, with a recipe in Hydra's grammar or with paths.
 
 Each command has a file in `nemo_rod/commands`; the stages of a recipe share `stages.py`.
 """
@@ -34,7 +34,7 @@ from nemo_rod.plan.of_recipe import plan
 from nemo_rod.processes.signals import Stopped
 from nemo_rod.recipe.checks import to_config
 
-# Commands that take a recipe, in Hydra's grammar; and those that take paths, through argparse.
+# Commands that take a recipe, in Hydra's grammar, and commands that take paths, through argparse.
 _OF_RECIPES: dict[str, Callable[[Config], None]] = {
     "run": stages.run,
     "plan": plan,
@@ -56,9 +56,9 @@ _OF_PATHS: dict[str, Callable[[Arguments], None]] = {
     "reference": reference.declare,
     "merge": merge.declare,
 }
-# Options and keys that only the path form of a command has.
+# Options and keys that identify the path form of a command.
 _MARKS = {"train": {"--config"}, "reference": {"--config", "job"}, "merge": {"lambda"}}
-_FORMER = {"score": "reference"}  # names that work until the next release
+_FORMER = {"score": "reference"}  # deprecated names, removed in the next release
 _HELP = ("-h", "--help")
 
 
@@ -84,11 +84,11 @@ def main() -> None:
 
 
 def takes_paths(command: str, words: Sequence[str]) -> bool:
-    """Returns whether a command line is of the path form, and not of a recipe.
+    """Returns whether a command line has the path form instead of the recipe form.
 
-    A command without a recipe always is. `train`, `reference` and `merge` are if a word belongs to
-    their path form alone, if the first word of `merge` is a folder, or if the first word asks for
-    help.
+    A command without a recipe form always has. `train`, `reference` and `merge` have it if a word
+    belongs to the path form alone, if the first word of `merge` is a folder, or if the first word
+    asks for help.
     """
     if command not in _OF_RECIPES or command not in _OF_PATHS:
         return command in _OF_PATHS
@@ -99,7 +99,7 @@ def takes_paths(command: str, words: Sequence[str]) -> bool:
 
 
 def path_parser() -> Arguments:
-    """Returns the parser of every command line that `takes_paths` is true of."""
+    """Returns the parser for all command lines in path form (`takes_paths`)."""
     parser = Arguments(prog="nemo-rod", add_help=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, declare in _OF_PATHS.items():
@@ -108,7 +108,7 @@ def path_parser() -> Arguments:
 
 
 def _renamed(command: str) -> str:
-    """Returns the name that a command has now, and says so once in a job of many processes."""
+    """Returns a command's current name and prints a notice, once per job of many processes."""
     if os.environ.get("RANK", "0") == "0":
         note = (
             f"`{command}` is now called `{_FORMER[command]}`; the next release drops the old name"
@@ -128,7 +128,7 @@ def _with_paths(command: str, words: Sequence[str]) -> None:
 
 
 def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
-    """Turns what Hydra composed into our configuration, and errors into one sentence."""
+    """Wraps a command: composed tree -> `Config`, errors -> one sentence and an exit status."""
 
     def task(composed: DictConfig) -> None:
         try:
@@ -140,14 +140,14 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             _leave(str(error))
         except Stopped as stop:
             _leave(str(stop), status=Stopped.exit_status)
-        except RuntimeError as error:  # a job that failed; its log says more
+        except RuntimeError as error:  # a job that failed; its log has the details
             _leave(str(error), status=1)
 
     return task
 
 
 def _run_dir(config: Config) -> str:
-    """In a sweep every job gets its own folder, named after what it varies."""
+    """Returns the run folder; in a sweep, every job has its own, named after its overrides."""
     job = HydraConfig.get()
     if job.mode != RunMode.MULTIRUN or any(o.startswith("run_dir=") for o in job.overrides.task):
         return config.run_dir

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut, and content digests."""
+"""Atomic, durable file writes (complete or absent, even after a power cut) and content digests."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a JSON file whole or not at all.
+    """Writes a JSON file atomically.
 
     Raises:
-        OSError: naming the file, and what to do where the error says it.
+        OSError: naming the file and, where known, the remedy.
     """
     write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all.
+    """Writes a file atomically.
 
     Raises:
-        OSError: naming the file, and what to do where the error says it.
+        OSError: naming the file and, where known, the remedy.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
@@ -37,14 +37,14 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def move_whole(temporary: Path, path: Path) -> None:
-    """Moves a finished file into its place, and waits until the disk has it there."""
+    """Renames a finished file into place durably."""
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk has a file's content, or a folder's names."""
+    """Flushes a file's content, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -53,9 +53,9 @@ def sync(path: Path) -> None:
 
 
 def with_advice(error: OSError, path: Path) -> OSError:
-    """Returns an error of the operating system that names the file and, if it can, the cure.
+    """Returns the error with the file's name and, where known, the remedy.
 
-    What was written before is whole and safe whatever the error: a repeated run resumes from it.
+    Earlier output is complete and safe whatever the error: a repeated run resumes from it.
     """
     advice = ": make room and run it again, it goes on where it stopped"
     reason = f"{error.strerror}{advice if error.errno in _FULL else ''}"
@@ -63,12 +63,12 @@ def with_advice(error: OSError, path: Path) -> OSError:
 
 
 def digest(data: bytes) -> str:
-    """Returns a content digest: 16 bytes of blake2b, hex."""
+    """Returns a content digest: 16 bytes of blake2b, in hex."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def digest_of_files(paths: list[Path]) -> str:
-    """Returns the digest of the files' contents, one after the other."""
+    """Returns the digest of the files' concatenated contents."""
     state = hashlib.blake2b(digest_size=16)
     for path in paths:
         with path.open("rb") as stream:

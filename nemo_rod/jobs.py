@@ -1,4 +1,4 @@
-"""What a job's processes are told: a small file of plain values, written before they start.
+"""A job as its processes receive it: a small file of plain values, written before they start.
 
 torchrun ... -m nemo_rod.megatron JOB.json
 """
@@ -16,17 +16,17 @@ from nemo_rod.config import Optimisation, Parallel
 
 @dataclass
 class ModelJob:
-    """What every job that runs a model knows.
+    """Fields common to every job that runs a model.
 
     Attributes:
-        name: shown in progress lines.
+        name: label in progress lines.
         blocks: folder of the block store.
-        out: folder that the job fills.
-        parallel: the layout.
+        out: folder that receives the results.
+        parallel: parallel layout.
         precision: "fp32" or "bf16".
-        scoring_micro_batch_size: blocks in a forward-only pass of one replica.
-        seed: of the trainer's random state.
-        stall_seconds: time without progress after which the job is ended; 0 for never.
+        scoring_micro_batch_size: blocks per forward-only pass of one replica.
+        seed: seed of the trainer's random state.
+        stall_seconds: time without progress after which the job is ended; 0: never.
     """
 
     name: str
@@ -41,20 +41,20 @@ class ModelJob:
 
 @dataclass
 class TrainJob(ModelJob):
-    """Train a model on what its arm chooses.
+    """Trains a model on the batches that its arm chooses.
 
     Attributes:
         model: Hugging Face checkpoint to start from.
-        arm: name of the pools and the policy, with what they need (`selection.arms.Arm`).
-        optimisation: the schedule.
+        arm: the fields of `selection.arms.Arm`: pools and policy.
+        optimisation: optimizer and schedule.
         references: folders of reference losses; empty where the policy needs none.
-        on_nonfinite: "refuse" or "exclude" candidates whose score is no finite number.
+        on_nonfinite: "refuse" or "exclude" candidates with a non-finite score.
         checkpoint_every: steps between checkpoints.
-        checkpoint_keep: checkpoints kept.
-        validation_every: steps between two looks at held-out blocks; 0 for never.
-        validation_blocks: held-out blocks looked at per source, at most.
-        config_digest: identifies the configuration in the curriculum's header.
-        convergence: when to end before the last step (`selection.convergence.Rule`); None for not.
+        checkpoint_keep: number of checkpoints kept.
+        validation_every: steps between validations; 0: never.
+        validation_blocks: maximum number of held-out blocks per source.
+        config_digest: digest of the configuration, for the curriculum's header.
+        convergence: rule for an early stop (`selection.convergence.Rule`), or None.
     """
 
     model: str
@@ -72,14 +72,14 @@ class TrainJob(ModelJob):
 
 @dataclass
 class ScoreJob(ModelJob):
-    """Write a model's losses on the training blocks of one role: a reference.
+    """Writes a reference: a model's losses on the training blocks of one role.
 
     Attributes:
         model: Hugging Face checkpoint.
         role: "adaptation" or "replay".
-        model_digest: of the checkpoint's weights.
-        teacher_top_k: tokens to keep of every prediction, for the self-distillation score; None for
-            the losses alone.
+        model_digest: digest of the checkpoint's weights.
+        teacher_top_k: tokens kept per prediction for the self-distillation score; None for losses
+            only.
     """
 
     model: str
@@ -90,7 +90,7 @@ class ScoreJob(ModelJob):
 
 @dataclass
 class EvaluateJob(ModelJob):
-    """Write held-out losses of several models, per source.
+    """Writes the held-out losses of several models, per source.
 
     Attributes:
         models: name -> Hugging Face checkpoint; each result goes to `<out>/<name>.json`.
@@ -110,7 +110,7 @@ def write_job(job: Job, path: Path) -> None:
 
 
 def read_job(path: Path) -> Job:
-    """Reads a job back."""
+    """Reads a job from a JSON file."""
     values = json.loads(path.read_text())
     kind = _KINDS[values.pop("job")]
     values["parallel"] = Parallel(**values["parallel"])

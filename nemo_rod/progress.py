@@ -1,23 +1,23 @@
-"""Progress of long work: what runs, how far it is, how long it will take yet."""
+"""Progress lines of long-running work: what runs, how far it is, and the time left."""
 
 from __future__ import annotations
 
 import sys
 import time
 
-# Marks the lines of a job's output that are for people; a launcher shows them, the log keeps all.
+# Marks output lines for users: a launcher shows only these, the log keeps all.
 PREFIX = "progress: "
 
 
 class Progress:
-    """One line now and then.
+    """Prints a progress line at intervals.
 
     Args:
-        name: of the work.
-        total: how much there is to do; 0 if nobody knows.
-        unit: what is counted, such as "blocks"; with it, a line says how many a second.
-        prefix: put before every line.
-        every_seconds: least time between two lines; the last one is always shown.
+        name: label of the work.
+        total: total amount of work; 0 if unknown.
+        unit: counted unit, such as "blocks"; if given, lines also show the rate per second.
+        prefix: start of every line.
+        every_seconds: minimum time between two lines; the last one is always shown.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Progress:
         self.first, self.began, self.shown = 0.0, time.monotonic(), time.monotonic()
 
     def start(self, done: float) -> None:
-        """Counting starts at `done`, so that resumed work estimates from its own pace."""
+        """Starts counting at `done`, so that the pace of resumed work is its own."""
         self.first, self.began = done, time.monotonic()
 
     def step(self, done: float, note: str = "") -> None:
-        """Shows how far the work is, if the last line is old enough or the work is complete."""
+        """Prints a line if the last one is old enough or the work is complete."""
         now = time.monotonic()
         complete = self.total and done >= self.total
         if now - self.shown < self.every_seconds and not complete:

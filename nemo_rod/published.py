@@ -1,4 +1,4 @@
-"""The names that tensors of published checkpoints have, where transformers writes others."""
+"""Published names of checkpoint tensors, where transformers writes different ones."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Transformers 5 reads both, and writes the one that Megatron-Bridge and transformers 4 do not find.
+# Transformers 5 reads both names but writes the one unknown to Megatron-Bridge and transformers 4.
 _NAMES = {"nemotron_h": {"backbone.embedding.weight": "backbone.embeddings.weight"}}
 _INDEX = "model.safetensors.index.json"
 
 
 def published_names(folder: Path) -> dict[str, str]:
-    """What to rename in a Hugging Face checkpoint: its tensors' names -> the published ones."""
+    """Returns the renames that a Hugging Face checkpoint needs: tensor name -> published name."""
     file = folder / "config.json"
     config = json.loads(file.read_text()) if file.is_file() else {}
     return _NAMES.get(str(config.get("model_type")), {})
 
 
 def save_published(model: Any, folder: Path) -> None:
-    """Writes a model of transformers as a checkpoint that has the published names."""
+    """Saves a transformers model as a checkpoint with the published names."""
     from safetensors.torch import load_file, save_file
 
     model.save_pretrained(folder)

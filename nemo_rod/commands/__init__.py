@@ -1,1 +1,1 @@
-"""What the verbs of `nemo-rod` do; `nemo_rod/cli.py` reads the command line."""
+"""The commands of `nemo-rod`; `nemo_rod/cli.py` reads the command line."""

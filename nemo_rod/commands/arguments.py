@@ -1,4 +1,4 @@
-"""How the verbs that take paths read their command line: argparse, and `key=value` words."""
+"""Command lines of commands that take paths: argparse, and `key=value` words."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, NoReturn
 
 from nemo_rod.commands.text import table
 
-_HELP_WIDTH = 76  # characters of a line of help, beside the word that it explains
+_HELP_WIDTH = 76  # characters per line of help, beside the explained word
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A `name=value` word of a verb.
+    """A `name=value` word of a command.
 
     Attributes:
-        name: The word's part before the "=".
-        value: The name of the value in the help.
-        help: What the key does, in a few words.
-        expected: What the value must be, for the error; by default one of the choices.
-        choices: The values that the key takes; empty for any.
-        read: Converts the value, and raises a ValueError for a wrong one.
-        required: Whether the word must be given.
+        name: Part of the word before the "=".
+        value: Name of the value in the help.
+        help: Effect of the key, in a few words.
+        expected: Valid values, for the error; by default one of the choices.
+        choices: Accepted values; empty for any.
+        read: Converts the value, and raises a ValueError for an invalid one.
+        required: Whether the word is mandatory.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Key:
         """Returns the value of a word.
 
         Raises:
-            ValueError: if the key does not take it.
+            ValueError: if the value is invalid.
         """
         try:
             if self.choices and text not in self.choices:
@@ -55,11 +55,11 @@ class Key:
 
 
 class Arguments(argparse.ArgumentParser):
-    """The parser of a verb: argparse's, and `key=value` words anywhere among the paths.
+    """The parser of a command: argparse's, with `key=value` words anywhere among the paths.
 
-    A word belongs to a key only if the verb has that key: a path may contain a "=". A wrong command
-    line raises a ValueError of one sentence, which ends with the usage, instead of leaving the
-    process.
+    A word belongs to a key only if the command has that key: a path may contain a "=". An invalid
+    command line raises a ValueError of one sentence, which ends with the usage, instead of leaving
+    the process.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -72,12 +72,12 @@ class Arguments(argparse.ArgumentParser):
         self._words: list[str] = []
 
     def add_keys(self, *keys: Key) -> None:
-        """Adds the `key=value` words of the verb, all at once."""
+        """Adds the `key=value` words of the command, all at once."""
         self._keys = {key.name: key for key in keys}
         self.add_table("keys", [(f"{key.name}={key.value}", key.help) for key in keys])
 
     def add_table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
-        """Adds a section to the help: words, and what each means."""
+        """Adds a section of words and their meaning to the help."""
         lines = [
             (word if number == 0 else "", line)
             for word, text in rows
@@ -88,10 +88,10 @@ class Arguments(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parses like argparse, which gets the words that belong to no key.
+        """Parses the words that belong to no key like argparse.
 
         Raises:
-            ValueError: if something is unknown or missing, is given twice, or has a wrong value.
+            ValueError: if a word is unknown, missing, repeated, or has an invalid value.
         """
         self._words = list(sys.argv[1:] if args is None else args)
         others: list[str] = []
@@ -125,10 +125,10 @@ class Arguments(argparse.ArgumentParser):
 
 
 def whole_number(text: str) -> int:
-    """Converts the digits of a number.
+    """Converts a number of digits only.
 
     Raises:
-        ValueError: if there is anything but digits.
+        ValueError: if there is another character.
     """
     if not text.isdecimal():
         raise ValueError(text)

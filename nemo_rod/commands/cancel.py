@@ -1,4 +1,4 @@
-"""`nemo-rod cancel RUN_DIR`: takes the jobs of a run out of Slurm's queue."""
+"""`nemo-rod cancel RUN_DIR`: cancels the Slurm jobs of a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Takes the jobs of the run's latest launch out of Slurm's queue.
+    """Cancels the jobs of the run's latest launch.
 
     Raises:
-        ValueError: if the folder is no run's, or none of its jobs is in the queue.
+        ValueError: if the folder is not a run's, or none of its jobs is in the queue.
     """
     launcher, _ = read_launch(options.run_dir)
     numbers = queue.read_jobs(options.run_dir / "launch" / launcher)

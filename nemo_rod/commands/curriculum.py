@@ -1,4 +1,4 @@
-"""`nemo-rod curriculum export|verify|diff`: what one does with a finished curriculum."""
+"""`nemo-rod curriculum export|verify|diff`: tools for finished curricula."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _export(options: Namespace) -> None:
 
 def _verify(options: Namespace) -> None:
     path = options.curriculum
-    # a run keeps it in <run>/arms/<arm>/, and its blocks in <run>/blocks/
+    # a run's curriculum is in <run>/arms/<arm>/, its blocks in <run>/blocks/
     root = options.store or path.absolute().parent.parent.parent / "blocks"
     with Curriculum.open(path, read_only=True) as curriculum:
         verify(curriculum, BlockStore(root))

@@ -1,4 +1,4 @@
-"""`nemo-rod doctor`: what is installed, and what works on this machine."""
+"""`nemo-rod doctor`: what is installed and works on this machine."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Shows what is installed, and whether it works on this machine. The exit status i
 that is needed is missing. With functions=, shows instead which of NVIDIA's functions are used."""
 _SUM = "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1); "
 _SUM += "d.all_reduce(x); assert x.item() == 2; d.destroy_process_group()"
-# the first import lets Megatron be imported where there is no CUDA
+# importing nemo_rod.megatron first makes Megatron importable without CUDA
 _FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.upstream import functions; "
 _TRAINING = "needed to train and to score: make venv, or use NVIDIA's NeMo image"
 
 
 class Finding(NamedTuple):
-    """One line: what was looked at, whether it is fine (None: not needed), what was found."""
+    """One line: what was checked, whether it is fine (None: not needed), what was found."""
 
     what: str
     fine: bool | None
@@ -57,7 +57,7 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Prints a line for every part, and leaves with status 1 if one that is needed is missing."""
+    """Prints a line for every check; exits with status 1 if a required part is missing."""
     if options.functions is not None:
         rows = json.loads(_look(f"functions.rows({options.functions!r})"))
         print(table(("function", "use", "roads", "tested", "installed"), rows))
@@ -75,10 +75,10 @@ def main(options: Namespace) -> None:
 
 
 def look(blocks: Path | None = None) -> Iterator[Finding]:
-    """Looks at one part after the other.
+    """Checks one part after the other.
 
     Args:
-        blocks: a block store to read through, too.
+        blocks: block store to verify in addition.
     """
     tested = (3, 11) <= sys.version_info < (3, 14)
     yield Finding("python", tested, platform.python_version(), "use Python 3.11, 3.12 or 3.13")
@@ -122,7 +122,7 @@ def _installed(
     try:
         return Finding(what, True, importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
-        if module is not None and _can_be_found(module):  # NVIDIA's images have sources on a path
+        if module is not None and _can_be_found(module):  # NVIDIA's images have sources on the path
             return Finding(what, True, "there, but pip does not list it")
         return Finding(what, missing, "not installed", advice)
 
@@ -130,12 +130,12 @@ def _installed(
 def _can_be_found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent
+    except ModuleNotFoundError:  # raised for a missing parent
         return False
 
 
 def _attempt(what: str, action: Callable[[], str], advice: str) -> Finding:
-    """Runs a check; whatever goes wrong is what the doctor is there to tell."""
+    """Runs a check and reports any exception as its finding."""
     try:
         return Finding(what, True, action())
     except Exception as error:
@@ -162,7 +162,7 @@ def _functions() -> str:
 
 
 def _look(what: str) -> str:
-    """The last line of a process that may import Megatron, whose imports say things, too."""
+    """Returns the last output line of a process that may import Megatron, whose imports print."""
     done = _run([sys.executable, "-c", f"{_FUNCTIONS}print(json.dumps({what}))"])
     return done.splitlines()[-1]
 
@@ -201,9 +201,9 @@ def _store() -> str:
 
 
 def _read_by_megatron(store: BlockStore) -> bool:
-    """Whether Megatron is there and reads the same tokens."""
+    """Returns whether Megatron is installed and reads the same tokens."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it would like to have besides
+        warnings.simplefilter("ignore")  # about optional packages
         try:
             from megatron.core.datasets.indexed_dataset import IndexedDataset
         except ImportError:

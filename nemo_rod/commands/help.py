@@ -1,4 +1,4 @@
-"""`nemo-rod help`: every command in a line."""
+"""`nemo-rod help`: one line per command."""
 
 USAGE = """nemo-rod: continued pretraining with replay on demand
 

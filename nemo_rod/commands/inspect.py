@@ -1,7 +1,7 @@
-"""`nemo-rod inspect PATH`: what any of our files and folders holds, as a table for people.
+"""`nemo-rod inspect PATH`: the content of any of our files and folders, as readable tables.
 
 PATH may be a run folder, a block store, a source, references, a curriculum, or a stage's folder or
-manifest.json. Nothing is changed, and a run may be at work in it.
+manifest.json. Nothing is changed; the run may still be in progress.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Prints what a path holds.
+    """Prints the content of a path.
 
     Raises:
         ValueError: if nemo-rod did not write it, or it is damaged.
@@ -96,22 +96,22 @@ def inspect(
     tokenizer: str | None = None,
     overlap: int | None = None,
 ) -> str:
-    """What a path holds, as text.
+    """Returns the content of a path as text.
 
     Args:
         path: one of our files or folders.
-        block: decode this block: its id in a store, or its number in a source.
-        split: "train" or "holdout" of a store.
-        tokenizer: that made the blocks; by default the one that lies beside them.
-        overlap: count what the held-out blocks share with training, in windows of so many tokens.
+        block: block to decode: its id in a store, or its number in a source.
+        split: "train" or "holdout", for a store.
+        tokenizer: tokenizer of the blocks; by default the one beside them.
+        overlap: window size in tokens, to count what held-out blocks share with training.
 
     Raises:
-        ValueError: if it is nothing of ours, or damaged.
+        ValueError: if it is none of ours, or damaged.
     """
     if not path.exists():
         raise ValueError(f"{path} does not exist: expected {_USAGE}.")
     if path.is_file() and path.suffix in (".json", ".bin", ".idx", ".npy"):
-        path = path.parent  # a folder's files mean something together
+        path = path.parent  # files of a folder belong together
     found = find_store(path, split)
     if block is not None or overlap is not None:
         if found is None:
@@ -171,7 +171,7 @@ def _describe_run(path: Path) -> str:
             f"{np.mean(list(losses[role].values())):.4f}" if role in losses else None
             for role in ("adaptation", "replay")
         ]
-        # arms/base is no stage: it holds the evaluation of the base
+        # arms/base is not a stage: it holds the evaluation of the base
         state = "done" if done or losses else "interrupted" if begun else "to do"
         rows.append([folder.relative_to(path), state, *means])
     header = ("run folder", "state", ">adaptation", ">replay")

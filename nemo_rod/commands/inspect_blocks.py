@@ -1,4 +1,4 @@
-"""What a block store or a source holds, and blocks as text."""
+"""Descriptions of block stores and sources, and blocks as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nemo_rod.corpus import BlockStore, Tokenizer, load_tokenizer, overlap_repor
 
 
 def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] | None:
-    """The store that a folder is, or is a source of; and the source's index."""
+    """Returns the store at a path; if the path is one of its sources, also the source's index."""
     if (path / "store.json").exists():
         return BlockStore(path, split or "train"), None
     manifest = read_object(path / "manifest.json")
@@ -24,7 +24,7 @@ def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] |
 
 
 def describe_store(store: BlockStore) -> str:
-    """The sources of a store, with their block ids."""
+    """Returns the sources of a store, with their block ids."""
     rows = []
     for source in store.sources:
         folder = store.root / source.role / source.name
@@ -52,7 +52,7 @@ def describe_store(store: BlockStore) -> str:
 
 
 def describe_source(path: Path) -> str:
-    """One split of a source: how it was read, and from which files."""
+    """Returns one split of a source: how it was read, and from which files."""
     manifest = read_object(path / "manifest.json")
     reading = {k: v for k, v in manifest["reading"].items() if v not in (None, False, 1.0)}
     files = manifest["files"]
@@ -74,16 +74,16 @@ def describe_source(path: Path) -> str:
 
 
 def describe_block(store: BlockStore, index: int | None, number: int, name: str | None) -> str:
-    """A block as text.
+    """Returns a block as text.
 
     Args:
-        store: where it is.
-        index: of the source in which `number` counts; None for ids of the whole store.
-        number: which block.
-        name: of the tokenizer; None for the one that lies beside the store.
+        store: store of the block.
+        index: index of the source that `number` refers to; None for ids of the whole store.
+        number: id of the block, or its number in the source.
+        name: name of the tokenizer; None for the one beside the store.
 
     Raises:
-        ValueError: if there is no such block, or not that tokenizer.
+        ValueError: if the block or the tokenizer cannot be found.
     """
     first, count = 0, len(store)
     if index is not None:
@@ -129,7 +129,7 @@ def _tokenizer(store: BlockStore, name: str | None) -> Tokenizer:
 
 
 def describe_overlap(root: Path, window: int) -> str:
-    """How many held-out blocks of each source share a window of tokens with training."""
+    """Returns how many held-out blocks of each source share a window of tokens with training."""
     rows = [
         [name, o.blocks, o.sharing, f"{o.share:.1%}", f"{o.shared / max(1, o.windows):.1%}"]
         for name, o in overlap_report(root, window=window).items()

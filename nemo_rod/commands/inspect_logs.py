@@ -1,4 +1,4 @@
-"""What references and curricula hold."""
+"""Descriptions of references and curricula."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from nemo_rod.selection.curriculum.record_log import RecordLog
 from nemo_rod.selection.references.folder import NUM_PARTS, RECORD, open_folder
 from nemo_rod.selection.references.log import LOG_MAGIC
 
-_SAMPLE = 1 << 20  # blocks whose losses are looked at, evenly spread
+_SAMPLE = 1 << 20  # number of blocks whose losses are read, evenly spaced
 _DIGESTS = ("tokenizer", "references", "config", "seed")
 
 
 def describe_references(path: Path) -> str:
-    """A complete folder of references: whose losses they are, and how they are spread."""
+    """Returns a complete folder of references: the origin of the losses, and their distribution."""
     folder = open_folder(path)
     sums = np.asarray(folder.sums[:: -(-len(folder.sums) // _SAMPLE)])
     loss = block_loss(sums, folder.manifest.block_size).astype(np.float64)
     eighth = folder.manifest.block_size // NUM_PARTS
-    targets = np.array([eighth] * (NUM_PARTS - 1) + [eighth - 1])  # the last token predicts none
+    targets = np.array([eighth] * (NUM_PARTS - 1) + [eighth - 1])  # the last token has no target
     by_eighth = sums.mean(axis=0, dtype=np.float64) / targets
     quantiles = np.quantile(loss, (0, 0.25, 0.5, 0.75, 1))
     about = facts(
@@ -41,7 +41,7 @@ def describe_references(path: Path) -> str:
 
 
 def describe_reference_logs(path: Path) -> str:
-    """References that are still being written, or were interrupted."""
+    """Returns references in progress or interrupted."""
     logs = [path] if path.is_file() else sorted(path.glob("rank-*.log"))
     rows, scored = [], []
     for file in logs:
@@ -69,7 +69,7 @@ def _about_references(manifest: ReferenceManifest) -> list[tuple[str, object]]:
 
 
 def describe_curriculum(path: Path) -> str:
-    """What was drawn and trained on, over the course of the run and by source."""
+    """Returns the blocks drawn and trained on, over the course of the run and by source."""
     with Curriculum.open(path, read_only=True) as curriculum:
         header = curriculum.header
         drawn, taken = np.zeros((2, len(header.sources)), dtype=np.int64)
@@ -99,7 +99,7 @@ def describe_curriculum(path: Path) -> str:
 
 
 def _part(curriculum: Curriculum, part: slice) -> tuple[list[object], np.ndarray]:
-    """A row of means over some steps, and the blocks drawn and trained on, int64 [2, sources]."""
+    """Returns a row of means over steps, and blocks drawn and trained on, int64 [2, sources]."""
     header, arrays = curriculum.header, curriculum.arrays()
     ids, chosen = arrays.block_ids[part], arrays.chosen[part]
     real = ids != PADDING_ID

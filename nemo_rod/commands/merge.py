@@ -1,4 +1,4 @@
-"""`nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT`: merges two checkpoints of one's own."""
+"""`nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT`: merges two given checkpoints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`nemo-rod reference` without a recipe: reference losses of a job's data, or on NeMo-RL.
 
-With `job=FILE.py:FUNCTION`, FUNCTION takes nothing and returns the job's configuration. Several
-processes start with torchrun, as in `torchrun --no-python nemo-rod reference job=...`; see
+With `job=FILE.py:FUNCTION`, FUNCTION has no arguments and returns the job's configuration. For
+several processes use torchrun, as in `torchrun --no-python nemo-rod reference job=...`; see
 docs/swap-in.md. With `--config RECIPE.yaml`, the command runs a recipe in NeMo-RL's own form.
 """
 
@@ -77,7 +77,7 @@ def main(options: Namespace) -> None:
     """Computes the losses.
 
     Raises:
-        ValueError: if a key or a value cannot be used.
+        ValueError: if a key or a value is invalid.
         RuntimeError: if a worker of NeMo-RL failed, or the run was asked to stop.
     """
     if options.config is None:
@@ -90,7 +90,7 @@ def parse(words: Sequence[str]) -> ReferenceCommand:
     """Reads the `key=value` words of a command with `job=`.
 
     Raises:
-        ValueError: if a key is unknown, missing or unreadable.
+        ValueError: if a key is unknown, missing or invalid.
     """
     known = {field.name for field in fields(ReferenceCommand)}
     try:
@@ -122,7 +122,7 @@ def _of_job(command: ReferenceCommand) -> None:
 
 
 def _named(place: str, key: str) -> Any:
-    """Returns what FILE.py:NAME or MODULE:NAME names."""
+    """Returns the object at FILE.py:NAME or MODULE:NAME."""
     home, _, name = place.partition(":")
     try:
         if not home.endswith(".py"):

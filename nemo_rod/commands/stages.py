@@ -1,4 +1,4 @@
-"""What each command does: it names its stages, and the launcher carries them out."""
+"""The stages of each command, handed to the launcher or run here."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from nemo_rod.recipe.variants import BASE_REFERENCES, SPECIALIST, arm_settings
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
-    """Runs a command here; on the other nodes of a job, follows what the first node's does.
+    """Runs a command; on a job's other nodes, follows the first node instead.
 
     Raises:
-        Stopped: if a signal asked for it.
+        Stopped: if a signal requested it.
     """
     nodes = Nodes.of_this_job()
     for number in STOP_SIGNALS:
@@ -43,11 +43,11 @@ def _stop(number: int, _: object) -> None:
 
 
 def _leave_it_to_the_first_node(number: int, _: object) -> None:
-    """The first node's command is asked, too, and says when all is over."""
+    """Ignores the signal: the first node receives it, too, and announces the end."""
 
 
 def run(config: Config) -> None:
-    """Every stage of the recipe, then evaluation and report."""
+    """Runs every stage of the recipe, then evaluation and report."""
     stages = Stages(config).all()
     if config.launcher.kind == "local":
         write_files(Path(config.run_dir) / "launch" / "local", render_local(config, stages))
@@ -55,17 +55,17 @@ def run(config: Config) -> None:
 
 
 def prepare(config: Config) -> None:
-    """Text -> blocks."""
+    """Turns text into blocks."""
     _carry_out(config, [Stages(config).prepare()])
 
 
 def pretrain(config: Config) -> None:
-    """The base model."""
+    """Makes the base model."""
     _carry_out(config, [Stages(config).make_base()])
 
 
 def reference(config: Config) -> None:
-    """Reference losses: of the base on replay and of the specialist on adaptation, or of one."""
+    """Scores replay with the base and adaptation with the specialist, or one reference alone."""
     references = {SPECIALIST: "specialist", **{name: name for name in BASE_REFERENCES}}
     if config.arm is not None and config.arm not in references:
         raise ValueError(
@@ -78,22 +78,22 @@ def reference(config: Config) -> None:
 
 
 def train(config: Config) -> None:
-    """One arm, or every trained arm of the recipe."""
+    """Trains one arm, or every trained arm of the recipe."""
     _carry_out(config, [Stages(config).train(name) for name in _arms(config, "trained")])
 
 
 def merge(config: Config) -> None:
-    """One merged arm, or every one of the recipe."""
+    """Makes one merged arm, or every merged arm of the recipe."""
     _carry_out(config, [Stages(config).merge(name) for name in _arms(config, "merged")])
 
 
 def evaluate(config: Config) -> None:
-    """Held-out losses, and the tasks, of every arm that has none yet."""
+    """Measures held-out losses and tasks of every arm without them."""
     _carry_out(config, [Stages(config).evaluate()])
 
 
 def report(config: Config) -> None:
-    """Tables, figures, the page and the verdicts, over all seeds of a sweep."""
+    """Writes tables, figures, the page and the verdicts, over all seeds of a sweep."""
     _carry_out(config, [Stages(config).report()])
 
 
@@ -121,7 +121,7 @@ def _carry_out(config: Config, stages: list[Stage]) -> None:
 
 
 def _here(config: Config, stages: list[Stage]) -> None:
-    """Carries out stages one after the other, skipping what is done."""
+    """Runs stages one after the other, skipping finished ones."""
     for number, stage in enumerate(stages, start=1):
         label = f"[{number}/{len(stages)}] {stage.title}"
         if config.dry_run:

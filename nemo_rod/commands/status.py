@@ -1,6 +1,6 @@
-"""`nemo-rod status RUN_DIR`: how a run fares.
+"""`nemo-rod status RUN_DIR`: the state of a run.
 
-Everything is read from the run's folder; where jobs were submitted, Slurm is asked, too.
+Everything is read from the run's folder; if jobs were submitted, Slurm is queried, too.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from nemo_rod.recipe.stages import Stages
 _DESCRIPTION = """\
 Shows every stage of a run: its state, job, place, progress, time left and last metrics. It reads
 the run's folder, and asks Slurm where jobs were submitted; nothing is changed."""
-_RECENT = 20  # steps that the time left is estimated from
+_RECENT = 20  # steps for the estimate of the time left
 _FINE = ("done", "running", "waiting", "requeued", "to do")
 _HEADER = ("stage", "state", "job", "where", "progress", "left", "last")
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where one stage of a run stands.
+    """The state of one stage of a run.
 
     Attributes:
-        state: "done", "running", "waiting", "requeued", "stopped", "failed", "cancelled" or
-            "to do"; or what Slurm calls the end of a job that could not say anything itself.
-        why: what it waits for, or a sentence on how it ended.
+        state: "done", "running", "waiting", "requeued", "stopped", "failed", "cancelled", "died" or
+            "to do"; or Slurm's name for the end of a job that could not record one.
+        why: what the stage waits for, or a sentence on how it ended.
     """
 
     state: str
@@ -56,7 +56,7 @@ def main(options: Namespace) -> None:
     """Prints a table of the run's stages, and a sentence for each that did not end well."""
     run_dir = options.run_dir
     launcher, config = read_launch(run_dir)
-    if config.arm is not None:  # one command was launched; the whole run is shown
+    if config.arm is not None:  # a single command was launched, but the whole run is shown
         config.arms, config.arm = list(dict.fromkeys([*config.arms, config.arm])), None
     numbers = queue.read_jobs(run_dir / "launch" / launcher)
     jobs = queue.look(numbers.values())
@@ -86,15 +86,15 @@ def stand(
     is_held: bool,
     others: Mapping[str, Standing],
 ) -> Standing:
-    """Where a stage stands.
+    """Returns the state of a stage.
 
     Args:
-        stage: of the run.
+        stage: stage of the run.
         events: its record.
-        job: its job, if Slurm knows it.
+        job: its job, if known to Slurm.
         was_submitted: whether it has a job number.
-        is_held: whether a process of this machine is at work on it.
-        others: the standings of the stages before it.
+        is_held: whether a process of this machine is working on it.
+        others: states of the earlier stages.
     """
     last = events[-1] if events else {"event": "none"}
     if job is not None and job.alive:
@@ -129,7 +129,7 @@ def _in_queue(
 
 
 def place(events: Sequence[Mapping[str, Any]]) -> str:
-    """Where the stage's command ran last: nodes of a job, or a machine."""
+    """Returns where the stage's command last ran: nodes of a job, or a machine."""
     began = [event for event in events if event["event"] == "began"]
     return (began[-1].get("nodes") or began[-1]["host"]) if began else ""
 
@@ -140,7 +140,7 @@ def _how_far(
     standing: Standing,
     events: Sequence[Mapping[str, Any]],
 ) -> tuple[str, str, str]:
-    """Progress, time left, and the last that was measured."""
+    """Returns progress, time left, and the latest metrics."""
     if standing.state == "done":
         return _took(events), "", ""
     if standing.state in ("to do", "waiting", "cancelled"):
@@ -154,7 +154,7 @@ def _how_far(
 
 
 def training_progress(folder: Path) -> tuple[str, str, str]:
-    """Steps done of all, time left at the pace of the last ones, and the last step's metrics."""
+    """Returns steps done of all, time left at the recent pace, and the last step's metrics."""
     steps = json.loads((folder / "job.json").read_text())["optimisation"]["steps"]
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines[-_RECENT:]]
@@ -168,7 +168,7 @@ def training_progress(folder: Path) -> tuple[str, str, str]:
 
 
 def last_progress(log: Path) -> tuple[str, str, str]:
-    """The last line of progress that a job printed."""
+    """Returns progress, time left and note of the last progress line that a job printed."""
     lines = log.read_text(errors="replace").splitlines()
     shown = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
     if not shown:
@@ -179,7 +179,7 @@ def last_progress(log: Path) -> tuple[str, str, str]:
 
 
 def _took(events: Sequence[Mapping[str, Any]]) -> str:
-    """Time at work, all attempts together."""
+    """Returns the working time over all attempts."""
     seconds, began = 0.0, None
     for event in events:
         if event["event"] == "began":

@@ -1,4 +1,4 @@
-"""What the verbs share: text in columns, and JSON files."""
+"""Shared helpers of the commands: text in columns, and JSON files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows in columns under a header; ">" in front of a name sets its column to the right.
+    """Formats rows as columns under a header; ">" before a name right-aligns its column.
 
     Args:
-        header: names of the columns; all of them empty for none.
+        header: names of the columns; all empty for no header.
         rows: cells; None is left blank.
     """
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
@@ -31,22 +31,22 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
-    """Names and values, one pair a line; pairs without a value are left out."""
+    """Formats names and values, one pair per line, without pairs that have no value."""
     return table(("", ""), [pair for pair in pairs if pair[1] not in (None, "")])
 
 
 def tenths(count: int) -> list[slice]:
-    """Cuts `count` rows into at most ten parts of about equal length, in order."""
+    """Splits `count` rows into at most ten parts of about equal length, in order."""
     parts = min(10, count)
     ends = [count * i // parts for i in range(parts + 1)] if parts else []
     return [slice(first, end) for first, end in pairwise(ends)]
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is no such file.
+    """Returns a JSON object; empty if there is no such file.
 
     Raises:
-        ValueError: if the file is no JSON.
+        ValueError: if the file is not JSON.
     """
     try:
         value = json.loads(path.read_text("utf-8"))

@@ -31,10 +31,10 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Trains, from the latest checkpoint.
+    """Trains an arm from its latest checkpoint.
 
     Raises:
-        ValueError: if the recipe or a key is wrong.
+        ValueError: if the recipe or a key is invalid.
         RuntimeError: if a worker failed, or the run was asked to stop.
     """
     cluster.run("train", settings.load(options.config, options.words))

@@ -1,4 +1,4 @@
-"""What a trained model gained and lost: per-source losses, forgetting, merging."""
+"""The gains and losses of a trained model: per-source losses, forgetting, merging."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The process that asks one model: `python -m nemo_rod.evaluation JOB.json`.
+"""The process that runs the tasks of one model: `python -m nemo_rod.evaluation JOB.json`.
 
-A process for every model, because a backend may not give its memory back.
+Every model has its own process, because a backend may not free its memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nemo_rod.progress import Progress
 
 
 def main() -> int:
-    """Runs the job that the command line names; returns the exit status."""
+    """Runs the job named on the command line and returns the exit status."""
     end_with_parent()
     job = TaskJob(**json.loads(Path(sys.argv[1]).read_text()))
     total = sum(len(names) for names in job.capabilities.values())

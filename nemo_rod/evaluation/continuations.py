@@ -1,9 +1,9 @@
-"""Questions made of held-out blocks: which of four texts goes on from what was read?
+"""Questions from held-out blocks: which of four texts continues the context?
 
-A question shows the first half of a held-out block and four short texts: the one that follows, and
-what follows at the same place in three other held-out blocks of that source. Every replay source
-becomes one task of lm-eval, a yaml beside the questions, and one capability of its own. What a
-model knows of a source is measured on blocks that it never saw, without any download.
+A question shows the first half of a held-out block and four short texts: its continuation, and the
+texts at the same position in three other held-out blocks of that source. Every replay source
+becomes one lm-eval task, a yaml beside the questions, and one capability. It measures what a model
+knows of a source on blocks that it never saw, without any download.
 
     <folder>/held_out_<source>.yaml
     <folder>/held_out_<source>.jsonl     {"context": ..., "choices": [...], "answer": ...}
@@ -26,10 +26,10 @@ from nemo_rod.corpus.tokenizer import Tokenizer
 
 NUM_CHOICES = 4
 PREFIX = "held_out_"
-# A choice is that part of a block long. Short ones tell models apart: on the toy the base is right
-# three times in four and no replay three in five; over a quarter of a block, half of the time and
-# two in five, and fewer sources tell the two apart. Choices that are the right text with letters
-# exchanged are too easy: nine in ten for no replay, too.
+# A choice is 1/16 of a block long. Short ones separate models: on the toy, the base is right in
+# three of four and no replay in three of five; over a quarter of a block, in a half and two of
+# five, with fewer sources that separate the two. Wrong choices made by exchanging letters of the
+# right text are too easy: no replay, too, is right in nine of ten.
 _CHOICE_SHARE = 16
 _YAML = """\
 task: {name}
@@ -54,16 +54,16 @@ def write_held_out_tasks(
     """Writes a task for every replay source.
 
     Args:
-        blocks: The block store.
-        folder: Gets the tasks; files of the same names are replaced.
-        tokenizer: That made the blocks.
-        num_questions: Per source, at most; the first held-out blocks are taken.
+        blocks: Folder of the block store.
+        folder: Folder for the tasks; files of the same names are replaced.
+        tokenizer: Tokenizer of the blocks.
+        num_questions: Maximum number per source; the first held-out blocks are used.
 
     Returns:
-        The names of the tasks by capability, which is the source's name.
+        Names of the tasks by capability, which is the source's name.
 
     Raises:
-        ValueError: If the tokenizer is another, or a source has too few held-out blocks.
+        ValueError: If the tokenizer differs, or a source has too few held-out blocks.
     """
     store = BlockStore(blocks, split="holdout")
     store.check_tokenizer(tokenizer)
@@ -91,9 +91,9 @@ def write_held_out_tasks(
 def questions(
     store: BlockStore, source: StoreSource, tokenizer: Tokenizer, num_questions: int
 ) -> Iterator[dict[str, Any]]:
-    """The questions of a source: the same for every model, in the order of its held-out blocks.
+    """Yields the questions of a source, equal for every model, in the order of its held-out blocks.
 
-    Blocks of which no three others go on differently make no question.
+    Blocks without three other blocks of different continuations are skipped.
     """
     half = store.block_size // 2
     length = max(store.block_size // _CHOICE_SHARE, 1)
@@ -117,6 +117,6 @@ def questions(
 
 
 def _order(source: str, number: int, count: int) -> NDArray[np.int64]:
-    """A fixed shuffle of the source's held-out blocks for one question."""
+    """Returns a fixed shuffle of the source's held-out blocks for one question."""
     key = hashlib.blake2b(f"{source}/{number}".encode(), digest_size=8, person=b"rod-tasks-v1")
     return np.random.default_rng(int.from_bytes(key.digest())).permutation(count)

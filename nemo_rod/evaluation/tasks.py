@@ -1,12 +1,12 @@
 """Benchmark tasks through lm-eval, by capability (paper, appendix "Evaluation").
 
-Every entry of a capability is a task or a group of lm-eval's. Its score is length-normalised
-accuracy where the task defines it and plain accuracy otherwise; a group's is that over all its
-questions. A capability's accuracy is the mean over its entries.
+Every entry of a capability is a task or a group of lm-eval. Its score is length-normalised accuracy
+if the task defines it, otherwise plain accuracy; a group's score is over all its questions. A
+capability's accuracy is the mean over its entries.
 
-What decides the numbers is recorded with them: versions, backend, settings, and of each task its
-version, its shots and a digest of every prompt, choice and answer. Only models that were asked the
-very same questions can be compared.
+Everything that determines the numbers is recorded with them: versions, backend, settings, and for
+each task its version, its shots and a digest of every prompt, choice and answer. Only models that
+answered exactly the same questions can be compared.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from typing import Any
 
 from nemo_rod.files import write_json
 
-METRICS = ("acc_norm", "acc")  # the first one that a task defines
-BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> what runs it
-_AT_ONCE = 8  # entries between two savings: each call of lm-eval also describes the whole machine
+METRICS = ("acc_norm", "acc")  # in order of preference
+BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> package that runs it
+_AT_ONCE = 8  # entries between two writes; each lm-eval call also describes the whole machine
 Capabilities = Mapping[str, Sequence[str]]
 
 
 @dataclass
 class TaskJob:
-    """What the process that asks one model is told.
+    """The job of the process that runs the tasks of one model.
 
     Attributes:
-        name: Of the model, for progress.
+        name: Name of the model, for progress.
         model: Hugging Face checkpoint.
-        out: File that the process writes; what is done so far lies beside it.
-        capabilities: Names of lm-eval's tasks or groups by capability.
-        include: Folder of further task descriptions; none: lm-eval's own.
+        out: Output file of the process; partial results are written beside it.
+        capabilities: Names of lm-eval tasks or groups by capability.
+        include: Folder of further task definitions; None for lm-eval's own alone.
         backend: lm-eval's model, "hf" or "vllm".
-        arguments: Of lm-eval's model, besides the checkpoint.
-        batch_size: Requests in one forward pass.
-        few_shot: Examples before a question; None for each task's own number.
-        limit: Questions of each task, at most; None for all.
-        seed: Of the choice of examples, and of lm-eval's other draws.
-        inputs: What else decides the answers, such as the digest of the weights; written down.
+        arguments: Arguments of lm-eval's model, besides the checkpoint.
+        batch_size: Requests per forward pass.
+        few_shot: Examples before a question; None for each task's default.
+        limit: Maximum number of questions per task; None for all.
+        seed: Seed of the choice of examples, and of lm-eval's other draws.
+        inputs: Other inputs of the answers, such as the digest of the weights; recorded.
     """
 
     name: str
@@ -63,7 +63,7 @@ class TaskJob:
     inputs: dict[str, Any]
 
     def configuration(self) -> dict[str, Any]:
-        """What must be the same for models that are compared, versions included."""
+        """Returns what must be equal for models that are compared, versions included."""
         compared = dataclasses.asdict(self)
         for key in ("name", "model", "out", "include", "batch_size", "inputs"):
             del compared[key]
@@ -72,10 +72,10 @@ class TaskJob:
 
 
 def check_installed(backend: str) -> None:
-    """Refuses a backend that is not here.
+    """Refuses a backend that is not installed.
 
     Raises:
-        ValueError: naming what to install.
+        ValueError: with the package to install.
     """
     for module in ("lm_eval", BACKENDS[backend]):
         if importlib.util.find_spec(module) is None:
@@ -87,7 +87,7 @@ def check_installed(backend: str) -> None:
 
 
 def missing_tasks(capabilities: Capabilities) -> list[str]:
-    """Names of which the installed lm-eval has no task and no group."""
+    """Returns the names that are neither a task nor a group of the installed lm-eval."""
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager()
@@ -96,11 +96,11 @@ def missing_tasks(capabilities: Capabilities) -> list[str]:
 
 
 def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
-    """Asks one model everything and writes `job.out`; goes on where an earlier attempt stopped.
+    """Runs all tasks of one model and writes `job.out`; resumes an earlier attempt.
 
     Args:
-        job: What to ask, and whom.
-        show: Told the number of finished entries and what comes next.
+        job: Model and tasks.
+        show: Called with the number of finished entries and the name of the next.
 
     Raises:
         ValueError: If a task defines no accuracy, or an earlier attempt had other settings.
@@ -132,7 +132,7 @@ def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
 def capability_accuracy(
     capabilities: Capabilities, accuracy: Mapping[str, float]
 ) -> dict[str, float]:
-    """The mean accuracy of each capability's entries, all alike."""
+    """Returns the unweighted mean accuracy of each capability's entries."""
     return {
         capability: math.fsum(accuracy[name] for name in names) / len(names)
         for capability, names in capabilities.items()
@@ -140,7 +140,7 @@ def capability_accuracy(
 
 
 def _earlier(partial: Path, made_from: dict[str, Any]) -> dict[str, Any]:
-    """What an interrupted attempt has answered."""
+    """Returns the answers of an interrupted attempt."""
     if not partial.exists():
         return {}
     earlier = json.loads(partial.read_text())
@@ -154,7 +154,7 @@ def _earlier(partial: Path, made_from: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asker(job: TaskJob) -> Callable[[list[str]], Mapping[str, Any]]:
-    """Loads the model once; the returned function gives lm-eval's results on some entries."""
+    """Loads the model once and returns a function from entries to lm-eval's results."""
     from lm_eval import simple_evaluate
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
@@ -181,7 +181,7 @@ def _asker(job: TaskJob) -> Callable[[list[str]], Mapping[str, Any]]:
 
 
 def model_arguments(job: TaskJob) -> dict[str, Any]:
-    """What lm-eval's model class of the backend is made with."""
+    """Returns the constructor arguments of lm-eval's model class."""
     arguments = {"pretrained": job.model, **job.arguments, "batch_size": job.batch_size}
     if job.backend == "hf":
         import torch
@@ -191,7 +191,7 @@ def model_arguments(job: TaskJob) -> dict[str, Any]:
 
 
 def entry_of(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """lm-eval's results of one task or group, as they are written down.
+    """Returns lm-eval's results of one task or group, as recorded.
 
     Raises:
         ValueError: If a task has no accuracy.
@@ -220,7 +220,7 @@ def entry_of(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(name: str, results: Mapping[str, Any]) -> list[str]:
-    """The tasks of a task or group, those of its subgroups included."""
+    """Returns the tasks of a task or group, including those of its subgroups."""
     if name in results["samples"]:
         return [name]
     inner = results["group_subtasks"][name]
@@ -228,7 +228,7 @@ def _leaves(name: str, results: Mapping[str, Any]) -> list[str]:
 
 
 def prompts_digest(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Digest of every prompt, choice and answer of a task, whatever order they were asked in."""
+    """Returns a digest of every prompt, choice and answer of a task, in any order."""
     keys = ("doc_hash", "prompt_hash", "target_hash")
     lines = sorted(json.dumps([s["doc_id"], *(s[key] for key in keys)]) for s in samples)
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()

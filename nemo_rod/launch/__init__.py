@@ -1,1 +1,1 @@
-"""Where a run's stages run: here, or as jobs of Slurm with or without Ray."""
+"""Where the stages of a run execute: here, or as Slurm jobs with or without Ray."""

@@ -1,4 +1,4 @@
-"""What Slurm says of the jobs of a launch."""
+"""Slurm's view of the jobs of a launch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """One job as Slurm sees it.
+    """State of one job in Slurm.
 
     Attributes:
-        state: in Slurm's words, such as PENDING, RUNNING, FAILED or TIMEOUT.
-        nodes: where it runs or ran; empty if nowhere yet.
-        reason: why it waits.
-        left: until its time limit, in Slurm's notation.
-        alive: whether it is in the queue, waiting or running.
+        state: Slurm's state name, such as PENDING, RUNNING, FAILED or TIMEOUT.
+        nodes: nodes on which it runs or ran; empty if none yet.
+        reason: why it is pending.
+        left: time until its limit, in Slurm's notation.
+        alive: whether it is in the queue, pending or running.
     """
 
     state: str
@@ -28,7 +28,7 @@ class QueuedJob:
 
 
 def read_jobs(folder: Path) -> dict[str, str]:
-    """Job numbers by stage, as `submit.sh` noted them; empty if nothing was submitted."""
+    """Reads job numbers by stage, as recorded by `submit.sh`; empty if nothing was submitted."""
     path = folder / "jobs.tsv"
     if not path.exists():
         return {}
@@ -37,13 +37,13 @@ def read_jobs(folder: Path) -> dict[str, str]:
 
 
 def look(numbers: Iterable[str]) -> dict[str, QueuedJob]:
-    """Asks squeue, then for those that it no longer lists sacct, then the controller.
+    """Queries squeue, then for jobs that it no longer lists sacct, then the controller.
 
     Args:
-        numbers: of the jobs.
+        numbers: job numbers.
 
     Returns:
-        By number; jobs that Slurm has forgotten are missing.
+        Jobs by number, without those that Slurm has forgotten.
     """
     wanted = set(numbers)
     if not wanted:
@@ -59,13 +59,13 @@ def look(numbers: Iterable[str]) -> dict[str, QueuedJob]:
 
 
 def alive(numbers: Iterable[str]) -> list[str]:
-    """Those of the jobs that wait or run."""
+    """Returns those of the jobs that are pending or running."""
     found = look(numbers)
     return sorted(number for number, job in found.items() if job.alive)
 
 
 def cancel(numbers: Iterable[str]) -> None:
-    """Takes jobs out of the queue; those that run are told to stop first."""
+    """Cancels jobs; running ones are asked to stop first."""
     subprocess.run(["scancel", *numbers], check=True)
 
 
@@ -73,7 +73,7 @@ def _from_accounting(numbers: list[str]) -> dict[str, QueuedJob]:
     command = ["sacct", "--noheader", "--parsable2", "--allocations"]
     lines = _ask(*command, f"--jobs={','.join(numbers)}", "--format=JobID,State,NodeList")
     rows = (line.split("|") for line in lines)
-    # the state of a cancelled job reads "CANCELLED by 1000"
+    # the state of a cancelled job is "CANCELLED by 1000"
     return {number: QueuedJob(state.split()[0], nodes) for number, state, nodes in rows}
 
 
@@ -88,7 +88,7 @@ def _from_controller(numbers: list[str]) -> dict[str, QueuedJob]:
 
 
 def _ask(*command: str) -> list[str]:
-    """Lines of an answer; none if the program is not here or knows nothing."""
+    """Returns the lines of an answer; none if the program is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (FileNotFoundError, subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""`launcher=ray`: stages that NeMo-RL runs, each on a Ray cluster that its own ray.sub starts.
+"""`launcher=ray`: stages that NeMo-RL runs, each on a Ray cluster started by its ray.sub.
 
-Rendered under `<run_dir>/launch/ray/`: a `<stage>.sh` for each stage of NeMo-RL, which sets what
-ray.sub reads and submits it. The other stages are ordinary Slurm jobs, as with `launcher=slurm`.
+Rendered under `<run_dir>/launch/ray/`: for each stage of NeMo-RL a `<stage>.sh`, which sets the
+variables of ray.sub and submits it. Other stages are ordinary Slurm jobs, as in `launcher=slurm`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nemo_rod.launch import slurm
 from nemo_rod.launch.render import launch_folder, stage_command
 from nemo_rod.recipe.handover import Stage
 
-_COMMANDS = ("train", "reference")  # what NeMo-RL does; the rest needs no Ray
+_COMMANDS = ("train", "reference")  # stages of NeMo-RL; the others need no Ray
 _SUBMIT_ONE = f"""\
 if [[ -e $folder/$name.sh ]]; then
     bash "$folder/$name.sh" ${{after:+"--dependency=afterok$after"}}
@@ -24,7 +24,7 @@ if [[ -e $folder/$name.sh ]]; then
 
 
 def render(config: Config, stages: list[Stage]) -> dict[str, str]:
-    """The files of `launcher=ray`, by name."""
+    """Returns the files of `launcher=ray`, by name."""
     files = slurm.render(config, stages)
     for stage in stages:
         if stage.command.split()[0] in _COMMANDS:
@@ -35,7 +35,7 @@ def render(config: Config, stages: list[Stage]) -> dict[str, str]:
 
 
 def _render_ray(config: Config, stage: Stage) -> str:
-    """The script that submits one stage to NeMo-RL's ray.sub."""
+    """Returns the script that submits one stage to NeMo-RL's ray.sub."""
     cluster = config.cluster
     node = launch_folder(config) / "node.sh"
     logs = Path(config.run_dir).absolute() / "logs" / "ray"
@@ -44,7 +44,7 @@ def _render_ray(config: Config, stage: Stage) -> str:
         "MOUNTS": ",".join(slurm.container_mounts(config)),
         "GPUS_PER_NODE": str(cluster.gpus_per_node),
         "BASE_LOG_DIR": str(logs),
-        # on the cluster that ray.sub starts, NeMo-RL's workers do what the stage asks for
+        # NeMo-RL's workers, on the cluster started by ray.sub, run the stage
         "COMMAND": f"bash {shlex.quote(str(node))} {stage_command(config, stage)} "
         "launcher.kind=nemo_rl",
     }

@@ -1,7 +1,7 @@
-"""The files that a launcher writes before anything starts: plain ones, to read, keep and edit.
+"""The files that a launcher writes before anything starts, in plain text to read, keep and edit.
 
 <run_dir>/launch/<launcher>/
-config.yaml   the whole configuration, so that a recipe edited later changes nothing
+config.yaml   the whole configuration, so that later edits of the recipe have no effect
 ...           what the launcher starts
 """
 
@@ -38,12 +38,12 @@ cd {cwd}
 
 
 def launch_folder(config: Config) -> Path:
-    """Where the files of a launch go."""
+    """Returns the folder of a launch's files."""
     return Path(config.run_dir).absolute() / "launch" / config.launcher.kind
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
-    """Puts the files of a launch in place of those of an earlier one."""
+    """Replaces the files of an earlier launch."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, text in files.items():
@@ -51,19 +51,19 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
 
 
 def frozen_config(config: Config) -> str:
-    """`config.yaml`: what a stage's command is started with, wherever it runs."""
+    """Returns `config.yaml`, the configuration of every stage's command, on any machine."""
     frozen = dataclasses.replace(
         config,
         run_dir=str(Path(config.run_dir).absolute()),
         launcher=dataclasses.replace(config.launcher, kind="local"),
         dry_run=False,
-        rebuild=[],  # done at launch: a stage that is taken up again must not start anew
+        rebuild=[],  # done at launch: a requeued stage must resume
     )
     return _CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(frozen)))
 
 
 def stage_command(config: Config, stage: Stage) -> str:
-    """The shell command of a stage, with the frozen configuration."""
+    """Returns the shell command of a stage, with the frozen configuration."""
     command, *overrides = stage.command.split()
     python = config.cluster.python or ("python3" if config.cluster.image else sys.executable)
     config_path = ["--config-path", str(launch_folder(config)), "--config-name", "config"]
@@ -71,14 +71,14 @@ def stage_command(config: Config, stage: Stage) -> str:
 
 
 def render_local(config: Config, stages: list[Stage]) -> dict[str, str]:
-    """The files of `launcher=local`."""
+    """Returns the files of `launcher=local`, by name."""
     lines = [stage_command(config, stage) for stage in stages]
     script = _LOCAL.format(cwd=shlex.quote(str(Path.cwd()))) + "\n".join(lines) + "\n"
     return {"config.yaml": frozen_config(config), "run.sh": script}
 
 
 def read_launch(run_dir: Path) -> tuple[str, Config]:
-    """The latest launch of a run folder: the launcher's name, and what it was launched with.
+    """Returns the latest launch of a run folder: the launcher's name and its configuration.
 
     Raises:
         ValueError: if nothing was launched there.

@@ -1,12 +1,12 @@
-"""`launcher=slurm`: one sbatch job per stage, each after those that it needs.
+"""`launcher=slurm`: one sbatch job per stage, each after the jobs that it needs.
 
 Rendered under `<run_dir>/launch/slurm/`:
 
     config.yaml      the whole configuration
-    <stage>.sbatch   what the job asks for, and its command
-    stage.sh         what every job does: run the command on all nodes, requeue when told to stop
-    node.sh          what every node does, inside the container where there is one
-    submit.sh        submits all of it and writes jobs.tsv, the number of each job
+    <stage>.sbatch   resources and command of a job
+    stage.sh         common part of all jobs: run the command on all nodes, requeue when stopped
+    node.sh          script of every node, inside the container if there is one
+    submit.sh        submits all jobs and writes jobs.tsv with the number of each
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ set -eo pipefail
 
 
 def render(config: Config, stages: list[Stage]) -> dict[str, str]:
-    """The files of `launcher=slurm`, by name.
+    """Returns the files of `launcher=slurm`, by name.
 
     Args:
         config: the checked configuration.
-        stages: what is to be submitted; what a stage needs besides them is there.
+        stages: stages to submit; all others that they need are done.
     """
     return {
         "config.yaml": frozen_config(config),
@@ -78,12 +78,12 @@ def render(config: Config, stages: list[Stage]) -> dict[str, str]:
 
 
 def num_nodes(config: Config) -> int:
-    """Nodes of a stage that runs a model."""
+    """Returns the number of nodes of a stage that runs a model."""
     return -(-config.parallel.world_size // config.cluster.gpus_per_node)
 
 
 def render_job(config: Config, stage: Stage) -> str:
-    """The job script of a stage."""
+    """Returns the job script of a stage."""
     folder = launch_folder(config)
     lines = ["#!/bin/bash", *_directives(config, stage), f"# {stage.title}", ""]
     lines += [
@@ -95,7 +95,7 @@ def render_job(config: Config, stage: Stage) -> str:
 
 
 def render_stage(config: Config) -> str:
-    """The script that every job sources: what it needs to know, then what it does."""
+    """Returns the script that every job sources: its variables, then its commands."""
     lines = [
         "# shellcheck shell=bash disable=SC2154",
         "srun_options=(",
@@ -107,23 +107,23 @@ def render_stage(config: Config) -> str:
 
 
 def render_node(config: Config) -> str:
-    """The script that every node runs."""
+    """Returns the script of every node."""
     lines = [*exports(config.cluster.env), *config.cluster.setup, 'exec "$@"']
     return _NODE + "\n".join(lines) + "\n"
 
 
 def exports(environment: dict[str, str]) -> list[str]:
-    """Shell lines that set variables."""
+    """Returns shell lines that export variables."""
     return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
 
 
 def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
-    """The script that submits the chain.
+    """Returns the script that submits all jobs.
 
     Args:
         config: the checked configuration.
-        stages: what is to be submitted.
-        submit_one: shell command that submits `$name` after `$after` and prints its number.
+        stages: stages to submit.
+        submit_one: shell command that submits `$name` after `$after` and prints its job number.
     """
     names = {stage.name for stage in stages}
     head = _SUBMIT.format(
@@ -140,7 +140,7 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
 
 
 def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
-    """Options of sbatch for a stage, by long name; None for an option without a value."""
+    """Returns the sbatch options of a stage, by long name; None for options without a value."""
     cluster = config.cluster
     log = _logs(config) / f"{stage.name}.out"
     options: dict[str, str | None] = {"job-name": f"{config.recipe}.{stage.name}"}
@@ -161,7 +161,7 @@ def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
 
 
 def shell_options(options: dict[str, str | None]) -> list[str]:
-    """Options as words of a shell command."""
+    """Returns options as words of a shell command."""
     return [
         f"--{key}" if value is None else f"--{key}={_quoted(value)}"
         for key, value in options.items()
@@ -169,12 +169,12 @@ def shell_options(options: dict[str, str | None]) -> list[str]:
 
 
 def _quoted(value: str) -> str:
-    """A word for the shell; a comma is quoted, too, or shellcheck takes it for a slip."""
+    """Quotes a word for the shell, also if it has a comma, which shellcheck mistakes for a slip."""
     return f"'{value}'" if shlex.quote(value) == value and "," in value else shlex.quote(value)
 
 
 def container_mounts(config: Config) -> list[str]:
-    """What the container sees: the run's folder, the folder of the launch, and the cluster's."""
+    """Returns the container's mounts: the run's folder, the working folder, and the cluster's."""
     own = dict.fromkeys([str(Path(config.run_dir).absolute()), str(Path.cwd())])
     return [*(f"{folder}:{folder}" for folder in own), *config.cluster.mounts]
 
@@ -220,7 +220,7 @@ def _srun_options(config: Config) -> list[str]:
     options: dict[str, str | None] = {
         "nodes": '"$SLURM_JOB_NUM_NODES"',
         "ntasks-per-node": "1",
-        "cpus-per-task": '"$SLURM_CPUS_PER_TASK"',  # srun no longer takes it over from sbatch
+        "cpus-per-task": '"$SLURM_CPUS_PER_TASK"',  # srun no longer inherits it from sbatch
         "cpu-bind": "none",
         "kill-on-bad-exit": "1",
     }

@@ -1,4 +1,4 @@
-"""Launchers that hand their stages to Slurm: they render a chain of jobs and submit it."""
+"""Launchers that render their stages as Slurm jobs and submit them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Render = Callable[[Config, list[Stage]], dict[str, str]]
 
 
 def submit(config: Config, stages: list[Stage], render: Render) -> None:
-    """Renders what is not done yet and, without `dry_run`, submits it.
+    """Renders all unfinished stages and, without `dry_run`, submits them.
 
     Args:
         config: the checked configuration.
-        stages: what the command is to do.
-        render: makes the files of the launcher, by name.
+        stages: stages of the command.
+        render: returns the launcher's files, by name.
 
     Raises:
-        ValueError: if the cluster's description does not allow it, Slurm is not here, or an earlier
-            launch is still at work.
+        ValueError: if the cluster's configuration is invalid, Slurm is missing, or an earlier
+            launch is still running.
     """
     _check_cluster(config)
     folder = launch_folder(config)
@@ -53,7 +53,7 @@ def submit(config: Config, stages: list[Stage], render: Render) -> None:
 
 
 def _not_done(config: Config, stages: list[Stage]) -> list[Stage]:
-    """The stages to submit."""
+    """Returns the stages to submit."""
     known = {stage.name: stage for stage in Stages(config).all()}
     chosen: dict[str, Stage] = {}
     for stage in stages:
@@ -84,7 +84,7 @@ def _check_idle(config: Config, folder: Path) -> None:
 
 
 def _check_cluster(config: Config) -> None:
-    """Refuses what no cluster could run."""
+    """Refuses a configuration that no cluster can run."""
     cluster, launcher = config.cluster, config.launcher
     if cluster.gpus_per_node < 1:
         raise ValueError(
@@ -122,7 +122,7 @@ def _check_cluster(config: Config) -> None:
 
 
 def _check_image(image: str, *, must_exist: bool) -> None:
-    """Refuses a file that pyxis would look for in a registry, or in vain."""
+    """Refuses a relative path, for which pyxis would query a registry, and a missing file."""
     file = Path(image)
     if file.suffix != ".sqsh" and not file.is_absolute():
         return

@@ -1,4 +1,4 @@
-"""The work of a recipe's stages, and what it costs."""
+"""The work of a recipe's stages and its cost."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nemo_rod.plan.speed import Speed
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one stage does, in blocks.
+    """The work of one stage, in blocks.
 
     Attributes:
-        name: of the stage.
-        steps: updates.
-        batch_size: blocks trained on in one update.
-        pool_size: candidates that are scored for one update; 0 where none are.
-        eighths: of every candidate that are scored.
-        scored_share: share of the updates before which candidates are scored.
-        read: blocks that are read once, forward only.
-        cpu_seconds: of work that needs no GPU.
-        disk: bytes that are left behind.
+        name: name of the stage.
+        steps: number of updates.
+        batch_size: blocks per update.
+        pool_size: candidates scored per update; 0 if none.
+        eighths: scored eighths of every candidate.
+        scored_share: share of the updates whose candidates are scored.
+        read: blocks read once, forward only.
+        cpu_seconds: time of work without a GPU.
+        disk: bytes written and kept.
     """
 
     name: str
@@ -43,18 +43,18 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class StageCost:
-    """What one stage costs.
+    """The cost of one stage.
 
     Attributes:
-        name: of the stage.
-        trained_tokens: that are learned from.
-        scored_tokens: that are read forward only, in training steps, over corpora or held out.
-        flops: of the model, padding of micro-batches included.
-        hours: of wall time.
-        gpu_hours: of all processes; 0 for stages that need no GPU.
-        scoring_seconds: of one step, on average.
-        update_seconds: of one step.
-        disk: bytes that are left behind.
+        name: name of the stage.
+        trained_tokens: tokens trained on.
+        scored_tokens: tokens read forward only, in training steps, over corpora or held out.
+        flops: FLOPs of the model, padding of micro-batches included.
+        hours: wall time.
+        gpu_hours: time of all processes; 0 for stages without a GPU.
+        scoring_seconds: mean scoring time per step.
+        update_seconds: update time per step.
+        disk: bytes written and kept.
     """
 
     name: str
@@ -69,21 +69,21 @@ class StageCost:
 
     @property
     def scoring_share(self) -> float:
-        """Share of a step that goes into scoring."""
+        """Scoring's share of the time of a step."""
         step = self.scoring_seconds + self.update_seconds
         return self.scoring_seconds / step if step else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the work runs on.
+    """The throughput, layout and batch shapes of the work.
 
     Attributes:
-        speed: of passes.
-        parallel: the layout.
-        block_size: tokens of a block.
-        micro_batch_size: blocks of a training pass of one replica.
-        scoring_micro_batch_size: blocks of a forward-only pass of one replica.
+        speed: speed of passes.
+        parallel: parallel layout.
+        block_size: tokens per block.
+        micro_batch_size: blocks per training pass of one replica.
+        scoring_micro_batch_size: blocks per forward-only pass of one replica.
     """
 
     speed: Speed
@@ -93,23 +93,23 @@ class Setup:
     scoring_micro_batch_size: int
 
     def padded(self, num_blocks: float) -> tuple[float, int]:
-        """Blocks that are read when `num_blocks` are scored, and passes of each replica."""
+        """Returns the blocks read when `num_blocks` are scored, and the passes per replica."""
         per_pass = self.scoring_micro_batch_size * self.parallel.data
         passes = ceil(num_blocks / per_pass)
         return float(passes * per_pass), passes
 
     def scoring_seconds(self, num_blocks: float) -> float:
-        """Seconds of a forward-only pass over blocks."""
+        """Returns the seconds of a forward-only pass over blocks."""
         blocks, passes = self.padded(num_blocks)
         return self.speed.forward(blocks * self.block_size, passes)
 
     def scoring_flops(self, num_blocks: float) -> float:
-        """FLOPs of the same, padding included."""
+        """Returns the FLOPs of a forward-only pass over blocks, padding included."""
         return self.padded(num_blocks)[0] * self.block_size * self.speed.forward_flops
 
 
 def of_prefix(setup: Setup, shape: Shape, eighths: int) -> Setup:
-    """The setup of a pass over the first eighths of every block."""
+    """Returns the setup of a pass over the first eighths of every block."""
     if eighths == 8:
         return setup
     size = setup.block_size * eighths // 8
@@ -118,7 +118,7 @@ def of_prefix(setup: Setup, shape: Shape, eighths: int) -> Setup:
 
 
 def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
-    """What one stage costs."""
+    """Returns the cost of one stage."""
     candidates = of_prefix(setup, shape, work.eighths)
     speed, size = setup.speed, setup.block_size
     scoring = update = 0.0
@@ -149,11 +149,11 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """A way to spend less.
+    """An option that reduces the cost.
 
     Attributes:
-        what: it is.
-        gpu_hours: less than planned.
+        what: description of the option.
+        gpu_hours: reduction of the planned hours.
     """
 
     what: str
@@ -161,7 +161,7 @@ class Saving:
 
 
 def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, eighths: int) -> Saving:
-    """What scoring only the first eighths of every block saves in the training steps of `works`."""
+    """Returns the saving of `works` from scoring only the first eighths of every block."""
     shorter = of_prefix(setup, shape, eighths)
     seconds = sum(
         work.steps
@@ -181,18 +181,18 @@ def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, eighths: in
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResult:
-    """Everything that `nemo-rod plan` says.
+    """All results of `nemo-rod plan`.
 
     Attributes:
-        recipe: its name.
+        recipe: name of the recipe.
         model: parameters and FLOPs.
-        corpus: tokens of each role, and how they are known.
+        corpus: tokens of each role, and the source of these numbers.
         layout: processes and micro-batches.
         assumptions: numbers of the throughput model, and their source.
-        memory: of the fullest GPU.
-        stages: in the order in which they run.
-        savings: ways to spend less.
-        notes: what is wasteful, and what is spared.
+        memory: memory of the fullest GPU.
+        stages: costs in execution order.
+        savings: options that reduce the cost.
+        notes: remarks on waste and on measured speed.
     """
 
     recipe: str
@@ -207,11 +207,11 @@ class PlanResult:
 
     @property
     def gpu_hours(self) -> float:
-        """Of all stages."""
+        """Total of all stages."""
         return sum(stage.gpu_hours for stage in self.stages)
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of plan.json."""
+        """Returns the content of plan.json."""
         result = asdict(self)
         result["stages"] = [
             {**asdict(stage), "scoring_share": stage.scoring_share} for stage in self.stages

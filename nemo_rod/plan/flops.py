@@ -1,6 +1,6 @@
-"""FLOPs of a forward pass, in the usual count: two for every parameter that a token meets.
+"""FLOPs of a forward pass by the usual count: two per parameter that processes a token.
 
-On top come what has no parameters: attention over the positions before the token, and the state of
+Parameter-free operations are added: attention over the preceding positions, and the state of
 Mamba and DeltaNet blocks, which is a few percent. A backward pass costs two forward passes.
 """
 
@@ -12,18 +12,18 @@ BACKWARD = 2.0  # in forward passes
 
 
 def forward_flops(shape: Shape, block_size: int, *, prefix: int | None = None) -> float:
-    """Mean FLOPs of one token in a forward pass.
+    """Returns the mean FLOPs of one token in a forward pass.
 
     Args:
         shape: the model.
-        block_size: tokens of a block (S).
-        prefix: tokens of a block that the pass reads; all of them by default.
+        block_size: tokens per block (S).
+        prefix: tokens of a block that the pass reads; None for all.
     """
-    context = ((prefix or block_size) + 1) / 2  # positions that a token attends to, itself included
+    context = ((prefix or block_size) + 1) / 2  # attended positions of a token, itself included
     blocks = sum(2.0 * b.matrix_parameters + b.mixing + b.attending * context for b in shape.blocks)
     return blocks + 2.0 * shape.embedding  # the output layer
 
 
 def training_flops(shape: Shape, block_size: int) -> float:
-    """Mean FLOPs of one trained token: forward and backward, nothing recomputed."""
+    """Returns the mean FLOPs of one trained token: forward and backward, without recomputation."""
     return (1 + BACKWARD) * forward_flops(shape, block_size)

@@ -1,12 +1,12 @@
-"""Memory of one GPU in a layout, and layouts that a model or a cluster does not take.
+"""Memory of one GPU in a layout, and layouts that do not fit a model or a cluster.
 
-Counted are, in this order:
+These parts are counted, in this order:
 
-- weights: what the GPU holds of the model
-- gradients: fp32, which is what replicas add up
-- optimizer: fp32 weights where training is in bf16, and Adam's moments; split over replicas
-- activations: what backward needs, of all micro-batches under way; nothing is recomputed
-- logits: of one micro-batch in training, with their loss and gradient
+- weights: the GPU's share of the model
+- gradients: fp32, the dtype in which replicas sum them
+- optimizer: fp32 weights if training is in bf16, and Adam's moments; sharded over replicas
+- activations: inputs of the backward passes of all micro-batches in flight, without recomputation
+- logits: those of one micro-batch in training, with their loss and gradient
 - scoring: what a forward-only pass needs beyond that: one layer, and a slice of the logits
 - reserve: CUDA, NCCL, fragmentation
 """
@@ -30,12 +30,12 @@ SCORING_LOGIT_BYTES = 10
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the fullest GPU.
+    """Memory of the fullest GPU, in bytes.
 
     Attributes:
-        parts: by name, in the order of the module's docstring.
-        limit: of the GPU; None where there is none to compare with.
-        stage: the pipeline stage that the GPU is of.
+        parts: bytes by name, in the order of the module's docstring.
+        limit: memory of the GPU; None if unknown.
+        stage: pipeline stage of the GPU.
     """
 
     parts: dict[str, float]
@@ -44,12 +44,12 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All parts."""
+        """Sum of all parts."""
         return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the limit."""
+        """Whether the total is within the limit."""
         return self.limit is None or self.total <= self.limit
 
     def __str__(self) -> str:
@@ -59,17 +59,17 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What the layout has to carry.
+    """The load on a layout.
 
     Attributes:
         precision: "bf16" or "fp32".
-        block_size: tokens of a block.
-        micro_batch_size: blocks of a training pass.
-        num_micro_batches: of one replica and step.
-        scoring_micro_batch_size: blocks of a forward-only pass; 0 where nothing is scored.
-        split_optimizer: replicas share the optimizer's state.
-        expert_imbalance: tokens of the busiest GPU's experts, over the mean.
-        reserve: share of the GPU's memory.
+        block_size: tokens per block.
+        micro_batch_size: blocks per training pass.
+        num_micro_batches: micro-batches per replica and step.
+        scoring_micro_batch_size: blocks per forward-only pass; 0 without scoring.
+        split_optimizer: whether replicas share the optimizer's state.
+        expert_imbalance: tokens of the busiest GPU's experts over the mean.
+        reserve: reserved share of the GPU's memory.
     """
 
     precision: str
@@ -83,13 +83,13 @@ class Load:
 
 
 def memory_per_gpu(shape: Shape, parallel: Parallel, load: Load, limit: float | None) -> Memory:
-    """Memory of the fullest GPU.
+    """Returns the memory of the fullest GPU.
 
     Args:
         shape: the model.
-        parallel: the layout, which `check_layout` let pass.
-        load: what is trained on it.
-        limit: bytes of a GPU.
+        parallel: parallel layout, accepted by `check_layout`.
+        load: load on the layout.
+        limit: memory of a GPU, bytes.
     """
     stages = [_stage(shape, parallel, load, limit, stage) for stage in range(parallel.pipeline)]
     return max(stages, key=lambda memory: memory.total)
@@ -124,7 +124,7 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
         "reserve": load.reserve * (limit or 0.0),
     }
     scoring = _scoring(shape, blocks, parallel, load, weight_bytes, last)
-    # scoring comes before the update and gives its memory back
+    # scoring precedes the update and frees its memory
     parts["scoring"] = max(0.0, scoring - parts["activations"] - parts["logits"])
     return Memory(parts, limit, stage)
 
@@ -145,7 +145,7 @@ def _scoring(
 
 
 def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
-    """Values of a token that one GPU keeps of a block."""
+    """Returns the values per token of a block that one GPU keeps."""
     tokens = parallel.tensor if parallel.sequence else 1  # GPUs that share the tokens
     return (
         block.saved_hidden / tokens
@@ -155,7 +155,7 @@ def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
 
 
 def _under_way(parallel: Parallel, num_micro_batches: int, stage: int) -> float:
-    """Micro-batches whose activations a stage holds at once, in the 1F1B schedules."""
+    """Returns the micro-batches with live activations on a stage, in the 1F1B schedules."""
     depth = parallel.pipeline
     if parallel.virtual_pipeline == 1:
         return float(min(num_micro_batches, depth - stage))
@@ -167,12 +167,12 @@ def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_
 
     Args:
         shape: the model.
-        parallel: the layout.
-        block_size: tokens of a block.
-        gpus_per_node: 0 where it does not matter.
+        parallel: parallel layout.
+        block_size: tokens per block.
+        gpus_per_node: GPUs of a node; 0 if irrelevant.
 
     Raises:
-        ValueError: one sentence that names the key, why, and what to set.
+        ValueError: one sentence with the key, the reason and the remedy.
     """
     tensor, pipeline = parallel.tensor, parallel.pipeline * parallel.virtual_pipeline
     for block in shape.blocks:

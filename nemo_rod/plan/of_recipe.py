@@ -1,4 +1,4 @@
-"""`nemo-rod plan`: what a recipe will cost, from its configuration alone."""
+"""`nemo-rod plan`: the cost of a recipe, from its configuration alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(config: Config) -> None:
     """Prints the plan and writes it to `plan.json` in the run folder.
 
     Raises:
-        ValueError: if the layout cannot run or does not fit, after the plan was shown.
+        ValueError: if the layout cannot run or does not fit, after printing the plan.
     """
     result = make_plan(config)
     run_dir = Path(config.run_dir)
@@ -45,10 +45,10 @@ def plan(config: Config) -> None:
 
 
 def check_before_submitting(config: Config) -> None:
-    """Refuses a layout that cannot run on its cluster, as far as the model's shape is known.
+    """Refuses a layout that cannot run on its cluster, if the model's shape is known.
 
     Raises:
-        ValueError: what is wrong with it.
+        ValueError: with the reason.
     """
     if config.cluster.gpu is None:
         return
@@ -61,10 +61,10 @@ def check_before_submitting(config: Config) -> None:
 
 
 def make_plan(config: Config) -> PlanResult:
-    """Plans a recipe; nothing is read but its configuration, and blocks that are there.
+    """Plans a recipe from its configuration, and from its block store if there is one.
 
     Raises:
-        ValueError: if the layout cannot run, or something that the plan needs is not known.
+        ValueError: if the layout cannot run, or information is missing.
     """
     shape = model_shape(config)
     parallel, size = config.parallel, config.domain.block_size
@@ -126,7 +126,7 @@ def refuse_what_does_not_fit(memory: Memory) -> None:
     """Refuses a layout that needs more memory than its GPUs have.
 
     Raises:
-        ValueError: what it needs, part by part, and what to change.
+        ValueError: with the required memory by part, and the remedy.
     """
     if memory.fits:
         return
@@ -150,10 +150,10 @@ _CURES = {
 
 
 def model_shape(config: Config) -> Shape:
-    """The model's shape: of the base that is trained here, a local checkpoint, or the recipe.
+    """Returns the model's shape: of the base trained here, a local checkpoint, or the recipe.
 
     Raises:
-        ValueError: if none of them is there, naming the key to set.
+        ValueError: if all of them are missing, with the key to set.
     """
     model = config.model
     if model.architecture is not None:
@@ -277,14 +277,14 @@ def _notes(
 
 
 def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) -> list[str]:
-    """What finished steps took, beside what was planned."""
+    """Returns notes that compare the measured time of finished steps with the plan."""
     notes = []
     for planned in costs:
         metrics = Stages(config).results.arm(planned.name) / "metrics.jsonl"
         if not planned.update_seconds or not metrics.is_file():
             continue
         text = metrics.read_text()
-        whole = text[: text.rfind("\n") + 1]  # a step may be written just now
+        whole = text[: text.rfind("\n") + 1]  # the last step may be incomplete
         rows = [json.loads(line) for line in whole.splitlines()]
         if not rows:
             continue

@@ -9,7 +9,7 @@ from nemo_rod.plan.memory import GIB
 
 
 def format_plan(plan: PlanResult) -> str:
-    """The plan in some forty lines."""
+    """Returns the plan in some forty lines."""
     model, layout, assumed = plan.model, plan.layout, plan.assumptions
     experts = (
         f", {count(model['active_parameters'])} of them active"
@@ -85,7 +85,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def count(value: float) -> str:
-    """A number with three digits and a prefix: 12.4 G."""
+    """Formats a number with three digits and a prefix: 12.4 G."""
     if not value:
         return ""
     for power, prefix in ((21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
@@ -95,17 +95,17 @@ def count(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes: 24.6 GB."""
+    """Formats bytes: 24.6 GB."""
     return f"{count(value)}B" if value else ""
 
 
 def hours(value: float) -> str:
-    """Hours of processes: 2,469.8, or 0.012."""
+    """Formats process-hours: 2,469.8, or 0.012."""
     return f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def wall(value: float) -> str:
-    """Hours as a duration: 3 d 4 h, 2.5 h, 12 min, 40 s."""
+    """Formats hours as a duration: 3 d 4 h, 2.5 h, 12 min, 40 s."""
     if value >= 48:
         days, rest = divmod(round(value), 24)
         return f"{days} d {rest} h"

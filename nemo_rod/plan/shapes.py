@@ -1,8 +1,8 @@
-"""A model's shape: which blocks it has, and how many parameters each holds.
+"""A model's shape: its blocks, and the number of parameters in each.
 
-Read from the keys of a Hugging Face config. Counts agree with the real classes to the parameter
-(tests/test_plan_shapes.py). Left out are what continued pretraining on text does not train: vision
-towers and multi-token-prediction heads.
+Read from the keys of a Hugging Face config. Counts equal those of the real classes exactly
+(tests/test_plan_shapes.py). Modules that continued pretraining on text does not train are left
+out: vision towers and multi-token-prediction heads.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class Block:
 
     Attributes:
         kind: "attention", "mamba", "delta" (gated delta rule), "mlp" or "experts".
-        split: parameters of matrices that tensor parallelism splits.
-        whole: parameters that every tensor-parallel rank holds: norms, the router.
+        split: parameters of matrices sharded by tensor parallelism.
+        whole: parameters replicated on every tensor-parallel rank: norms, the router.
         expert: parameters of one routed expert.
-        num_experts: routed experts.
-        top_k: routed experts that a token meets.
-        router: those of `whole` that are multiplied with every token.
-        mixing: forward FLOPs of a token outside matrices with parameters.
-        attending: the same, per position that the token attends to.
-        saved_hidden: values that backward needs of a token, of the residual stream's width.
-        saved_split: the same, of what tensor parallelism splits.
-        saved_routed: the same, of what goes through all routed experts of the token.
-        tensor_divides: what the tensor-parallel size has to divide, by name.
+        num_experts: number of routed experts.
+        top_k: routed experts per token.
+        router: parameters among `whole` that are multiplied with every token.
+        mixing: forward FLOPs per token outside parameter matrices.
+        attending: forward FLOPs per token and attended position.
+        saved_hidden: values per token saved for backward, of the residual stream's width.
+        saved_split: values per token saved for backward, sharded by tensor parallelism.
+        saved_routed: values per token saved for backward, of all its routed experts.
+        tensor_divides: sizes that the tensor-parallel size must divide, by name.
     """
 
     kind: str
@@ -48,12 +48,12 @@ class Block:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Total number of parameters."""
         return self.split + self.whole + self.expert * self.num_experts
 
     @property
     def matrix_parameters(self) -> int:
-        """Those that one token is multiplied with."""
+        """Parameters multiplied with one token."""
         return self.split + self.router + self.expert * self.top_k
 
 
@@ -64,8 +64,8 @@ class Shape:
     Attributes:
         layers: the blocks of each layer; pipeline stages hold whole layers.
         hidden_size: width of the residual stream.
-        vocab_size: rows of the embedding.
-        tied: the output layer is the embedding.
+        vocab_size: number of rows of the embedding.
+        tied: whether the output layer is the embedding.
     """
 
     layers: tuple[tuple[Block, ...], ...]
@@ -80,18 +80,18 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding, and of the output layer if it is not the same."""
+        """Parameters of the embedding; an untied output layer has as many."""
         return self.vocab_size * self.hidden_size
 
     @property
     def parameters(self) -> int:
-        """Parameters in all."""
+        """Total number of parameters."""
         ends = self.embedding * (1 if self.tied else 2) + self.hidden_size  # with the last norm
         return ends + sum(block.parameters for block in self.blocks)
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets, the embedding included."""
+        """Parameters used for one token, the embedding included."""
         idle = sum(b.expert * (b.num_experts - b.top_k) for b in self.blocks)
         return self.parameters - idle
 
@@ -105,10 +105,10 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
     """Reads the shape from a Hugging Face config.
 
     Args:
-        config: its keys; of a multimodal model, those of its language model are taken.
+        config: keys of the config; for a multimodal model, those of its language model are used.
 
     Raises:
-        ValueError: for a model type that is not known here, or a key that is missing.
+        ValueError: for an unknown model type or a missing key.
     """
     text = {**config.get("text_config", {})} or dict(config)
     kind = str(text.get("model_type", config.get("model_type")))
@@ -138,7 +138,7 @@ Layers = list[tuple[Block, ...]]
 
 
 def _transformer(c: dict[str, Any]) -> Layers:
-    """Llama and Qwen3: attention and a gated MLP in every layer."""
+    """Returns the layers of Llama and Qwen3: attention and a gated MLP each."""
     attention = _attention(c, qk_norm=c["model_type"].startswith("qwen3"))
     routed = c["model_type"].endswith("moe")
     mlp = _experts(c, shared=0) if routed else _mlp(c, int(c["intermediate_size"]))
@@ -146,7 +146,7 @@ def _transformer(c: dict[str, Any]) -> Layers:
 
 
 def _qwen3_5(c: dict[str, Any]) -> Layers:
-    """Three layers with the gated delta rule, then one with gated full attention."""
+    """Returns groups of three layers with the gated delta rule and one with full attention."""
     count = int(c["num_hidden_layers"])
     every = int(c.get("full_attention_interval", 4))
     kinds = c.get("layer_types") or [
@@ -164,7 +164,7 @@ def _qwen3_5(c: dict[str, Any]) -> Layers:
 
 
 def _nemotron_h(c: dict[str, Any]) -> Layers:
-    """One block a layer: Mamba-2, attention, an MLP or experts."""
+    """Returns layers of one block: Mamba-2, attention, an MLP or experts."""
     make: dict[str, Callable[[], Block]] = {
         "M": lambda: _mamba(c),
         "*": lambda: _attention(c, qk_norm=False),
@@ -198,13 +198,13 @@ def _attention(c: dict[str, Any], *, qk_norm: bool, gated: bool = False) -> Bloc
     groups = int(c.get("num_key_value_heads") or heads)
     head = int(c.get("head_dim") or hidden // heads)
     query, key = heads * head, groups * head
-    queries = 2 * query if gated else query  # the gate comes out of the same matrix
+    queries = 2 * query if gated else query  # the same matrix yields the gate
     return Block(
         kind="attention",
         split=hidden * (queries + 2 * key) + query * hidden,
         whole=hidden + (2 * head if qk_norm else 0),
         attending=4.0 * query,  # scores, and their product with the values
-        saved_hidden=2 * hidden,  # what the norm read and what it gave
+        saved_hidden=2 * hidden,  # input and output of the norm
         saved_split=queries + 2 * key + (2 if gated else 1) * query,
         tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
     )
@@ -217,7 +217,7 @@ def _mlp(c: dict[str, Any], width: int, *, gated: bool = True) -> Block:
         split=matrices * hidden * width,
         whole=hidden,
         saved_hidden=2 * hidden,
-        saved_split=matrices * width,  # before the activation, and after
+        saved_split=matrices * width,  # before and after the activation
         tensor_divides=(("intermediate_size", width),),
     )
 
@@ -245,7 +245,7 @@ def _experts(
 
 
 def _mamba(c: dict[str, Any]) -> Block:
-    """Mamba-2: one matrix in, a short convolution, the state space, one matrix out."""
+    """Returns a Mamba-2 block: input matrix, short convolution, state space, output matrix."""
     hidden, heads = int(c["hidden_size"]), int(c["mamba_num_heads"])
     inner = heads * int(c["mamba_head_dim"])
     groups, state = int(c["n_groups"]), int(c["ssm_state_size"])
@@ -256,7 +256,7 @@ def _mamba(c: dict[str, Any]) -> Block:
         kind="mamba",
         split=hidden * projected + inner * hidden,
         whole=hidden + inner + 3 * heads + convolved * (kernel + 1),
-        # Megatron's count: of every channel and state, decay, update and read-out
+        # Megatron's count: decay, update and read-out of every channel and state
         mixing=7.0 * inner * state + 2.0 * kernel * convolved,
         saved_hidden=2 * hidden,
         saved_split=projected + convolved + 2 * inner + 2 * inner * state // chunk,
@@ -265,7 +265,7 @@ def _mamba(c: dict[str, Any]) -> Block:
 
 
 def _delta(c: dict[str, Any]) -> Block:
-    """Gated DeltaNet."""
+    """Returns a Gated DeltaNet block."""
     hidden = int(c["hidden_size"])
     key_heads, value_heads = int(c["linear_num_key_heads"]), int(c["linear_num_value_heads"])
     key_dim, value_dim = int(c["linear_key_head_dim"]), int(c["linear_value_head_dim"])

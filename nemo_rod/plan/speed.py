@@ -1,6 +1,6 @@
-"""FLOPs -> seconds: the peak of a processor, the share of it that training reaches, and waiting.
+"""FLOPs -> seconds: a processor's peak, the share that training reaches, and pipeline bubbles.
 
-Every number here is an assumption with its source, and a key of `plan` replaces it.
+Every number here is an assumption with a source, and a key of `plan` overrides it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from nemo_rod.config import Config
 
 @dataclass(frozen=True)
 class Processor:
-    """What one process computes on.
+    """The processor of one process.
 
     Attributes:
-        name: as `cluster.gpu` has it.
-        peak_tflops: of matrix products in `precision`, without sparsity.
+        name: name as in `cluster.gpu`.
+        peak_tflops: peak of matrix products in `precision`, without sparsity.
         precision: "bf16" or "fp32".
         utilisation: share of the peak that training reaches, all layers dense.
-        utilisation_experts: the same, with routed experts.
+        utilisation_experts: share of the peak that training reaches, with routed experts.
         backward: time of a backward pass, in forward passes.
-        source: where the numbers come from.
+        source: origin of the numbers.
     """
 
     name: str
@@ -67,15 +67,15 @@ CPU = Processor(
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of passes of one model in one layout.
+    """Duration of one model's passes in one layout.
 
     Attributes:
-        forward_flops: of one token.
-        processes: in all.
-        flops_per_second: that training reaches on one process.
+        forward_flops: forward FLOPs per token.
+        processes: total number of processes.
+        flops_per_second: FLOP/s that training reaches on one process.
         backward: time of a backward pass, in forward passes.
-        pipeline: stages.
-        virtual_pipeline: chunks of each stage.
+        pipeline: number of pipeline stages.
+        virtual_pipeline: model chunks per stage.
     """
 
     forward_flops: float
@@ -86,32 +86,32 @@ class Speed:
     virtual_pipeline: int = 1
 
     def training(self, tokens: float, num_micro_batches: float) -> float:
-        """Seconds of forward and backward passes.
+        """Returns the seconds of forward and backward passes.
 
         Args:
-            tokens: of one step, over all replicas.
-            num_micro_batches: of one replica and step.
+            tokens: tokens per step, over all replicas.
+            num_micro_batches: micro-batches per replica and step.
         """
         ideal = 3.0 * self.forward_flops * tokens / (self.processes * self.flops_per_second)
         return ideal * self._waiting(num_micro_batches)
 
     def forward(self, tokens: float, num_micro_batches: float) -> float:
-        """Seconds of forward passes alone."""
+        """Returns the seconds of forward passes alone."""
         return self.training(tokens, num_micro_batches) / (1.0 + self.backward)
 
     def _waiting(self, num_micro_batches: float) -> float:
-        """Stages of a pipeline wait for the first micro-batch to come and the last to leave."""
+        """Returns the slow-down by the pipeline bubble, while stages fill and drain."""
         return 1.0 + (self.pipeline - 1) / (self.virtual_pipeline * max(1.0, num_micro_batches))
 
 
 def processor(config: Config, *, has_experts: bool) -> tuple[Processor, float, float, float]:
-    """The processor of a recipe, and what of it the recipe replaces.
+    """Returns the processor of a recipe, with the recipe's overrides.
 
     Returns:
-        Its profile; peak TFLOP/s, utilisation and backward as they are used.
+        Its profile, and the resulting peak TFLOP/s, utilisation and backward.
 
     Raises:
-        ValueError: for a GPU or a precision without a profile, when `plan` does not say either.
+        ValueError: for a GPU or a precision without a profile, unless `plan` states the peak.
     """
     name, plan = config.cluster.gpu, config.plan
     for key in ("peak_tflops", "utilisation", "backward"):

@@ -1,4 +1,4 @@
-"""The work of a recipe's stages, in blocks: what `nemo-rod plan` puts a price on."""
+"""The work of a recipe's stages, in blocks: the input of the cost of `nemo-rod plan`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.selection.references.teacher import record_type
 
-BYTES_PER_TOKEN = 4.0  # of text, for caps in bytes under a tokenizer with a large vocabulary
-REFERENCE_BYTES = 44  # of a block: sums, hash, checksum
-BLOCK_BYTES = 36  # of a block beside its tokens: hash and index
-CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # of a parameter: weights, fp32 weights, two moments
+BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
+REFERENCE_BYTES = 44  # per block: sums, hash, checksum
+BLOCK_BYTES = 36  # per block besides its tokens: hash and index
+CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # per parameter: weights, fp32 weights, two moments
 
 
 def corpus_blocks(config: Config) -> dict[str, Any]:
-    """Training and held-out blocks of each role: counted, stated by the recipe, or at most.
+    """Returns training and held-out blocks by role: counted, stated by `plan`, or upper bounds.
 
     Raises:
-        ValueError: if a role's size is not known.
+        ValueError: if a role's size is unknown.
     """
     stages = Stages(config)
     if (stages.results.blocks / "manifest.json").is_file():
@@ -55,7 +55,7 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
 
 
 def _cap(spec: SourceSpec, config: Config) -> float:
-    """Tokens that a source can have at most."""
+    """Returns the maximum number of tokens of a source."""
     caps = [float(spec.max_tokens)] if spec.max_tokens else []
     caps += [spec.max_bytes / _bytes_per_token(config)] if spec.max_bytes else []
     if not caps:
@@ -67,12 +67,12 @@ def _cap(spec: SourceSpec, config: Config) -> float:
 
 
 def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Work]:
-    """What every stage of a recipe has to do, evaluation included.
+    """Returns the work of every stage of a recipe, evaluation included.
 
     Args:
         config: the recipe.
-        shape: its model.
-        blocks: of the corpus, as `corpus_blocks` gives them.
+        shape: shape of its model.
+        blocks: block counts returned by `corpus_blocks`.
     """
     stages = Stages(config)
     works = [_work(stage, stages, shape, blocks) for stage in stages.models()]
@@ -115,13 +115,13 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
 
 
 def _preparing(config: Config, blocks: dict[str, Any]) -> float:
-    """Seconds of the slower of reading text and making tokens of it."""
+    """Returns the seconds of reading or of tokenising text, whichever is slower."""
     tokens = read = 0.0
     for role in ROLES:
         count = (blocks[f"num_{role}"] + blocks[f"held_{role}"]) * config.domain.block_size
         taken = [spec.subsample for spec in source_specs(config.domain) if spec.role == role]
         tokens += count
-        # as if the sources gave equal parts
+        # assumes sources of equal size
         read += count * _bytes_per_token(config) * fmean(1 / share for share in taken)
     plan = config.plan
     return max(tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate)

@@ -1,1 +1,1 @@
-"""How the processes of a job start, on one machine or several, and how they are asked to stop."""
+"""How the processes of a job are started and stopped, on one machine or several."""

@@ -1,12 +1,12 @@
-"""A command that runs on several nodes: the first one leads, the others follow.
+"""A command on several nodes: the first one leads, the others follow.
 
-Every node of a Slurm job starts the same command. The first node's does the stage. Whenever that
-starts torchrun, it tells the others, through a small key-value store, to start theirs; and it hears
-from them how theirs ended.
+Every node of a Slurm job starts the same command. Only the first node runs the stage. Whenever it
+starts torchrun, it orders the others, through a small key-value store, to start theirs, and they
+report how theirs ended.
 
     order/<n>        what to start, or that the stage is over
-    ended/<n>/<node> what a node's processes said of their end
-    left/<node>      a follower has nothing more to do
+    ended/<n>/<node> how a node's processes ended
+    left/<node>      a follower has finished
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-# What the processes of a node said of their end, by kind; empty if they ended well.
+# How the processes of a node ended: messages by kind; empty on success.
 Ending = dict[str, str]
 
-_GATHER = timedelta(minutes=30)  # containers may take their time to start
+_GATHER = timedelta(minutes=30)  # containers may be slow to start
 _LEAVE = timedelta(seconds=30)
 
 
@@ -33,10 +33,10 @@ class Order:
     """One start of torchrun on all nodes.
 
     Attributes:
-        job_file: for `python -m nemo_rod.megatron`.
-        log: of the first node; the others add their number.
-        world_size: processes in all.
-        port: where torchrun's processes meet, on the first node.
+        job_file: argument of `python -m nemo_rod.megatron`.
+        log: log of the first node; the others append their number.
+        world_size: total number of processes.
+        port: rendezvous port on the first node.
     """
 
     job_file: str
@@ -47,13 +47,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes that this command runs on.
+    """The nodes of this command.
 
     Attributes:
-        count: of nodes.
-        rank: of this node; 0 leads.
+        count: number of nodes.
+        rank: index of this node; 0 leads.
         host: address of the first node.
-        port: of the store, on the first node.
+        port: port of the store on the first node.
     """
 
     count: int = 1
@@ -63,7 +63,7 @@ class Nodes:
 
     @classmethod
     def of_this_job(cls) -> Nodes:
-        """What the job script and Slurm say; one node outside such a job."""
+        """Returns the nodes that the job script and Slurm state; one node outside such a job."""
         if "NEMO_ROD_HEAD" not in os.environ:
             return cls()
         host, port = os.environ["NEMO_ROD_HEAD"].rsplit(":", 1)
@@ -76,12 +76,12 @@ class Nodes:
 
     @contextmanager
     def led(self) -> Iterator[None]:
-        """On the first node, around the whole command: the others follow until it is over."""
+        """On the first node, wraps the whole command: the others follow until it is over."""
         if self.count == 1:
             yield
             return
         store = self._store(is_master=True)
-        patience = _LEAVE  # after a failure: Slurm ends the others when this command ends
+        patience = _LEAVE  # after a failure, Slurm ends the others with this command
         try:
             yield
             patience = _GATHER  # some may not have started yet
@@ -92,7 +92,7 @@ class Nodes:
                 time.sleep(0.2)
 
     def start(self, order: Order) -> Start:
-        """On the first node: has all others start torchrun for a job."""
+        """On the first node, makes all others start torchrun for a job."""
         if self.count == 1:
             return Start(self, order)
         store = self._store(is_master=False)
@@ -101,13 +101,13 @@ class Nodes:
         return Start(self, order, store, number)
 
     def follow(self, run: Callable[[Order], Ending]) -> None:
-        """On the other nodes: does what the first one orders, until that is over.
+        """On the other nodes, carries out the first one's orders until it is done.
 
         Args:
-            run: runs torchrun for an order and returns what its processes said of their end.
+            run: runs torchrun for an order and returns how its processes ended.
 
         Raises:
-            RuntimeError: if the first node's command is gone.
+            RuntimeError: if the first node's command is lost.
         """
         try:
             store = self._store(is_master=False)
@@ -120,7 +120,7 @@ class Nodes:
                     return
                 ending = run(Order(**json.loads(text)))
                 store.set(f"ended/{number}/{self.rank}", json.dumps(ending))
-        except Exception as error:  # torch's own errors, which have no common class
+        except Exception as error:  # torch's errors have no common class
             raise RuntimeError(
                 f"node {self.rank} lost the first node's command ({type(error).__name__})"
             ) from error
@@ -138,7 +138,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Start:
-    """A job that was started on all nodes, as the first one sees it."""
+    """A job started on all nodes, as seen from the first."""
 
     nodes: Nodes
     order: Order
@@ -146,11 +146,11 @@ class Start:
     number: int = 0
 
     def has_failed_elsewhere(self) -> bool:
-        """Whether the processes of another node have ended, and not well."""
+        """Returns whether the processes of another node have failed."""
         return any(self._endings().values())
 
     def wait_elsewhere(self, seconds: float) -> list[Ending]:
-        """How the processes of the other nodes ended; waits for them once those here have ended."""
+        """Waits until the other nodes' processes have ended and returns how they did."""
         deadline = time.monotonic() + seconds
         others = range(1, self.nodes.count)
         while len(endings := self._endings()) < len(others) and time.monotonic() < deadline:
@@ -159,7 +159,7 @@ class Start:
         return [endings.get(rank, silent) for rank in others]
 
     def _endings(self) -> dict[int, Ending]:
-        """Of the nodes whose processes have ended."""
+        """Returns the endings of the nodes that are done, by rank."""
         keys = {rank: f"ended/{self.number}/{rank}" for rank in range(1, self.nodes.count)}
         return {
             rank: json.loads(self.store.get(key))

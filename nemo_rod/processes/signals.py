@@ -1,4 +1,4 @@
-"""How a process is asked to stop, and what it passes on to those that it starts."""
+"""Stop signals of a process, and what its children inherit of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import signal
 import threading
 from multiprocessing import resource_tracker
 
-# What means: save at the end of the step, and go. Slurm announces a preemption with the first, and
-# job scripts announce the time limit with the last.
+# These mean: save at the end of the step, then exit. Slurm announces a preemption with the first,
+# and job scripts announce the time limit with the last.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Stopped(BaseException):
-    """A job was asked to stop; it saved, and goes on from there when it is started again."""
+    """A job stopped on request; it has saved, and resumes from there when started again."""
 
     exit_status = 75  # EX_TEMPFAIL of <sysexits.h>
 
@@ -28,11 +28,11 @@ def end_with_parent() -> None:
 
 
 def keep_signals_from_helpers() -> None:
-    """Lets this process alone hear that it is to stop, and not those that it starts.
+    """Delivers stop signals to this process alone, not to those that it starts.
 
-    Slurm tells every process of a job at once, so also those that write a checkpoint for this one:
-    the checkpoint would break. They inherit what this thread blocks. Another thread does not block
-    it, and Python runs the handlers in the main thread all the same.
+    Slurm signals every process of a job at once, even the helpers that write a checkpoint, which
+    would then break. Children inherit the signals blocked in this thread; a second thread leaves
+    them unblocked, and Python still runs the handlers in the main thread.
     """
 
     def listen() -> None:
@@ -40,6 +40,6 @@ def keep_signals_from_helpers() -> None:
         threading.Event().wait()
 
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    resource_tracker.ensure_running()  # the start of this first helper unblocks some again
+    resource_tracker.ensure_running()  # starting this first helper unblocks some signals again
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=listen, name="nemo-rod-signals", daemon=True).start()

@@ -20,26 +20,26 @@ from nemo_rod.processes.nodes import Ending, Nodes, Order
 from nemo_rod.processes.signals import STOP_SIGNALS, Stopped, end_with_parent
 from nemo_rod.progress import PREFIX
 
-# What a job says of its end, and what torchrun says of a process that could not say anything.
+# The final message of a job, and torchrun's about a process that could not leave one.
 ERROR = re.compile(r"nemo-rod error on (rank \d+|all ranks): (.*)")
 STOPPED = re.compile(r"nemo-rod stopped: (.*)")
 KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
-# Time for the ranks of one node to find out that another node's are gone, before they are ended.
+# Grace period for ranks to notice that another node's are gone, before they are terminated.
 _ALONE_SECONDS = 60.0
 
 
 def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -> None:
-    """Runs `python -m nemo_rod.megatron JOB` on `world_size` processes and waits.
+    """Runs `python -m nemo_rod.megatron JOB` on `world_size` processes and waits for them.
 
     Args:
-        job_file: the job, as `write_job` wrote it.
-        world_size: number of processes, on all nodes together.
-        launcher: threads of each process, and the time it has to stop.
-        log: gets everything the processes print; other nodes write beside it.
+        job_file: file written by `write_job`.
+        world_size: number of processes over all nodes.
+        launcher: threads per process, and the grace period for stopping.
+        log: receives all output of the processes; other nodes write beside it.
 
     Raises:
-        Stopped: if the job was asked to stop; it has saved.
-        RuntimeError: if the job failed: which rank, and why.
+        Stopped: if the job stopped on request; it has saved.
+        RuntimeError: if the job failed, with the rank and the reason.
     """
     nodes = Nodes.of_this_job()
     start = nodes.start(Order(str(job_file), str(log), world_size, free_port()))
@@ -51,17 +51,17 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
 def run_torchrun(
     order: Order, nodes: Nodes, launcher: Launcher, is_alone: Callable[[], bool] = lambda: False
 ) -> Ending:
-    """Runs the processes of this node and waits.
+    """Runs the processes of this node and waits for them.
 
     Args:
         order: the job.
-        nodes: that it runs on.
-        launcher: threads of each process, and the time it has to stop.
-        is_alone: whether another node's processes have failed; then these are ended, too, unless
-            they end by themselves.
+        nodes: nodes of the job.
+        launcher: threads per process, and the grace period for stopping.
+        is_alone: whether another node's processes have failed; these are then terminated after a
+            grace period.
 
     Returns:
-        Nothing if they ended well. Else what they said of their end, by kind.
+        Messages about the end, by kind; empty on success.
     """
     log = Path(order.log)
     if nodes.rank:
@@ -80,17 +80,17 @@ def run_process(
     is_alone: Callable[[], bool] = lambda: False,
     first_rank: int = 0,
 ) -> Ending:
-    """Runs a command whose output goes to a log, shows its progress, and waits.
+    """Runs a command with its output in a log, shows its progress, and waits for it.
 
     Args:
         command: the program and its arguments.
-        log: is added to.
-        launcher: threads of each process, and the time it has to stop.
-        is_alone: asked now and then; once it is true, the command is ended.
-        first_rank: of its processes.
+        log: file to append to.
+        launcher: threads per process, and the grace period for stopping.
+        is_alone: polled regularly; once it is true, the command is terminated.
+        first_rank: rank of its first process.
 
     Returns:
-        Nothing if it ended well. Else what it said of its end, by kind.
+        Messages about the end, by kind; empty on success.
     """
     env = {
         **os.environ,
@@ -109,11 +109,11 @@ def run_process(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C comes to us alone, and we ask the job to stop
+            start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
             preexec_fn=_before_torchrun,
         )
         with _ending(process) as asked:
-            # not in this thread: a process that outlives the job may keep the pipe open
+            # in a thread of its own: a process that outlives the job may keep the pipe open
             reader = threading.Thread(
                 target=_follow, args=(process, file, said, first_rank), daemon=True
             )
@@ -123,21 +123,21 @@ def run_process(
     if process.returncode == 0:
         return {}
     said = said or {"ended": f"exit status {process.returncode}"}
-    if asked and "stopped" not in said:  # it was only starting, or its kind of job never saves
+    if asked and "stopped" not in said:  # still starting, or a job that never saves
         how = said.get("killed") or said.get("error") or said["ended"]
         said["stopped"] = f"it was asked to stop, and ended ({how}): run it again to go on"
     return said
 
 
 def refuse_bad_ending(endings: list[Ending], log: Path) -> None:
-    """Raises what a job's processes said of their end, if they did not end well.
+    """Raises an error unless a job's processes ended well.
 
     Raises:
-        Stopped: if the job was asked to stop; it has saved.
-        RuntimeError: if the job failed: which rank, and why.
+        Stopped: if the job stopped on request; it has saved.
+        RuntimeError: if the job failed, with the rank and the reason.
     """
-    # A job that saved is safe, whatever else was said; a rank that was killed is the cause of what
-    # the others say.
+    # A saved job is safe, whatever other messages there are; a killed rank causes the messages of
+    # the others.
     for kind in ("stopped", "killed", "error", "ended"):
         for ending in endings:
             if kind in ending:
@@ -146,7 +146,7 @@ def refuse_bad_ending(endings: list[Ending], log: Path) -> None:
 
 
 def torchrun(order: Order, nodes: Nodes) -> list[str]:
-    """The command line of a job on this node."""
+    """Returns the command line of a job on this node."""
     if nodes.count == 1:
         meet = ["--standalone", "--local-addr=127.0.0.1"]
     else:
@@ -160,7 +160,7 @@ def torchrun(order: Order, nodes: Nodes) -> list[str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Returns an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
@@ -168,13 +168,13 @@ def free_port() -> int:
 
 def _before_torchrun() -> None:
     end_with_parent()
-    # Slurm sends the signal that announces a time limit to every process. The ranks answer it;
-    # torchrun would die of it and take their store along.
+    # Slurm signals the time limit to every process. The ranks handle the signal; torchrun would
+    # die from it and take their store along.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _wait(process: subprocess.Popen, is_alone: Callable[[], bool]) -> None:
-    """Waits for the end, and brings it about when the other nodes' processes are gone."""
+    """Waits for the end, and enforces it once the other nodes' processes are gone."""
     alone_since = None
     while process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
@@ -187,7 +187,7 @@ def _wait(process: subprocess.Popen, is_alone: Callable[[], bool]) -> None:
 
 
 def _follow(process: subprocess.Popen[str], log: TextIO, said: Ending, first_rank: int) -> None:
-    """Copies the output to the log, shows progress, and notes what the job says of its end."""
+    """Copies the output to the log, shows progress, and records messages about the end."""
     assert process.stdout is not None
     for line in process.stdout:
         log.write(line)
@@ -207,7 +207,7 @@ def _follow(process: subprocess.Popen[str], log: TextIO, said: Ending, first_ran
 
 
 def _show(text: str) -> None:
-    """A terminal keeps one line up to date; elsewhere one line follows another."""
+    """Updates one line on a terminal; elsewhere prints a new line."""
     on_terminal = sys.stderr.isatty()
     start, end = ("\r\033[K  ", "") if on_terminal else ("  ", "\n")
     print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
@@ -215,10 +215,10 @@ def _show(text: str) -> None:
 
 @contextmanager
 def _ending(process: subprocess.Popen) -> Iterator[list[int]]:
-    """Asks the job to save and stop when we are told to end, and leaves no process behind.
+    """Forwards stop signals to the job, so that it saves, and leaves no process behind.
 
     Yields:
-        The signals that told us.
+        Numbers of the received signals.
     """
     asked: list[int] = []
 
@@ -232,6 +232,6 @@ def _ending(process: subprocess.Popen) -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        if process.poll() is None:  # torchrun ends its ranks when it is told to end
+        if process.poll() is None:  # torchrun ends its ranks when terminated
             process.terminate()
             process.wait()

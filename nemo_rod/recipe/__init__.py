@@ -1,1 +1,1 @@
-"""What a run is: its recipe checked, its arms resolved, its stages, and the folder they fill."""
+"""What a run is: its checked recipe, its resolved arms, its stages, and their folder."""

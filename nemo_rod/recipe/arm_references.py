@@ -1,4 +1,4 @@
-"""Which reference losses an arm scores with: those of its run, and those of other runs."""
+"""The reference losses that an arm scores with: from its own run and from other runs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from nemo_rod.recipe.run_folder import RunFolder
 from nemo_rod.recipe.variants import SPECIALIST, ArmSettings
 from nemo_rod.selection.references.folder import open_folder
 
-# references that a run can make: the model, and the role of the blocks that it scores
+# References that a run can compute: name -> (model, role of the blocks it scores).
 REFERENCES = {
     "base": ("base", "replay"),
     "specialist": (SPECIALIST, "adaptation"),
-    "base_adaptation": ("base", "adaptation"),  # where the base counts beside the specialist
-    "base_distillation": ("base", "replay"),  # what the base foretells of every token
+    "base_adaptation": ("base", "adaptation"),  # if the base counts beside the specialist
+    "base_distillation": ("base", "replay"),  # the base's predictions of every token
 }
 
 
 def own_references(arm: ArmSettings) -> list[str]:
-    """Those of the arm's own run, names of `REFERENCES`; none if it scores nothing."""
+    """Returns the keys of `REFERENCES` that the arm's own run computes; none without scoring."""
     if not arm.scores:
         return []
     of_new_blocks = {"specialist": "specialist", "base": "base_adaptation"}
@@ -28,11 +28,11 @@ def own_references(arm: ArmSettings) -> list[str]:
 
 
 class ArmReferences:
-    """What an arm scores with, in one run folder.
+    """The reference losses that an arm scores with, in one run folder.
 
     Args:
-        arm: every key of the arm.
-        results: of its run.
+        arm: all settings of the arm.
+        results: folder of the arm's run.
     """
 
     def __init__(self, arm: ArmSettings, results: RunFolder) -> None:
@@ -44,10 +44,10 @@ class ArmReferences:
             self.folders += [self._of_run(name) for name in others]
 
     def inputs(self) -> Inputs:
-        """What decides the losses, by name.
+        """Returns what determines the losses, by name.
 
         Raises:
-            ValueError: if a folder is not there yet.
+            ValueError: if a folder does not exist yet.
         """
         for folder in self.folders:
             outputs(folder, made_by=self.results.command("reference"))

@@ -1,4 +1,4 @@
-"""Benchmark tasks of every arm: one process for each model, which resumes where it was stopped."""
+"""Benchmark tasks of every arm: one resumable process per model."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def has_tasks(config: Config) -> bool:
-    """Whether the recipe asks its arms anything."""
+    """Returns whether the recipe has tasks."""
     return bool(config.tasks.capabilities or config.tasks.held_out)
 
 
 def check_tasks(config: Config) -> str:
-    """Says which tasks would be asked, as one line.
+    """Returns one line about the tasks of the recipe.
 
     Raises:
-        ValueError: if lm-eval or its backend is not installed, or names are not known to it.
+        ValueError: if lm-eval or its backend is not installed, or lm-eval does not know a task.
     """
     check_installed(config.tasks.backend)
     if config.tasks.held_out:
@@ -48,11 +48,11 @@ def check_tasks(config: Config) -> str:
 
 
 def not_asked(jobs: ModelJobs, names: list[str]) -> list[str]:
-    """Those of the arms that have no `tasks.json` yet.
+    """Returns the arms without a `tasks.json`.
 
     Raises:
-        ValueError: if an arm was asked with another configuration, or with other weights; or if
-            lm-eval is not installed.
+        ValueError: if an arm was asked with another configuration or other weights, or if lm-eval
+            is not installed.
     """
     if not has_tasks(jobs.config):
         return []
@@ -61,16 +61,16 @@ def not_asked(jobs: ModelJobs, names: list[str]) -> list[str]:
 
 
 def ask_arms(jobs: ModelJobs, names: list[str]) -> None:
-    """Writes `tasks.json` for the arms that have none.
+    """Writes `tasks.json` for the arms without one.
 
     Args:
-        jobs: of the run.
-        names: arms, `base` included.
+        jobs: jobs of the run.
+        names: names of the arms, `base` included.
 
     Raises:
         ValueError: if an arm is missing, or was asked with another configuration.
-        Stopped: if it was asked to stop; what is answered is kept.
-        RuntimeError: if a process failed, and why.
+        Stopped: if it was asked to stop; the answers so far are kept.
+        RuntimeError: if a process failed, with the reason.
     """
     if not (missing := not_asked(jobs, names)):
         return
@@ -95,7 +95,7 @@ def _run(job: TaskJob, jobs: ModelJobs) -> None:
 
 
 def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
-    """Tasks by capability, and the folder that describes them if it is not lm-eval's own."""
+    """Returns tasks by capability, and the folder with their definitions if not lm-eval's own."""
     tasks = jobs.config.tasks
     if not tasks.held_out:
         return tasks.capabilities, None
@@ -110,7 +110,7 @@ def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
 
 
 def _job(jobs: ModelJobs, name: str, out: Path) -> TaskJob:
-    """What an arm is asked, but for which tasks."""
+    """Returns an arm's job without its tasks."""
     tasks = jobs.config.tasks
     return TaskJob(
         name=name,
@@ -129,7 +129,7 @@ def _job(jobs: ModelJobs, name: str, out: Path) -> TaskJob:
 
 
 def _inputs(jobs: ModelJobs, name: str) -> dict[str, Any]:
-    """What decides the answers beside lm-eval's configuration."""
+    """Returns what determines the answers besides lm-eval's configuration."""
     return {
         "model": jobs.results.weights(name),
         "blocks": jobs.results.block_counts()["digest"],
@@ -144,7 +144,7 @@ def _is_asked(jobs: ModelJobs, name: str) -> bool:
     recorded = json.loads(path.read_text())
     made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
     job = _job(jobs, name, path)
-    # those of held-out blocks are made of the run's own, whose digest is compared
+    # Tasks from held-out blocks derive from the run's own blocks, whose digest is compared.
     own = bool(jobs.config.tasks.held_out)
     job.capabilities = (
         recorded["configuration"]["capabilities"] if own else jobs.config.tasks.capabilities

@@ -1,7 +1,7 @@
-"""What happened to a stage, line by line: when it began, where, and how it ended.
+"""The history of a stage, line by line: when and where it began, and how it ended.
 
-`<run_dir>/launch/stages/<stage>.jsonl`. The file is also the lock that keeps a second command away
-from a stage that one is at work on.
+`<run_dir>/launch/stages/<stage>.jsonl`. The file is also the lock that keeps a second command out
+of a stage in progress.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from nemo_rod.processes.signals import Stopped
 
-# What file systems answer that know no locks, such as Lustre without its flock option.
+# Error codes of file systems without locks, such as Lustre without its flock option.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
@@ -32,10 +32,10 @@ class Record:
 
     @contextmanager
     def only_one(self) -> Iterator[None]:
-        """Keeps a second command away from the stage.
+        """Locks the stage against a second command.
 
         Raises:
-            ValueError: if another process is at work on it.
+            ValueError: if another process is working on it.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a") as file:
@@ -48,7 +48,7 @@ class Record:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Notes that work began, and how it ended."""
+        """Records that work began, and how it ended."""
         self._write("began", host=platform.node(), pid=os.getpid(), **_slurm_job())
         try:
             yield
@@ -61,13 +61,13 @@ class Record:
         self._write("done")
 
     def events(self) -> list[dict[str, Any]]:
-        """All that was noted, the oldest first."""
+        """Returns all recorded events, oldest first."""
         if not self.path.exists():
             return []
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def is_held(self) -> bool:
-        """Whether a process of this machine is at work on the stage."""
+        """Returns whether a process on this machine is working on the stage."""
         if not self.path.exists():
             return False
         with open(self.path) as file:
@@ -79,7 +79,7 @@ class Record:
 
 
 def _lock(file: int) -> bool:
-    """Takes the lock of a file, if nobody holds it; it is given back when the file is closed."""
+    """Acquires a file's lock if it is free; closing the file releases it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -91,6 +91,6 @@ def _lock(file: int) -> bool:
 
 
 def _slurm_job() -> dict[str, Any]:
-    """The job that this process belongs to, if there is one."""
+    """Returns the Slurm job of this process, if any."""
     names = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restart": "SLURM_RESTART_COUNT"}
     return {key: os.environ[name] for key, name in names.items() if name in os.environ}

@@ -1,4 +1,4 @@
-"""Where a run's base model comes from."""
+"""The base model of a run: initialised here or pretrained."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from nemo_rod.files import digest_of_files
 
-# What writes to the residual stream, but for Mamba blocks, which transformers scales by itself.
+# Projections onto the residual stream; transformers itself scales those of Mamba blocks.
 _TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")
 
 
@@ -22,9 +22,9 @@ def initialise_base(
 
     Args:
         architecture: keyword arguments of the model type's Hugging Face config, and `model_type`.
-        folder: where the checkpoint goes; nothing happens if it is there.
-        tokenizer: name of the tokenizer saved beside the weights, so that the folder loads alone.
-        seed: of the random weights.
+        folder: target folder; an existing checkpoint is kept.
+        tokenizer: name of the tokenizer saved with the weights, so that the folder loads alone.
+        seed: seed of the random weights.
     """
     if (folder / "tokenizer_config.json").exists():  # written last
         return
@@ -43,7 +43,7 @@ def initialise_base(
     scale = (2 * config.num_hidden_layers) ** -0.5
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            # transformers 5 keeps experts in one tensor, whose name has no `.weight`
+            # transformers 5 stores experts in one tensor, whose name lacks `.weight`
             if name.removesuffix(".weight").endswith(_TO_RESIDUAL):
                 weight.mul_(scale)
     save_published(model, folder)
@@ -51,7 +51,7 @@ def initialise_base(
 
 
 def check_tokenizer(checkpoint: Path, blocks: Path) -> None:
-    """Refuses a model that reads other tokens than the blocks are made of.
+    """Refuses a model whose tokenizer is not that of the blocks.
 
     Raises:
         ValueError: if the tokenizers differ, or the model's vocabulary is smaller.
@@ -63,7 +63,7 @@ def check_tokenizer(checkpoint: Path, blocks: Path) -> None:
     store = BlockStore(blocks)
     store.check_tokenizer(load_tokenizer(str(checkpoint)))
     described = AutoConfig.from_pretrained(checkpoint)
-    vocab_size = described.get_text_config().vocab_size  # of a multimodal model: its text part
+    vocab_size = described.get_text_config().vocab_size  # for a multimodal model: its text part
     if vocab_size < store.vocab_size:
         raise ValueError(
             f"The model in {checkpoint} knows {vocab_size} tokens, but the tokenizer of {blocks} "
@@ -72,7 +72,7 @@ def check_tokenizer(checkpoint: Path, blocks: Path) -> None:
 
 
 def resolve_base(name: str, link: Path) -> None:
-    """Makes `link` point at a pretrained checkpoint, fetched from the hub unless it is a folder.
+    """Links `link` to a pretrained checkpoint, fetched from the hub unless it is a folder.
 
     Raises:
         ValueError: if the name is neither a folder nor on the hub.
@@ -96,7 +96,7 @@ def resolve_base(name: str, link: Path) -> None:
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Returns the content digest of a Hugging Face checkpoint's weights, hex.
+    """Returns the content digest of a Hugging Face checkpoint's weights, in hex.
 
     Raises:
         ValueError: if the folder holds no safetensors.

@@ -1,4 +1,4 @@
-"""Text -> blocks, as the recipe's domain describes it."""
+"""Text -> blocks, as described by the recipe's domain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prepare_blocks(domain: Domain, folder: Path) -> dict[str, Any]:
         Its digest and the number of training blocks of each role.
 
     Raises:
-        ValueError: if a source cannot be read or yields no block; names it.
+        ValueError: if a source cannot be read or yields no block, with its name.
     """
     sources = source_specs(domain)
     bars: dict[str, Progress] = {}
@@ -39,7 +39,7 @@ def prepare_blocks(domain: Domain, folder: Path) -> dict[str, Any]:
         holdout_seed=domain.holdout_seed,
         workers=domain.workers,
         progress=progress,
-        rebuild=True,  # in a folder that was not handed over, a source made otherwise is in the way
+        rebuild=True,  # replaces a source made otherwise, left in a folder not yet handed over
     )
     store = BlockStore(folder)
     return {
@@ -50,10 +50,10 @@ def prepare_blocks(domain: Domain, folder: Path) -> dict[str, Any]:
 
 
 def source_specs(domain: Domain) -> list[SourceSpec]:
-    """The domain's sources.
+    """Returns the domain's sources.
 
     Raises:
-        ValueError: if there are none, or a source has a key that none has.
+        ValueError: if there are none, or a source has an unknown key.
     """
     known = {field.name for field in dataclasses.fields(SourceSpec)} - {"name"}
     specs = []

@@ -1,4 +1,4 @@
-"""What cannot run is refused before anything starts, in one sentence."""
+"""Refuses a configuration that cannot run before anything starts, in one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def to_config(composed: DictConfig) -> Config:
 
 
 def check(config: Config) -> None:
-    """Refuses what cannot run, before anything starts.
+    """Refuses a configuration that cannot run.
 
     Raises:
         ValueError: one sentence.
@@ -172,7 +172,7 @@ def _check_scoring(where: str, value: Scoring, config: Config) -> None:
         )
     _expect(value.teacher_top_k >= 1, f"{where}.teacher_top_k", value.teacher_top_k, ">= 1")
     parallel, block_size = config.parallel, config.domain.block_size
-    # context parallelism deals out runs of positions in pairs, sequence parallelism one run a rank
+    # context parallelism needs pairs of runs of positions, sequence parallelism one run per rank
     shares = (2 * parallel.context if parallel.context > 1 else 1) * (
         parallel.tensor if parallel.sequence else 1
     )

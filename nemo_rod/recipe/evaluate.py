@@ -1,4 +1,4 @@
-"""What is measured of every arm: held-out losses, by one job for all models, and the tasks."""
+"""Measurements of every arm: held-out losses, by one job for all models, and the tasks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nemo_rod.recipe.handover import Inputs, Stage
 from nemo_rod.recipe.model_jobs import ModelJobs
 
 FILE = "evaluation.json"
-# of a model, and void once it is made again
+# measurements of a model, invalid once it is made again
 MEASURED = (FILE, ask_tasks.FILE, "tasks.answered.partial.json")
 
 
 def evaluate_stage(jobs: ModelJobs) -> Stage:
-    """Held-out losses, and the tasks, of every arm that has none yet."""
+    """Returns the stage that measures held-out losses and tasks of every arm without them."""
     config = jobs.config
     wanted = [config.arm] if config.arm else config.arms
     names = ["base", *(name for name in wanted if name != "base")]
@@ -27,7 +27,7 @@ def evaluate_stage(jobs: ModelJobs) -> Stage:
 
     def run() -> None:
         if ask_tasks.not_asked(jobs, names):
-            ask_tasks.check_tasks(config)  # a wrong name is found before hours of work
+            ask_tasks.check_tasks(config)  # finds a wrong name before hours of work
         if not_evaluated(jobs, names):
             evaluate_arms(jobs, names)
         ask_tasks.ask_arms(jobs, names)
@@ -47,11 +47,11 @@ def evaluate_stage(jobs: ModelJobs) -> Stage:
 
 
 def evaluate_arms(jobs: ModelJobs, names: list[str]) -> None:
-    """Writes `evaluation.json` for the arms that have none.
+    """Writes `evaluation.json` for the arms without one.
 
     Args:
-        jobs: of the run.
-        names: arms, `base` included.
+        jobs: jobs of the run.
+        names: names of the arms, `base` included.
 
     Raises:
         ValueError: if an arm is missing, or was evaluated with other weights or blocks.
@@ -74,7 +74,7 @@ def evaluate_arms(jobs: ModelJobs, names: list[str]) -> None:
 
 
 def not_evaluated(jobs: ModelJobs, names: list[str]) -> list[str]:
-    """Those of the arms that have no `evaluation.json` yet.
+    """Returns the arms without an `evaluation.json`.
 
     Raises:
         ValueError: if an arm is missing, or was evaluated with other weights or blocks.
@@ -102,7 +102,7 @@ def _is_evaluated(jobs: ModelJobs, name: str, inputs: Inputs) -> bool:
 
 
 def _seed(jobs: ModelJobs, name: str) -> int:
-    """The seed that the model was trained with, which need not be this command's."""
+    """Returns the seed that the model was trained with, which may differ from this command's."""
     if name == "base":
         manifest = json.loads((jobs.results.base / "manifest.json").read_text())
         return manifest["note"]["seed"]

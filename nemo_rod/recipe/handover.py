@@ -1,9 +1,8 @@
 """What a stage is, and how it hands its folder over to the next.
 
-Most stages fill `<folder>.partial` and move it into place whole, with a `manifest.json` of what it
-was made from. A folder whose manifest matches is not made again. A folder made from something else
-is never overwritten: the stage refuses and says what differs. An interrupted stage resumes in its
-partial folder.
+Most stages fill `<folder>.partial` and rename it into place, with a `manifest.json` of their
+inputs. A folder whose manifest matches is kept. A folder with other inputs is never overwritten:
+the stage refuses and names the difference. An interrupted stage resumes in its partial folder.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One step of a run. It is one command, so that it can also run alone, elsewhere.
+    """One step of a run, with a command of its own, so that it can run alone and elsewhere.
 
     Attributes:
-        name: as users type it in `rebuild=[...]`.
-        command: what runs it alone, such as "train arm=rod".
-        title: one line for people.
-        folder: where its results are.
-        proof: files that exist once it is done, whatever they were made from.
-        is_done: whether its results are there, made from what they would be made from now; called
-            when its needs are done. Raises ValueError if they were made from something else.
-        run: does it here.
-        results: what is moved aside before it is done again; empty if it always runs.
+        name: name as typed in `rebuild=[...]`.
+        command: command that runs it alone, such as "train arm=rod".
+        title: one line for users.
+        folder: folder of its results.
+        proof: files that exist once it is done, for any inputs.
+        is_done: whether its results exist for the current inputs; called once its needs are done.
+            Raises ValueError if the results have other inputs.
+        run: runs it in this process.
+        results: paths moved aside before it is done again; empty if it always runs.
         needs: names of the stages whose results it uses.
-        runs_model: whether it starts processes that run a model, on GPUs where there are some.
-        preview: checks what can be checked beforehand, and says in a line what it would do.
+        runs_model: whether it starts processes that run a model, on GPUs if available.
+        preview: runs the checks possible beforehand and returns a line about what it would do.
     """
 
     name: str
@@ -53,11 +52,11 @@ class Stage:
     preview: Callable[[], str] | None = None
 
     def is_there(self) -> bool:
-        """Whether its results are there, whatever they were made from."""
+        """Returns whether its results exist, for any inputs."""
         return all(file.exists() for file in self.proof)
 
     def move_aside(self) -> None:
-        """Makes room for its results to be made again; nothing is deleted."""
+        """Moves its results aside, so that they can be made again; nothing is deleted."""
         for path in self.results:
             if path.exists():
                 number = 1
@@ -68,15 +67,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class HandOver:
-    """A folder that a stage hands over whole.
+    """A folder that a stage hands over as a whole.
 
     Attributes:
-        name: of the stage.
-        folder: what the stage makes.
-        inputs: what it is made from: plain values by name. Called when all stages before are done.
-        make: fills the partial folder and returns what is worth keeping in the manifest.
+        name: name of the stage.
+        folder: folder that the stage makes.
+        inputs: returns its inputs, plain values by name. Called when all earlier stages are done.
+        make: fills the partial folder and returns the manifest's outputs.
         note: recorded in the manifest but never compared, such as the parallel layout.
-        checks_itself: whether `make` itself recognises what an interrupted run left behind.
+        checks_itself: whether `make` itself validates what an interrupted run left behind.
     """
 
     name: str
@@ -95,14 +94,14 @@ class HandOver:
         runs_model: bool = True,
         void: tuple[Path, ...] = (),
     ) -> Stage:
-        """The stage that makes the folder.
+        """Returns the stage that makes the folder.
 
         Args:
-            command: of the `Stage`.
-            title: of the `Stage`.
-            needs: of the `Stage`.
-            runs_model: of the `Stage`.
-            void: files elsewhere that are wrong once the folder is made again.
+            command: see `Stage`.
+            title: see `Stage`.
+            needs: see `Stage`.
+            runs_model: see `Stage`.
+            void: files elsewhere that become invalid once the folder is made again.
         """
         return Stage(
             name=self.name,
@@ -118,10 +117,10 @@ class HandOver:
         )
 
     def is_done(self) -> bool:
-        """Whether the folder is there, made from the same inputs, which must be known.
+        """Returns whether the folder exists for the current inputs, which must be known.
 
         Raises:
-            ValueError: if the folder, finished or interrupted, was made from other inputs.
+            ValueError: if the folder, finished or interrupted, has other inputs.
         """
         unfinished = partial(self.folder)
         for folder, name in ((self.folder, "manifest.json"), (unfinished, "inputs.json")):
@@ -131,18 +130,18 @@ class HandOver:
         return (self.folder / "manifest.json").exists()
 
     def run(self) -> None:
-        """Makes the folder and moves it into place."""
+        """Makes the folder and renames it into place."""
         inputs, unfinished = _plain(self.inputs()), partial(self.folder)
         unfinished.mkdir(parents=True, exist_ok=True)
         write_json(unfinished / "inputs.json", {"inputs": inputs})
         try:
             outputs = self.make(unfinished)
-        except ValueError:  # refused: leave nothing of a stage that never began
+        except ValueError:  # refused before any work: remove the folder
             if {file.name for file in unfinished.iterdir()} <= {"inputs.json", "job.json"}:
                 shutil.rmtree(unfinished)
             raise
         path = unfinished / "manifest.json"
-        own = json.loads(path.read_text()) if path.exists() else {}  # what its maker recorded
+        own = json.loads(path.read_text()) if path.exists() else {}  # recorded by `make`
         handed = {"stage": self.name, "inputs": inputs, "outputs": outputs, "note": self.note}
         write_json(path, {**own, **handed})
         (unfinished / "inputs.json").unlink()
@@ -150,16 +149,16 @@ class HandOver:
 
 
 def partial(folder: Path) -> Path:
-    """Where a stage works until its folder is whole."""
+    """Returns the folder in which a stage works until it is complete."""
     return folder.with_name(folder.name + ".partial")
 
 
 def outputs(folder: Path, *, made_by: str) -> dict[str, Any]:
-    """What a finished stage kept in its manifest.
+    """Returns the outputs in a finished stage's manifest.
 
     Args:
         folder: the stage's folder.
-        made_by: the command that makes it, for the error.
+        made_by: command that makes it, for the error.
 
     Raises:
         ValueError: if the stage has not been run.
@@ -171,7 +170,7 @@ def outputs(folder: Path, *, made_by: str) -> dict[str, Any]:
 
 
 def flatten(prefix: str, value: Any) -> Inputs:
-    """Nested mappings -> dotted keys, so that a refusal can name the one key that changed."""
+    """Flattens nested mappings to dotted keys, so that a refusal can name the changed key."""
     if isinstance(value, dict) and value:
         return {
             k: v for key, item in value.items() for k, v in flatten(f"{prefix}.{key}", item).items()

@@ -1,4 +1,4 @@
-"""The jobs of a run that run a model: written from its configuration, run, described."""
+"""The model jobs of a run: creation from its configuration, execution and description."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class ModelJobs:
 
     Args:
         config: the checked configuration.
-        results: of the run.
+        results: folder of the run.
     """
 
     def __init__(self, config: Config, results: RunFolder) -> None:
         self.config, self.results = config, results
 
     def common(self, name: str, out: Path, scoring: Scoring | None = None) -> dict[str, Any]:
-        """What every job of this run holds; `scoring` if it is not the recipe's."""
+        """Returns the fields common to all jobs; `scoring` replaces the recipe's."""
         scoring = scoring or self.config.scoring
         return {
             "name": name,
@@ -47,7 +47,7 @@ class ModelJobs:
         }
 
     def run(self, job: Job, folder: Path) -> None:
-        """Runs a job whose file goes into `folder`."""
+        """Runs a job, with its file in `folder`."""
         file = folder / "job.json"
         write_job(job, file)
         if self.config.launcher.kind == "nemo_rl":
@@ -62,19 +62,19 @@ class ModelJobs:
         )
 
     def settings(self, name: str) -> ArmSettings:
-        """Every key of an arm, its variant's applied."""
+        """Returns every setting of an arm, with its variant applied."""
         return arm_settings(self.config, name)
 
     def arm(self, name: str, blocks: dict[str, Any] | None = None) -> Arm:
-        """An arm's pools and policy, over the store's blocks or over as many as are planned.
+        """Returns an arm's pools and policy, over the store's blocks or over planned counts.
 
         Args:
-            name: of a trained arm, or base.
-            blocks: how many are planned. Recorded curricula are then not read: a share that they
-                decide is taken for a half, which costs the same.
+            name: name of a trained arm, or base.
+            blocks: planned counts. Recorded curricula are then not read: a share determined by them
+                is assumed to be a half, at the same cost.
 
         Raises:
-            ValueError: a curriculum that it needs is missing or does not fit.
+            ValueError: if a curriculum that it needs is missing or does not fit.
         """
         settings, counted = self.settings(name), blocks or self.results.block_counts()
         selection, scoring, variant = settings.selection, settings.scoring, settings.variant
@@ -108,7 +108,7 @@ class ModelJobs:
         return dataclasses.replace(arm, **changed)
 
     def recorded(self, settings: ArmSettings) -> Path | None:
-        """File of the curriculum that decides what an arm trains on; None for none."""
+        """Returns the file of the curriculum that an arm trains on; None if there is none."""
         variant = settings.variant
         if variant.follow is not None:
             return self.results.arm(variant.follow) / "curriculum.rod"
@@ -125,7 +125,7 @@ class ModelJobs:
             return replay_share(curriculum)
 
     def convergence(self, arm: Arm) -> Rule | None:
-        """When an arm ends before its last step; None if it does not."""
+        """Returns the rule by which an arm may end early; None if it does not."""
         if not self.settings(arm.name).variant.converge:
             return None
         rule = self.config.convergence
@@ -133,10 +133,10 @@ class ModelJobs:
         return Rule(rule.tolerance, rule.patience, max(1, decay_steps))
 
     def train(self, folder: Path, model: Path, arm: Arm, used: list[Path]) -> None:
-        """Trains an arm from `model` into `folder`, with the references `used`."""
+        """Trains an arm from `model` into `folder`, with the given reference folders."""
         settings, rule = self.settings(arm.name), self.convergence(arm)
         optimisation = settings.train
-        if rule is not None:  # the decay is as long, wherever it begins
+        if rule is not None:  # same length of the decay, whenever it begins
             decay = min(1.0, rule.decay_steps / optimisation.steps)
             optimisation = dataclasses.replace(optimisation, decay_fraction=decay)
         decides = {"arm": decided(arm), "train": dataclasses.asdict(optimisation)}
@@ -159,7 +159,7 @@ class ModelJobs:
         self.run(job, folder)
 
     def describe(self, folder: Path, arm: Arm) -> None:
-        """`arm.json`: what the run was and what it cost, for the report."""
+        """Writes `arm.json`: the arm's settings and its cost, for the report."""
         settings, rule = self.settings(arm.name), self.convergence(arm)
         variant = settings.variant
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -202,7 +202,7 @@ class ModelJobs:
 
 
 def _steering(selection: Selection) -> dict[str, Any] | None:
-    """What kappa follows; None if it stays as it is."""
+    """Returns what steers kappa; None if kappa is constant."""
     targets = {"share": selection.target_share, "forgetting": selection.target_forgetting}
     for quantity, target in targets.items():
         if target is not None:
@@ -211,7 +211,7 @@ def _steering(selection: Selection) -> dict[str, Any] | None:
 
 
 def decided(arm: Arm) -> dict[str, Any]:
-    """What an arm trains on, as plain values: its curriculum by content, wherever it lies."""
+    """Returns what an arm trains on, as plain values: its curriculum by content, not by path."""
     values = dataclasses.asdict(arm)
     if arm.recorded is not None:
         values["recorded"] = digest(Path(arm.recorded).read_bytes())
@@ -219,7 +219,7 @@ def decided(arm: Arm) -> dict[str, Any]:
 
 
 def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
-    """Refuses a curriculum that an arm cannot train on, before anything is trained."""
+    """Refuses, before any training, a curriculum that does not fit the arm."""
     where = f"variants.{settings.name}"
     if not file.exists():
         raise ValueError(f"{file} is not there yet, but {where} needs it: record it first.")

@@ -1,4 +1,4 @@
-"""Where the results of a run lie, and what its finished stages say of them."""
+"""The folder layout of a run, and the outputs of its finished stages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class RunFolder:
     """The folder of one run.
 
     Args:
-        path: of the folder.
-        recipe: whose run it is, for the commands that errors name.
+        path: path of the folder.
+        recipe: name of its recipe, for the commands in errors.
     """
 
     def __init__(self, path: Path, recipe: str) -> None:
@@ -22,27 +22,27 @@ class RunFolder:
         self.base = path / "base"
 
     def arm(self, name: str) -> Path:
-        """Where an arm's results are."""
+        """Returns the folder of an arm's results."""
         return self.path / "arms" / name
 
     def checkpoint(self, name: str) -> Path:
-        """The Hugging Face checkpoint of an arm."""
+        """Returns the Hugging Face checkpoint of an arm."""
         return (self.base if name == "base" else self.arm(name)) / "hf"
 
     def reference(self, name: str) -> Path:
-        """Reference losses of the "base" or of the "specialist"."""
+        """Returns the folder of a reference, named as in `REFERENCES`."""
         return self.path / "references" / name
 
     def log(self, name: str) -> Path:
-        """What the processes of a job print."""
+        """Returns the log of a job's processes."""
         return self.path / "logs" / f"{name.replace('/', '_')}.log"
 
     def block_counts(self) -> dict[str, Any]:
-        """Digest of the block store and the number of training blocks of each role."""
+        """Returns the block store's digest and the number of training blocks of each role."""
         return outputs(self.blocks, made_by=self.command("prepare"))
 
     def weights(self, name: str) -> str:
-        """Digest of an arm's weights; refuses, with the command to run, if there are none."""
+        """Returns the digest of an arm's weights; if missing, refuses with the command to run."""
         if name == "base":
             return outputs(self.base, made_by=self.command("pretrain"))["weights"]
         command = "merge" if name.startswith("merge_") else "train"
@@ -50,5 +50,5 @@ class RunFolder:
         return outputs(self.arm(name), made_by=made_by)["weights"]
 
     def command(self, name: str) -> str:
-        """The command that makes something of this run."""
+        """Returns a command line for this recipe."""
         return f"{name} recipe={self.recipe}"

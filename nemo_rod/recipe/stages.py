@@ -4,10 +4,10 @@ r"""The stages of a recipe, from raw text to evaluated models.
                   \--> no_replay -> references/specialist -> rod --+-> evaluate -> report
                   \--> fixed_<percent>, merge_<lambda> ------------+
 
-A variant needs what the arm that it varies needs, and the arm whose curriculum it follows.
+A variant needs its parent's inputs and the arm whose curriculum it follows.
 
-A stage's inputs name everything that decides its result. The seed decides an arm's; the parallel
-layout decides nothing and is only noted, so that a base and its references serve any layout.
+A stage's inputs name everything that determines its result. The seed is an input of every arm;
+the parallel layout is only noted, so that a base and its references serve any layout.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Stages:
         self.jobs = ModelJobs(config, self.results)
 
     def all(self) -> list[Stage]:
-        """Every stage of the recipe, in an order that they can run in."""
+        """Returns every stage of the recipe, in an order in which they can run."""
         return [*self.models(), self.evaluate(), self.report()]
 
     def models(self) -> list[Stage]:
-        """Every stage up to the models of the recipe's arms."""
+        """Returns every stage up to the models of the recipe's arms."""
         wanted = {name: self.jobs.settings(name) for name in self.config.arms if name != "base"}
         trained = self._trained([arm for arm in wanted.values() if arm.kind == "trained"])
         merged = [name for name, arm in wanted.items() if arm.kind == "merged"]
@@ -64,7 +64,7 @@ class Stages:
         return stages + [self.merge(name) for name in merged]
 
     def _trained(self, arms: list[ArmSettings]) -> list[ArmSettings]:
-        """The arms, each after the one whose curriculum it follows."""
+        """Returns the arms, each after the one whose curriculum it follows."""
         found: dict[str, ArmSettings] = {}
 
         def add(arm: ArmSettings) -> None:
@@ -77,7 +77,7 @@ class Stages:
         return list(found.values())
 
     def prepare(self) -> Stage:
-        """Text -> blocks."""
+        """Returns the stage from text to blocks."""
         domain = self.config.domain
 
         def inputs() -> Inputs:
@@ -94,7 +94,7 @@ class Stages:
         return blocks.stage("prepare", "text -> blocks", runs_model=False)
 
     def make_base(self) -> Stage:
-        """A base trained here from nothing, or a copy of the pretrained checkpoint's address."""
+        """Returns the stage of the base: trained here, or a link to the pretrained checkpoint."""
         model, optimisation = self.config.model, self.config.pretrain
 
         def inputs() -> Inputs:
@@ -134,7 +134,7 @@ class Stages:
         )
 
     def reference(self, name: str) -> Stage:
-        """Losses of one model on all blocks of one role: one of `REFERENCES`."""
+        """Returns the stage that scores all blocks of one role with one model (`REFERENCES`)."""
         arm, role = REFERENCES[name]
         top_k = self.config.scoring.teacher_top_k if name == "base_distillation" else None
 
@@ -166,7 +166,7 @@ class Stages:
         )
 
     def train(self, name: str) -> Stage:
-        """One arm."""
+        """Returns the stage that trains an arm."""
         settings = self.jobs.settings(name)
         references = ArmReferences(settings, self.results)
 
@@ -198,7 +198,7 @@ class Stages:
         )
 
     def merge(self, name: str) -> Stage:
-        """(1 - lambda) base + lambda specialist (paper, appendix B.4)."""
+        """Returns the stage of (1 - lambda) base + lambda specialist (paper, appendix B.4)."""
         weight = merge_weight(name)
 
         def inputs() -> Inputs:
@@ -238,11 +238,11 @@ class Stages:
         )
 
     def evaluate(self) -> Stage:
-        """Held-out losses, and the tasks, of every arm that has none yet."""
+        """Returns the stage that measures held-out losses and tasks of every arm without them."""
         return evaluate_stage(self.jobs)
 
     def report(self) -> Stage:
-        """Tables, figures, the page and the verdicts, over all seeds of a sweep."""
+        """Returns the stage of the report: tables, figures, page and verdicts, over all seeds."""
         run_dir, report = self.results.path, self.results.path / "report"
 
         def run() -> None:
@@ -268,7 +268,7 @@ class Stages:
             title=f"report, in {report / 'index.html'}",
             folder=report,
             proof=(report / "index.html",),
-            is_done=lambda: False,  # cheap, and other seeds may have come
+            is_done=lambda: False,  # cheap, and there may be new seeds
             run=run,
             needs=("evaluate",),
             runs_model=False,

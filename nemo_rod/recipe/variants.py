@@ -1,17 +1,16 @@
-"""What the name of an arm stands for in a configuration: an arm of the paper, or a variant of one.
+"""The meaning of an arm's name in a configuration: an arm of the paper, or a variant of one.
 
     variants:
       rod_m4: {of: rod, selection: {multiplier: 4}}
 
-A variant takes every key from the arm that it varies and replaces those that it sets. Keys of
-`train`, `selection` and `scoring` are replaced one by one.
+A variant inherits every key from its parent and overrides those that it sets. Keys of `train`,
+`selection` and `scoring` are overridden one by one.
 
-An arm has two forms, one before its run and one in it. `ArmSettings` follow from the configuration
-alone, so that arms can be checked, ordered and planned before anything is there.
-`selection.arms.Arm` also counts the blocks of the store and knows the curriculum that it follows:
-`ModelJobs.arm` makes it of the settings. Every field of it is written down, compared when a run
-resumes and read by processes without this configuration; a key added to it makes every finished
-arm another one. Therefore it does not hold the settings.
+An arm has two forms. `ArmSettings` follow from the configuration alone, so that arms can be
+checked, ordered and planned before any stage has run. `selection.arms.Arm` also knows the block
+counts of the store and the curriculum that it follows; `ModelJobs.arm` makes it from the settings.
+Its fields are written down, compared when a run resumes, and read by processes without this
+configuration. It excludes the settings because every added field would invalidate finished arms.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from nemo_rod.config import PREFIXES, Config, Optimisation, Scoring, Selection, 
 from nemo_rod.selection.arms import arm_kind
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
-# what else `score arm=` takes: the base on replay, on new blocks, and its predictions on replay
+# further names for `reference arm=`: the base on replay, the base on adaptation blocks, and its
+# predictions on replay
 BASE_REFERENCES = ("base", "base_adaptation", "base_distillation")
 Section = TypeVar("Section", Optimisation, Selection, Scoring, Variant)
 
@@ -40,15 +40,15 @@ _OF_ROD = ("selection", "scoring", "share", "follow", "curriculum", "references"
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSettings:
-    """An arm with every key of its own.
+    """An arm with all of its settings.
 
     Attributes:
-        name: as users type it.
-        of: the arm of the paper that it is, or varies in the end.
-        variant: what sets it apart from `of`; empty for an arm of the paper.
-        selection: how its batches are chosen.
-        scoring: how its candidates are scored.
-        train: its schedule; the schedule of `pretrain` for a base that is trained here.
+        name: name as typed by users.
+        of: the arm of the paper at the root of its variants.
+        variant: its differences from `of`; empty for an arm of the paper.
+        selection: choice of its batches.
+        scoring: scoring of its candidates.
+        train: its schedule; for a base trained here, that of `pretrain`.
     """
 
     name: str
@@ -60,12 +60,12 @@ class ArmSettings:
 
     @property
     def kind(self) -> str:
-        """How it comes about: "base", "trained" or "merged"."""
+        """Origin of the model: "base", "trained" or "merged"."""
         return arm_kind(self.of)
 
     @property
     def scores(self) -> bool:
-        """Whether candidates are scored while it trains."""
+        """Whether training scores candidates."""
         variant = self.variant
         if variant.share is not None:
             return "rho" in (variant.adaptation, variant.replay)
@@ -73,12 +73,12 @@ class ArmSettings:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Models of which the lowest loss is subtracted from that of an adaptation block."""
+        """Models whose lowest loss is subtracted from that of an adaptation block."""
         return tuple(self.variant.references or ["specialist"])
 
     @property
     def recorded_by(self) -> str | None:
-        """The arm of this run whose curriculum must be there before; None for none."""
+        """The arm of this run that must record its curriculum first; None if there is none."""
         share = self.variant.share
         return share if isinstance(share, str) else self.variant.follow
 
@@ -92,11 +92,11 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
     """Resolves the name of an arm.
 
     Args:
-        config: where the variants are.
-        name: an arm of the paper or a variant.
+        config: configuration with the variants.
+        name: name of an arm of the paper or of a variant.
 
     Raises:
-        ValueError: if there is no such arm, or the variant cannot be; one sentence.
+        ValueError: if there is no such arm, or its variant is invalid; one sentence.
     """
     root, variants = _chain(config, name)
     where, merged = f"variants.{name}", _merged(variants)
@@ -117,7 +117,7 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
 
 
 def _chain(config: Config, name: str) -> tuple[str, list[Variant]]:
-    """The arm of the paper at the end, and the variants on the way from it to `name`."""
+    """Returns the root arm of the paper, and the variants from it down to `name`."""
     chain: list[Variant] = []
     seen: list[str] = []
     while name in config.variants:
@@ -138,7 +138,7 @@ def _variant(name: str, text: str) -> Variant:
 
 
 def _merged(variants: list[Variant]) -> Variant:
-    """One variant with everything that several in a row set; the last one counts."""
+    """Returns the union of a chain of variants; later ones take precedence."""
     merged = Variant()
     for variant in variants:
         if any(getattr(variant, key) is not None for key in _BUDGETS):
@@ -157,7 +157,7 @@ def _set_keys(variant: Variant) -> list[str]:
 
 
 def _check_root(where: str, root: str, variant: Variant) -> None:
-    """Refuses keys that the arm of the paper has no use for."""
+    """Refuses keys that do not apply to the arm of the paper."""
     for key in _set_keys(variant):
         if key in _OF_ROD and root != "rod":
             raise ValueError(f"{where}.{key} is set, but {root} selects nothing: vary rod instead.")
@@ -171,7 +171,7 @@ def _check_root(where: str, root: str, variant: Variant) -> None:
 
 
 def _check_choices(where: str, name: str, variant: Variant) -> None:
-    """Refuses values that no arm has, and keys that exclude each other."""
+    """Refuses invalid values and mutually exclusive keys."""
     ways = [key for key in ("share", "follow", "curriculum") if getattr(variant, key) is not None]
     if len(ways) > 1:
         raise ValueError(f"{where} sets {' and '.join(ways)}: set one of them.")
@@ -201,7 +201,7 @@ def _check_choices(where: str, name: str, variant: Variant) -> None:
 
 
 def _schedule(where: str, settings: ArmSettings) -> Optimisation:
-    """The schedule of an arm, as long as its budget says."""
+    """Returns an arm's schedule, with the length of its budget."""
     train, variant, scoring = settings.train, settings.variant, settings.scoring
     for key in _BUDGETS:
         value = getattr(variant, key)
@@ -211,20 +211,20 @@ def _schedule(where: str, settings: ArmSettings) -> Optimisation:
     if variant.steps is not None:
         steps = variant.steps
     elif variant.compute is not None:  # a forward pass costs a third of an update
-        # a prefix that is none is refused where the whole configuration is checked
+        # an invalid prefix is refused with the whole configuration
         share = PREFIXES.get(scoring.prefix, 8) / 8 / scoring.every if scoring.every > 0 else 0.0
         scored = settings.selection.multiplier * share if settings.scores else 0.0
         steps *= variant.compute / (1 + scored / 3)
     elif variant.budget is not None:
         steps *= variant.budget
     longer = dataclasses.replace(train, steps=max(1, round(steps)))
-    if variant.converge:  # the warm-up does not depend on how long it may last at most
+    if variant.converge:  # the warm-up does not depend on the maximum length
         longer.warmup_fraction = train.warmup_fraction * train.steps / longer.steps
     return longer
 
 
 def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
-    """A section of the configuration with some keys replaced, types checked."""
+    """Returns a section of the configuration with some keys replaced, types checked."""
     if not replaced:
         return values
     try:

@@ -1,4 +1,4 @@
-"""From the files of a run to tables, figures and one self-contained HTML page."""
+"""The report of a run: tables, figures and one self-contained HTML page from its files."""
 
 from __future__ import annotations
 

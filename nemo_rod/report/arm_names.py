@@ -1,8 +1,8 @@
-"""What the name of an arm says: its kind, its place in a list, how people read it.
+"""The parts of an arm's name: its kind, its position in lists, its label.
 
 Arms are named `base no_replay fixed_<percent> max_replay merge_<lambda> rod rod_<variant>`, and in
-ablations `<random|rho>_<random|rho>` (of new data, of replay) and `control_<what>`; any other name
-is taken as it is and listed last.
+ablations `<random|rho>_<random|rho>` (for adaptation and replay) and `control_<what>`; other names
+are used unchanged and listed last.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _WHOLE: dict[str, tuple[Kind, str]] = {
 
 @dataclass(frozen=True)
 class ArmName:
-    """An arm's name, understood.
+    """A parsed name of an arm.
 
     Attributes:
-        name: As the files have it.
-        kind: What sort of arm it is.
+        name: Name in the files.
+        kind: Kind of the arm.
         value: Replay share in percent (`fixed`), lambda (`merge`), else 0.
-        label: For people.
+        label: Readable name.
     """
 
     name: str
@@ -47,12 +47,12 @@ class ArmName:
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """Sorts arms from the base over the baselines to RoD and its variants."""
+        """Sort key, from the base over the baselines to RoD and its variants."""
         return (_ORDER.index(self.kind), self.value, self.name)
 
 
 def parse_arm(name: str) -> ArmName:
-    """Reads an arm's name; never fails, an unknown one is of kind "other"."""
+    """Parses an arm's name; an unknown one has the kind "other"."""
     if name in _WHOLE:
         kind, label = _WHOLE[name]
         return ArmName(name, kind, 0.0, label)
@@ -80,7 +80,7 @@ def parse_arm(name: str) -> ArmName:
 
 
 def is_of_frontier(name: str, arm: Mapping[str, Any]) -> bool:
-    """Whether an arm belongs into the picture of all arms, rather than into that of an ablation."""
+    """Returns whether an arm belongs to the frontier, rather than only to an ablation's figure."""
     if name == "base":
         return False
     of = (arm.get("design") or {}).get("of")

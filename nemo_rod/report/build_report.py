@@ -1,4 +1,4 @@
-"""Builds `report/` of a run: results, tables, figures, page."""
+"""Builds `report/` of a run: results, tables, figures and page."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ def build_report(
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
     Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, and `index.html`.
-    Any subset of arms will do: what cannot be shown is left out, what cannot be judged says why.
+    Any subset of arms works: figures without data are left out, and checks that cannot be judged
+    say why.
 
     Args:
-        run_dir: The folder `runs/<recipe>` of a run.
-        recipe: Its name, if the folder is called otherwise.
+        run_dir: Folder `runs/<recipe>` of a run.
+        recipe: Name of the recipe, if the folder has another one.
         replicates: Folders of further runs of the recipe, with other seeds; blocks and base model
-            may be those of `run_dir`. They are only read, and left out while no arm of theirs is
+            may be those of `run_dir`. They are only read, and left out until an arm of theirs is
             evaluated; checks are judged on each run and across them.
-        settings: Folders of runs of other recipes, drawn beside this one. They are only read.
-        report_dir: Where the report goes, if not into the run's folder.
+        settings: Folders of runs of other recipes, shown beside this one. They are only read.
+        report_dir: Folder of the report, if not in the run's folder.
 
     Returns:
-        The content of `results.json`.
+        Content of `results.json`.
 
     Raises:
         ValueError: If no arm was evaluated, or a file is damaged or disagrees with another.
@@ -77,7 +78,7 @@ def build_report(
 def _write(report_dir: Path, results: Results, shown: Sequence[Shown]) -> None:
     """Writes tables, figures, results and the page."""
     for name in ("tables", "figures"):
-        # Left-overs of arms that are gone would contradict the rest.
+        # Stale files of removed arms would contradict the rest.
         shutil.rmtree(report_dir / name, ignore_errors=True)
         (report_dir / name).mkdir(parents=True)
     tables = [*all_tables(results), *(make(results) for make in (*PAPER_TABLES, cheaper_table))]
@@ -109,7 +110,7 @@ def _judged(run: Run) -> dict[str, Any]:
 
 
 def _draw(name: str, shown: Sequence[Shown], results: Results, canvas: Canvas) -> Figure | None:
-    """A figure by its name: of the run, or of it and all other settings."""
+    """Returns a figure by its name: of the run, or of it and all other settings."""
     if name.startswith("settings_"):
         if len(shown) < 2:
             return None
@@ -120,7 +121,7 @@ def _draw(name: str, shown: Sequence[Shown], results: Results, canvas: Canvas) -
 
 
 def _training(shown: Sequence[Shown]) -> list[Training]:
-    """The runs of RoD among settings."""
+    """Returns the runs of RoD among settings."""
     runs = []
     for run, results in shown:
         rod = run.arms.get("rod")

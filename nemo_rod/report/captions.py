@@ -66,7 +66,7 @@ _CAPTIONS = {
 
 
 def caption(name: str, results: Results) -> str:
-    """A figure's caption for these results."""
+    """Returns a figure's caption for these results."""
     base = results["arms"].get("base")
     where = ""
     if base and base["adapt_loss"] is not None:

@@ -1,9 +1,9 @@
-"""The table of arms that choose with less scoring: what each costs, and what it keeps of the gain.
+"""The table of arms with less scoring: the cost of each, and the share of the gain that it keeps.
 
-    gain    how far below the chord of fixed replay an arm's adaptation loss lies, at equal F_val
-    kept    its gain over RoD's, for as many trained tokens
+    gain    distance of an arm's adaptation loss below the chord of fixed replay, at equal F_val
+    kept    its gain over RoD's, for equal trained tokens
 
-Beside it stands what scoring the same prefix would have chosen in the steps of RoD itself.
+It also shows what scoring the same prefix would have chosen in the steps of RoD itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MEASURES = (
 
 
 def cheaper_table(results: Results) -> Table:
-    """RoD and every arm that scores less of its candidates: means over seeds, and their range."""
+    """Returns RoD and every arm that scores less: means over seeds, and their range."""
     runs = [results, *results["replicates"]]
     by_run = [_measured(run) for run in runs]
     names = sorted({name for run in by_run for name in run}, key=lambda name: parse_arm(name).order)
@@ -58,7 +58,7 @@ def _unsigned(show: Format) -> Format:
 
 
 def _measured(results: Results) -> dict[str, dict[str, Any]]:
-    """What one run says of each of its arms; an absent number is None."""
+    """Returns the measures of each of a run's arms; a missing number is None."""
     arms, comparisons = results["arms"], results["comparisons"]
     rod, rows = arms.get("rod"), {}
     for name in cheaper(arms):

@@ -1,8 +1,8 @@
-"""The two small pieces of mathematics behind the claims: the fixed-replay chord and linear fits.
+"""The mathematics of the claims: the fixed-replay chord and linear fits.
 
 The chord is what a tuned fixed replay share would reach. Fixed shares trade adaptation loss against
-forgetting along a curve that is close to straight in `ln F`; between the arms that were run it is
-interpolated there, so RoD can be compared with fixed replay at the forgetting it happens to reach.
+forgetting along a curve that is close to straight in `ln F`. It is interpolated there between the
+trained arms, so that RoD can be compared with fixed replay at RoD's own forgetting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ChordPoint:
 
 @dataclass(frozen=True)
 class ChordValue:
-    """The chord's adaptation loss (nats) at a forgetting, and whether it lies beyond its ends."""
+    """The chord's adaptation loss (nats) at a forgetting, and whether it is beyond its ends."""
 
     adapt_loss: float
     extrapolated: bool
@@ -38,25 +38,25 @@ class Chord:
     """Adaptation loss of fixed replay as a piecewise linear function of `ln F`.
 
     Attributes:
-        points: At least two, by ascending forgetting, all of it positive and no two alike.
+        points: At least two, by ascending, positive and distinct forgetting.
     """
 
     points: tuple[ChordPoint, ...]
 
     @classmethod
     def through(cls, points: Sequence[ChordPoint]) -> Chord | None:
-        """The chord through fixed-replay arms; None unless two of them differ in forgetting > 0."""
+        """Returns the chord through fixed-replay arms; None unless two differ in forgetting > 0."""
         best: dict[float, ChordPoint] = {}
         for point in sorted(points, key=lambda point: -point.adapt_loss):
             if point.forgetting > 0:
-                best[point.forgetting] = point  # of two that forget alike the better adapted counts
+                best[point.forgetting] = point  # at equal forgetting, the lower loss counts
         ordered = tuple(best[forgetting] for forgetting in sorted(best))
         return cls(ordered) if len(ordered) >= 2 else None
 
     def at(self, forgetting: float) -> ChordValue | None:
-        """Adaptation loss at a forgetting; beyond the ends the last segment goes on straight.
+        """Returns the adaptation loss at a forgetting; the last segments extend beyond the ends.
 
-        None for a forgetting of zero or less, where `ln F` does not exist.
+        None for a forgetting of zero or less, where `ln F` is undefined.
         """
         if forgetting <= 0:
             return None
@@ -71,9 +71,9 @@ class Chord:
 
 
 def linear_fit(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[float, float] | None:
-    """Least-squares slope and intercept of y on x over the sources both have.
+    """Returns least-squares slope and intercept of y on x over the common sources.
 
-    None with fewer than three sources or if all x are alike.
+    None with fewer than three sources or if all x are equal.
     """
     pairs = _pairs(x, y)
     if pairs is None or float(np.ptp(pairs[0])) == 0.0:
@@ -84,9 +84,9 @@ def linear_fit(x: Mapping[str, float], y: Mapping[str, float]) -> tuple[float, f
 
 
 def pearson(x: Mapping[str, float], y: Mapping[str, float]) -> float | None:
-    """Pearson's r over the sources both have.
+    """Returns Pearson's r over the common sources.
 
-    None with fewer than three sources or if either is the same everywhere.
+    None with fewer than three sources or if either is constant.
     """
     pairs = _pairs(x, y)
     if pairs is None or float(np.ptp(pairs[0])) == 0.0 or float(np.ptp(pairs[1])) == 0.0:
@@ -96,9 +96,9 @@ def pearson(x: Mapping[str, float], y: Mapping[str, float]) -> float | None:
 
 
 def outlier(x: Mapping[str, float]) -> str | None:
-    """The source that draws a fit on x most to itself: the one farthest from the mean of x.
+    """Returns the source with most leverage on a fit on x: the one farthest from the mean of x.
 
-    None below four sources, where too few would be left without it.
+    None below four sources, where too few would remain without it.
     """
     if len(x) <= MIN_POINTS:
         return None

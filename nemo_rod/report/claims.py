@@ -1,6 +1,6 @@
-"""What is claimed: how each number is measured and the range it should lie in.
+"""The claims: the measurement of each number and its expected range.
 
-A measurement gives the number, or None with the reason why it cannot be judged in this run.
+A measurement returns the number, or None with the reason why it cannot be judged in this run.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.run_files import Run
 
 CheckKind = Literal["claim", "informative", "limitation"]
-Measurement = tuple[float | None, str]  # the number (None: cannot be judged), a note or reason
+Measurement = tuple[float | None, str]  # number (None: cannot be judged), note or reason
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range a measured number should lie in; a strict range excludes its ends."""
+    """The expected range of a measured number; a strict range excludes its ends."""
 
     low: float | None = None
     high: float | None = None
     strict: bool = False
 
     def hold(self, value: float) -> bool:
-        """Whether a value lies in the range."""
+        """Returns whether a value is in the range."""
         above = self.low is None or (value > self.low if self.strict else value >= self.low)
         below = self.high is None or (value < self.high if self.strict else value <= self.high)
         return above and below
 
     def __str__(self) -> str:
-        """In plain characters, e.g. "<= 0.85"."""
+        """Returns the range in plain characters, e.g. "<= 0.85"."""
         if self.low is not None and self.high is not None:
             return f"= {self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
         equals = "" if self.strict else "="
@@ -41,19 +41,19 @@ class Bounds:
 
 @dataclass(frozen=True)
 class View:
-    """What measuring needs of one run: its files as read, and the results made of them."""
+    """The input of a measurement: a run's files and the results computed from them."""
 
     run: Run
     results: Mapping[str, Any]
 
     @property
     def reference(self) -> str | None:
-        """The fixed-replay arm that RoD is compared with."""
+        """The fixed-replay arm with which RoD is compared."""
         name: str | None = self.results["reference_arm"]
         return name
 
     def missing(self, *names: str | None) -> str:
-        """Why the forgetting of these arms cannot be compared, "" if it can."""
+        """Returns why the forgetting of these arms cannot be compared, "" if it can."""
         if None in names:
             return "no fixed-replay arm was run"
         for name in names:
@@ -62,7 +62,7 @@ class View:
         return "" if "base" in self.results["arms"] else "the base model was not evaluated"
 
     def unmatched(self) -> str:
-        """Why RoD and the reference arm cannot be compared at equal trained tokens, "" if so."""
+        """Returns why RoD and the reference arm do not compare at equal tokens, "" if they do."""
         missing = self.missing("rod", self.reference)
         if missing:
             return missing

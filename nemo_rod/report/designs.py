@@ -1,19 +1,19 @@
-"""What sets arms apart, as their `arm.json` says: which belong together in a picture or a table."""
+"""Differences between arms, from their `arm.json`: which belong in one figure or table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-Arms = Mapping[str, Mapping[str, Any]]  # of a results dictionary
-OWN = {"specialist", "base"}  # reference losses of the run itself
-WHOLE = 0.99  # share of the candidates' tokens from which on they count as scored whole
+Arms = Mapping[str, Mapping[str, Any]]  # part of a results dictionary
+OWN = {"specialist", "base"}  # references of the run itself
+WHOLE = 0.99  # scored share of the candidates' tokens that counts as whole
 
 
 def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
-    """An arm and its variants that differ in one key alone, by that key's value.
+    """Returns an arm and its variants that differ in one key alone, sorted by its value.
 
-    Empty if the arm was not trained or has no such key; the arm alone if it has no such variant.
+    Empty if the arm was not trained or lacks the key; the arm alone if it has no such variant.
     """
     designs = {name: arm["design"] or {} for name, arm in arms.items()}
     if designs.get(of, {}).get(key) is None:
@@ -35,13 +35,13 @@ def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
 
 
 def continued(arms: Arms) -> list[list[str]]:
-    """Every arm that was also trained with another budget, with those, by budget."""
+    """Returns arms that were also trained with other budgets, each with these, by budget."""
     firsts = [name for name, arm in arms.items() if (arm["design"] or {}).get("of") in (None, name)]
     return [names for of in firsts if len(names := varying(arms, "budget", of)) > 1]
 
 
 def with_fixed_share(arms: Arms) -> list[str]:
-    """Arms whose share of replay is set, or taken from another's record: ablations and controls."""
+    """Returns arms with a set or recorded share of replay: ablations and controls."""
     return [
         name
         for name, arm in arms.items()
@@ -50,7 +50,7 @@ def with_fixed_share(arms: Arms) -> list[str]:
 
 
 def helped(arms: Arms) -> list[str]:
-    """Arms on another run's curriculum, or with another run's reference losses."""
+    """Returns arms with another run's curriculum or reference losses."""
     return [
         name
         for name, arm in arms.items()
@@ -60,9 +60,9 @@ def helped(arms: Arms) -> list[str]:
 
 
 def cheaper(arms: Arms) -> list[str]:
-    """RoD, arms that choose with less scoring, and shorter RoD beside them; empty without any.
+    """Returns RoD, arms that choose with less scoring, and shorter RoD; empty without the second.
 
-    How they spare it does not matter: fewer tokens are scored than their candidates have.
+    Less scoring means fewer scored tokens than the candidates have, for any reason.
     """
     choosing = {
         name: arm
@@ -78,7 +78,7 @@ def cheaper(arms: Arms) -> list[str]:
 
 
 def scored_share(arm: Mapping[str, Any]) -> float | None:
-    """Tokens that a choosing arm scored over those of its candidates; None if unknown."""
+    """Returns scored tokens of a choosing arm over its candidates' tokens; None if unknown."""
     candidates = (arm["trained_tokens"] or 0) * arm["design"]["multiplier"]
     return arm["scored_tokens"] / candidates if candidates else None
 

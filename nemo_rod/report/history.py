@@ -1,4 +1,4 @@
-"""A curriculum boiled down to what the report shows: counts and mean scores per step.
+"""Summary of a curriculum for the report: counts and mean scores per step.
 
 Shape suffixes: T = steps, C = candidates, O = sources.
 """
@@ -22,18 +22,18 @@ NUM_DECILES = 10
 
 @dataclass(frozen=True)
 class History:
-    """What was drawn and chosen over a run.
+    """Blocks drawn and chosen over a run.
 
     Attributes:
         step_T: Optimizer steps, int64 [T].
         batch_size: Blocks trained on per step (K).
         source_names: Name per source [O].
-        is_replay_O: Whether a source is replay, bool [O].
+        is_replay_O: Whether the source is replay, bool [O].
         candidates_TO: Candidates per step and source, int64 [T, O].
         chosen_TO: Blocks trained on per step and source, int64 [T, O].
-        threshold_T: tau, in nats, float64 [T]; NaN where nothing is scored.
-        rho_adaptation_T: Mean score of the adaptation candidates, float64 [T]; NaN where none.
-        rho_replay_T: Mean score of the replay candidates, float64 [T]; NaN where none.
+        threshold_T: tau, in nats, float64 [T]; NaN without scores.
+        rho_adaptation_T: Mean score of the adaptation candidates, float64 [T]; NaN without any.
+        rho_replay_T: Mean score of the replay candidates, float64 [T]; NaN without any.
     """
 
     step_T: Counts
@@ -54,23 +54,23 @@ class History:
 
     @property
     def is_scored(self) -> bool:
-        """Whether candidates were scored at all."""
+        """Whether any candidates were scored."""
         return bool(np.isfinite(self.threshold_T).any())
 
     def share_by_decile(self) -> list[float] | None:
-        """Mean replay share in ten consecutive, equal parts of the run; None below ten steps.
+        """Returns the mean replay share of ten consecutive parts of the run; None below ten steps.
 
-        Where the steps do not divide by ten, the first parts are one step longer.
+        If the steps do not divide by ten, the first parts are one step longer.
         """
         if len(self.step_T) < NUM_DECILES:
             return None
         return [float(part.mean()) for part in np.array_split(self.share_T, NUM_DECILES)]
 
     def sampling_ratio_by_source(self) -> dict[str, float | None] | None:
-        """How much more often than it was offered each replay source was trained on.
+        """Returns how often each replay source was trained on, relative to its candidates.
 
         A source's share among the chosen replay blocks over its share among the replay candidates
-        of the same curriculum (paper, figure "Replay allocation"). None where a source was never
+        of the same curriculum (paper, figure "Replay allocation"). None for a source that was never
         offered; None altogether if no replay was ever chosen.
         """
         offered_O = self.candidates_TO[:, self.is_replay_O].sum(axis=0)
@@ -128,9 +128,9 @@ def _summarise(
     score_TC: npt.NDArray[np.float32],
     chosen_TC: npt.NDArray[np.bool_],
 ) -> tuple[Counts, Counts, Floats, Floats]:
-    """Counts per source [T, O] of candidates and of chosen ones, mean scores [T] per role."""
+    """Returns candidates and chosen blocks per source [T, O], and mean scores [T] per role."""
     num_sources = len(is_replay_O)
-    # Padding has source -1; one column more takes it in and is dropped again.
+    # Padding has source -1, counted in an extra column that is dropped.
     is_replay_TC = np.append(is_replay_O, False)[source_TC] & (source_TC >= 0)
     is_adaptation_TC = np.append(~is_replay_O, False)[source_TC] & (source_TC >= 0)
     row_T1 = np.arange(len(source_TC))[:, None] * (num_sources + 1)
@@ -148,7 +148,7 @@ def _summarise(
 
 
 def _mean_where(value_TC: npt.NDArray[np.float32], mask_TC: npt.NDArray[np.bool_]) -> Floats:
-    """Mean over the marked finite entries of each row, NaN where there is none."""
+    """Returns the mean over the masked finite entries of each row; NaN if there is none."""
     mask_TC = mask_TC & np.isfinite(value_TC)
     count_T = mask_TC.sum(axis=1)
     total_T = np.where(mask_TC, value_TC, 0.0).sum(axis=1, dtype=np.float64)

@@ -1,7 +1,7 @@
-"""The report as one HTML file: no script, no request, figures inlined as SVG.
+"""The report as one HTML file, without scripts or requests, figures inlined as SVG.
 
-Every figure is there twice, drawn for desktops and for phones; the style sheet shows one of them
-and colours both for a light or a dark theme.
+Every figure is included twice, drawn for desktops and for phones; the style sheet shows one of
+them, in colours for a light or a dark theme.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ _WORDS = (
 
 
 def render_page(results: Results, pictures: Pictures) -> str:
-    """The whole page.
+    """Returns the whole page.
 
     Args:
-        results: As in `results.json`, with checks and replicates.
-        pictures: Inline SVGs by figure name; figures that are missing are left out.
+        results: Content of `results.json`, with checks and replicates.
+        pictures: Inline SVGs by figure name; missing figures are left out.
     """
     style = _STYLE.replace("LIGHT", css_variables(0)).replace("DARK", css_variables(1))
     title = f"Replay on Demand: {results['recipe']}"

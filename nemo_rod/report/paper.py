@@ -1,4 +1,4 @@
-"""The paper's own numbers, for the settings that are the paper's; all of them are in paper.json."""
+"""The paper's own numbers for its settings, all of them from paper.json."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @cache
 def paper() -> dict[str, Any]:
-    """The transcribed numbers by the paper's labels."""
+    """Returns the transcribed numbers by the paper's labels."""
     content: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text("utf-8"))
     return content
 
 
 def paper_arms(recipe: str) -> dict[str, dict[str, float]]:
-    """What the paper reports of a recipe's arms; nothing where the setting is not the paper's."""
+    """Returns the paper's numbers of a recipe's arms; empty if the setting is not the paper's."""
     found: dict[str, dict[str, float]] = {}
     for label in ("tab:cross_scale", "tab:rod_convergence", "tab:frontier_full"):
         for arm, numbers in paper()[label].get(recipe, {}).items():
@@ -25,17 +25,17 @@ def paper_arms(recipe: str) -> dict[str, dict[str, float]]:
 
 
 def paper_value(label: str, key: str, recipe: str) -> Any:
-    """What a figure of the paper says of a recipe; None if nothing."""
+    """Returns a recipe's value in a figure of the paper; None if there is none."""
     return paper()[label].get(key, {}).get(recipe)
 
 
 def title_of(recipe: str) -> str:
-    """What the paper calls a setting; the recipe's own name if it is not the paper's."""
+    """Returns the paper's title of a setting; the recipe's name if it is not the paper's."""
     return str(paper()["titles"].get(recipe, recipe))
 
 
 def category_of(source: str) -> str | None:
-    """The paper's knowledge category of one of its replay sources; None for any other source."""
+    """Returns the paper's knowledge category of one of its replay sources; None for others."""
     for category, sources in paper()["categories"].items():
         if source in sources:
             return str(category)

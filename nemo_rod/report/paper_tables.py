@@ -22,7 +22,7 @@ _MEASURES = {
 
 
 def paper_table(results: Results) -> Table:
-    """Every arm that the paper reports of this setting: ours, and the paper's numbers."""
+    """Returns every arm that the paper reports for this setting: our numbers and the paper's."""
     theirs = paper_arms(results["recipe"])
     columns = [_ARM]
     for key, (title, show) in _MEASURES.items():
@@ -38,7 +38,7 @@ def paper_table(results: Results) -> Table:
 
 
 def budgets_table(results: Results) -> Table:
-    """Arms that were also trained with another budget, and those, by budget."""
+    """Returns arms that were also trained with other budgets, each with these, by budget."""
     arms = results["arms"]
     names = [name for path in continued(arms) for name in path]
     columns = (
@@ -52,7 +52,7 @@ def budgets_table(results: Results) -> Table:
 
 
 def transfer_table(results: Results) -> Table:
-    """Arms with a smaller model's curriculum or reference losses, beside no replay, fixed, RoD."""
+    """Returns arms with another model's curriculum or references, beside the main arms."""
     arms = results["arms"]
     names = helped(arms)
     beside = [n for n in arms if parse_arm(n).kind in ("no_replay", "fixed", "rod")]
@@ -72,7 +72,7 @@ def transfer_table(results: Results) -> Table:
 
 
 def base_loss_table(results: Results) -> Table:
-    """How well the base model knows the replay data, by category or source, and overall."""
+    """Returns the base model's loss on replay data, by category or source, and overall."""
     loss = results["base_loss_by_source"] or {}
     counts = results["sources"]["replay"]
     groups: dict[str, list[str]] = {}
@@ -96,7 +96,7 @@ def base_loss_table(results: Results) -> Table:
 
 
 def capabilities_table(results: Results) -> Table:
-    """Change of accuracy against the base model, by capability and arm."""
+    """Returns the change of accuracy against the base model, by capability and arm."""
     arms = {name: arm for name, arm in results["arms"].items() if arm["capability_change"]}
     names = [name for name in arms if name != "base"]
     groups = arms[names[0]]["capability_change"] if names else {}

@@ -1,11 +1,11 @@
-"""How an arm's sources fare against how vulnerable they are (paper, "forgetting profiles").
+"""Forgetting and sampling of an arm's sources against vulnerability (paper, "forgetting profiles").
 
     slope, intercept      least squares of an arm's forgetting per source on no-replay forgetting
     pearson_r             of its sampling ratios with no-replay forgetting
-    pearson_r_residual    of its sampling ratios with what is left under fixed replay
+    pearson_r_residual    of its sampling ratios with residual forgetting under fixed replay
 
-One source that is forgotten far more than the others can make all of them. So each is also given
-`_without` the source whose no-replay forgetting lies farthest from the mean, which is named.
+A single source with far more forgetting than the others can determine all of them. Therefore each
+also exists `_without` the source whose no-replay forgetting is farthest from the mean.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Values = Mapping[str, float]
 
 
 def profiles_of(arms: Mapping[str, Mapping[str, Any]], reference: str | None) -> dict[str, Any]:
-    """The profile of every arm beyond the base and no replay, by name.
+    """Returns the profile of every arm except the base and no replay, by name.
 
     Args:
-        arms: Of a results dictionary.
-        reference: The fixed-replay arm whose residual forgetting counts.
+        arms: Arms of a results dictionary.
+        reference: The fixed-replay arm that defines residual forgetting.
     """
     vulnerability = arms.get("no_replay", {}).get("forgetting_by_source") or {}
     residual = arms[reference]["forgetting_by_source"] or {} if reference else {}

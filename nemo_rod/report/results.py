@@ -9,11 +9,11 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
-    profile                    of sources, see `profile.py`
-    prefixes                   what scoring prefixes would have chosen in RoD's steps, on average
+    profile                    fits over sources, see `profile.py`
+    prefixes                   mean effect of scoring only a prefix, in RoD's steps
 
-Comparisons with fixed replay are made along the chord (`chord.py`) through the fixed arms and the
-no-replay arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
+Comparisons with fixed replay use the chord (`chord.py`) through the fixed arms and the no-replay
+arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from nemo_rod.report.profile import profiles_of
 from nemo_rod.report.run_files import ROLES, Arm, Run
 
 SCHEMA = 1
-REFERENCE_PERCENT = 32.0  # the fixed share the thresholds of `checks.py` were found against
-BUDGET_TOLERANCE = 0.01  # budgets this close count as equal
+REFERENCE_PERCENT = 32.0  # the fixed share for which the thresholds of `claims.py` were determined
+BUDGET_TOLERANCE = 0.01  # relative difference up to which budgets count as equal
 
 
 def results_of(run: Run) -> dict[str, Any]:
-    """Everything measured in one run; `checks` are added by `checks.judge`.
+    """Returns all measurements of one run; `checks` are added by `verdicts.judge`.
 
     Raises:
         ValueError: If the weights of the evaluated sources cannot be normalised.
@@ -61,14 +61,14 @@ def results_of(run: Run) -> dict[str, Any]:
 
 
 def reference_arm(run: Run) -> str | None:
-    """The fixed arm RoD is compared with: 32 %, else the one closest to it; None without any."""
+    """Returns the fixed arm that RoD is compared with: 32 %, else the closest; None without any."""
     fixed = [arm.name for arm in run.arms.values() if arm.name.kind == "fixed"]
     fixed.sort(key=lambda name: (abs(name.value - REFERENCE_PERCENT), name.value))
     return fixed[0].name if fixed else None
 
 
 def chord_of(arms: Mapping[str, Mapping[str, Any]], names: list[str]) -> Chord | None:
-    """The chord through arms of a results dictionary; None if they do not span one."""
+    """Returns the chord through arms of a results dictionary; None if they do not span one."""
     points = [
         ChordPoint(name, arms[name]["val_forgetting"], arms[name]["adapt_loss"])
         for name in names
@@ -78,7 +78,7 @@ def chord_of(arms: Mapping[str, Mapping[str, Any]], names: list[str]) -> Chord |
 
 
 def same_budget(first: float | None, second: float | None, slack: float = 0.0) -> bool | None:
-    """Whether two budgets count as equal; None if either is unknown."""
+    """Returns whether two budgets count as equal; None if either is unknown."""
     if not first or not second:
         return None
     return abs(first - second) <= max(BUDGET_TOLERANCE * second, slack)
@@ -131,14 +131,14 @@ def _task_forgetting(arm: Arm, base: Arm | None) -> float | None:
 
 
 def _capability_change(arm: Arm, base: Arm | None) -> dict[str, float] | None:
-    """Accuracy less the base model's, per capability."""
+    """Returns accuracy minus the base model's, per capability."""
     if base is None or not base.accuracy or not arm.accuracy:
         return None
     return {name: value - base.accuracy[name] for name, value in arm.accuracy.items()}
 
 
 def _chord_arms(run: Run, reference: str | None) -> tuple[list[str], list[str]]:
-    """Names of the arms that span the chord, and why others of their kind do not."""
+    """Returns the arms that span the chord, and why others of their kind do not."""
     if reference is None:
         return [], []
     names, notes = [], []
@@ -164,16 +164,16 @@ def _comparison(
     reference: str | None,
     name: str,
 ) -> dict[str, Any]:
-    """How an arm stands to the reference arm's budgets and to the fixed-replay chord."""
+    """Returns an arm's comparison with the reference arm's budgets and the fixed-replay chord."""
     arm, values = run.arms[name], arms[name]
     against = run.arms[reference] if reference else None
     is_merge, is_base = arm.name.kind == "merge", arm.name.kind == "base"
     same_tokens = same_compute = None
     if is_merge:
-        same_tokens = same_compute = True  # costs no more than the no-replay arm it is made of
+        same_tokens = same_compute = True  # costs no more than the no-replay arm that it contains
     elif against is not None and not is_base:
         same_tokens = same_budget(arm.trained_tokens, against.trained_tokens)
-        # Steps are whole: a compute budget can only be met to within one of them.
+        # Steps are whole, so compute budgets are only equal to within one of them.
         one_step = arm.compute / arm.steps if arm.compute and arm.steps else 0.0
         same_compute = same_budget(arm.compute, against.compute, one_step)
     forgetting, adapt_loss = values["val_forgetting"], values["adapt_loss"]
@@ -202,7 +202,7 @@ def _ratio(arm: Arm, against: Arm | None, key: str) -> float | None:
 
 
 def _costs(run: Run) -> dict[str, Any]:
-    """What RoD costs beyond its own updates, per scoring arm, in plain steps of that arm."""
+    """Returns the cost of each scoring arm besides its updates, in plain steps of that arm."""
     no_replay = run.arms.get("no_replay")
     costs = {}
     for name, arm in run.arms.items():

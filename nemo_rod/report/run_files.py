@@ -3,11 +3,11 @@
     runs/<recipe>/blocks/<role>/<source>/manifest.json    training blocks of a source
     runs/<recipe>/arms/<arm>/evaluation.json              held-out losses
     runs/<recipe>/arms/<arm>/tasks.json                   accuracy by capability and task
-    runs/<recipe>/arms/<arm>/arm.json                     what training or merging cost
-    runs/<recipe>/arms/<arm>/curriculum.rod               what was trained on
-    runs/<recipe>/arms/<arm>/metrics.jsonl                time per step, what prefixes would choose
+    runs/<recipe>/arms/<arm>/arm.json                     design, and cost of training or merging
+    runs/<recipe>/arms/<arm>/curriculum.rod               blocks drawn and trained on
+    runs/<recipe>/arms/<arm>/metrics.jsonl                time per step, effect of prefixes
 
-Only the evaluation makes an arm an arm; whatever else is missing leaves its columns empty.
+Only the evaluation is required; other missing files leave their columns empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nemo_rod.report.arm_names import ArmName, parse_arm
 from nemo_rod.report.history import History, read_history
 
 ROLES = ("adaptation", "replay")
-# What `arm.json` says of an arm beside its costs.
+# Keys of `arm.json` on an arm's design, in contrast to its costs.
 DESIGN = (
     "of", "steps", "budget", "multiplier", "scored_eighths", "retention", "kappa", "steering",
     "share", "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
@@ -37,23 +37,23 @@ class Arm:
     """One arm of a run.
 
     Attributes:
-        name: The arm.
+        name: Parsed name of the arm.
         seed: Seed of its evaluation or training.
         adaptation_loss: Held-out loss per adaptation source, in nats per token.
         replay_loss: Held-out loss per replay source, in nats per token.
-        tasks: What the tasks were asked with and answered, None if none were run.
+        tasks: Configuration and answers of the tasks; None if none were run.
         steps: Updates; None if not trained.
         batch_size: Blocks per update (k); None if not trained.
         block_size: Tokens per block (S); None if not trained.
         trained_tokens: Tokens trained on; None if unknown.
         scored_tokens: Tokens scored forward-only during training; None if unknown.
-        compute: In plain steps (a forward pass of one trained batch counts 1/3); None if unknown.
-        wall_seconds: None if unknown.
+        compute: Plain steps (a forward pass of one trained batch counts 1/3); None if unknown.
+        wall_seconds: Wall time of training; None if unknown.
         seconds_per_step: Median over the run; None if unknown.
-        prefixes: Means over the run of what scoring prefixes would have chosen, by prefix and
-            measure (`selection/fidelity.py`); empty if unknown.
-        history: What was drawn and chosen; None for arms that do not train.
-        design: What sets the arm apart, as `arm.json` says; None if not trained.
+        prefixes: Mean effects of scoring only a prefix, by prefix and measure
+            (`selection/fidelity.py`); empty if unknown.
+        history: Blocks drawn and chosen; None for arms that do not train.
+        design: Keys of `arm.json` that distinguish the arm; None if not trained.
     """
 
     name: ArmName
@@ -81,7 +81,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Run:
-    """All that is known of one run of a recipe.
+    """The files of one run of a recipe.
 
     Attributes:
         recipe: Name of the run's folder.
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the trained arms, where they agree on one."""
+        """The seed of the trained arms; None if they differ."""
         trained = {arm.seed for arm in self.arms.values() if arm.history is not None}
         seeds = trained or {arm.seed for arm in self.arms.values()}
         return seeds.pop() if len(seeds) == 1 else None
@@ -107,8 +107,8 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     """Reads a run folder.
 
     Args:
-        run_dir: The folder.
-        shared_dir: A run whose blocks and base model serve this one too, where it has none.
+        run_dir: Folder of the run.
+        shared_dir: Folder of a run whose blocks and base model replace missing ones.
 
     Raises:
         ValueError: If no arm has been evaluated, or a file is damaged or disagrees with another.
@@ -141,7 +141,7 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
 
 
 def is_evaluated(arm_dir: Path) -> bool:
-    """Whether an arm's folder holds its held-out losses."""
+    """Returns whether an arm's folder has its held-out losses."""
     return (arm_dir / "evaluation.json").is_file()
 
 
@@ -204,7 +204,7 @@ def _losses(evaluation: Mapping[str, Any], file: Path, role: str) -> dict[str, f
 
 
 def _check_same_sources(run_dir: Path, arms: list[Arm]) -> None:
-    """All arms must have been measured on the same sources, or nothing can be compared."""
+    """Refuses arms with different sources, which are not comparable."""
     first = arms[0]
     for arm in arms:
         for role in ROLES:
@@ -219,7 +219,7 @@ def _check_same_sources(run_dir: Path, arms: list[Arm]) -> None:
 
 
 def _check_same_tasks(run_dir: Path, arms: list[Arm]) -> None:
-    """All arms must have been asked the same, or their accuracies say nothing."""
+    """Refuses arms with different tasks, whose accuracies are not comparable."""
     asked = [arm for arm in arms if arm.tasks]
     for arm in asked[1:]:
         for what, found, expected in _differences_of_tasks(arm, asked[0]):
@@ -248,7 +248,7 @@ def _unequal(
 
 
 def _metrics(file: Path) -> dict[str, list[float]]:
-    """Every metric's finite values, in the order of the steps that have it."""
+    """Returns every metric's finite values, in the order of steps."""
     values: dict[str, list[float]] = {}
     for line in file.read_text().splitlines() if file.is_file() else []:
         try:

@@ -1,7 +1,7 @@
-"""Colours, shared by figures and page, for light and dark.
+"""Colours of figures and page, for light and dark themes.
 
-Figures are drawn once, in the light colours. In the page every colour of a figure becomes a CSS
-variable, so one picture follows the reader's theme. That works because no two roles share a colour.
+Figures are drawn once, in the light colours. In the page, every colour of a figure becomes a CSS
+variable, so that it follows the reader's theme. This works because no two roles share a colour.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _OF_KIND = {
 
 
 def light(role: str) -> str:
-    """The light colour of a role, as figures use it."""
+    """Returns the light colour of a role, as used in figures."""
     return COLOURS[role][0]
 
 
 def arm_colour(arm: ArmName, arms: Iterable[ArmName]) -> str:
-    """The colour of an arm among `arms`: one hue for fixed replay, the darker the more replay."""
+    """Returns an arm's colour among `arms`: one hue for fixed replay, darker for more replay."""
     if arm.kind != "fixed":
         return light(_OF_KIND[arm.kind])
     shares = sorted(other.value for other in arms if other.kind == "fixed")
@@ -70,12 +70,12 @@ def arm_colour(arm: ArmName, arms: Iterable[ArmName]) -> str:
 
 
 def css_variables(theme: int) -> str:
-    """Declarations of all colours; theme 0 is light, 1 is dark."""
+    """Returns declarations of all colours; theme 0 is light, 1 is dark."""
     return " ".join(f"--{role}: {pair[theme]};" for role, pair in COLOURS.items())
 
 
 def with_variables(svg: str) -> str:
-    """An SVG in light colours with every known colour turned into its CSS variable."""
+    """Replaces every known light colour in an SVG by its CSS variable."""
     for role, (colour, _) in COLOURS.items():
         svg = svg.replace(colour, f"var(--{role})")
     return svg

@@ -1,4 +1,4 @@
-"""One paragraph that says plainly what holds in a run and what does not."""
+"""One plain paragraph on the claims that hold in a run and those that do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Results = Mapping[str, Any]
 
 
 def summarise(results: Results) -> str:
-    """Plain sentences on the outcome, on what fails and on what could not be judged."""
+    """Returns plain sentences on the outcome, on failed claims and on those not judged."""
     sentences = [_outcome(results), _against_fixed(results), _curriculum(results)]
     sentences += [_compute(results), _verdicts(results)]
     return " ".join(sentence for sentence in sentences if sentence)

@@ -1,4 +1,4 @@
-"""The report's tables: one description each, written as CSV (unrounded), Markdown and HTML."""
+"""The report's tables: one description each, exported as CSV (unrounded), Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Format = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class Column:
-    """A column: `key` in CSV files, `title` for people, `show` turns a value into text.
+    """A column: `key` in CSV files, a readable `title`, and `show`, which formats a value.
 
-    Details are left out where space is short, on the page.
+    Details are left out of the page, where space is limited.
     """
 
     key: str
@@ -39,7 +39,7 @@ class Table:
     rows: tuple[Mapping[str, Any], ...]
 
     def to_csv(self) -> str:
-        """Comma-separated values, numbers unrounded."""
+        """Returns comma-separated values, with unrounded numbers."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([column.key for column in self.columns])
@@ -49,14 +49,14 @@ class Table:
         return stream.getvalue()
 
     def to_markdown(self) -> str:
-        """A Markdown table with rounded numbers, numbers to the right."""
+        """Returns a Markdown table with rounded, right-aligned numbers."""
         rule = [":--" if column.is_text else "--:" for column in self.columns]
         lines = [[column.title for column in self.columns], rule]
         lines += [[_cell(row, column) for column in self.columns] for row in self.rows]
         return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
     def to_html(self, marks: Mapping[str, str] | None = None) -> str:
-        """An HTML table without the details; `marks` colours rows by their first cell's value."""
+        """Returns an HTML table without details; `marks` maps first cells to colours of rows."""
         columns = [column for column in self.columns if not column.is_detail]
         numeric = {column.key: "" if column.is_text else ' class="num"' for column in columns}
         head = "".join(
@@ -78,7 +78,7 @@ class Table:
 
 
 def typeset(text: str) -> str:
-    """Plain text as HTML, with the subscript of F_val set as one."""
+    """Returns plain text as HTML, with the subscript of F_val."""
     return escape(text).replace("F_val", "F<sub>val</sub>")
 
 
@@ -88,7 +88,7 @@ def _cell(row: Mapping[str, Any], column: Column) -> str:
 
 
 def arms_table(results: Results) -> Table:
-    """Every arm with its losses, budgets and its place against fixed replay at equal budgets."""
+    """Returns every arm's losses and budgets, and its gap to fixed replay at equal budgets."""
     columns = (
         Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True),
         Column("replay_share", "Replay share", percent),
@@ -123,7 +123,7 @@ def arms_table(results: Results) -> Table:
 
 
 def _standing(comparison: Mapping[str, Any], budget: str) -> float | str | None:
-    """An arm's gap to the chord at an equal budget, or in a word why there is none."""
+    """Returns an arm's gap to the chord at an equal budget, or words on why there is none."""
     if comparison["on_chord"]:
         return "on the chord"
     if comparison["gap"] is None:
@@ -133,7 +133,7 @@ def _standing(comparison: Mapping[str, Any], budget: str) -> float | str | None:
 
 
 def sources_table(results: Results) -> Table:
-    """Every replay source with its size, its forgetting per arm and RoD's sampling ratio."""
+    """Returns every replay source's size, forgetting per arm and RoD's sampling ratio."""
     arms = [
         name
         for name, arm in results["arms"].items()
@@ -162,7 +162,7 @@ def sources_table(results: Results) -> Table:
 
 
 def checks_table(results: Results) -> Table:
-    """The claims with bounds, measurements (one per run) and verdicts."""
+    """Returns the claims with bounds, measurements (one per run) and verdicts."""
     runs = [results, *results["replicates"]]
     labels = [run_label(run, i) for i, run in enumerate(runs)]
     single = len(runs) == 1
@@ -192,7 +192,7 @@ def checks_table(results: Results) -> Table:
 
 
 def seeds_table(results: Results) -> Table:
-    """Adaptation loss and forgetting of every arm in every run."""
+    """Returns adaptation loss and forgetting of every arm in every run."""
     runs = [results, *results["replicates"]]
     columns = [Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)]
     for i, run in enumerate(runs):
@@ -220,7 +220,7 @@ def seeds_table(results: Results) -> Table:
 
 
 def costs_table(results: Results) -> Table:
-    """What every scoring arm costs, in plain steps."""
+    """Returns the costs of every scoring arm, in plain steps."""
     columns = (
         Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True),
         Column("updates", "Updates", thousands),
@@ -234,7 +234,7 @@ def costs_table(results: Results) -> Table:
 
 
 def all_tables(results: Results) -> Sequence[Table]:
-    """The tables worth a file, those without rows left out."""
+    """Returns all tables that have rows."""
     tables = [arms_table, sources_table, checks_table, costs_table]
     if results["replicates"]:
         tables.append(seeds_table)
@@ -242,32 +242,32 @@ def all_tables(results: Results) -> Sequence[Table]:
 
 
 def decimals(places: int) -> Format:
-    """Rounds to a number of places, with a true minus sign."""
+    """Returns a format with a number of decimals and a true minus sign."""
     return lambda value: f"{value:,.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(places: int) -> Format:
-    """Rounds to a number of places and always shows the sign."""
+    """Returns a format with a number of decimals and always a sign."""
     return lambda value: f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def percent(value: float) -> str:
-    """A share as a percentage."""
+    """Formats a share as a percentage."""
     return f"{100 * value:.1f} %"
 
 
 def times(value: float) -> str:
-    """A ratio, e.g. "1.67x" with a true multiplication sign."""
+    """Formats a ratio, e.g. "1.67x" with a true multiplication sign."""
     return f"{value:.2f}\N{MULTIPLICATION SIGN}"
 
 
 def thousands(value: float) -> str:
-    """A count with thousands separators."""
+    """Formats a count with thousands separators."""
     return f"{value:,.0f}"
 
 
 def magnitude(value: float) -> str:
-    """A large count in millions or billions."""
+    """Formats a large count in thousands, millions or billions."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -275,7 +275,7 @@ def magnitude(value: float) -> str:
 
 
 def gap(value: float | str) -> str:
-    """A signed gap, or the word that stands in its place."""
+    """Formats a signed gap, or returns the words in its place."""
     return value if isinstance(value, str) else signed(3)(value)
 
 

@@ -1,10 +1,10 @@
-"""The paper's claims with thresholds, judged on a run's results.
+"""Verdicts on the paper's claims, from a run's results and thresholds.
 
-A check is a measured number, the range it should lie in and a verdict: "holds", "fails" or "not
-judged" with the reason. Thresholds leave a margin to what repeated runs of a small recipe showed.
-Three kinds: a "claim" is what the method promises; "informative" ones are too noisy or too much a
-matter of the setting to promise; a "limitation" is known to fail for small models and is shown so
-that nobody has to find out.
+A check is a measured number, its expected range and a verdict: "holds", "fails" or "not judged",
+with the reason. Thresholds have a margin to the results of repeated runs of a small recipe. There
+are three kinds: a "claim" is a promise of the method; "informative" checks are too noisy or too
+dependent on the setting to promise; a "limitation" is known to fail for small models and is shown
+for transparency.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHORD_GAP_MEAN = -0.015  # nats, over seeds
 
 
 def judge(run: Run, results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All checks of one run, in the order they are shown, as JSON-ready dictionaries."""
+    """Returns all checks of one run, in display order, as JSON-ready dictionaries."""
     view = View(run, results)
     reference = parse_arm(view.reference or "fixed_32").label
     rows = []
@@ -35,7 +35,7 @@ def judge(run: Run, results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def judge_across_seeds(per_run: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Checks on the mean over runs that differ in their seed; none for a single run."""
+    """Returns checks on the mean over runs with different seeds; none for a single run."""
     gaps = [
         check["measured"]
         for results in per_run
@@ -51,14 +51,14 @@ def judge_across_seeds(per_run: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def overall_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of one check over several runs: fails if it fails in one, holds if it holds in the others."""
+    """Returns one check's verdict over several runs: one failure fails, one "holds" suffices."""
     if "fails" in verdicts:
         return "fails"
     return "holds" if "holds" in verdicts else "not judged"
 
 
 def format_checks(results: Mapping[str, Any]) -> str:
-    """The checks as a text table, one column of measurements per run."""
+    """Returns the checks as a text table, with one column of measurements per run."""
     runs = [results, *results.get("replicates", [])]
     header = ["check", "bound", *(run_label(run, i) for i, run in enumerate(runs)), "verdict"]
     table, notes = [header], []
@@ -83,7 +83,7 @@ def format_checks(results: Mapping[str, Any]) -> str:
 
 
 def joint_notes(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[str]:
-    """The notes of one check over several runs: once if they agree, else with the run's label."""
+    """Returns a check's notes over several runs: once if equal, else with the runs' labels."""
     notes = [row["note"] for row in rows]
     if len(set(notes)) == 1:
         return [notes[0]] if notes[0] else []
@@ -91,17 +91,17 @@ def joint_notes(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> lis
 
 
 def run_label(results: Mapping[str, Any], index: int) -> str:
-    """What a run is called next to others: by its seed, else by its place."""
+    """Returns a run's label among others: its seed, or else its number."""
     return f"seed {results['seed']}" if results["seed"] is not None else f"run {index + 1}"
 
 
 def bounds_of(row: Mapping[str, Any]) -> str:
-    """The range of a check in plain characters."""
+    """Returns the range of a check in plain characters."""
     return str(Bounds(**row["bounds"]))
 
 
 def format_measured(value: float | None) -> str:
-    """A measured number to three decimals."""
+    """Formats a measured number with three decimals."""
     return "-" if value is None else f"{value:.3f}"
 
 

@@ -2,9 +2,9 @@
 
     theta_merge = (1 - lambda) * theta_base + lambda * theta_adapted
 
-for every floating-point tensor. `formula` has the arithmetic and what two tensors must have in
-common for it, `hugging_face` and `megatron` have the two formats. Both read and write piece by
-piece: neither model is ever held whole.
+for every floating-point tensor. `formula` has the arithmetic and its requirements on two tensors;
+`hugging_face` and `megatron` have the two formats. Both read and write piece by piece: neither
+model is ever held in memory as a whole.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ def merge_checkpoints(
     """Writes the checkpoint `(1 - lam) * base + lam * adapted` to `out_dir`.
 
     Both are Hugging Face checkpoints in safetensors files, or both are Megatron's distributed
-    checkpoints (`ckpt_format=torch_dist`); the output is of the same format, and has the base's
-    tensors and configuration. The inputs may be sharded differently.
+    checkpoints (`ckpt_format=torch_dist`); the output has the same format and the base's tensors
+    and configuration. The inputs may be sharded differently.
 
-    Floating tensors are interpolated in float32 (float64 where either side is) and stored back in
-    their own dtype; where the two sides' dtypes differ, in the one that holds both. The result is
-    exact at `lam` 0 and 1 and wherever the two sides agree. Tensors of other dtypes are copied;
-    those that differ are refused between the ends. The folder appears whole or not at all.
+    Floating tensors are interpolated in float32 (float64 if either side is) and stored in their
+    own dtype; if the two sides' dtypes differ, in the one that can represent both. The result is
+    exact at `lam` 0 and 1 and wherever the two sides agree. Tensors of other dtypes are copied; if
+    they differ, they are refused for `lam` between 0 and 1. The folder appears complete or not at
+    all.
 
-    Of a Hugging Face checkpoint, a tied weight that only one side stores is taken from the tensor
-    it is tied to. Of a Megatron checkpoint, `*_dir` may be one iteration's folder or the folder
-    above, whose latest iteration counts. The output holds the model alone, at iteration 0:
-    optimizer, random and data-loader state are neither merged nor carried. No distributed job and
-    no GPU is needed, and each side may have been saved in any parallel layout.
+    For Hugging Face checkpoints, a tied weight that only one side stores is taken from the tensor
+    it is tied to. For Megatron checkpoints, `*_dir` may be the folder of one iteration or its
+    parent, of which the latest iteration is used. The output holds the model alone, at iteration 0:
+    optimizer, random and data-loader state are dropped. No distributed job and no GPU is needed,
+    and each side may have been saved in any parallel layout.
 
     Args:
         base_dir: Checkpoint of the base model.
         adapted_dir: Checkpoint of the adapted model, with the same tensors.
-        out_dir: Folder to create; it must not exist, or be empty.
+        out_dir: Folder to create; it must be absent or empty.
         lam: Weight of the adapted model, in [0, 1].
-        max_shard_bytes: Size at which a new output shard is begun; bounds the memory used.
+        max_shard_bytes: Size at which a new output shard starts; bounds the memory used.
 
     Raises:
         ValueError: If `lam` is out of range, a folder holds no checkpoint of a known format or the
-            two are of different formats, `out_dir` is taken, or tensors are missing, foreign,
-            quantised, of another shape, or differ without being of a floating dtype.
+            formats differ, `out_dir` is not empty, or tensors are missing, unknown, quantised, of
+            another shape, or differ without a floating dtype.
     """
     base_dir, adapted_dir, out_dir = Path(base_dir), Path(adapted_dir), Path(out_dir)
     if not 0.0 <= lam <= 1.0:
@@ -70,7 +71,7 @@ def merge_checkpoints(
 
 
 def _format_of(base_dir: Path, adapted_dir: Path) -> Callable[..., None]:
-    """The merge of the format that both folders are in."""
+    """Returns the merge function for the format of both folders."""
     of_megatron = [folder for folder in (base_dir, adapted_dir) if megatron_folder.is_one(folder)]
     if not of_megatron:
         return hugging_face.merge
@@ -87,9 +88,9 @@ def _format_of(base_dir: Path, adapted_dir: Path) -> Callable[..., None]:
 
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
-    """A partial folder, which becomes `folder` at the end; a failure leaves neither."""
+    """Yields a partial folder, renamed to `folder` at the end; a failure leaves neither."""
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a merge that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a merge that was killed
     partial.mkdir(parents=True)
     try:
         yield partial

@@ -1,4 +1,4 @@
-"""The arithmetic of a merge, and what two checkpoints must have in common for it."""
+"""The arithmetic of a merge, and its requirements on the two checkpoints."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# As PEFT and Megatron-Bridge name them.
+# Names in PEFT and Megatron-Bridge.
 _LOW_RANK = re.compile(r"\.(lora_[AB]|adapter\.(adapter_\w+\.)?linear_(in|out))\.")
 
 
 def interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: float) -> torch.Tensor:
-    """`(1 - lam) * base + lam * adapted` of one tensor, or of the same piece of one.
+    """Returns `(1 - lam) * base + lam * adapted` for one tensor, or for one piece of it.
 
     Args:
-        name: of the tensor, for errors.
-        base: any shape; a dtype that is not floating must agree with the adapted side's.
-        adapted: the same shape.
+        name: name of the tensor, for errors.
+        base: any shape; a non-floating dtype must equal the adapted side's.
+        adapted: same shape as `base`.
         lam: weight of the adapted side, in [0, 1].
 
     Returns:
-        The same shape, in the dtype that holds both; exact at the ends and where they agree.
+        Same shape, in the dtype that can represent both; exact at the ends and where they agree.
 
     Raises:
-        ValueError: if the dtypes differ and are not both floating, or the values differ between
-            the ends and are not floating.
+        ValueError: if the dtypes differ and are not both floating, or non-floating values differ
+            between the ends.
     """
     import torch
 
@@ -45,17 +45,17 @@ def interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: float
     if lam in (0.0, 1.0):
         return (base if lam == 0.0 else adapted).to(stored)
     base, adapted = base.to(wide), adapted.to(wide)
-    # lerp of two equal infinities (a stored mask) would be NaN, hence the explicit equal case.
+    # lerp of two equal infinities (a stored mask) is NaN, hence the explicit equal case.
     merged = torch.where(base == adapted, base, torch.lerp(base, adapted, lam))
     return merged.to(stored)
 
 
 def refuse_unmatched(names: Sequence[str], folder: Path) -> None:
-    """Refuses tensors that only the other checkpoint holds.
+    """Refuses tensors that are only in the other checkpoint.
 
     Args:
-        names: what `folder` lacks; empty is fine.
-        folder: the checkpoint that lacks them.
+        names: tensors missing in `folder`; empty passes.
+        folder: checkpoint that lacks them.
     """
     if names:
         raise ValueError(
@@ -67,7 +67,7 @@ def refuse_unmatched(names: Sequence[str], folder: Path) -> None:
 def refuse_shapes(
     name: str, base: Sequence[int], adapted: Sequence[int], base_dir: Path, adapted_dir: Path
 ) -> None:
-    """Refuses a tensor whose shape is not the same on both sides."""
+    """Refuses a tensor whose shapes differ."""
     if tuple(base) != tuple(adapted):
         raise ValueError(
             f"tensor {name!r} has shape {tuple(adapted)} in {adapted_dir} but {tuple(base)} in "
@@ -76,7 +76,7 @@ def refuse_shapes(
 
 
 def refuse_dtypes(name: str, base: torch.dtype, adapted: torch.dtype) -> None:
-    """Refuses two dtypes that have no interpolation: only two floating ones may differ."""
+    """Refuses dtypes without an interpolation: only floating ones may differ."""
     if base != adapted and not (base.is_floating_point and adapted.is_floating_point):
         raise ValueError(
             f"tensor {name!r} is {base} in one checkpoint and {adapted} in the other; "
@@ -85,7 +85,7 @@ def refuse_dtypes(name: str, base: torch.dtype, adapted: torch.dtype) -> None:
 
 
 def refuse_quantised(name: str, dtype: str, quantised: bool, folder: Path) -> None:
-    """Refuses values that mean nothing without their scales: interpolating them is wrong."""
+    """Refuses quantised values: without their scales, they cannot be interpolated."""
     if quantised:
         raise ValueError(
             f"tensor {name!r} in {folder} is quantised ({dtype}); merge the unquantised checkpoints"
@@ -93,7 +93,7 @@ def refuse_quantised(name: str, dtype: str, quantised: bool, folder: Path) -> No
 
 
 def refuse_low_rank(names: Iterable[str], folder: Path) -> None:
-    """Refuses low-rank factors: the product of two interpolated factors is no interpolation."""
+    """Refuses low-rank factors: the product of interpolated factors is not an interpolation."""
     for name in filter(_LOW_RANK.search, names):
         raise ValueError(
             f"tensor {name!r} in {folder} is a low-rank factor; merge the adapter into its model "

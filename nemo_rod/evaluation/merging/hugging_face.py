@@ -1,8 +1,8 @@
-"""Merging of two Hugging Face checkpoints, from their safetensors files alone.
+"""Merging of two Hugging Face checkpoints, directly from their safetensors files.
 
-One output shard at a time; the inputs may be sharded differently. The output has the base's
-tensors, in the base's order and under their published names, and the base's configuration and
-tokenizer files.
+Works on one output shard at a time; the inputs may be sharded differently. The output has the
+base's tensors, in the base's order and under their published names, and the base's configuration
+and tokenizer files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INDEX_NAME = "model.safetensors.index.json"
 def merge(
     base_dir: Path, adapted_dir: Path, out_dir: Path, lam: float, max_shard_bytes: int
 ) -> None:
-    """Fills `out_dir` with the merge; `merge_checkpoints` says what each argument is.
+    """Fills `out_dir` with the merge; see `merge_checkpoints` for the arguments.
 
     Raises:
         ValueError: If the checkpoints do not match.
@@ -63,14 +63,14 @@ def merge(
 
 
 class _Checkpoint:
-    """Lazy view of a checkpoint folder: tensors by name, whichever shard they are in.
+    """Lazy view of a checkpoint folder: tensors by name, across its shards.
 
-    The names are the published ones, so that sides which different programs wrote have the same.
+    The names are the published ones, so that checkpoints written by different programs agree.
     """
 
     def __init__(self, folder: Path, stored: dict[str, tuple[Any, str]]) -> None:
         self.folder = folder
-        self._stored = stored  # published name -> the open file and the name there
+        self._stored = stored  # published name -> (open file, stored name)
 
     @classmethod
     @contextmanager
@@ -100,13 +100,13 @@ class _Checkpoint:
         return tuple(handle.get_slice(stored).get_shape())
 
     def dtype(self, name: str) -> str:
-        """The dtype as safetensors spells it, e.g. "BF16"."""
+        """Returns the dtype as spelled by safetensors, e.g. "BF16"."""
         handle, stored = self._stored[name]
         return str(handle.get_slice(stored).get_dtype())
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    # The order in which transformers looks for weights.
+    # transformers searches for weights in this order
     index = folder / _INDEX_NAME
     if (folder / "model.safetensors").is_file():
         files = [folder / "model.safetensors"]
@@ -126,7 +126,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
-    """Checks that the two checkpoints match; returns the base's tied names -> adapted's name."""
+    """Checks that the checkpoints match and returns tied names of the base -> adapted's names."""
     for side in (base, adapted):
         refuse_low_rank(side.names, side.folder)
     ours, theirs = set(base.names), set(adapted.names)
@@ -147,7 +147,7 @@ def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
 
 
 def _tied_to(checkpoint: _Checkpoint, name: str, candidates: list[str]) -> str | None:
-    """The tensor among `candidates` that `name` is a bit-equal copy of, if there is one."""
+    """Returns the tensor among `candidates` of which `name` is a bit-equal copy, if any."""
     import torch
 
     kind = (checkpoint.shape(name), checkpoint.dtype(name))
@@ -160,7 +160,7 @@ def _tied_to(checkpoint: _Checkpoint, name: str, candidates: list[str]) -> str |
 
 
 def _plan_shards(checkpoint: _Checkpoint, max_shard_bytes: int) -> list[list[str]]:
-    """Names per output shard, in the checkpoint's order, each shard within the limit if it can."""
+    """Returns names per output shard, in the checkpoint's order, within the limit if possible."""
     shards: list[list[str]] = [[]]
     size = 0
     for name in checkpoint.names:
@@ -183,12 +183,12 @@ def _shard_name(index: int, count: int) -> str:
 def _save(tensors: dict[str, torch.Tensor], file: Path) -> None:
     from safetensors.torch import save_file
 
-    # Transformers refuses files whose metadata does not name the framework.
+    # transformers refuses files whose metadata does not name the framework
     save_file({name: t.contiguous() for name, t in tensors.items()}, file, {"format": "pt"})
 
 
 def _copy_companions(source_dir: Path, out_dir: Path) -> None:
-    """Copies configuration, tokenizer and licence files; weights and stage manifests stay."""
+    """Copies configuration, tokenizer and licence files, not weights and stage manifests."""
     for file in sorted(source_dir.iterdir()):
         skipped = file.name == "manifest.json" or file.name.endswith(".index.json")
         wanted = file.suffix in _COPIED_SUFFIXES or file.stem.upper() in ("LICENSE", "NOTICE")

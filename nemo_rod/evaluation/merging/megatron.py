@@ -1,8 +1,8 @@
 """Merging of two Megatron distributed checkpoints (`ckpt_format=torch_dist`).
 
-Which pieces a tensor is stored in depends on the layout it was saved under. The merge goes through
-the coarser of the two sides' pieces and reads of either side what covers them: no layout has to be
-rebuilt, and no tensor is held whole unless it was stored so. The output has the base's names.
+The pieces of a stored tensor depend on the layout that saved it. The merge iterates over the
+coarser side's pieces and reads the parts of both sides that cover them: no layout is rebuilt, and
+no tensor is held as a whole unless it was stored so. The output has the base's names.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from nemo_rod.evaluation.merging.formula import (
 )
 from nemo_rod.evaluation.merging.torch_dist import Checkpoint, write
 
-# State of the training run, which means nothing to the merged model.
+# State of the training run, meaningless for the merged model.
 _STATE = re.compile(r"(chained_\d+\.)?optimizer\.|rng_state/|rerun_state_machine_state/")
-# What layers keep beside their weights: nothing, or the scales of FP8, which training makes anew.
+# Layers' state besides their weights: empty, or FP8 scales, which training recomputes.
 _EXTRA_STATE = "._extra_state/"
-# Their rows past the vocabulary are padding, whose number depends on the layout.
+# Rows past the vocabulary are padding, whose number depends on the layout.
 _PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 def merge(
     base_dir: Path, adapted_dir: Path, out_dir: Path, lam: float, max_shard_bytes: int
 ) -> None:
-    """Fills `out_dir` with the merge; `merge_checkpoints` says what each argument is.
+    """Fills `out_dir` with the merge; see `merge_checkpoints` for the arguments.
 
     Raises:
-        ValueError: If the checkpoints do not match, or a folder is of another format.
+        ValueError: If the checkpoints do not match, or a folder has another format.
     """
     base, adapted = (
         Checkpoint(megatron_folder.weights_folder(folder), _is_of_the_model)
@@ -59,7 +59,7 @@ def _is_of_the_model(name: str) -> bool:
 
 
 def _merged_tensors(base: Checkpoint, adapted: Checkpoint) -> dict[str, TensorStorageMetadata]:
-    """Global shape, dtype and pieces of every tensor of the merge, checked on both sides."""
+    """Returns global shape, dtype and pieces of every merged tensor, checked on both sides."""
     for side in (base, adapted):
         refuse_low_rank(side.tensors, side.folder)
     refuse_unmatched([name for name in base.tensors if name not in adapted.tensors], adapted.folder)
@@ -81,12 +81,12 @@ def _merged_tensors(base: Checkpoint, adapted: Checkpoint) -> dict[str, TensorSt
         properties = dataclasses.replace(ours.properties, dtype=torch.promote_types(*dtypes))
         pieces = min(ours.chunks, theirs.chunks, key=len)
         merged[name] = TensorStorageMetadata(properties, ours.size, pieces)
-    # what cannot be interpolated is compared first, and so refused before anything is written
+    # compares non-floating tensors first, to refuse them before anything is written
     return dict(sorted(merged.items(), key=lambda item: item[1].properties.dtype.is_floating_point))
 
 
 def _cut(tensor: TensorStorageMetadata, rows: int) -> TensorStorageMetadata:
-    """The first rows of a tensor."""
+    """Returns the first rows of a tensor."""
     pieces = [
         ChunkStorageMetadata(
             piece.offsets,
@@ -99,7 +99,7 @@ def _cut(tensor: TensorStorageMetadata, rows: int) -> TensorStorageMetadata:
 
 
 def _merged_objects(base: Checkpoint, adapted: Checkpoint) -> dict[str, bytes]:
-    """The base's objects, which but for layers' extra state must be the adapted side's too."""
+    """Returns the base's objects, which except for extra state must equal the adapted side's."""
     ours, theirs = (
         {name for name in side.objects if _EXTRA_STATE not in name} for side in (base, adapted)
     )

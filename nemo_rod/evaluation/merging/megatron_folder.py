@@ -1,16 +1,16 @@
-"""Folders of Megatron's distributed checkpoints: where the weights are, and what lies beside them.
+"""Folders of Megatron's distributed checkpoints: the weights' folder and the files beside it.
 
     checkpoints/
-      latest_checkpointed_iteration.txt, latest_train_state.pt      which iteration is the latest
+      latest_checkpointed_iteration.txt, latest_train_state.pt      the latest iteration
       iter_0000100/ (or release/)
         .metadata, *.distcp                                         tensors and objects
         metadata.json                                               the format
-        common.pt                                                   what is not sharded; since
+        common.pt                                                   unsharded state; since
                                                                     core 0.19 an object among them
         run_config.yaml, train_state.pt, tokenizer/                 Megatron-Bridge's own
 
-`latest_train_state.pt` and the last line are Megatron-Bridge's; Megatron-LM keeps its arguments in
-`common.pt` instead.
+`latest_train_state.pt` and the last line are only Megatron-Bridge's; Megatron-LM instead keeps its
+arguments in `common.pt`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from omegaconf import OmegaConf
 _TRACKER = "latest_checkpointed_iteration.txt"
 _TRAIN_STATE = "train_state.pt"
 _RUN_CONFIG = "run_config.yaml"
-# What says how the weights were laid out; the rest of common.pt is state of the training run.
+# Keys on the layout of the weights; the rest of common.pt is state of the training run.
 COMMON_OBJECT = "common_state/"
 _KEPT_OF_COMMON = ("args", "checkpoint_version", "content_metadata")
 
 
 def is_one(folder: Path) -> bool:
-    """Whether the folder is a Megatron checkpoint, or holds Megatron checkpoints."""
+    """Returns whether the folder is a Megatron checkpoint, or holds Megatron checkpoints."""
     if (folder / _TRACKER).is_file() or (folder / ".metadata").is_file():
         return True
     return any(folder.glob("iter_*/.metadata"))
 
 
 def weights_folder(folder: Path) -> Path:
-    """The folder of the weights: `folder` itself, or its latest iteration.
+    """Returns the folder of the weights: `folder` itself, or its latest iteration.
 
     Raises:
-        ValueError: if it holds no checkpoint of the format torch_dist.
+        ValueError: if it holds no checkpoint in the format torch_dist.
     """
     if (folder / ".metadata").is_file():
         found = folder
@@ -64,20 +64,20 @@ def weights_folder(folder: Path) -> Path:
 
 
 def vocabulary_size(weights: Path) -> int | None:
-    """Size of the unpadded vocabulary, None where the checkpoint does not say."""
+    """Returns the size of the unpadded vocabulary; None if the checkpoint does not state it."""
     file = weights / _RUN_CONFIG
     return OmegaConf.load(file).model.get("vocab_size") if file.is_file() else None
 
 
 def begin(base: Path, out_dir: Path) -> Path:
-    """Lays out `out_dir` for a model without training state, as Megatron converters do.
+    """Prepares `out_dir` for a model without training state, as Megatron converters do.
 
     Args:
         base: folder of the base's weights.
-        out_dir: an empty folder.
+        out_dir: empty folder for the checkpoint.
 
     Returns:
-        The folder for the weights, with all but them in it.
+        Folder for the weights, with all other files in it.
 
     Raises:
         ValueError: if the base is neither Megatron-Bridge's nor Megatron-LM's.
@@ -91,7 +91,7 @@ def begin(base: Path, out_dir: Path) -> Path:
             f"{base} holds neither {_RUN_CONFIG} nor Megatron-LM's arguments (args in its common "
             f"state), expected a checkpoint of Megatron-Bridge or Megatron-LM"
         )
-    # Megatron-LM takes iteration 0 from its "release" folder alone; Bridge imports to iteration 0.
+    # Megatron-LM loads iteration 0 only from a "release" folder; Bridge imports to iteration 0.
     weights = out_dir / ("iter_0000000" if of_bridge else "release")
     weights.mkdir()
     (out_dir / _TRACKER).write_text("0" if of_bridge else "release")
@@ -107,7 +107,7 @@ def begin(base: Path, out_dir: Path) -> Path:
 
 
 def _common(weights: Path) -> dict[str, Any]:
-    """What a checkpoint does not shard."""
+    """Returns a checkpoint's unsharded state."""
     import torch
 
     if (weights / "common.pt").is_file():
@@ -125,7 +125,7 @@ def _write_bridge_files(base: Path, weights: Path) -> None:
     import torch
 
     config = OmegaConf.load(base / _RUN_CONFIG)
-    config.checkpoint.save_optim = config.checkpoint.save_rng = False  # or a load asks for them
+    config.checkpoint.save_optim = config.checkpoint.save_rng = False  # or a load requests them
     OmegaConf.save(config, weights / _RUN_CONFIG)
     counters: dict[str, torch.Tensor] = torch.load(base / _TRAIN_STATE, weights_only=True)
     nothing = {key: torch.zeros_like(value) for key, value in counters.items()}

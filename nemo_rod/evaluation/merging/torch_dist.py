@@ -31,23 +31,23 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 
 class Checkpoint:
-    """What a folder stores, whichever files and pieces it is in.
+    """The content of a checkpoint folder, across its files and pieces.
 
     Attributes:
-        folder: where `.metadata` lies.
+        folder: folder of `.metadata`.
         tensors: global shape, dtype and pieces of every tensor, by name.
-        objects: names of what is stored as bytes.
+        objects: names of entries stored as bytes.
     """
 
     def __init__(self, folder: Path, wanted: Callable[[str], bool]) -> None:
         """Opens a checkpoint.
 
         Args:
-            folder: where `.metadata` lies.
-            wanted: says of a name whether it counts.
+            folder: folder of `.metadata`.
+            wanted: returns whether an entry of that name is used.
 
         Raises:
-            ValueError: if a file that holds something wanted is missing.
+            ValueError: if a file with a used entry is missing.
         """
         self.folder = folder
         self._reader = FileSystemReader(folder)
@@ -65,17 +65,17 @@ class Checkpoint:
                 )
 
     def piece(self, name: str, piece: ChunkStorageMetadata) -> torch.Tensor:
-        """Part of a tensor, put together from the stored pieces that cover it.
+        """Returns part of a tensor, assembled from the stored pieces that cover it.
 
         Args:
-            name: of the tensor.
-            piece: any offsets and sizes within its global shape.
+            name: name of the tensor.
+            piece: arbitrary offsets and sizes within its global shape.
 
         Returns:
-            A tensor of the piece's sizes and the stored dtype.
+            Tensor of the piece's sizes and the stored dtype.
 
         Raises:
-            ValueError: if no stored piece covers a part of it.
+            ValueError: if the stored pieces do not cover it.
         """
         description = self.tensors[name]
         items = create_read_items_for_chunk_list(name, description, [piece])
@@ -88,7 +88,7 @@ class Checkpoint:
         return into.tensor
 
     def object(self, name: str) -> bytes:
-        """What is stored under a name of `objects`, as it lies there."""
+        """Returns the raw bytes of an entry of `objects`."""
         index, nowhere = MetadataIndex(name), torch.Size((0,))
         item = ReadItem(LoadItemType.BYTE_IO, index, nowhere, index, nowhere, nowhere)
         into = _Into(torch.empty(0))
@@ -103,19 +103,19 @@ def write(
     make: Callable[[str, ChunkStorageMetadata], torch.Tensor],
     max_shard_bytes: int,
 ) -> None:
-    """Writes a checkpoint, making each piece when its turn comes.
+    """Writes a checkpoint, computing each piece only when it is written.
 
     Args:
-        folder: which exists and holds no checkpoint.
+        folder: existing folder without a checkpoint.
         tensors: global shape, dtype and pieces of every tensor, by name.
         objects: bytes by name.
-        make: gives the piece of a tensor.
-        max_shard_bytes: size at which a new file is begun; what is held in memory at a time.
+        make: returns a piece of a tensor.
+        max_shard_bytes: size at which a new file starts; also the amount held in memory.
     """
-    writer = FileSystemWriter(folder, per_thread_copy_ahead=0)  # 0: leaves a GPU alone
+    writer = FileSystemWriter(folder, per_thread_copy_ahead=0)  # 0: uses no GPU
     writer.set_up_storage_writer(is_coordinator=True)
     planner = _Made(objects, make)
-    # every file is written as if by a rank of its own
+    # every file is written as if by a separate rank
     plans, metadata = planner.create_global_plan(_shards(tensors, objects, max_shard_bytes))
     plans = writer.prepare_global_plan(plans)
     writer.finish(metadata, [writer.write_data(plan, planner).wait() for plan in plans])
@@ -140,7 +140,7 @@ def _shards(
 
 
 class _Into(DefaultLoadPlanner):
-    """Takes what the reader reads."""
+    """Stores what the reader reads."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class _Into(DefaultLoadPlanner):
 
 
 class _Made(DefaultSavePlanner):
-    """Gives the writer what it writes."""
+    """Provides the writer with data on demand."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The pictures of a report, as pure functions from results to matplotlib figures.
+"""The figures of a report, as pure functions from results to matplotlib figures.
 
-Each takes a `Canvas` (desktop or phone) and returns a figure, or None if the arms it needs were
-not run. Nothing here reads or writes results.
+Each takes a `Canvas` (desktop or phone) and returns a figure, or None if its arms were not run.
+Nothing here reads or writes results.
 """
 
 from __future__ import annotations

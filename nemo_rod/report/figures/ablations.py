@@ -1,6 +1,6 @@
-"""What RoD's parts, its pool, its weights, its budget and a smaller model's help are worth.
+"""The effect of RoD's components, pool, weights, budget, and of a smaller model's help.
 
-Which arms belong to a picture is read from what sets them apart (`arm.json`), not from their names.
+The arms of a figure are determined by their differences (`arm.json`), not by their names.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 Results = Mapping[str, Any]
 TIMES = "\N{MULTIPLICATION SIGN}"
 _SIGNS = {"multiplier": "m", "kappa": "\u03ba"}
-_TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # of m = 1.5, 2, 4, 8, ...
+_TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # for m = 1.5, 2, 4, 8, ...
 
 
 def components(results: Results, canvas: Canvas) -> Figure | None:
-    """Fixed allocations that choose at random or by score, controls, and joint selection."""
+    """Draws allocations that choose at random or by score, controls, and joint selection."""
     names = with_fixed_share(results["arms"])
     if "rod" not in results["arms"] or not names:
         return None
@@ -33,17 +33,17 @@ def components(results: Results, canvas: Canvas) -> Figure | None:
 
 
 def pool_size(results: Results, canvas: Canvas) -> Figure | None:
-    """The candidate multiplier m: where it leads, and the replay share that emerges."""
+    """Draws arms by candidate multiplier m, and the replay share that emerges."""
     return _swept(results, "multiplier", canvas)
 
 
 def weighting(results: Results, canvas: Canvas) -> Figure | None:
-    """The weight kappa of the replay scores: where it leads, and the share that emerges."""
+    """Draws arms by weight kappa of the replay scores, and the share that emerges."""
     return _swept(results, "kappa", canvas)
 
 
 def budgets(results: Results, canvas: Canvas) -> Figure | None:
-    """Fixed replay trained on beyond the common budget, and RoD at it and beyond."""
+    """Draws fixed replay and RoD at the common budget and at other ones."""
     arms = results["arms"]
     paths = continued(arms)
     if not paths:
@@ -60,7 +60,7 @@ def budgets(results: Results, canvas: Canvas) -> Figure | None:
 
 
 def transfer(results: Results, canvas: Canvas, replicates: Sequence[Results] = ()) -> Figure | None:
-    """Arms that follow another model's curriculum or take its losses, beside RoD's own."""
+    """Draws arms with another model's curriculum or reference losses, beside RoD's own."""
     arms = results["arms"]
     names = helped(arms)
     if not names:
@@ -86,7 +86,7 @@ def _planes(
 
 
 def _swept(results: Results, key: str, canvas: Canvas) -> Figure | None:
-    """A plane of the arms that differ in `key`, and their replay share over tenths of the run."""
+    """Draws a plane of the arms that differ in `key`, and their replay share by tenths."""
     arms = results["arms"]
     names = varying(arms, key)
     if len(names) < 2 or not points_of(arms, names, "val_forgetting"):

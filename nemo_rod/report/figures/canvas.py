@@ -1,7 +1,6 @@
 """Empty figures in the house style, and their export: SVG for the page, SVG and PNG files.
 
-Figures come in two widths, one for desktops and one drawn anew for phones, so that text keeps its
-size on both.
+Figures have two widths, for desktops and for phones, with text of the same size.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEFT, RIGHT, TOP, BOTTOM = 0.62, 0.12, 0.42, 0.58  # inches left free around axes
+LEFT, RIGHT, TOP, BOTTOM = 0.62, 0.12, 0.42, 0.58  # inches of margin around axes
 
 Box = tuple[float, float, float, float]  # left, bottom, width, height in inches
 
@@ -44,10 +43,10 @@ _RC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Canvas:
-    """A figure's width and type size.
+    """The width and type size of a figure.
 
     Attributes:
-        narrow: Whether it is for a phone.
+        narrow: Whether the figure is for a phone.
     """
 
     narrow: bool = False
@@ -63,7 +62,7 @@ class Canvas:
         return 8.5 if self.narrow else 9.0
 
     def figure(self, height: float) -> Figure:
-        """A new figure of this width and of `height` inches."""
+        """Returns a new figure of this width and of `height` inches."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -81,14 +80,14 @@ class Canvas:
         top: float = TOP,
         right: float = RIGHT,
     ) -> tuple[Figure, list[Box]]:
-        """A figure and the boxes of `count` axes, row by row; on a phone one above the other.
+        """Returns a figure and the boxes of `count` axes, row by row; on a phone, in one column.
 
         Args:
             count: Number of axes.
-            height: Inches of each row.
-            columns: Axes in a row, at most.
-            top: Inches left free above each.
-            right: Inches left free to the right of each.
+            height: Height of each row, inches.
+            columns: Maximum number of axes in a row.
+            top: Margin above each, inches.
+            right: Margin to the right of each, inches.
         """
         columns = 1 if self.narrow else min(columns, count)
         rows = -(-count // columns)
@@ -114,17 +113,17 @@ class Canvas:
         heading: str = "",
         y_title_offset: float = 9,
     ) -> Axes:
-        """Axes with titles.
+        """Adds axes with titles.
 
         Label placement measures text in pixels, so the box is fixed here rather than laid out at
-        the time of drawing.
+        drawing time.
 
         Args:
-            figure: To add them to.
+            figure: Figure that receives them.
             box: Left, bottom, width and height in inches.
-            x_title: With unit.
-            y_title: With unit; stands above the axis, where it reads without a turned head.
-            heading: What tells these axes from others in the figure.
+            x_title: Title of the x axis, with unit.
+            y_title: Title of the y axis, with unit; placed horizontally above the axis.
+            heading: Heading that distinguishes these axes from others in the figure.
             y_title_offset: Points between the axes and `y_title`.
         """
         from matplotlib import rc_context
@@ -153,7 +152,7 @@ class Canvas:
 
 
 def save(figure: Figure, stem: Path) -> None:
-    """Writes `<stem>.svg` (text as outlines, the same everywhere) and `<stem>.png`."""
+    """Writes `<stem>.svg`, with text as outlines for equal rendering, and `<stem>.png`."""
     from matplotlib import rc_context
 
     with rc_context(_RC | {"svg.fonttype": "path"}):
@@ -162,9 +161,9 @@ def save(figure: Figure, stem: Path) -> None:
 
 
 def inline_svg(figure: Figure, prefix: str, description: str) -> str:
-    """The figure as an `<svg>` element for an HTML page that it shares with others.
+    """Returns the figure as an `<svg>` element for an HTML page with several of them.
 
-    Colours become CSS variables, text stays text in the page's font, ids get a prefix of their own.
+    Colours become CSS variables, text stays text in the page's font, and ids get a unique prefix.
     """
     from matplotlib import rc_context
 
@@ -174,7 +173,7 @@ def inline_svg(figure: Figure, prefix: str, description: str) -> str:
     svg = stream.getvalue().decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # Its style sheet would reach every element of the page.
+    # The SVG's style sheet would apply to the whole page.
     svg = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'href="#', f'href="#{prefix}-', svg)

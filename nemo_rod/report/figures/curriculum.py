@@ -1,4 +1,4 @@
-"""What RoD replays over time: the emergent share by source, and the scores it emerges from.
+"""Replay during training: the emergent share by source, and the scores that determine it.
 
 Shape suffixes: T = steps, B = bins of consecutive steps, O = sources.
 """
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 _MAX_BINS, _MIN_BINS = 80, 20
-_BLOCKS_PER_BIN = 256  # enough for a share to be steady
+_BLOCKS_PER_BIN = 256  # enough for a stable share
 
 
 @dataclass(frozen=True)
 class Training:
-    """A run of RoD to draw.
+    """A run of RoD, as drawn.
 
     Attributes:
-        history: What it drew and chose.
-        deciles: Its replay share by tenths of the run, None if it is too short.
+        history: Blocks that it drew and chose.
+        deciles: Replay share by tenths of the run; None if the run is too short.
         num_adaptation: Adaptation blocks in the store.
-        heading: Names the setting where there are several.
+        heading: Name of the setting, if there are several.
     """
 
     history: History
@@ -46,10 +46,10 @@ class Training:
 
 
 def replay_share(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
-    """Replay share of the trained batch over training, stacked by source, with its deciles.
+    """Draws the replay share of the batch over training, stacked by source, with its deciles.
 
-    Sources of the paper are taken together by category. Lines mark where as many adaptation blocks
-    were trained on as there are, once, twice and so on.
+    Sources of the paper are grouped by category. Lines mark the steps by which the number of
+    adaptation blocks trained on reached once, twice etc. the number in the store.
     """
     shown = [(run, *_stacked(run.history)) for run in runs]
     shown = [row for row in shown if row[2]]
@@ -69,7 +69,7 @@ def replay_share(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
 def _over_training(
     canvas: Canvas, headings: Sequence[str], texts: Sequence[str], height: float
 ) -> tuple[Figure, list[Box]]:
-    """A panel for each setting, all of the canvas' width, with room for texts at the right."""
+    """Returns a full-width panel for each setting, with a margin for texts on the right."""
     top = TOP + (0.22 if any(headings) else 0.0)
     height = (height - 0.4 if canvas.narrow else height) + top - TOP
     right = label_width(texts, canvas)
@@ -84,7 +84,7 @@ def _draw_bands(
     share_BO: Floats,
     canvas: Canvas,
 ) -> list[float]:
-    """Bands, their sum, deciles and exposures; returns the height of each band at the end."""
+    """Draws bands, their sum, deciles and exposures; returns each band's height at the end."""
     top_BO = 100 * np.cumsum(share_BO, axis=1)
     bottom_B = np.zeros(len(step_B))
     for i, colour in enumerate(colours):
@@ -113,14 +113,14 @@ def _draw_bands(
 
 
 def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
-    """Steps by which adaptation blocks worth the whole corpus were trained on once, twice, ...
+    """Returns the steps at which trained adaptation blocks reach the corpus size once, twice, ...
 
     Args:
-        history: What was chosen.
+        history: Blocks chosen over the run.
         num_adaptation: Adaptation blocks in the store.
 
     Returns:
-        How often, and the first step by which it was reached.
+        Multiples of the corpus, each with the first step that reached it.
     """
     if num_adaptation <= 0:
         return []
@@ -137,7 +137,7 @@ def _draw_deciles(
     line: tuple[Floats, Floats],
     canvas: Canvas,
 ) -> None:
-    """A dot at every decile's mean, its number above the `line` of shares, clear of the bands."""
+    """Draws a dot at every decile's mean, its number above the `line` of shares and the bands."""
     for part, share in zip(np.array_split(history.step_T, len(deciles)), deciles, strict=True):
         centre = (part[0] + part[-1]) / 2
         axes.plot(
@@ -155,10 +155,10 @@ def _draw_deciles(
 
 
 def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
-    """Mean steps, and names, colours and shares of the bands, the largest first.
+    """Returns mean steps, and names, colours and shares of the bands, largest first.
 
-    Bands are the replay sources, or their categories where the paper has them; the smallest ones
-    are taken together.
+    Bands are the replay sources, or their categories if the paper has them; the smallest ones are
+    merged.
     """
     steady = len(history.step_T) * history.batch_size // _BLOCKS_PER_BIN
     bins = max(_MIN_BINS, min(steady, _MAX_BINS))
@@ -167,14 +167,14 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
     for i in np.flatnonzero(history.is_replay_O):
         name = category_of(history.source_names[i]) or history.source_names[i]
         bands[name] = bands.get(name, 0.0) + share_BO[:, i]
-    # Colours go by the order of sources in the store, bands from the largest up.
+    # Colours follow the order of sources in the store, bands are stacked from the largest up.
     place = {name: i for i, name in enumerate(n for n in bands if bands[n].sum() > 0)}
     by_size = sorted(place, key=lambda name: -bands[name].sum())
     own = by_size if len(by_size) <= NUM_SOURCES else by_size[: NUM_SOURCES - 1]
     rest = by_size[len(own) :]
     order = sorted(own, key=lambda name: place[name])
     names, columns = list(own), [bands[name] for name in own]
-    # Categories keep their colour from setting to setting.
+    # Categories have the same colour in all settings.
     fixed = list(paper()["categories"])
     colours = [
         light(f"source-{fixed.index(name) if name in fixed else order.index(name)}") for name in own
@@ -187,7 +187,7 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
 
 
 def scores(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
-    """Mean scores of adaptation and replay candidates over training, with the threshold tau."""
+    """Draws mean scores of adaptation and replay candidates over training, and tau."""
     runs = [run for run in runs if run.history.is_scored]
     if not runs:
         return None
@@ -225,17 +225,17 @@ def _draw_scores(axes: Axes, history: History, canvas: Canvas) -> None:
 
 
 def _binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tuple[Floats, Floats]:
-    """Means over parts of consecutive steps: mean step [B] and mean values [B, O]."""
+    """Returns means over bins of consecutive steps: mean step [B] and mean values [B, O]."""
     num_bins = min(len(history.step_T), max_bins)
     step_B = np.array([part.mean() for part in np.array_split(history.step_T, num_bins)])
     value_BO = np.array([_mean_rows(part) for part in np.array_split(value_TO, num_bins)])
-    # The picture spans the whole run although the outer bins' centres do not.
+    # The line spans the whole run, although the centres of the outer bins do not.
     step_B[0], step_B[-1] = history.step_T[0], history.step_T[-1]
     return step_B, value_BO
 
 
 def _mean_rows(value_TO: Floats) -> Floats:
-    """Mean over steps, of those that have a value; NaN where none has."""
+    """Returns the mean over steps with a value; NaN if there is none."""
     finite_TO = np.isfinite(value_TO)
     count_O = finite_TO.sum(axis=0)
     total_O = np.where(finite_TO, value_TO, 0.0).sum(axis=0)

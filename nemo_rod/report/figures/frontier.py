@@ -1,4 +1,4 @@
-"""Adaptation loss against forgetting: every arm, and the chord that fixed replay spans."""
+"""Adaptation loss against forgetting: every arm, and the chord of fixed replay."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Results = Mapping[str, Any]
 
 
 def frontier(results: Results, canvas: Canvas, replicates: Sequence[Results] = ()) -> Figure | None:
-    """Adaptation loss against F_val for every arm, with the chord of fixed replay.
+    """Draws adaptation loss against F_val for every arm, with the chord of fixed replay.
 
-    Where merges or other arms stretch the picture, a second panel shows the region of the chord;
-    where tasks were asked, one more shows their forgetting.
+    If merges or other arms stretch the figure, a second panel shows the region of the chord; if
+    there are task results, another one shows their forgetting.
     """
     arms = results["arms"]
     names = [name for name in arms if is_of_frontier(name, arms[name])]
@@ -31,7 +31,7 @@ def frontier(results: Results, canvas: Canvas, replicates: Sequence[Results] = (
     zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
     merges = _merges(points)
     heading = "all arms" if zooms else ""
-    # what the second panel names is named once, but for two that tie the panels together
+    # arms named in the second panel have no label here, except two that connect the panels
     texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
     planes = [Plane(list(points), heading=heading, texts=texts, paths=[merges])]
     if zooms:
@@ -43,7 +43,7 @@ def frontier(results: Results, canvas: Canvas, replicates: Sequence[Results] = (
 
 
 def settings_frontier(settings: Sequence[Results], canvas: Canvas) -> Figure | None:
-    """The frontier of several settings: F_val, and the forgetting of tasks where it is known."""
+    """Draws the frontier of several settings: F_val, and the forgetting of tasks if known."""
     planes, shown = [], []
     for results in settings:
         arms = results["arms"]

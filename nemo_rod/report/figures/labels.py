@@ -118,7 +118,7 @@ def _boxes(px: float, py: float, half_w: float, half_h: float, scale: float) -> 
     for distance in _DISTANCES:
         for k in range(_NUM_DIRECTIONS):
             angle = 2 * math.pi * k / _NUM_DIRECTIONS
-            # The text's edge, not its centre, keeps the distance from the mark.
+            # The distance from the mark is that of the text's edge, not of its centre.
             dx = math.cos(angle) * (distance * scale + half_w)
             dy = math.sin(angle) * (distance * scale + half_h)
             box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)

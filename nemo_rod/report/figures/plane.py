@@ -32,13 +32,13 @@ X_TITLE = "adaptation loss (nats per token)"
 
 @dataclass(frozen=True)
 class Plane:
-    """What is shown of a run's arms.
+    """The arms to draw, and how.
 
     Attributes:
-        names: The arms.
-        measure: Of forgetting, on the vertical axis.
-        heading: What tells these axes from others.
-        texts: Labels of arms that are not called by their own name; "" for no label.
+        names: Names of the arms.
+        measure: Measure of forgetting, on the vertical axis.
+        heading: Heading that distinguishes these axes from others.
+        texts: Labels of arms other than their own name; "" for no label.
         paths: Arms to join by a line, in order.
     """
 
@@ -50,7 +50,7 @@ class Plane:
 
 
 def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -> dict[str, Point]:
-    """Where arms lie; those that a logarithm cannot show, or that were not measured, left out."""
+    """Returns the points of arms, without those unmeasured or not on a logarithmic axis."""
     found = {}
     for name in names:
         arm = arms.get(name, {})
@@ -70,7 +70,7 @@ def draw_plane(
     replicates: Sequence[Results] = (),
     show_gap: bool = False,
 ) -> None:
-    """Draws the arms of a plane, the chord behind them, and the paper's own numbers as crosses."""
+    """Draws the arms of a plane over the chord, and the paper's own numbers as crosses."""
     points = points_of(results["arms"], plane.names, plane.measure)
     paper = points_of(paper_arms(results["recipe"]), list(points), plane.measure)
     _set_limits(axes, [*points.values(), *paper.values()], plane.measure)
@@ -106,7 +106,7 @@ def draw_plane(
 
 
 def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:
-    """The arm whose mark and colour an arm has, and whether the mark is an open one."""
+    """Returns the arm that determines mark and colour, and whether the mark is an open one."""
     arm = parse_arm(name)
     of = (results["arms"][name].get("design") or {}).get("of")
     if arm.kind == "other" and of not in (None, name):
@@ -123,7 +123,7 @@ def _mark(axes: Axes, point: Point, arm: ArmName, colour: str, *, is_open: bool)
 
 
 def _draw_replicate(axes: Axes, replicate: Results, plane: Plane, *, with_chord: bool) -> None:
-    """Chord and arms of a run with another seed, faintly and without labels."""
+    """Draws chord and arms of a run with another seed, faintly and without labels."""
     if with_chord:
         _draw_chord(axes, replicate, alpha=0.25)
     names = [parse_arm(name) for name in replicate["arms"]]
@@ -136,12 +136,12 @@ def _draw_replicate(axes: Axes, replicate: Results, plane: Plane, *, with_chord:
 
 
 def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
-    """Limits with room for labels around the outermost points; a logarithmic axis for F_val."""
+    """Sets limits with a margin for labels of the outermost points; a log axis for F_val."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     loss = np.array([point[0] for point in points])
     pad_x = 0.12 * max(float(np.ptp(loss)), 0.02)
-    axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels stand to the right
+    axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels are on the right
     inches = axes.get_window_extent().width / axes.figure.dpi
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if inches > 4.5 else 5))
     if measure == "task_forgetting":
@@ -170,19 +170,19 @@ def _marker_size(arm: ArmName) -> float:
 
 
 def _draw_chord(axes: Axes, results: Results, alpha: float = 1.0) -> list[Point]:
-    """Draws the chord and returns points along it, for labels to keep away from."""
+    """Draws the chord and returns points along it, for labels to avoid."""
     chord = chord_of(results["arms"], results["chord"])
     if chord is None:
         return []
     path = [(point.adapt_loss, point.forgetting) for point in chord.points]
-    # Straight between the arms on a logarithmic axis: exactly the interpolation that is judged.
+    # Straight on a logarithmic axis, exactly the interpolation used by the checks.
     colour = light("fixed-2")
     axes.plot(*zip(*path, strict=True), color=colour, linewidth=1.4, alpha=alpha, zorder=2)
     return _along(path)
 
 
 def _along(path: Sequence[Point], is_log: bool = True) -> list[Point]:
-    """Points of the straight lines that a path is drawn with."""
+    """Returns points on the straight lines of a path."""
     points = []
     for (x0, f0), (x1, f1) in itertools.pairwise(path):
         for t in np.linspace(0, 1, 300):
@@ -192,7 +192,7 @@ def _along(path: Sequence[Point], is_log: bool = True) -> list[Point]:
 
 
 def _draw_gap(axes: Axes, results: Results) -> tuple[list[Label], list[Point]]:
-    """The distance from RoD to the chord at equal forgetting; returns its label and its line."""
+    """Draws the gap from RoD to the chord at equal forgetting; returns its label and its line."""
     chord = chord_of(results["arms"], results["chord"])
     gap = results["comparisons"].get("rod", {}).get("gap")
     if chord is None or gap is None:
@@ -206,7 +206,7 @@ def _draw_gap(axes: Axes, results: Results) -> tuple[list[Label], list[Point]]:
     axes.plot(loss - gap, forgetting, "|", color=light("rod"), markersize=7, zorder=4)
     text = f"{_signed(gap)} at equal F_val"
     line = _along([(loss, forgetting), (loss - gap, forgetting)])
-    end = min(loss - gap, axes.get_xlim()[1])  # an extended chord may be met outside the picture
+    end = min(loss - gap, axes.get_xlim()[1])  # an extended chord may be reached outside the axes
     return [Label(end, forgetting, text, light("rod"))], line
 
 

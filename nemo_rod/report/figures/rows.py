@@ -24,7 +24,7 @@ _GAP = 0.7  # rows between two capabilities
 
 
 def capabilities(results: Results, canvas: Canvas) -> Figure | None:
-    """Change of accuracy by capability and arm, in points."""
+    """Draws the change of accuracy by capability and arm, in points."""
     arms = results["arms"]
     names = [n for n in arms if parse_arm(n).kind in ("no_replay", "fixed", "max_replay", "rod")]
     names = [name for name in names if arms[name]["capability_change"]]
@@ -62,7 +62,7 @@ def capabilities(results: Results, canvas: Canvas) -> Figure | None:
 
 
 def seeds(results: Results, replicates: Sequence[Results], canvas: Canvas) -> Figure | None:
-    """Mean and range over seeds: of every arm's adaptation loss and F_val, and of RoD's share."""
+    """Draws mean and range over seeds of each arm's adaptation loss and F_val, and RoD's share."""
     runs = [results, *replicates]
     names = [n for n, arm in results["arms"].items() if is_of_frontier(n, arm)]
     names += [n for n in results["arms"] if n != "base" and n not in names]
@@ -102,7 +102,7 @@ _OVER_SEEDS = {"adapt_loss": "adaptation loss (nats)", "val_forgetting": "forget
 
 
 def _draw_band(axes: Axes, share_RD: npt.NDArray[np.float64]) -> None:
-    """Mean and range over runs (R) of a value by tenths of the run (D)."""
+    """Draws mean and range over runs (R) of a value by tenths of the run (D)."""
     tenth_D = np.arange(1, share_RD.shape[1] + 1)
     colour = light("rod")
     axes.fill_between(

@@ -1,4 +1,4 @@
-"""Which sources forget, which are protected and which are replayed."""
+"""Forgetting, protection and replay by source."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Results = Mapping[str, Any]
 
 
 def forgetting_profile(settings: Sequence[Results], canvas: Canvas) -> Figure | None:
-    """Forgetting left per source and arm against forgetting without replay, with linear fits.
+    """Draws residual forgetting per source and arm against forgetting without replay, with fits.
 
-    One panel for each setting. Broken lines are the fits without the source that has most weight.
+    One panel per setting. Broken lines are the fits without the most influential source.
     """
     shown = [(results, _profiled(results)) for results in settings]
     shown = [(results, names) for results, names in shown if names]
@@ -61,7 +61,7 @@ def _vulnerability(results: Results) -> dict[str, float]:
 
 
 def _profiled(results: Results) -> list[str]:
-    """Arms that have a profile to show."""
+    """Returns the arms with a profile."""
     arms = results["arms"]
     names = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
     names = [name for name in names if arms[name]["forgetting_by_source"]]
@@ -69,7 +69,7 @@ def _profiled(results: Results) -> list[str]:
 
 
 def _slope_text(results: Results, name: str, canvas: Canvas) -> str:
-    """An arm's label with its slope, the paper's beside it, and that without the outlier."""
+    """Returns an arm's label with its slope, the paper's, and the one without the outlier."""
     profile, label = results["profile"][name], parse_arm(name).label
     slope, without = profile["slope"], profile["slope_without"]
     if slope is None:
@@ -112,7 +112,7 @@ def _draw_profiles(
 def _frame_profile(
     axes: Axes, vulnerability: Sequence[float], left: Sequence[float], canvas: Canvas
 ) -> None:
-    """Limits, the line of no forgetting and the diagonal of no replay."""
+    """Sets limits, and draws the line of no forgetting and the diagonal of no replay."""
     x_low, x_high = min(0.0, *vulnerability), max(0.01, *vulnerability)
     y_low, y_high = min(0.0, *left), max(0.01, *left)
     axes.set_xlim(x_low, x_high + 0.05 * (x_high - x_low))
@@ -138,7 +138,7 @@ def _draw_arm(
     *,
     is_rod: bool,
 ) -> float:
-    """An arm's sources and their fit; returns the height at the right edge, for its label."""
+    """Draws an arm's sources and fit; returns the height at the right edge, for its label."""
     axes.plot(
         [vulnerability[source] for source in by_source], list(by_source.values()),
         "*" if is_rod else "o", color=colour, markersize=10 if is_rod else 5.5,
@@ -160,7 +160,7 @@ def _draw_arm(
 
 
 def _label_top(axes: Axes, position: Mapping[str, float], canvas: Canvas) -> None:
-    """Names of sources above the axes, slanted, each led to its place."""
+    """Writes slanted names of sources above the axes, with lines to their positions."""
     names = sorted(position, key=lambda name: position[name])
     low, high = axes.get_xlim()
     inches = axes.get_window_extent().width / axes.figure.dpi
@@ -184,9 +184,9 @@ def _label_top(axes: Axes, position: Mapping[str, float], canvas: Canvas) -> Non
 
 
 def sampling_ratio(settings: Sequence[Results], canvas: Canvas) -> Figure | None:
-    """RoD's sampling ratio per source against two measures of how much the source needs replay.
+    """Draws RoD's sampling ratio per source against two measures of its need for replay.
 
-    A row for each setting: forgetting without replay, and what is left under fixed replay.
+    A row per setting: forgetting without replay, and residual forgetting under fixed replay.
     """
     panels = []
     for results in settings:
@@ -215,7 +215,7 @@ def sampling_ratio(settings: Sequence[Results], canvas: Canvas) -> Figure | None
 
 
 def _r_text(results: Results, key: str) -> str:
-    """Pearson's r, the paper's beside it, and that without the outlier."""
+    """Returns Pearson's r, the paper's, and the one without the outlier."""
     profile = results["profile"]["rod"]
     r, without = profile[f"pearson_r{key}"], profile[f"pearson_r{key}_without"]
     if r is None:
