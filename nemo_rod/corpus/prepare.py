@@ -110,7 +110,7 @@ def _prepare_source(
         if not rebuild:
             raise ValueError(
                 f"the blocks in {target} were made otherwise: {difference}; restore the former "
-                "value, or set rebuild=true to make them again"
+                "value, or set rebuild=[prepare] (in Python, rebuild=True) to make them again"
             )
     (root / "store.json").unlink(missing_ok=True)  # from here on the store is incomplete
     partial = root / _PARTIAL / f"{spec.role}-{spec.name}"
@@ -147,7 +147,8 @@ def _check_strangers(root: Path, sources: Sequence[SourceSpec], rebuild: bool) -
             if not rebuild:
                 raise ValueError(
                     f"{folder} holds blocks of a source that domain.sources does not name: add the "
-                    "source, remove the folder, or set rebuild=true to have it removed"
+                    "source, remove the folder, or set rebuild=[prepare] (in Python, "
+                    "rebuild=True) to have it removed"
                 )
             (root / "store.json").unlink(missing_ok=True)
             shutil.rmtree(folder)
