@@ -156,7 +156,11 @@ def records(folder: Path) -> list[Any]:
 def rows(folder: Path) -> list[dict[str, float]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [
-        {key: value for key, value in json.loads(line).items() if not key.startswith("timing/")}
+        {
+            key: value
+            for key, value in json.loads(line).items()
+            if not key.startswith(("timing/", "rod/overhead"))
+        }
         for line in lines
     ]
 
