@@ -254,7 +254,7 @@ def test_compacting_begins_again_after_a_crash(tmp_path):
     (tmp_path / ".compact.tmp").mkdir()
     (tmp_path / ".compact.tmp" / "hash.npy").write_bytes(b"half")
     (tmp_path / "sums.npy").write_bytes(b"moved before the crash")
-    with pytest.raises(ValueError, match="does not exist: run `nemo-rod score` to the end"):
+    with pytest.raises(ValueError, match="does not exist: run `nemo-rod reference` to the end"):
         References.open([tmp_path], store)
     compact(tmp_path, manifest=m, hashes=store.hashes)
     assert np.array_equal(References.open([tmp_path], store)[[3]], block_loss(sums_of([3]), S))
@@ -367,7 +367,7 @@ def test_folders_must_fit_each_other_and_cover_the_store(tmp_path):
     with pytest.raises(ValueError, match="no folder of references was given"):
         References.open([], ArrayStore(12))
     with pytest.raises(
-        ValueError, match=r"none/manifest.json does not exist: run `nemo-rod score`"
+        ValueError, match=r"none/manifest.json does not exist: run `nemo-rod reference`"
     ):
         References.open([tmp_path / "none"], ArrayStore(12))
 

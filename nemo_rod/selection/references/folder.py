@@ -139,7 +139,7 @@ def open_folder(path: Path) -> Folder:
     file = path / "manifest.json"
     if not file.is_file():
         raise ValueError(
-            f"{file} does not exist: run `nemo-rod score` to the end to complete {path}"
+            f"{file} does not exist: run `nemo-rod reference` to the end to complete {path}"
         )
     try:
         content = json.loads(file.read_text())
