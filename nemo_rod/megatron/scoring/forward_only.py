@@ -82,6 +82,8 @@ def _hazards(
         (getattr(config, "moe_router_force_load_balancing", False),
          "moe_router_force_load_balancing", "scores with random routing",
          "moe_router_force_load_balancing=False"),
+        (getattr(config, "moe_router_force_biased", None) is not None, "moe_router_force_biased",
+         "scores with random routing", "moe_router_force_biased=None"),
         (bool(drops), " and ".join(drops),
          "drops tokens by what else is in a micro-batch, so that scores depend on their neighbours",
          f"{' and '.join(drops)}=None"),
