@@ -191,3 +191,15 @@ def test_quoted_errors_are_those_of_the_code() -> None:
         if not re.search("[^\n]*?".join(parts), said()):
             wrong.append(sentence)
     assert not wrong, "no such error is in nemo_rod: " + "; ".join(wrong)
+
+
+def test_every_step_of_the_method_has_its_function() -> None:
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"\| `([\w.]+)`.* in \[([\w/.]+)\]\(([\w/.]+)\) \|$", text, re.MULTILINE)
+    assert len(rows) == 8
+    for name, shown, path in rows:
+        assert path == f"nemo_rod/{shown}"
+        body = ast.parse((ROOT / path).read_text()).body
+        for part in name.split("."):
+            (found,) = (n for n in body if getattr(n, "name", None) == part)
+            body = found.body  # type: ignore[attr-defined]
