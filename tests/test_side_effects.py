@@ -144,6 +144,9 @@ def test_interleaved_schedule_with_default_communication_is_refused(tiny: Settin
     wrong = {"overlap_p2p_comm": False, "batch_p2p_comm": True}
     (folder / "changes.json").write_text(json.dumps({"model": wrong}))
     arguments = ("rod", job, folder / "changes.json", folder)
-    for said in tiny.torchrun(2, WORKER, *arguments, timeout=300, expect_failure=True):
-        assert "virtual pipeline stages with these p2p settings: it trains on wrong grad" in said
+    said = tiny.torchrun(2, WORKER, *arguments, timeout=300, expect_failure=True)
+    refusal = "virtual pipeline stages with these p2p settings: it trains on wrong gradients"
+    # torch's agent ends the other rank as soon as one has refused
+    assert any(refusal in one for one in said)
+    assert all(refusal in one or "got signal: 15" in one for one in said), said
     assert not (folder / "metrics.jsonl").exists()
