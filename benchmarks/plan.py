@@ -1,4 +1,4 @@
-"""How well `nemo-rod plan` foretells what scoring adds to a step, on the toy and this machine.
+"""How well `nemo-rod plan` predicts what scoring adds to a step, on the toy and this machine.
 
 Several short runs of one recipe: candidates per block, processes and micro-batches differ. Of each,
 the plan's scoring time over update time is compared with the medians of `timing/train/*`. Other

@@ -173,7 +173,7 @@ def measure(job: Path, *, processes: int, rounds: int) -> dict[str, np.ndarray]:
 
 
 def paper(setting: Setting) -> Iterator[Row]:
-    """What lies outside the model at the paper's size, over the step that the plan foretells."""
+    """What lies outside the model at the paper's size, over the step that the plan predicts."""
     nemo_rod("plan", f"recipe={PAPER}", f"run_dir={setting.folder}")
     plan = json.loads((setting.folder / "plan.json").read_text())
     (rod,) = (stage for stage in plan["stages"] if stage["name"] == "rod")

@@ -96,7 +96,7 @@ def test_budgets() -> None:
         ),
         (
             "{of: rod_distillation, scoring: {teacher_top_k: 8}}",
-            "teacher_top_k=8 is not valid: a run keeps what its base foretells once",
+            "teacher_top_k=8 is not valid: a run stores its base.s predictions once",
         ),
         (
             "{of: rod, selection: {target_share: 0.2, target_forgetting: 0.1}}",

@@ -99,7 +99,7 @@ def _refuse(job: TrainJob | ScoreJob) -> None:
     if isinstance(job, TrainJob) and job.arm.get("steering") is not None:
         raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
     if isinstance(job, ScoreJob) and job.teacher_top_k is not None:
-        raise ValueError(f"{job.name} keeps what the base foretells: use launcher=local or slurm.")
+        raise ValueError(f"{job.name} stores the base's predictions: use launcher=local or slurm.")
     if isinstance(job, TrainJob) and job.arm.get("scored_every") is not None:
         raise ValueError(
             f"{job.name} estimates scores between scoring passes: use launcher=local or slurm."

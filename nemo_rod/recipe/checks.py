@@ -121,7 +121,7 @@ def _check_arm(config: Config, name: str) -> None:
     if arm.scoring.teacher_top_k != config.scoring.teacher_top_k:
         raise ValueError(
             f"variants.{name}.scoring.teacher_top_k={arm.scoring.teacher_top_k} is not valid: a "
-            "run keeps what its base foretells once; set scoring.teacher_top_k for all its arms."
+            "run stores its base's predictions once; set scoring.teacher_top_k for all its arms."
         )
     row = [name]
     while (before := arm_settings(config, row[-1]).recorded_by) is not None:

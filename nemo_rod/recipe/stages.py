@@ -161,7 +161,7 @@ class Stages:
         folder = self.results.reference(name)
         return HandOver(f"references_{name}", folder, inputs, make, self._note()).stage(
             f"reference arm={arm if name == 'specialist' else name}",
-            title if top_k is None else f"keep what the base foretells of every {role} block",
+            title if top_k is None else f"store the base's predictions on every {role} block",
             needs=("prepare", arm),
         )
 
