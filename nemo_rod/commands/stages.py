@@ -70,8 +70,8 @@ def reference(config: Config) -> None:
     if config.arm is not None and config.arm not in references:
         raise ValueError(
             f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, base_adaptation "
-            "for the base on adaptation blocks, base_distillation for its predictions on replay, or "
-            "no arm for the first two."
+            "for the base on adaptation blocks, base_distillation for its predictions on replay, "
+            "or no arm for the first two."
         )
     names = [references[config.arm]] if config.arm else ["base", "specialist"]
     _carry_out(config, [Stages(config).reference(name) for name in names])
