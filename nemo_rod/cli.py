@@ -31,7 +31,7 @@ from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.help import USAGE
 from nemo_rod.config import Config, config_folder
 from nemo_rod.plan.of_recipe import plan
-from nemo_rod.processes.signals import Stopped
+from nemo_rod.processes.signals import Stopped, leave_ray
 from nemo_rod.recipe.checks import to_config
 
 # Commands that take a recipe, in Hydra's grammar, and commands that take paths, through argparse.
@@ -64,6 +64,16 @@ _HELP = ("-h", "--help")
 
 def main() -> None:
     """Entry point of the console script."""
+    try:
+        _run_command()
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            leave_ray(end.code)
+        raise
+    leave_ray(0)
+
+
+def _run_command() -> None:
     command, *words = sys.argv[1:] or ["help"]
     if command in (*_HELP, "help"):
         print(USAGE)

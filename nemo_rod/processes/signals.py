@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
 import signal
+import sys
 import threading
 from multiprocessing import resource_tracker
 
@@ -16,6 +19,25 @@ class Stopped(BaseException):
     """A job stopped on request; it has saved, and resumes from there when started again."""
 
     exit_status = 75  # EX_TEMPFAIL of <sysexits.h>
+
+
+def leave_ray(status: int) -> None:
+    """Ends this process at once if it has used Ray; otherwise does nothing.
+
+    When a process ends, Ray's library joins the threads of its own pool, and may wait for ever:
+    a job would hold its nodes until its time limit, with its work done. Python's own exit handlers
+    run, Ray's among them.
+
+    Args:
+        status: Exit status of the process.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def end_with_parent() -> None:
