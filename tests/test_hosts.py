@@ -28,7 +28,6 @@ NOT_ON_NEMO_RL = {
 # Keys that only say something together with another: the rest of such a variant.
 TOGETHER: dict[str, dict[str, Any]] = {
     "selection.gain": {"selection": {"target_share": 0.2}},
-    "selection.target_forgetting": {},
     "adaptation": {"share": 0.3},
     "replay": {"share": 0.3},
     "follow_by": {"follow": "rod"},

@@ -33,10 +33,10 @@ ARROWS = {
     },
     "nemo_rl": {
         *("corpus", "selection", "megatron", "processes"),
-        *("config", "jobs", "progress", "upstream"),
+        *("config", "files", "jobs", "progress", "upstream"),
     },
     "evaluation": {"corpus", "selection", "processes", "files", "progress", "published"},
-    "swap_in": {"corpus", "selection", "megatron", "upstream"},
+    "swap_in": {"corpus", "selection", "megatron", "files", "upstream"},
     "recipe": {
         *("corpus", "selection", "processes", "nemo_rl", "evaluation", "report"),
         *("config", "files", "jobs", "progress", "published"),

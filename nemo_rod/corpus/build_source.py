@@ -12,7 +12,6 @@ Shape suffixes: S = tokens per block, N = blocks.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import write_json
+from nemo_rod.files import digest, write_json
 
 Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), label
 
@@ -105,7 +104,7 @@ def build_source(
     what = f"{spec.role}/{spec.name}"
     total = sum(file["bytes"] or 0 for file in description["files"]) or None
     folder.mkdir(parents=True, exist_ok=True)
-    key = hashlib.blake2b(json.dumps(description).encode(), digest_size=16).hexdigest()
+    key = digest(json.dumps(description).encode())
     state = _read_state(folder, key)
     duplicates = None
     if spec.dedup:

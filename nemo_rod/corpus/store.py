@@ -14,7 +14,6 @@ Shape suffixes: C = requested block ids, S = tokens per block, N = blocks.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from nemo_rod.corpus.shards import (
     split_digest,
 )
 from nemo_rod.corpus.tokenizer import Tokenizer
+from nemo_rod.files import digest
 
 SPLITS = ("train", "holdout")
 _SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
@@ -89,7 +89,7 @@ class BlockStore:
         self.vocab_size: int = first["vocab_size"]
         self.eod_id: int = first["eod_id"]
         lines = [f"{m['role']}/{m['source']}/{m['split']} {m['digest']}" for _, m in manifests]
-        self.digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+        self.digest = digest("\n".join(lines).encode())
 
         counts = [manifest["count"] for _, manifest in manifests]
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

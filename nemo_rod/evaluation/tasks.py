@@ -12,7 +12,6 @@ answered exactly the same questions can be compared.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import write_json
+from nemo_rod.files import digest, write_json
 
 METRICS = ("acc_norm", "acc")  # in order of preference
 BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> package that runs it
@@ -231,7 +230,7 @@ def prompts_digest(samples: Sequence[Mapping[str, Any]]) -> str:
     """Returns a digest of every prompt, choice and answer of a task, in any order."""
     keys = ("doc_hash", "prompt_hash", "target_hash")
     lines = sorted(json.dumps([s["doc_id"], *(s[key] for key in keys)]) for s in samples)
-    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+    return digest("\n".join(lines).encode())
 
 
 def _version(module: str) -> str:

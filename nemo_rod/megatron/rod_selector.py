@@ -59,6 +59,10 @@ class RoDSelector:
         self.on_choice: Callable[[Choice], None] = lambda choice: None
         self.step_seconds = 0.0
 
+    def set_kappa(self, kappa: float) -> None:
+        """Weighs replay scores by another kappa from the next step on."""
+        self.selector.set_kappa(kappa)
+
     def wrap(self, train_step: Callable) -> Callable:
         """Wraps the selector around a trainer's `train_step`.
 

@@ -77,8 +77,9 @@ def train(
     store = BlockStore(job.blocks)
     arm = Arm(**job.arm)
     references = open_references(job.references, store, distilled=True) if job.references else None
+    chooser = Selector.of(arm, store, references, job.on_nonfinite)  # type: ignore[arg-type]
     selector = RoDSelector(
-        Selector.of(arm, store, references, job.on_nonfinite),  # type: ignore[arg-type]
+        chooser,
         store,
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         teacher=open_teacher(job.references, store),
@@ -95,7 +96,7 @@ def train(
         *callbacks,
         _SignalHandler(),
         *_recording(job, arm, selector, validation, header),
-        *_resuming(selector.selector, out),
+        *_resuming(chooser, out),
         _Exporter(partial(save_hf, bridge, folder=out / "hf")),
     ]
     config = bridge_config(job, provider, store, identity)

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import PREFIXES
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
+from nemo_rod.files import digest
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.learners import Learner, make_learner
 from nemo_rod.nemo_rl.remote import call_all
@@ -274,7 +274,7 @@ def _digest(config: dict[str, Any]) -> str:
         **schedule,
     }
     text = json.dumps(decides, sort_keys=True, default=str).encode()
-    return blake2b(text, digest_size=16).hexdigest()
+    return digest(text)
 
 
 @contextmanager

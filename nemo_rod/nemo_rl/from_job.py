@@ -88,7 +88,8 @@ def nemo_rl_values(
         size = job.scoring_micro_batch_size
         policy |= {"train_global_batch_size": size * parallel.data, "train_micro_batch_size": size}
         return values
-    return OmegaConf.to_container(OmegaConf.merge(values, _of_training(job)))  # type: ignore
+    merged: Any = OmegaConf.to_container(OmegaConf.merge(values, _of_training(job)))
+    return merged
 
 
 def _refuse(job: TrainJob | ScoreJob) -> None:

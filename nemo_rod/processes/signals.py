@@ -1,4 +1,4 @@
-"""Stop signals of a process, and what its children inherit of them."""
+"""Stop signals of a process, what its children inherit of them, and how it ends."""
 
 from __future__ import annotations
 

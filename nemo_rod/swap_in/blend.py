@@ -16,7 +16,6 @@ Shape suffixes: C = samples, S = tokens per sample.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 
 from nemo_rod.corpus.hashing import block_hash
+from nemo_rod.files import digest
 from nemo_rod.selection import SourceRow
 from nemo_rod.swap_in.roles import Roles, assign_roles, name_sources
 
@@ -101,7 +101,7 @@ class Blend:
             lengths = part.dataset.sequence_lengths
             facts.append([*row, identity, len(lengths), int(lengths.sum(dtype=np.int64))])
         text = json.dumps(facts, sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return digest(text.encode())
 
     @property
     def tokenizer_fingerprint(self) -> str:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.utils import get_model_config, unwrap_model
 
+from nemo_rod.files import digest
 from nemo_rod.megatron.reference_pass import is_complete, write_references
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import ReferenceManifest, References
@@ -90,4 +91,4 @@ def model_digest(model: list, groups: Any) -> str:
     mine = (groups.pp.rank(), groups.tp.rank(), state.hexdigest())
     shards: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shards, mine)
-    return hashlib.blake2b(repr(sorted(set(shards))).encode(), digest_size=16).hexdigest()
+    return digest(repr(sorted(set(shards))).encode())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from nemo_rod.files import digest
 from nemo_rod.megatron.ranks import all_or_none, is_recorder
 from nemo_rod.selection import (
     Choice,
@@ -57,7 +57,7 @@ class ChoiceRecord:
                 store=blend.digest,
                 tokenizer=blend.tokenizer_fingerprint,
                 references=references.digest,
-                config=hashlib.blake2b(repr(policy).encode(), digest_size=16).hexdigest(),
+                config=digest(repr(policy).encode()),
                 seed=seed,
                 sources=blend.sources,
                 scored=policy.needs_scores,

@@ -65,4 +65,4 @@ class SteeredKappa(Callback):
 
     def _set(self, kappa: float) -> None:
         self.metrics = {"rod/kappa": kappa}
-        self.selector.selector.set_kappa(kappa)
+        self.selector.set_kappa(kappa)
