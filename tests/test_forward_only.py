@@ -11,6 +11,9 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+NEWER = {"moe_router_force_biased"}  # settings that the second set does not have
+
+
 def refusal(
     *,
     use_megatron_fsdp: bool = False,
@@ -28,6 +31,8 @@ def refusal(
 
     config = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=1)
     for name, value in settings.items():
+        if name in NEWER and not hasattr(config, name):
+            pytest.skip(f"this megatron-core has no {name}")
         assert hasattr(config, name), name
         setattr(config, name, value)
     ddp_config = SimpleNamespace(
