@@ -19,7 +19,7 @@ from nemo_rod.megatron.scoring.distillation import TopKTargets
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, compact, logged_ids, remove_logs
-from nemo_rod.selection.references.lookup import HashedBlocks
+from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.teacher import TeacherWriter, make_room
 
 _BATCHES_PER_CALL = 8  # micro-batches per replica between two writes

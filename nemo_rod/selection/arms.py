@@ -19,15 +19,14 @@ Alternatives for a variant of `rod`:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
-from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow, Store
+from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
 from nemo_rod.selection.estimates import SourceAverages
@@ -78,7 +77,7 @@ class Arm:
     recorded: str | None = None
     follow_by: GroupedBy | None = None
 
-    def pools(self, store: Store | None = None) -> Pools:
+    def pools(self, store: Blocks | None = None) -> Pools:
         """The candidates of every step.
 
         Args:
@@ -116,7 +115,7 @@ class Arm:
         assert self.kappa is not None
         return Joint(self.kappa)
 
-    def averages(self, store: StoreWithSources) -> SourceAverages | None:
+    def averages(self, store: Blocks) -> SourceAverages | None:
         """The estimator of scores between scoring passes; None if every pool is scored."""
         if self.scored_every is None:
             return None
@@ -161,19 +160,8 @@ class Arm:
         return 1 / self.scored_every if self.scored_every else 0.0
 
 
-class StoreWithSources(Store, Protocol):
-    """The properties of a block store that go into a curriculum's header."""
-
-    @property
-    def sources(self) -> Sequence[Any]:
-        """The sources, each with `name`, `role`, `start` and `count`."""
-
-    def source_index(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the index in `sources` of each block's source, int64 [N]."""
-
-
 def curriculum_header(
-    arm: Arm, store: StoreWithSources, references: ReferenceLosses | None, *, config: str
+    arm: Arm, store: Blocks, references: ReferenceLosses | None, *, config: str
 ) -> CurriculumHeader:
     """Returns the provenance of an arm's curriculum, which must match when it is used.
 

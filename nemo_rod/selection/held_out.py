@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from nemo_rod.selection.arms import StoreWithSources
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.references import block_loss
 from nemo_rod.selection.selector import BlockScorer
 
 
-def source_losses(
-    scorer: BlockScorer, store: StoreWithSources, *, num_blocks: int
-) -> dict[str, float]:
+def source_losses(scorer: BlockScorer, store: Blocks, *, num_blocks: int) -> dict[str, float]:
     """Returns `validation/<role>/<source>/loss`, the mean over a source's first blocks.
 
     Args:

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.selection.ahead import Ahead
-from nemo_rod.selection.arms import Arm, StoreWithSources
+from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
 from nemo_rod.selection.estimates import SourceAverages
@@ -97,7 +98,7 @@ class Selector:
     def of(
         cls,
         arm: Arm,
-        store: StoreWithSources,
+        store: Blocks,
         references: ReferenceLosses | None = None,
         on_nonfinite: OnNonfinite = "refuse",
     ) -> Selector:

@@ -23,7 +23,7 @@ from nemo_rod.megatron.batches import Batch, micro_batches, prefixes
 from nemo_rod.megatron.scoring.forward_only import gather_weights, refuse_unsafe
 from nemo_rod.megatron.scoring.logits import has_head
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
-from nemo_rod.selection.curriculum.header import Store
+from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references import NUM_PARTS
 
 
@@ -67,7 +67,7 @@ class MegatronScorer:
     def __init__(
         self,
         model: list,
-        store: BlockStore | Store,
+        store: BlockStore | HashedBlocks,
         groups: Any,
         *,
         micro_batch_size: int,

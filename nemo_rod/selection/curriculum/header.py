@@ -7,29 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-
-class Store(Protocol):
-    """The parts of a block store that a curriculum and references need."""
-
-    @property
-    def digest(self) -> str:
-        """Digest of the store."""
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        """Fingerprint of the tokenizer."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-
-    def __len__(self) -> int:
-        """Return the number of blocks."""
+from nemo_rod.selection.blocks import Blocks
 
 
 class SourceRow(NamedTuple):
@@ -104,7 +87,7 @@ def refuse_foreign(path: Path, found: CurriculumHeader, expected: CurriculumHead
         )
 
 
-def refuse_other_store(path: Path, header: CurriculumHeader, store: Store) -> None:
+def refuse_other_store(path: Path, header: CurriculumHeader, store: Blocks) -> None:
     """Raise a ValueError that names the first property in which a curriculum and a store differ.
 
     The tokenizer comes first, because it changes everything else, too.

@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
-from nemo_rod.selection.curriculum.header import Store, refuse_other_store
+from nemo_rod.selection.curriculum.header import refuse_other_store
 from nemo_rod.selection.curriculum.log import Curriculum
 
 GroupedBy = Literal["role", "source"]
@@ -24,7 +25,7 @@ class RecordedPools:
     With `TakeAll` this is the paper's curriculum transfer (Section "Cross-scale").
     """
 
-    def __init__(self, curriculum: Curriculum, store: Store | None = None) -> None:
+    def __init__(self, curriculum: Curriculum, store: Blocks | None = None) -> None:
         """Read pools from an open curriculum; it stays open.
 
         Args:
@@ -87,7 +88,7 @@ class FollowedPools:
     """
 
     def __init__(
-        self, pools: Pools, curriculum: Curriculum, *, by: GroupedBy, store: Store | None = None
+        self, pools: Pools, curriculum: Curriculum, *, by: GroupedBy, store: Blocks | None = None
     ) -> None:
         """Draw from other pools; the curriculum stays open.
 

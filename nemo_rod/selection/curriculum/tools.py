@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import move_whole
-from nemo_rod.selection.curriculum.header import CurriculumHeader, Store, refuse_other_store
+from nemo_rod.selection.blocks import Blocks
+from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_other_store
 from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum, StepRecord
 
 _EXPORT_ROWS = 1 << 18
@@ -81,7 +82,7 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
     move_whole(temporary, path)
 
 
-def verify(curriculum: Curriculum, store: Store) -> None:
+def verify(curriculum: Curriculum, store: Blocks) -> None:
     """Check that a curriculum belongs to a store and is consistent.
 
     Raises:

@@ -16,12 +16,12 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.curriculum.header import Store
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.record_log import crc32_rows
 
 NUM_PARTS = 8
@@ -73,16 +73,8 @@ class ReferenceManifest:
         )
 
 
-class StoreOfRoles(Store, Protocol):
-    """The parts of a block store that a reference pass needs."""
-
-    @property
-    def num_adaptation(self) -> int:
-        """Number of adaptation blocks, which come first."""
-
-
 def role_manifest(
-    store: StoreOfRoles, role: str, *, model: str, precision: str, loss: str = LOSS_DEFINITION
+    store: Blocks, role: str, *, model: str, precision: str, loss: str = LOSS_DEFINITION
 ) -> ReferenceManifest:
     """Return the manifest of references for all blocks of a role.
 

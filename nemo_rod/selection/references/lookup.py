@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.curriculum.header import Store
+from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.block_loss import block_loss
 from nemo_rod.selection.references.folder import (
     NUM_PARTS,
@@ -33,13 +33,6 @@ from nemo_rod.selection.references.folder import (
 )
 from nemo_rod.selection.references.hash_index import HashIndex
 from nemo_rod.selection.references.teacher import teacher_top_k
-
-
-class HashedBlocks(Store, Protocol):
-    """The parts of a block store that references need."""
-
-    def hashes(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Return the block hashes, uint8 [C, 16]."""
 
 
 class References:

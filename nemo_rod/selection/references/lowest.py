@@ -15,8 +15,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.folder import open_folder
-from nemo_rod.selection.references.lookup import HashedBlocks, References
+from nemo_rod.selection.references.lookup import References
 
 
 class ReferenceLosses(Protocol):

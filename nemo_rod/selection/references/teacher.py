@@ -21,13 +21,13 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import with_advice, write_whole
-from nemo_rod.selection.curriculum.header import Store
+from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.record_log import crc32_rows
 from nemo_rod.selection.references.folder import (
     ReferenceManifest,
@@ -41,17 +41,6 @@ _DEFINITION = (
     "mean cross entropy of the reference model's {} likeliest tokens and the rest, nats, 8 partial "
     "sums, fp32"
 )
-
-
-class BlocksOfTokens(Store, Protocol):
-    """The parts of a block store that a teacher needs."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Vocabulary size; every token lies in [0, vocab_size)."""
-
-    def hashes(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Return the block hashes, uint8 [C, 16]."""
 
 
 def distilled_loss(top_k: int) -> str:
@@ -167,7 +156,7 @@ class Teacher:
         top_k: Number of tokens stored per position.
     """
 
-    def __init__(self, folder: Path, manifest: ReferenceManifest, store: BlocksOfTokens) -> None:
+    def __init__(self, folder: Path, manifest: ReferenceManifest, store: Blocks) -> None:
         """Use `open_teacher`."""
         self._path, self._manifest, self._store = folder / FILE, manifest, store
         dtype = _type_of(manifest, store.vocab_size)
@@ -202,7 +191,7 @@ class Teacher:
         return records_C["ids"].astype(np.int32), records_C["logprobs"]
 
 
-def open_teacher(paths: Iterable[str | Path], store: BlocksOfTokens) -> Teacher | None:
+def open_teacher(paths: Iterable[str | Path], store: Blocks) -> Teacher | None:
     """Open the records of the one folder of references that has them; None if none has.
 
     Raises:

@@ -1,0 +1,54 @@
+"""What selection asks of a store of blocks.
+
+`corpus.BlockStore` is one. The data of someone else's job, `swap_in.Blend`, has no corpora of its
+own, and so offers only what scores and references need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class HashedBlocks(Protocol):
+    """Blocks with ids, which references recognise by their hashes."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the store."""
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Fingerprint of the tokenizer."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+
+    def hashes(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Return the block hashes, uint8 [N, 16]."""
+
+
+class Blocks(HashedBlocks, Protocol):
+    """The blocks of corpora: those of adaptation first, then those of replay, source by source."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Vocabulary size; every token lies in [0, vocab_size)."""
+
+    @property
+    def num_adaptation(self) -> int:
+        """Number of adaptation blocks."""
+
+    @property
+    def sources(self) -> Sequence[Any]:
+        """The sources, each with `name`, `role`, `start` and `count`."""
+
+    def source_index(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the index in `sources` of each block's source, int64 [N]."""
