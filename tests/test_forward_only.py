@@ -106,3 +106,19 @@ def test_recipes_may_be_megatrons_own_names() -> None:
     said = refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.delayed)
     assert said is not None and "delayed FP8 scaling" in said
     assert refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.mxfp8) is None
+
+
+def test_estimates_from_training_losses_need_training_without_dropout() -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+    # isort: split
+    from megatron.core.transformer import TransformerConfig
+
+    from nemo_rod.megatron.callbacks.training_losses import refuse_dropout
+
+    config = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=1)
+    config.hidden_dropout = config.attention_dropout = 0.0
+    refuse_dropout(config)
+    config.attention_dropout = 0.1
+    with pytest.raises(ValueError, match="attention_dropout=0.1, and scoring.every estimates"):
+        refuse_dropout(config)

@@ -33,7 +33,7 @@ from nemo_rod.jobs import TrainJob
 from nemo_rod.megatron.callbacks.early_end import UntilConverged
 from nemo_rod.megatron.callbacks.kappa import SteeredKappa
 from nemo_rod.megatron.callbacks.recorder import HasMetrics, Recorder
-from nemo_rod.megatron.callbacks.training_losses import ResumedAverages
+from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.identity import (
     ChosenBlocks,
@@ -106,6 +106,8 @@ def train(
         # a checkpoint may hold an end that was moved; the metrics reproduce it
         config.scheduler.override_opt_param_scheduler = True
     refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
+    if chooser.averages is not None:
+        refuse_dropout(provider)
     _collect_write_results_here()
     try:
         with selector.installed():

@@ -66,6 +66,24 @@ class TrainingLosses:
         return by_replica.transpose(0, 1).reshape(num_blocks, NUM_PARTS).cpu().numpy()
 
 
+def refuse_dropout(config: Any) -> None:
+    """Refuses dropout, under which training losses exceed those of a scoring pass.
+
+    Args:
+        config: the model's Megatron configuration.
+
+    Raises:
+        ValueError: the model is trained with dropout; one sentence.
+    """
+    for name in ("hidden_dropout", "attention_dropout"):
+        if (rate := getattr(config, name, 0.0)) > 0:
+            raise ValueError(
+                f"The model has {name}={rate}, and scoring.every estimates scores from training "
+                "losses, which dropout raises: set scoring.every=1, or remove dropout from the "
+                "base's config.json."
+            )
+
+
 class ResumedAverages(Callback):
     """Restores the averages of every rank from a resumed run's curriculum.
 
