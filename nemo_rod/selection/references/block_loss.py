@@ -15,7 +15,7 @@ from nemo_rod.selection.references.folder import NUM_PARTS
 
 
 def num_targets(block_size: int, eighths: int = NUM_PARTS) -> int:
-    """Return how many next-token targets the first `eighths` chunks of a block hold."""
+    """Return how many next-token targets the first `eighths` of a block hold."""
     assert block_size % NUM_PARTS == 0 and 1 <= eighths <= NUM_PARTS, (block_size, eighths)
     return min(eighths * (block_size // NUM_PARTS), block_size - 1)
 
@@ -31,7 +31,7 @@ def block_loss(
     Args:
         sums_C8: Partial sums of the token losses, nats, float32 [C, 8].
         block_size: Tokens per block (S).
-        eighths: Number of leading chunks to use; 8 is the whole block.
+        eighths: Number of leading eighths to use; 8 is the whole block.
 
     Returns:
         float32 [C], the mean over `num_targets(block_size, eighths)` targets, nats per token
