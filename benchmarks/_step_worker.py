@@ -91,7 +91,7 @@ def main() -> None:
     from nemo_rod.megatron.identity import identity_of
     from nemo_rod.megatron.models import model_provider
     from nemo_rod.megatron.scoring import scorer as losses
-    from nemo_rod.megatron.train import bridge_config
+    from nemo_rod.megatron.train_job import bridge_config
 
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()

@@ -1,6 +1,6 @@
 """The command line: `nemo-rod COMMAND`, with a recipe in Hydra's grammar or with paths.
 
-Each command has a file in `nemo_rod/commands`; the stages of a recipe share `stages.py`.
+Each command has a file in `nemo_rod/commands`; the stages of a recipe share `run_stages.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nemo_rod.commands import (
     inspect,
     merge,
     reference,
-    stages,
+    run_stages,
     status,
     train,
 )
@@ -36,15 +36,15 @@ from nemo_rod.recipe.checks import to_config
 
 # Commands that take a recipe, in Hydra's grammar, and commands that take paths, through argparse.
 _OF_RECIPES: dict[str, Callable[[Config], None]] = {
-    "run": stages.run,
+    "run": run_stages.run,
     "plan": plan,
-    "prepare": stages.prepare,
-    "pretrain": stages.pretrain,
-    "reference": stages.reference,
-    "train": stages.train,
-    "merge": stages.merge,
-    "evaluate": stages.evaluate,
-    "report": stages.report,
+    "prepare": run_stages.prepare,
+    "pretrain": run_stages.pretrain,
+    "reference": run_stages.reference,
+    "train": run_stages.train,
+    "merge": run_stages.merge,
+    "evaluate": run_stages.evaluate,
+    "report": run_stages.report,
 }
 _OF_PATHS: dict[str, Callable[[Arguments], None]] = {
     "status": status.declare,
@@ -145,7 +145,7 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             OmegaConf.resolve(composed)
             config = to_config(composed)
             config.run_dir = _run_dir(config)
-            stages.on_all_nodes(command, config)
+            run_stages.on_all_nodes(command, config)
         except ValueError as error:
             _leave(str(error))
         except Stopped as stop:

@@ -24,7 +24,7 @@ def run(file: Path) -> None:
     from megatron.core import parallel_state
 
     from nemo_rod.megatron.forward_jobs import evaluate, score
-    from nemo_rod.megatron.train import train
+    from nemo_rod.megatron.train_job import train
 
     kinds: dict[type, Any] = {TrainJob: train, ScoreJob: score, EvaluateJob: evaluate}
     job = read_job(file)

@@ -19,7 +19,7 @@ def main() -> None:
     from megatron.bridge import AutoBridge
     from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-    from nemo_rod.megatron.train import train
+    from nemo_rod.megatron.train_job import train
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -19,7 +19,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-MODULES = ("nemo_rod.megatron.train", "nemo_rod.megatron.forward_jobs")
+MODULES = ("nemo_rod.megatron.train_job", "nemo_rod.megatron.forward_jobs")
 
 
 @dataclass

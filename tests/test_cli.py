@@ -11,7 +11,7 @@ import pytest
 from composing import RECIPES, composed
 
 from nemo_rod.config import config_folder
-from nemo_rod.recipe.blocks import source_specs
+from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.recipe.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))

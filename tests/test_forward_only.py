@@ -120,5 +120,5 @@ def test_estimates_from_training_losses_need_training_without_dropout() -> None:
     config.hidden_dropout = config.attention_dropout = 0.0
     refuse_dropout(config)
     config.attention_dropout = 0.1
-    with pytest.raises(ValueError, match="attention_dropout=0.1, and scoring.every estimates"):
+    with pytest.raises(ValueError, match=r"attention_dropout=0\.1, and scoring.every estimates"):
         refuse_dropout(config)

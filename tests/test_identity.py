@@ -52,7 +52,7 @@ def trained_job(tiny: Setting) -> TrainJob:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_run_on_something_else_is_refused(tiny: Setting, tmp_path: Path, what: str) -> None:
-    from nemo_rod.megatron.train import train
+    from nemo_rod.megatron.train_job import train
 
     job = dataclasses.replace(trained_job(tiny), **CHANGES[what](tiny, tmp_path))
     with pytest.raises(ValueError, match=rf"iter_0000030 was trained with .*{what} '?\w*'? \(this"):
@@ -63,7 +63,7 @@ def test_an_older_megatron_than_the_one_that_saved_is_refused(
     tiny: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nemo_rod.megatron import identity
-    from nemo_rod.megatron.train import train
+    from nemo_rod.megatron.train_job import train
 
     here = identity.versions()
     older = {**here, "megatron-core": "0.15.3"}

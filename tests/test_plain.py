@@ -20,7 +20,7 @@ assert plain.needed() and not cpu.needed()
 assert not hasattr(torch.zeros, "__wrapped__"), "torch makers were redirected"
 import megatron.core.extensions.transformer_engine as te
 assert issubclass(te.TEColumnParallelLinear, torch.nn.Module)
-import nemo_rod.megatron.train
+import nemo_rod.megatron.train_job
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 assert hasattr(WrappedTorchNorm.__new__, "__wrapped__"), "norms were not marked"
 """
@@ -34,7 +34,7 @@ def test_cuda_without_transformer_engine_imports_and_is_mended() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_stubs_are_seen_by_those_who_need_them_alone() -> None:
-    import nemo_rod.megatron.train  # noqa: F401
+    import nemo_rod.megatron.train_job  # noqa: F401
 
     for name in ("transformer_engine", "megatron.energon", "nvidia_resiliency_ext", "fla"):
         assert name not in sys.modules

@@ -18,7 +18,7 @@ from nemo_rod.config import Config, config_folder
 from nemo_rod.plan.costs import PlanResult, StageCost
 from nemo_rod.plan.of_recipe import make_plan, refuse_what_does_not_fit
 from nemo_rod.plan.plan_text import count, format_plan
-from nemo_rod.recipe.blocks import source_specs
+from nemo_rod.recipe.prepared_blocks import source_specs
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "recipes.md"
 # Trained tokens of the paper's table 3 in G, and of its max-replay arm.

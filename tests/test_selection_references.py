@@ -219,7 +219,7 @@ def test_losses_that_are_not_finite_are_refused(tmp_path, bad, monkeypatch):
     assert logged_ids(tmp_path, m).tolist() == []
     # Also in logs that were written without that check.
     with monkeypatch.context() as patch:
-        patch.setattr("nemo_rod.selection.references.log.check_sums", lambda *_: None)
+        patch.setattr("nemo_rod.selection.references.rank_log.check_sums", lambda *_: None)
         write(tmp_path, 0, range(4), m, sums=sums)
     with pytest.raises(
         ValueError, match=r"rank-00000.log has losses that are not finite .* block 2: "

@@ -279,7 +279,7 @@ def test_experts_are_numbered_where_their_own_name_is_known(
 def test_a_signal_handler_is_entered_once() -> None:
     from megatron.bridge.training.utils.sig_utils import DistributedSignalHandler
 
-    from nemo_rod.megatron.train import _SignalHandler
+    from nemo_rod.megatron.train_job import _SignalHandler
 
     before = signal.getsignal(signal.SIGUSR1)
     handler = DistributedSignalHandler(signal.SIGUSR1)

@@ -153,7 +153,7 @@ def _devices() -> str:
 
 
 def _trainer() -> str:
-    _run([sys.executable, "-c", "import nemo_rod.megatron.train"])
+    _run([sys.executable, "-c", "import nemo_rod.megatron.train_job"])
     return "Megatron-Bridge's pretrain() loads"
 
 

@@ -11,7 +11,7 @@ from nemo_rod.selection import Curriculum, ReferenceManifest, block_loss
 from nemo_rod.selection.curriculum.log import PADDING_ID
 from nemo_rod.selection.curriculum.record_log import RecordLog
 from nemo_rod.selection.references.folder import NUM_PARTS, RECORD, open_folder
-from nemo_rod.selection.references.log import LOG_MAGIC
+from nemo_rod.selection.references.rank_log import LOG_MAGIC
 
 _SAMPLE = 1 << 20  # number of blocks whose losses are read, evenly spaced
 _DIGESTS = ("tokenizer", "references", "config", "seed")

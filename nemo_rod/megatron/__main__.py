@@ -60,7 +60,7 @@ def _run(job: Job, watch: Watch) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if isinstance(job, TrainJob):
-        from nemo_rod.megatron.train import train
+        from nemo_rod.megatron.train_job import train
 
         train(job, beat=watch.beat)
     elif isinstance(job, ScoreJob):

@@ -10,8 +10,8 @@ from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.plan.costs import Work
 from nemo_rod.plan.shapes import Shape
 from nemo_rod.recipe.arm_references import REFERENCES
-from nemo_rod.recipe.blocks import source_specs
 from nemo_rod.recipe.handover import Stage
+from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.selection.references.teacher import record_type
 

@@ -86,7 +86,7 @@ class Stages:
             return flatten("domain", compared)
 
         def make(folder: Path) -> dict[str, Any]:
-            from nemo_rod.recipe.blocks import prepare_blocks
+            from nemo_rod.recipe.prepared_blocks import prepare_blocks
 
             return prepare_blocks(domain, folder)
 

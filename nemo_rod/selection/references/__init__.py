@@ -1,6 +1,6 @@
 """Reference losses: what a block costs the specialist, or the untouched base model.
 
-    writer.append(block_ids, sums)         log.py: one log per rank, while blocks are scored
+    writer.append(block_ids, sums)         rank_log.py: one log per rank, while blocks are scored
     compact(folder)                        compaction.py: turns logs into arrays, dense by block id
     folder.sums, folder.heads              folder.py: a complete folder and its manifest
     references[block_ids]                  lookup.py, lowest.py: by id; hash_index.py: by content
@@ -12,13 +12,13 @@
 from nemo_rod.selection.references.block_loss import block_loss, num_targets
 from nemo_rod.selection.references.compaction import compact, remove_logs
 from nemo_rod.selection.references.folder import NUM_PARTS, ReferenceManifest
-from nemo_rod.selection.references.log import ReferenceWriter, logged_ids
 from nemo_rod.selection.references.lookup import References
 from nemo_rod.selection.references.lowest import (
     LowestReferences,
     ReferenceLosses,
     open_references,
 )
+from nemo_rod.selection.references.rank_log import ReferenceWriter, logged_ids
 
 __all__ = [
     "NUM_PARTS",

@@ -28,7 +28,7 @@ from nemo_rod.selection.references.folder import (
     manifest_digest,
     record_checks,
 )
-from nemo_rod.selection.references.log import check_range, check_sums, log_paths, valid_records
+from nemo_rod.selection.references.rank_log import check_range, check_sums, log_paths, valid_records
 
 Hashes = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]
 
