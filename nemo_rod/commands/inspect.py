@@ -28,7 +28,7 @@ from nemo_rod.commands.inspect_logs import (
 )
 from nemo_rod.commands.text import facts, read_object, table
 from nemo_rod.selection.curriculum import log as curriculum
-from nemo_rod.selection.references import log as reference_log
+from nemo_rod.selection.references import rank_log
 
 _USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
 _DESCRIPTION = """\
@@ -182,7 +182,7 @@ def _describe_run(path: Path) -> str:
 _STAGE_FILES = ("manifest.json", "inputs.json", "evaluation.json")
 _KINDS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (lambda path: _begins(path, curriculum.LOG_MAGIC), describe_curriculum),
-    (lambda path: _begins(path, reference_log.LOG_MAGIC), describe_reference_logs),
+    (lambda path: _begins(path, rank_log.LOG_MAGIC), describe_reference_logs),
     (lambda path: (path / "sums.npy").exists() and (path / "manifest.json").exists(),
      describe_references),
     (lambda path: any(path.glob("rank-*.log")), describe_reference_logs),
