@@ -284,7 +284,7 @@ def test_the_doctor_looks_at_everything(run_dir: Path, capsys: pytest.CaptureFix
     works = {"devices", "trainer", "megatron functions", "torchrun, gloo", "block store"}
     works.add(str(run_dir / "blocks"))
     assert {name for name, state in shown.items() if state == "ok"} >= needed | works
-    assert shown.keys() == needed | works | {"datasets", "pyarrow", "zstandard", "apt"}
+    assert shown.keys() == needed | works | {"datasets", "lm-eval", "pyarrow", "zstandard", "apt"}
 
 
 def test_the_doctor_says_what_to_do(
