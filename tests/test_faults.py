@@ -173,8 +173,3 @@ def diverged(tiny: Setting, tmp_path: Path) -> Path:
 def test_missing_reference_is_refused(tiny: Setting, run: Start) -> None:
     error = run(references=[str(tiny.references[0])]).ends()
     assert re.search(r"rank \d: block \d+ of \d+ has no reference", error)
-
-
-def test_wrong_reference_is_refused(tiny: Setting, run: Start) -> None:
-    wrong = [str(tiny.references[0]), str(tiny.references[0])]
-    assert "both have references of block 0: name one of the two" in run(references=wrong).ends()
