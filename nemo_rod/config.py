@@ -1,4 +1,4 @@
-"""The configuration: every key, its type, its default and its meaning, in one place.
+"""The configuration: every key, its type, default, bound and meaning, in one place.
 
 Hydra composes a recipe (`recipes/`) and the groups it names (`hydra_configs/`) into `Config`, and
 refuses unknown keys. A recipe sets only what differs from these defaults.
@@ -6,23 +6,37 @@ refuses unknown keys. A recipe sets only what differs from these defaults.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
 
+from nemo_rod.bounds import Bound, key, one_of
+
+PREFIXES = {"1": 8, "1/2": 4, "1/4": 2, "1/8": 1}  # scoring.prefix -> eighths of a block
+MAX_LOGITS_BYTES = 250 * 2**20  # fp32 logits that scoring holds at once on one rank
+TIME = Bound(
+    "HH:MM:SS or D-HH:MM:SS, in YAML in quotes",
+    lambda found: re.fullmatch(r"(\d+-)?\d{1,2}:\d\d:\d\d", found) is not None,
+)
+SHARE = Bound(
+    "a share in [0, 1], or a trained arm",
+    lambda found: isinstance(found, str) or (isinstance(found, int | float) and 0 <= found <= 1),
+)
+
 
 @dataclass
 class Parallel:
     """The parallel layout of one model."""
 
-    data: int = 1  # replicas of the model, each with its share of a batch
-    tensor: int = 1  # processes that share every matrix
-    pipeline: int = 1  # processes that share the layers
-    context: int = 1  # processes that share the positions of every block
-    virtual_pipeline: int = 1  # model chunks of each pipeline process (interleaved schedule)
-    expert: int = 1  # processes that share a layer's experts, drawn from data x tensor x context
+    data: int = key(1, ">= 1")  # replicas of the model, each with its share of a batch
+    tensor: int = key(1, ">= 1")  # processes that share every matrix
+    pipeline: int = key(1, ">= 1")  # processes that share the layers
+    context: int = key(1, ">= 1")  # processes that share the positions of every block
+    virtual_pipeline: int = key(1, ">= 1")  # model chunks of a pipeline process, interleaved
+    expert: int = key(1, ">= 1")  # processes that share the experts, out of data x tensor x context
     sequence: bool = False  # sequence parallelism: activations between matrices are split, too
     distributed_optimizer: bool | None = None  # shard its state over replicas; null: only on CUDA
 
@@ -36,32 +50,32 @@ class Parallel:
 class Optimisation:
     """Adam under a warm-up, stable, decay schedule (paper, appendix B.3)."""
 
-    steps: int = MISSING  # number of updates
-    batch_size: int = MISSING  # blocks per update (k)
-    micro_batch_size: int = MISSING  # blocks per forward-backward pass of one replica
-    lr: float = MISSING  # peak learning rate
-    min_lr_ratio: float = 0.1  # final learning rate as a share of the peak
-    warmup_fraction: float = 0.05  # share of the steps spent on linear warm-up
-    decay_fraction: float = 0.3  # share of the steps spent on the final cosine decay
-    adam_beta1: float = 0.9  # decay rate of the first moment
-    adam_beta2: float = 0.95  # decay rate of the second moment
-    adam_eps: float = 1e-8  # added to the root of the second moment
-    weight_decay: float = 0.1  # decoupled weight decay of matrices (AdamW)
-    clip_grad: float = 1.0  # maximum norm of the gradient
+    steps: int = key(MISSING, ">= 1")  # number of updates
+    batch_size: int = key(MISSING, ">= 1")  # blocks per update (k)
+    micro_batch_size: int = key(MISSING, ">= 1")  # blocks per forward-backward pass of one replica
+    lr: float = key(MISSING, "> 0")  # peak learning rate
+    min_lr_ratio: float = key(0.1, "in [0, 1]")  # final learning rate as a share of the peak
+    warmup_fraction: float = key(0.05, "in [0, 1)")  # share of the steps spent on linear warm-up
+    decay_fraction: float = key(0.3, "in [0, 1]")  # share of the steps spent on final cosine decay
+    adam_beta1: float = key(0.9, "in [0, 1)")  # decay rate of the first moment
+    adam_beta2: float = key(0.95, "in [0, 1)")  # decay rate of the second moment
+    adam_eps: float = key(1e-8, "> 0")  # added to the root of the second moment
+    weight_decay: float = key(0.1, ">= 0")  # decoupled weight decay of matrices (AdamW)
+    clip_grad: float = key(1.0, ">= 0")  # maximum norm of the gradient; 0: no limit
 
 
 @dataclass
 class Selection:
     """How the batch is chosen from the candidate pool."""
 
-    multiplier: float = 2.0  # candidates per trained block (m)
-    balance: str = "expected"  # "expected" as in the paper, or "exact" halves in every pool
-    kappa: float = 1.0  # weight of the replay scores against the adaptation scores
-    target_share: float | None = None  # steers kappa to this share of replay in a batch
-    target_forgetting: float | None = None  # steers kappa to this F_val on held-out replay, nats
-    gain: float = 0.1  # change of ln kappa per step or validation if the error equals the target
-    replay_score: str = "loss"  # replay: "loss" minus the base's, or "distillation" from the base
-    on_nonfinite: str = "refuse"  # non-finite score: "refuse" (end the run) or "exclude" the block
+    multiplier: float = key(2.0, ">= 1")  # candidates per trained block (m)
+    balance: str = one_of("expected", "exact")  # halves of a pool: in the mean (paper), or exactly
+    kappa: float = key(1.0, ">= 0")  # weight of the replay scores against the adaptation scores
+    target_share: float | None = key(None, "in (0, 1)")  # steers kappa to this share of replay
+    target_forgetting: float | None = key(None, "> 0")  # steers kappa to this F_val of replay, nats
+    gain: float = key(0.1, "> 0")  # change of ln kappa per step or validation for an error of 100 %
+    replay_score: str = one_of("loss", "distillation")  # loss less the base's, or distilled from it
+    on_nonfinite: str = one_of("refuse", "exclude")  # non-finite score: end the run or drop a block
 
 
 @dataclass
@@ -72,19 +86,19 @@ class Variant:
     """
 
     of: str | None = None  # parent: an arm or a variant; null: the arm of the same name
-    steps: int | None = None  # updates; overrides budget and compute
-    budget: float | None = None  # updates as a multiple of train.steps
-    compute: float | None = None  # total compute, scoring included, as a multiple of a plain run
+    steps: int | None = key(None, ">= 1")  # updates; overrides budget and compute
+    budget: float | None = key(None, "> 0")  # updates as a multiple of train.steps
+    compute: float | None = key(None, "> 0")  # total compute, scoring included, in plain runs
     train: dict[str, Any] = field(default_factory=dict)  # overridden keys of train
     selection: dict[str, Any] = field(default_factory=dict)  # overridden keys of selection
     scoring: dict[str, Any] = field(default_factory=dict)  # overridden keys of scoring
     converge: bool | None = None  # stop once the adaptation loss has converged; steps is the limit
-    retention: float | None = None  # share of the replay blocks kept by fixed_<percent>
-    share: Any = None  # constant replay share of a batch, or the arm whose recorded mean is used
-    adaptation: str | None = None  # with share: adaptation blocks by "random" (default) or "rho"
-    replay: str | None = None  # with share: replay blocks by "random" (default) or "rho"
+    retention: float | None = key(None, "in (0, 1]")  # share of replay kept by fixed_<percent>
+    share: Any = key(None, SHARE)  # constant replay share of a batch, or an arm whose mean is used
+    adaptation: str | None = one_of(None, "random", "rho")  # with share: how chosen; null: random
+    replay: str | None = one_of(None, "random", "rho")  # with share: how chosen; null: random
     follow: str | None = None  # arm whose recorded counts are repeated, with blocks drawn at random
-    follow_by: str | None = None  # counts per step of each "role" (default) or of each "source"
+    follow_by: str | None = one_of(None, "role", "source")  # with follow: whose counts; null: role
     curriculum: str | None = None  # folder of a run, or of its arm, whose batches are trained on
     references: list[str] | None = None  # lowest loss counts: specialist, base, another run
 
@@ -93,10 +107,10 @@ class Variant:
 class Scoring:
     """The forward-only pass over candidates, and over whole corpora."""
 
-    micro_batch_size: int = MISSING  # blocks per forward pass of one replica
-    prefix: str = "1"  # scored share of a candidate, from its start: 1, 1/2, 1/4 or 1/8
-    every: int = 1  # steps between scoring passes (0: first only); source averages in between
-    teacher_top_k: int = 16  # tokens kept per prediction for distillation; one value per run
+    micro_batch_size: int = key(MISSING, ">= 1")  # blocks per forward pass of one replica
+    prefix: str = one_of(*PREFIXES)  # scored share of a candidate, from its start
+    every: int = key(1, ">= 0")  # steps between scorings (0: first only); source averages between
+    teacher_top_k: int = key(16, ">= 1")  # tokens kept per prediction for distillation; one per run
 
     @property
     def eighths(self) -> int:
@@ -104,33 +118,29 @@ class Scoring:
         return PREFIXES[self.prefix]
 
 
-PREFIXES = {"1": 8, "1/2": 4, "1/4": 2, "1/8": 1}  # scoring.prefix -> eighths of a block
-MAX_LOGITS_BYTES = 250 * 2**20  # fp32 logits that scoring holds at once on one rank
-
-
 @dataclass
 class Checkpoint:
     """When a training stage saves its state for a later resume."""
 
-    every: int = 200  # steps between checkpoints; the last step is always saved
-    keep: int = 2  # number of checkpoints kept
+    every: int = key(200, ">= 1")  # steps between checkpoints; the last step is always saved
+    keep: int = key(2, ">= 1")  # number of checkpoints kept
 
 
 @dataclass
 class Validation:
     """Held-out losses per source while an arm trains; the final evaluation uses all blocks."""
 
-    every: int = 0  # steps between validations; 0: never
-    blocks: int = 64  # maximum number of held-out blocks per source
+    every: int = key(0, ">= 0")  # steps between validations; 0: never
+    blocks: int = key(64, ">= 1")  # maximum number of held-out blocks per source
 
 
 @dataclass
 class Convergence:
     """When an arm with `converge` stops, judged by the losses of `validation`."""
 
-    tolerance: float = 0.002  # decrease below the best loss that counts as an improvement, nats
-    patience: int = 3  # consecutive validations without improvement
-    decay_epochs: float = 0.5  # epochs of the arm's data in the learning-rate decay that follows
+    tolerance: float = key(0.002, ">= 0")  # decrease of the best loss that is an improvement, nats
+    patience: int = key(3, ">= 1")  # consecutive validations without improvement
+    decay_epochs: float = key(0.5, "> 0")  # epochs of its data in the learning-rate decay after it
 
 
 @dataclass
@@ -140,7 +150,7 @@ class Model:
     hf: str | None = None  # name or folder of a Hugging Face checkpoint
     architecture: dict[str, Any] | None = None  # Hugging Face config of a base trained from scratch
     shape: dict[str, Any] | None = None  # Hugging Face config of `hf`, for `plan` without a network
-    precision: str = "bf16"  # "bf16" or "fp32"
+    precision: str = one_of("bf16", "fp32")  # precision of training and scoring
 
 
 @dataclass
@@ -148,10 +158,10 @@ class Domain:
     """The corpora: the new domain (adaptation) and what must not be forgotten (replay)."""
 
     tokenizer: str = MISSING  # "byte", or the name or folder of a Hugging Face tokenizer
-    block_size: int = 4096  # tokens per block (S)
-    holdout_fraction: float = 0.01  # held-out share of each source's blocks
-    holdout_seed: int = 42  # determines which blocks are held out
-    workers: int = 1  # processes that read and tokenise
+    block_size: int = key(4096, ">= 8")  # tokens per block (S)
+    holdout_fraction: float = key(0.01, "in [0, 1)")  # held-out share of each source's blocks
+    holdout_seed: int = key(42, "in [0, 2**128)")  # determines which blocks are held out
+    workers: int = key(1, ">= 1")  # processes that read and tokenise
     sources: dict[str, Any] = field(default_factory=dict)  # name -> how to read it (SourceSpec)
 
 
@@ -160,19 +170,19 @@ class Cluster:
     """The resources that the slurm and ray launchers request, and how they request them."""
 
     gpu: str | None = None  # name of the GPU, such as B200; null: CPU processes
-    gpus_per_node: int = 0  # GPUs of a node, and processes that a job starts on it
-    gpu_memory_gib: float = 0.0  # memory of one GPU as CUDA reports it; 0: unknown, all layouts fit
-    cpu_cores: int = 1  # CPU cores of a node
-    node_memory_gib: float = 0.0  # memory of a node
+    gpus_per_node: int = key(0, ">= 0")  # GPUs of a node, and processes that a job starts on it
+    gpu_memory_gib: float = key(0.0, ">= 0")  # one GPU's, by CUDA; 0: unknown, all layouts fit
+    cpu_cores: int = key(1, ">= 1")  # CPU cores of a node
+    node_memory_gib: float = key(0.0, ">= 0")  # memory of a node; 0: unknown
     account: str | None = None  # sbatch --account
     partition: str | None = None  # sbatch --partition
     qos: str | None = None  # sbatch --qos
-    time: str = "4:00:00"  # time limit of one job, HH:MM:SS or D-HH:MM:SS, quoted in YAML
-    gpu_option: str = "gpus-per-node"  # sbatch option that requests GPUs: "gpus-per-node" or "gres"
+    time: str = key("4:00:00", TIME)  # time limit of one job
+    gpu_option: str = one_of("gpus-per-node", "gres")  # sbatch option that requests GPUs
     exclusive: bool = True  # exclusive nodes for stages that use all GPUs of a node
     cpu_partition: str | None = None  # partition of stages without GPUs; null: partition
-    cpu_stage_cores: int = 16  # cores of a stage without GPUs; at least domain.workers for prepare
-    cpu_stage_memory_gib: int = 64  # memory of a stage without GPUs
+    cpu_stage_cores: int = key(16, ">= 1")  # cores of CPU stages; prepare: at least domain.workers
+    cpu_stage_memory_gib: int = key(64, ">= 1")  # memory of a stage without GPUs
     sbatch: dict[str, Any] = field(default_factory=dict)  # sbatch options, stages with GPUs
     cpu_sbatch: dict[str, Any] = field(default_factory=dict)  # sbatch options, stages without GPUs
     image: str | None = None  # container image: a .sqsh file or a registry address
@@ -186,11 +196,12 @@ class Cluster:
 class Launcher:
     """How and where the stages run."""
 
-    kind: str = "local"  # "local" (torchrun), "slurm", "ray", or "nemo_rl" (its workers on Ray)
-    threads: int = 1  # OMP threads per process
-    stall_seconds: float = 1800.0  # time without progress after which a job is ended; 0: never
-    grace_seconds: int = 300  # time for a job to save and stop after a stop signal
-    requeues: int = 100  # times that a Slurm job may be requeued before it fails
+    kind: str = one_of("local", "slurm", "ray", "nemo_rl")  # torchrun, Slurm, Ray, NeMo-RL on Ray
+    threads: int = key(1, ">= 1")  # OMP threads per process
+    stall_seconds: float = key(1800.0, ">= 0")  # time without progress that ends a job; 0: never
+    # sbatch --signal takes at most that
+    grace_seconds: int = key(300, "in [1, 65535]")  # time to save and stop after a stop signal
+    requeues: int = key(100, ">= 0")  # times that a Slurm job may be requeued before it fails
     nemo_rl: str | None = None  # NeMo-RL checkout whose ray.sub is submitted by launcher=ray
 
 
@@ -202,13 +213,13 @@ class Tasks:
     """
 
     capabilities: dict[str, list[str]] = field(default_factory=dict)  # capability -> lm-eval tasks
-    held_out: int = 0  # questions from each replay source's held-out blocks; 0: none
-    backend: str = "hf"  # model backend of lm-eval: "hf" or "vllm"
+    held_out: int = key(0, ">= 0")  # questions from each replay source's held-out blocks; 0: none
+    backend: str = one_of("hf", "vllm")  # model backend of lm-eval
     arguments: dict[str, Any] = field(default_factory=dict)  # options, such as tensor_parallel_size
-    batch_size: int = 16  # requests per forward pass
-    few_shot: int | None = None  # examples before a question; null: the task's default
-    limit: int | None = None  # maximum number of questions per task, for trials; null: all
-    seed: int = 1234  # determines the choice of examples
+    batch_size: int = key(16, ">= 1")  # requests per forward pass
+    few_shot: int | None = key(None, ">= 0")  # examples before a question; null: the task's default
+    limit: int | None = key(None, ">= 1")  # questions per task at most, for trials; null: all
+    seed: int = key(1234, "in [0, 2**32)")  # determines the choice of examples
 
 
 @dataclass
@@ -226,15 +237,15 @@ class Plan:
     A null value is taken from the processor's profile in nemo_rod/plan/speed.py, with its source.
     """
 
-    adaptation_tokens: float | None = None  # corpus size in tokens; null: counted, or source caps
-    replay_tokens: float | None = None  # corpus size in tokens; null: counted, or source caps
-    peak_tflops: float | None = None  # peak TFLOP/s of one GPU in the model's precision, dense
-    utilisation: float | None = None  # share of the peak that training reaches
-    backward: float | None = None  # time of a backward pass, as a multiple of a forward pass
-    expert_imbalance: float = 1.5  # tokens of the busiest expert-parallel GPU over the mean
-    memory_reserve: float = 0.1  # share of GPU memory reserved for CUDA, NCCL and fragmentation
-    tokenise_rate: float = 450_000.0  # tokens made of text per second and core
-    read_rate: float = 100e6  # bytes of text read per second
+    adaptation_tokens: float | None = key(None, "> 0")  # corpus size; null: counted, or source caps
+    replay_tokens: float | None = key(None, "> 0")  # corpus size; null: counted, or source caps
+    peak_tflops: float | None = key(None, "> 0")  # dense peak TFLOP/s of a GPU in model.precision
+    utilisation: float | None = key(None, "> 0")  # share of the peak that training reaches
+    backward: float | None = key(None, "> 0")  # time of a backward pass, in forward passes
+    expert_imbalance: float = key(1.5, ">= 1")  # tokens of the busiest expert GPU over the mean
+    memory_reserve: float = key(0.1, "in [0, 1)")  # share kept for CUDA, NCCL and fragmentation
+    tokenise_rate: float = key(450_000.0, "> 0")  # tokens made of text per second and core
+    read_rate: float = key(100e6, "> 0")  # bytes of text read per second
 
 
 @dataclass
@@ -246,7 +257,8 @@ class Config:
     arms: list[str] = field(default_factory=list)  # arms to compare
     arm: str | None = None  # arm of a single-stage command
     variants: dict[str, Any] = field(default_factory=dict)  # name -> derivation of an arm (Variant)
-    seed: int = 42  # random seed of every stage that is run
+    # Megatron refuses 0, and adds to it by rank where NumPy ends at 2**32
+    seed: int = key(42, "in [1, 2**31)")  # random seed of every stage that is run
     dry_run: bool = False  # print what would run, without running it
     rebuild: list[str] = field(default_factory=list)  # finished stages to run again
     parallel: Parallel = field(default_factory=Parallel)

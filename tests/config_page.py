@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
+
+from nemo_rod import config
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "nemo_rod" / "config.py"
@@ -14,7 +17,8 @@ _HEAD = """# Configuration
 
 <!-- Made from nemo_rod/config.py: UPDATE_GOLDEN=1 make test ARGS="-k docs" writes it anew. -->
 
-Every key that a recipe or the command line may set, with its type, its default and its meaning.
+Every key that a recipe or the command line may set, with its type, its default, the values that it
+accepts and its meaning; any other value, NaN and infinity are refused before anything is written.
 `null` means: not set. A key without a default must be set by the recipe. `nemo-rod run recipe=NAME
 --cfg job` prints the values that a run would have. The keys of a source are in
 [data.md](data.md#describing-sources), those of a recipe in NeMo-RL's own form in
@@ -65,16 +69,19 @@ def _section(
     comments: dict[int, str],
 ) -> str:
     about = (ast.get_docstring(section) or "").replace("\n\n", "\0").replace("\n", " ")
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    rows = ["| key | type | default | accepts | meaning |", "|---|---|---|---|---|"]
+    known = {field.name: field for field in fields(getattr(config, section.name))}
     for field in _fields(section):
         key, kind = ast.unparse(field.target), _kind(field)
         if kind in classes and kind != "Optimisation":
             continue  # it has a section of its own
-        default, meaning = _default(field), comments.get(field.end_lineno or 0, "")
+        default, meaning = _default(known[key]), comments.get(field.end_lineno or 0, "")
+        bound = known[key].metadata.get("bound")
+        accepts = f"`{bound.expected}`" if bound else ""
         if kind == "Optimisation":
             meaning = f"{meaning}; see [below](#train-and-pretrain)".lstrip("; ")
         shown = ast.unparse(field.annotation).replace(" | None", " or null")
-        rows.append(f"| `{prefix}{key}` | {shown} | {default} | {meaning} |")
+        rows.append(f"| `{prefix}{key}` | {shown} | {default} | {accepts} | {meaning} |")
     return "\n".join([f"## {title}", "", about.replace("\0", "\n\n"), "", *rows, ""])
 
 
@@ -86,13 +93,11 @@ def _kind(field: ast.AnnAssign) -> str:
     return ast.unparse(field.annotation).removesuffix(" | None")
 
 
-def _default(field: ast.AnnAssign) -> str:
-    value = field.value
-    if isinstance(value, ast.Call):  # field(default_factory=...)
-        return {"dict": "`{}`", "list": "`[]`"}.get(ast.unparse(value.keywords[0].value), "")
-    text = ast.unparse(value) if value is not None else "MISSING"
-    plain = {"MISSING": "", "None": "`null`", "True": "`true`", "False": "`false`"}
-    return plain.get(text, f"`{text.strip(chr(39))}`")
+def _default(field: Field) -> str:
+    if field.default_factory is not MISSING:
+        return {dict: "`{}`", list: "`[]`"}.get(field.default_factory, "")
+    plain = {"???": "", "None": "`null`", "True": "`true`", "False": "`false`"}
+    return plain.get(str(field.default), f"`{field.default}`")
 
 
 def _comments() -> dict[int, str]:

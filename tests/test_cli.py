@@ -63,7 +63,7 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
         (["scoring.every=-1"], "scoring.every=-1 is not valid: expected >= 0."),
         (["scoring.every=4", "launcher=nemo_rl"], "rod has scoring.every=4, but the workers of"),
         (["scoring.every=4", "scoring.prefix=1/2"], "scoring sets every=4 and prefix=1/2"),
-        (["scoring.prefix=1/3"], "scoring.prefix='1/3' is not valid: expected 1, 1/2, 1/4, 1/8."),
+        (["scoring.prefix=1/3"], "scoring.prefix='1/3' is not valid: expected 1, 1/2, 1/4 or 1/8"),
         (
             ["scoring.prefix=1/8", "parallel.context=16", "domain.block_size=128"],
             "scoring.prefix=1/8 leaves 16 tokens",
@@ -78,6 +78,8 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
             "need a multiple of 2; choose a longer prefix",
         ),
         (["train.lr=0"], "train.lr=0.0 is not valid: expected > 0"),
+        (["train.lr=inf"], "train.lr=inf is not valid: expected finite and > 0."),
+        (["plan.read_rate=nan"], "plan.read_rate=nan is not valid: expected > 0."),
     ],
 )
 def test_what_cannot_run_is_refused(overrides: list[str], sentence: str) -> None:

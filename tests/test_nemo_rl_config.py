@@ -27,12 +27,13 @@ RECIPES = sorted((Path(__file__).parent.parent / "recipes" / "nemo_rl").glob("*.
 
 GOOD: dict[str, Any] = {
     "rod": {"choose_in": "workers", "steps": 3, "worker": "a.B", "hf": False,
+            "blocks": "blocks", "out": "out",
             "selection": {
                 "balance": "expected",
                 "on_nonfinite": "refuse",
                 "replay_score": "loss",
             },
-            "scoring": {"prefix": "1", "every": 1}},
+            "scoring": {"micro_batch_size": 4, "prefix": "1", "every": 1}},
     "policy": {
         "train_global_batch_size": 16,
         "train_micro_batch_size": 2,
@@ -67,14 +68,15 @@ def test_good_configuration_passes() -> None:
 @pytest.mark.parametrize(
     "key, value, sentence",
     [
-        ("rod.choose_in", "cloud", "rod.choose_in is 'cloud': expected workers or driver."),
-        ("rod.steps", 0, "rod.steps is 0: expected >= 1."),
+        ("rod.choose_in", "cloud", "rod.choose_in='cloud' is not valid: expected workers or dr"),
+        ("rod.steps", 0, "rod.steps=0 is not valid: expected >= 1."),
+        ("rod.selection.kappa", -1, "rod.selection.kappa=-1.0 is not valid: expected >= 0."),
         ("rod.worker", None, "rod.worker is None: expected a worker class"),
-        ("rod.selection.balance", "half", "rod.selection.balance is 'half'"),
+        ("rod.selection.balance", "half", "rod.selection.balance='half' is not valid"),
         ("rod.selection.on_nonfinite", "skip", "expected refuse or exclude"),
         ("rod.scoring.every", 4, "rod.scoring.every is 4: expected 1: NeMo-RL's workers"),
         ("rod.selection.replay_score", "distillation", "expected loss: NeMo-RL's workers cannot"),
-        ("rod.scoring.prefix", "2/3", "rod.scoring.prefix is '2/3': expected 1, 1/2, 1/4, 1/8."),
+        ("rod.scoring.prefix", "2/3", "prefix='2/3' is not valid: expected 1, 1/2, 1/4 or 1/8."),
         ("policy.generation", {"temperature": 0.7}, "policy.generation is 'a section'"),
         ("policy.dynamic_batching.enabled", True, "policy.dynamic_batching.enabled is True"),
         ("policy.sequence_packing.enabled", True, "policy.sequence_packing.enabled is True"),

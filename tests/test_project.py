@@ -18,7 +18,8 @@ PACKAGE = ROOT / "nemo_rod"
 # Each room, and the rooms it may import. A new room has to be placed here.
 ARROWS = {
     "files": set(),
-    "config": set(),
+    "bounds": set(),
+    "config": {"bounds"},
     "progress": set(),
     "published": set(),
     "upstream": set(),
@@ -33,13 +34,13 @@ ARROWS = {
     },
     "nemo_rl": {
         *("corpus", "selection", "megatron", "processes"),
-        *("config", "files", "jobs", "progress", "upstream"),
+        *("bounds", "config", "files", "jobs", "progress", "upstream"),
     },
     "evaluation": {"corpus", "selection", "processes", "files", "progress", "published"},
     "swap_in": {"corpus", "selection", "megatron", "files", "upstream"},
     "recipe": {
         *("corpus", "selection", "processes", "nemo_rl", "evaluation", "report"),
-        *("config", "files", "jobs", "progress", "published"),
+        *("bounds", "config", "files", "jobs", "progress", "published"),
     },
     "plan": {"corpus", "selection", "recipe", "config", "files"},
     "launch": {"recipe", "config"},

@@ -78,7 +78,7 @@ def test_budgets() -> None:
         ("{of: rod, share: 0.3, follow: rod}", "sets share and follow: set one of them"),
         (
             "{of: rod, adaptation: rho}",
-            "adaptation='rho' is not valid: expected random or rho",
+            "bad.adaptation is set without share: set both, or neither",
         ),
         ("{of: rod, share: 0.3, replay: best}", "replay='best' is not valid"),
         ("{of: rod, follow: rod, follow_by: block}", "follow_by='block' is not valid"),

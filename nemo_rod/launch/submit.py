@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -99,15 +98,6 @@ def _check_cluster(config: Config) -> None:
             )
     if cluster.image is not None:
         _check_image(cluster.image, must_exist=not config.dry_run)
-    if not re.fullmatch(r"(\d+-)?\d{1,2}:\d\d:\d\d", cluster.time):
-        raise ValueError(
-            f"cluster.time={cluster.time} is not valid: expected HH:MM:SS or D-HH:MM:SS, in YAML "
-            "in quotes."
-        )
-    if cluster.gpu_option not in ("gpus-per-node", "gres"):
-        raise ValueError(
-            f"cluster.gpu_option={cluster.gpu_option} is not valid: expected gpus-per-node or gres."
-        )
     world_size = config.parallel.world_size
     if world_size > cluster.gpus_per_node and world_size % cluster.gpus_per_node:
         raise ValueError(

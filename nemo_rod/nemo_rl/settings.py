@@ -16,7 +16,8 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_rod.config import PREFIXES, Optimisation, Scoring, Selection, Validation, config_folder
+from nemo_rod.bounds import check_bounds, key, one_of
+from nemo_rod.config import Optimisation, Scoring, Selection, Validation, config_folder
 from nemo_rod.nemo_rl import compat
 
 
@@ -29,16 +30,16 @@ class RoD:
     arm: str = "rod"  # arm to train: rod, no_replay, fixed_<percent> ...
     variant: dict[str, Any] | None = None  # pools and policy as our own recipes resolve them
     references: list[str] = field(default_factory=list)  # folders of reference losses
-    steps: int = MISSING  # number of updates
-    warmup_fraction: float = Optimisation.warmup_fraction  # warm-up's share of the steps
-    decay_fraction: float = Optimisation.decay_fraction  # decay's share of the steps
+    steps: int = key(MISSING, ">= 1")  # number of updates
+    warmup_fraction: float = key(Optimisation.warmup_fraction, "in [0, 1)")  # share of the steps
+    decay_fraction: float = key(Optimisation.decay_fraction, "in [0, 1]")  # share of the steps
     seed: int = 42  # seed of the candidate stream
-    choose_in: str = "workers"  # "workers", or "driver" for workers that cannot be extended
+    choose_in: str = one_of("workers", "driver")  # "driver": for workers that cannot be extended
     hf: bool = False  # whether to write a Hugging Face checkpoint to <out>/hf at the end
-    role: str | None = None  # role that `nemo-rod reference` scores: adaptation or replay
+    role: str | None = one_of(None, "adaptation", "replay")  # what `nemo-rod reference` scores
     model_digest: str | None = None  # digest of the scored weights, for the references' manifest
     worker: str | None = MISSING  # full name of the Ray worker class; null for NeMo-RL's own
-    stall_seconds: float = 1800.0  # seconds without an answer that end the run; 0 for no limit
+    stall_seconds: float = key(1800.0, ">= 0")  # without an answer, after which to end; 0: never
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
     validation: Validation = field(default_factory=Validation)
@@ -123,21 +124,14 @@ def check(config: dict[str, Any]) -> None:
         ValueError: a setting is not supported.
     """
     policy, rod = config["policy"], config["rod"]
+    check_bounds(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RoD), rod)), "rod.")
     megatron, in_workers = policy["megatron_cfg"], rod["choose_in"] == "workers"
     parallel = megatron if megatron["enabled"] else policy["dtensor_cfg"]
     context, fused = parallel["context_parallel_size"], compat.fused_loss_key(megatron)
-    balance, nonfinite = rod["selection"]["balance"], rod["selection"]["on_nonfinite"]
     prefix, replay_score = rod["scoring"]["prefix"], rod["selection"]["replay_score"]
-    for fine, key, found, expected in (
-        (rod["choose_in"] in ("workers", "driver"), "rod.choose_in", rod["choose_in"],
-         "workers or driver"),
-        (rod["steps"] >= 1, "rod.steps", rod["steps"], ">= 1"),
-        (balance in ("expected", "exact"), "rod.selection.balance", balance, "expected or exact"),
-        (nonfinite in ("refuse", "exclude"), "rod.selection.on_nonfinite", nonfinite,
-         "refuse or exclude"),
+    for fine, name, found, expected in (
         (replay_score == "loss", "rod.selection.replay_score", replay_score,
          "loss: NeMo-RL's workers cannot score by distillation"),
-        (prefix in PREFIXES, "rod.scoring.prefix", prefix, ", ".join(PREFIXES)),
         (in_workers or prefix == "1", "rod.scoring.prefix", prefix,
          "1 where stock workers score: they read whole blocks"),
         (rod["scoring"]["every"] == 1, "rod.scoring.every", rod["scoring"]["every"],
@@ -159,7 +153,7 @@ def check(config: dict[str, Any]) -> None:
          "false: it changes what the model's forward pass returns"),
     ):  # fmt: skip
         if not fine:
-            raise ValueError(f"{key} is {found!r}: expected {expected}.")
+            raise ValueError(f"{name} is {found!r}: expected {expected}.")
     _check_sizes(config)
 
 

@@ -114,10 +114,6 @@ def processor(config: Config, *, has_experts: bool) -> tuple[Processor, float, f
         ValueError: for a GPU or a precision without a profile, unless `plan` states the peak.
     """
     name, plan = config.cluster.gpu, config.plan
-    for key in ("peak_tflops", "utilisation", "backward"):
-        value = getattr(plan, key)
-        if value is not None and not value > 0:
-            raise ValueError(f"plan.{key}={value!r} is not valid: expected > 0, or null.")
     if name is None:
         found = CPU
     elif name in PROCESSORS:

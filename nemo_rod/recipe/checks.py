@@ -6,7 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.config import PREFIXES, Config, Optimisation, Parallel, Scoring, Selection, Tasks
+from nemo_rod.bounds import check_bounds
+from nemo_rod.config import Config, Optimisation, Parallel, Scoring, Selection
 from nemo_rod.recipe.variants import BASE_REFERENCES, arm_settings
 
 
@@ -33,34 +34,21 @@ def check(config: Config) -> None:
     Raises:
         ValueError: one sentence.
     """
-    parallel = config.parallel
+    check_bounds(config)
+    parallel, block_size = config.parallel, config.domain.block_size
     _check_parallel(parallel)
-    _expect(
-        config.launcher.kind in ("local", "slurm", "ray", "nemo_rl"),
-        "launcher.kind",
-        config.launcher.kind,
-        "local, slurm, ray or nemo_rl",
-    )
-    _expect(
-        config.domain.block_size % (8 * parallel.context) == 0,
-        "domain.block_size",
-        config.domain.block_size,
-        "a multiple of 8, for the 8 partial sums of each block's loss, times parallel.context",
-    )
-    _expect(
-        config.model.precision in ("bf16", "fp32"),
-        "model.precision",
-        config.model.precision,
-        "bf16 or fp32",
-    )
+    if block_size % (8 * parallel.context):
+        raise ValueError(
+            f"domain.block_size={block_size} is not valid: expected a multiple of 8, for the 8 "
+            "partial sums of each block's loss, times parallel.context."
+        )
     _check_selection("selection", config.selection)
     _check_scoring("scoring", config.scoring, config)
-    rule = config.convergence
-    _expect(rule.tolerance >= 0, "convergence.tolerance", rule.tolerance, ">= 0")
-    _expect(rule.patience >= 1, "convergence.patience", rule.patience, ">= 1")
-    _expect(rule.decay_epochs > 0, "convergence.decay_epochs", rule.decay_epochs, "> 0")
-    _expect(config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, ">= 1")
-    _check_tasks(config.tasks)
+    if config.tasks.capabilities and config.tasks.held_out:
+        raise ValueError(
+            "tasks.capabilities and tasks.held_out are both set: ask them in two runs, because the "
+            "forgetting of tasks is the mean over all capabilities."
+        )
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)
@@ -105,9 +93,11 @@ def _check_trained(config: Config, name: str) -> None:
             "nemo_rl do not tell what each block costs in training: set scoring.prefix instead."
         )
     steered = arm.scores and arm.selection.target_forgetting is not None
-    if arm.variant.converge or steered:
+    if (arm.variant.converge or steered) and every == 0:
         why = "converge" if arm.variant.converge else "follow its forgetting"
-        _expect(every >= 1, "validation.every", every, f">= 1, so that {name} can {why}")
+        raise ValueError(
+            f"validation.every=0 is not valid: expected >= 1, so that {name} can {why}."
+        )
 
 
 def _check_arm(config: Config, name: str) -> None:
@@ -139,20 +129,7 @@ def _check_arm(config: Config, name: str) -> None:
 
 
 def _check_selection(where: str, value: Selection) -> None:
-    balance, nonfinite = value.balance, value.on_nonfinite
-    _expect(balance in ("expected", "exact"), f"{where}.balance", balance, "expected or exact")
-    _expect(
-        nonfinite in ("refuse", "exclude"), f"{where}.on_nonfinite", nonfinite, "refuse or exclude"
-    )
-    score, scores = value.replay_score, ("loss", "distillation")
-    _expect(score in scores, f"{where}.replay_score", score, " or ".join(scores))
-    _expect(value.multiplier >= 1, f"{where}.multiplier", value.multiplier, ">= 1")
-    _expect(value.kappa >= 0, f"{where}.kappa", value.kappa, ">= 0")
-    _expect(value.gain > 0, f"{where}.gain", value.gain, "> 0")
     share, forgetting = value.target_share, value.target_forgetting
-    _expect(share is None or 0 < share < 1, f"{where}.target_share", share, "in (0, 1), or null")
-    fine = forgetting is None or forgetting > 0
-    _expect(fine, f"{where}.target_forgetting", forgetting, "> 0, or null")
     if share is not None and forgetting is not None:
         raise ValueError(f"{where} sets target_share and target_forgetting: set one of them.")
     if value.kappa == 0 and (share or forgetting):
@@ -160,17 +137,11 @@ def _check_selection(where: str, value: Selection) -> None:
 
 
 def _check_scoring(where: str, value: Scoring, config: Config) -> None:
-    _expect(
-        value.micro_batch_size >= 1, f"{where}.micro_batch_size", value.micro_batch_size, ">= 1"
-    )
-    _expect(value.prefix in PREFIXES, f"{where}.prefix", value.prefix, ", ".join(PREFIXES))
-    _expect(value.every >= 0, f"{where}.every", value.every, ">= 0")
     if value.every != 1 and value.prefix != "1":
         raise ValueError(
             f"{where} sets every={value.every} and prefix={value.prefix}: set one of them, since "
             "averages by source are of whole blocks."
         )
-    _expect(value.teacher_top_k >= 1, f"{where}.teacher_top_k", value.teacher_top_k, ">= 1")
     parallel, block_size = config.parallel, config.domain.block_size
     # context parallelism needs pairs of runs of positions, sequence parallelism one run per rank
     shares = (2 * parallel.context if parallel.context > 1 else 1) * (
@@ -187,24 +158,7 @@ def _check_scoring(where: str, value: Scoring, config: Config) -> None:
         )
 
 
-def _check_tasks(tasks: Tasks) -> None:
-    _expect(tasks.backend in ("hf", "vllm"), "tasks.backend", tasks.backend, "hf or vllm")
-    _expect(tasks.batch_size >= 1, "tasks.batch_size", tasks.batch_size, ">= 1")
-    _expect(tasks.held_out >= 0, "tasks.held_out", tasks.held_out, ">= 0")
-    for key in ("limit", "few_shot"):
-        value = getattr(tasks, key)
-        least = 1 if key == "limit" else 0
-        _expect(value is None or value >= least, f"tasks.{key}", value, f">= {least}, or null")
-    if tasks.capabilities and tasks.held_out:
-        raise ValueError(
-            "tasks.capabilities and tasks.held_out are both set: ask them in two runs, because the "
-            "forgetting of tasks is the mean over all capabilities."
-        )
-
-
 def _check_parallel(parallel: Parallel) -> None:
-    for key in ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert"):
-        _expect(getattr(parallel, key) >= 1, f"parallel.{key}", getattr(parallel, key), ">= 1")
     sharing = parallel.data * parallel.tensor * parallel.context
     for wrong, keys, why in (
         (parallel.virtual_pipeline > 1 and parallel.pipeline == 1,
@@ -220,11 +174,8 @@ def _check_parallel(parallel: Parallel) -> None:
 
 
 def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> None:
-    _expect(value.steps >= 1, f"{name}.steps", value.steps, ">= 1")
-    _expect(value.lr > 0, f"{name}.lr", value.lr, "> 0")
-    _expect(value.micro_batch_size >= 1, f"{name}.micro_batch_size", value.micro_batch_size, ">= 1")
     share = value.micro_batch_size * parallel.data
-    if value.batch_size < 1 or value.batch_size % share:
+    if value.batch_size % share:
         raise ValueError(
             f"{name}.batch_size={value.batch_size} does not divide into micro-batches: "
             f"{name}.micro_batch_size={value.micro_batch_size} on parallel.data={parallel.data} "
@@ -258,8 +209,3 @@ def _check_architecture(architecture: dict[str, Any], parallel: Parallel) -> Non
                 f"parallel.{axis}={size} does not divide the model: {key}={architecture[key]} "
                 f"must be a multiple of it; choose another parallel layout."
             )
-
-
-def _expect(holds: bool, key: str, found: Any, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"{key}={found!r} is not valid: expected {expected}.")

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_rod.config import PREFIXES, Config, Optimisation, Scoring, Selection, Variant
+from nemo_rod.bounds import check_bounds
+from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
 from nemo_rod.selection.arms import arm_kind
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
@@ -113,7 +114,7 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         scoring=_section(config.scoring, merged.scoring, f"{where}.scoring"),
         train=_section(schedule, merged.train, f"{where}.train"),
     )
-    return dataclasses.replace(settings, train=_schedule(where, settings))
+    return dataclasses.replace(settings, train=_schedule(settings))
 
 
 def _chain(config: Config, name: str) -> tuple[str, list[Variant]]:
@@ -171,48 +172,25 @@ def _check_root(where: str, root: str, variant: Variant) -> None:
 
 
 def _check_choices(where: str, name: str, variant: Variant) -> None:
-    """Refuses invalid values and mutually exclusive keys."""
+    """Refuses keys that exclude or lack each other."""
     ways = [key for key in ("share", "follow", "curriculum") if getattr(variant, key) is not None]
     if len(ways) > 1:
         raise ValueError(f"{where} sets {' and '.join(ways)}: set one of them.")
-    for key, needed, allowed in (
-        ("adaptation", "share", ("random", "rho")),
-        ("replay", "share", ("random", "rho")),
-        ("follow_by", "follow", ("role", "source")),
-    ):
-        value = getattr(variant, key)
-        if value is not None and (ways != [needed] or value not in allowed):
-            raise ValueError(
-                f"{where}.{key}={value!r} is not valid: expected {' or '.join(allowed)}, "
-                f"together with {needed}."
-            )
-    share = variant.share
-    is_share = isinstance(share, int | float) and 0 <= share <= 1
-    if not (share is None or isinstance(share, str) or is_share):
-        raise ValueError(
-            f"{where}.share={share} is not valid: expected a share in [0, 1], or a trained arm."
-        )
-    if variant.retention is not None and not 0 < variant.retention <= 1:
-        raise ValueError(
-            f"{where}.retention={variant.retention} is not valid: expected a share in (0, 1]."
-        )
-    if name in (share, variant.follow):
+    for key, needed in (("adaptation", "share"), ("replay", "share"), ("follow_by", "follow")):
+        if getattr(variant, key) is not None and ways != [needed]:
+            raise ValueError(f"{where}.{key} is set without {needed}: set both, or neither.")
+    if name in (variant.share, variant.follow):
         raise ValueError(f"{where} follows itself: name another trained arm.")
 
 
-def _schedule(where: str, settings: ArmSettings) -> Optimisation:
+def _schedule(settings: ArmSettings) -> Optimisation:
     """Returns an arm's schedule, with the length of its budget."""
     train, variant, scoring = settings.train, settings.variant, settings.scoring
-    for key in _BUDGETS:
-        value = getattr(variant, key)
-        if value is not None and not value > 0:
-            raise ValueError(f"{where}.{key}={value} is not valid: expected > 0.")
     steps = float(train.steps)
     if variant.steps is not None:
         steps = variant.steps
     elif variant.compute is not None:  # a forward pass costs a third of an update
-        # an invalid prefix is refused with the whole configuration
-        share = PREFIXES.get(scoring.prefix, 8) / 8 / scoring.every if scoring.every > 0 else 0.0
+        share = scoring.eighths / 8 / scoring.every if scoring.every else 0.0
         scored = settings.selection.multiplier * share if settings.scores else 0.0
         steps *= variant.compute / (1 + scored / 3)
     elif variant.budget is not None:
@@ -224,7 +202,7 @@ def _schedule(where: str, settings: ArmSettings) -> Optimisation:
 
 
 def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
-    """Returns a section of the configuration with some keys replaced, types checked."""
+    """Returns a section of the configuration with some keys replaced, types and bounds checked."""
     if not replaced:
         return values
     try:
@@ -232,4 +210,5 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
     except OmegaConfBaseException as error:
         sentence = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"{where}: {sentence}; docs/configuration.md has its keys.") from None
+    check_bounds(merged, f"{where}.")
     return merged

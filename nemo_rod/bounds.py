@@ -1,0 +1,79 @@
+"""What a key of the configuration accepts: said beside its default, checked by one walk."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_OPEN = {">": "(", ">=": "["}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a key accepts, besides null where that is its default.
+
+    Attributes:
+        expected: the same in the words of a refusal.
+        accepts: tells whether a value is accepted.
+    """
+
+    expected: str
+    accepts: Callable[[Any], bool]
+
+
+def key(default: Any, bound: str | Bound) -> Any:
+    """Returns a field of a dataclass that accepts only some values.
+
+    Args:
+        default: its default; MISSING if it has none.
+        bound: what it accepts; a text is that of `numbers`.
+    """
+    bound = numbers(bound) if isinstance(bound, str) else bound
+    return dataclasses.field(default=default, metadata={"bound": bound})
+
+
+def numbers(text: str) -> Bound:
+    """Returns the bound of finite numbers that are ">= 1", "> 0" or, say, "in [0, 2**31)"."""
+    sign, rest = text.split(" ", 1)
+    interval = rest if sign == "in" else f"{_OPEN[sign]}{rest}, inf)"
+    low, high = (_number(end) for end in interval[1:-1].split(", "))
+    above = operator.ge if interval[0] == "[" else operator.gt
+    below = operator.le if interval[-1] == "]" else operator.lt
+    return Bound(text, lambda found: above(found, low) and below(found, high))  # NaN is neither
+
+
+def one_of(default: str | None, *others: str) -> Any:
+    """Returns a field of a dataclass with a few possible values, of which the first is default."""
+    names = [name for name in (default, *others) if name is not None]
+    bound = Bound(f"{', '.join(names[:-1])} or {names[-1]}", names.__contains__)
+    return key(default, bound)
+
+
+def check_bounds(section: Any, prefix: str = "") -> None:
+    """Refuses the first value out of bounds in a section, or in a section of it.
+
+    Args:
+        section: a dataclass whose fields may have been made by `key`.
+        prefix: what precedes its keys as users type them, such as "selection.".
+
+    Raises:
+        ValueError: naming the key, what was found and what was expected.
+    """
+    for field in dataclasses.fields(section):
+        name, found = prefix + field.name, getattr(section, field.name)
+        bound, optional = field.metadata.get("bound"), field.default is None
+        if dataclasses.is_dataclass(found):
+            check_bounds(found, f"{name}.")
+        if bound and not (bound.accepts(found) if found is not None else optional):
+            expected = f"finite and {bound.expected}" if found == math.inf else bound.expected
+            expected += ", or null" if optional else ""
+            raise ValueError(f"{name}={found!r} is not valid: expected {expected}.")
+
+
+def _number(text: str) -> float:
+    base, _, power = text.partition("**")
+    return float(base) ** float(power or 1)
