@@ -58,13 +58,12 @@ def main(options: Namespace) -> None:
     launcher, config = read_launch(run_dir)
     if config.arm is not None:  # a single command was launched, but the whole run is shown
         config.arms, config.arm = list(dict.fromkeys([*config.arms, config.arm])), None
-    numbers = queue.read_jobs(run_dir / "launch" / launcher)
-    jobs = queue.look(numbers.values())
+    jobs = queue.look(run_dir, launcher)
     standings: dict[str, Standing] = {}
     rows = []
     for stage in Stages(config).all():
-        record, number = Record(run_dir, stage.name), numbers.get(stage.name)
-        events, job = record.events(), jobs.get(number or "")
+        record, (number, job) = Record(run_dir, stage.name), jobs.get(stage.name, (None, None))
+        events = record.events()
         standing = stand(stage, events, job, number is not None, record.is_held(), standings)
         standings[stage.name] = standing
         where = (job.nodes if job else "") or place(events)

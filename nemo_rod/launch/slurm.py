@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nemo_rod.config import Config
+from nemo_rod.launch.queue import slurm_logs
 from nemo_rod.launch.render import frozen_config, launch_folder, stage_command
 from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.handover import Stage
@@ -34,11 +35,12 @@ if [[ -e $folder/jobs.tsv ]]; then
   exit 1
 fi
 declare -A job=()
+cluster=
 
 take_back() {{
   trap - ERR
   echo "submit.sh: a job was refused, so the others are taken back" >&2
-  ((${{#job[@]}} == 0)) || scancel "${{job[@]}}"
+  ((${{#job[@]}} == 0)) || scancel ${{cluster:+"--clusters=$cluster"}} "${{job[@]}}"
   rm -f "$folder/jobs.tsv"
 }}
 trap take_back ERR
@@ -50,7 +52,8 @@ submit() {{ # NAME [NEEDED...]
   done
   number=$({submit_one})
   job[$name]=${{number%%;*}} # "number;cluster" where there are several clusters
-  printf '%s\\t%s\\n' "$name" "${{job[$name]}}" >>"$folder/jobs.tsv"
+  [[ $number != *";"* ]] || cluster=${{number#*;}}
+  printf '%s\\t%s\\n' "$name" "$number" >>"$folder/jobs.tsv"
 }}
 
 """
@@ -129,7 +132,7 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     head = _SUBMIT.format(
         folder=shlex.quote(str(launch_folder(config))),
         cwd=shlex.quote(str(Path.cwd())),
-        logs=shlex.quote(str(_logs(config))),
+        logs=shlex.quote(str(slurm_logs(Path(config.run_dir)))),
         submit_one=submit_one,
     )
     lines = [
@@ -142,7 +145,7 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
 def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
     """Returns the sbatch options of a stage, by long name; None for options without a value."""
     cluster = config.cluster
-    log = _logs(config) / f"{stage.name}.out"
+    log = slurm_logs(Path(config.run_dir)) / f"{stage.name}.out"
     options: dict[str, str | None] = {"job-name": f"{config.recipe}.{stage.name}"}
     for key in ("account", "partition", "qos"):
         if (value := getattr(cluster, key)) is not None:
@@ -177,10 +180,6 @@ def container_mounts(config: Config) -> list[str]:
     """Returns the container's mounts: the run's folder, the working folder, and the cluster's."""
     own = dict.fromkeys([str(Path(config.run_dir).absolute()), str(Path.cwd())])
     return [*(f"{folder}:{folder}" for folder in own), *config.cluster.mounts]
-
-
-def _logs(config: Config) -> Path:
-    return Path(config.run_dir).absolute() / "logs" / "slurm"
 
 
 def _directives(config: Config, stage: Stage) -> Iterable[str]:
