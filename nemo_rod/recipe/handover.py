@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import write_json
+from nemo_rod.files import read_json, write_json
 
 Inputs = dict[str, Any]
 
@@ -125,9 +125,15 @@ class HandOver:
         unfinished = partial(self.folder)
         for folder, name in ((self.folder, "manifest.json"), (unfinished, "inputs.json")):
             if (folder / name).exists() and not (folder == unfinished and self.checks_itself):
-                made_from = json.loads((folder / name).read_text())["inputs"]
+                made_from = read_json(folder / name, "inputs")["inputs"]
                 _refuse_changes(self.name, folder, made_from, _plain(self.inputs()))
-        return (self.folder / "manifest.json").exists()
+        is_there = (self.folder / "manifest.json").exists()
+        if not is_there and self.folder.exists() and any(self.folder.iterdir()):
+            raise ValueError(
+                f"{self.folder} holds files but no manifest.json, so no stage of nemo-rod finished "
+                "it: move it away, or choose another run_dir."
+            )
+        return is_there
 
     def run(self) -> None:
         """Makes the folder and renames it into place."""
@@ -141,7 +147,7 @@ class HandOver:
                 shutil.rmtree(unfinished)
             raise
         path = unfinished / "manifest.json"
-        own = json.loads(path.read_text()) if path.exists() else {}  # recorded by `make`
+        own = read_json(path) if path.exists() else {}  # recorded by `make`
         handed = {"stage": self.name, "inputs": inputs, "outputs": outputs, "note": self.note}
         write_json(path, {**own, **handed})
         (unfinished / "inputs.json").unlink()
@@ -166,7 +172,7 @@ def outputs(folder: Path, *, made_by: str) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.exists():
         raise ValueError(f"{folder} is not there yet: run `nemo-rod {made_by}` first.")
-    return json.loads(path.read_text())["outputs"]
+    return read_json(path, "outputs")["outputs"]
 
 
 def flatten(prefix: str, value: Any) -> Inputs:

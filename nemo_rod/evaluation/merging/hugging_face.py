@@ -22,6 +22,7 @@ from nemo_rod.evaluation.merging.formula import (
     refuse_shapes,
     refuse_unmatched,
 )
+from nemo_rod.files import read_json
 from nemo_rod.published import published_names
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / "model.safetensors").is_file():
         files = [folder / "model.safetensors"]
     elif index.is_file():
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        weight_map: dict[str, str] = read_json(index, "weight_map")["weight_map"]
         files = [folder / name for name in sorted(set(weight_map.values()))]
     else:
         files = sorted(folder.glob("*.safetensors"))
