@@ -16,6 +16,8 @@ from test_launch_render import CLUSTER
 from nemo_rod.commands import cancel, stages, status
 from nemo_rod.launch import queue, ray, slurm
 from nemo_rod.launch.submit import submit
+from nemo_rod.recipe.checks import check
+from nemo_rod.recipe.run_folder import RunFolder
 from nemo_rod.recipe.stages import Stages
 
 STUBS = {
@@ -157,6 +159,27 @@ def test_damaged_record_of_jobs_is_named(cluster: Slurm) -> None:
         file.write("rod")
     with pytest.raises(ValueError, match=r"run/launch/slurm/jobs\.tsv has the line 'rod', expect"):
         cancelled()
+
+
+@pytest.mark.parametrize("name", ["x\ntouch made", "../../../escape", "y;touch made"])
+def test_names_are_neither_paths_nor_commands(name: str) -> None:
+    config = composed("recipe=toy")
+    config.variants = {name: {"of": "rod"}}
+    with pytest.raises(ValueError, match=r"variant name .* must consist of letters, digits"):
+        check(config)
+    with pytest.raises(ValueError, match=r"recipe name .* must consist of letters, digits"):
+        RunFolder(Path("run"), name)
+
+
+def test_what_reaches_a_shell_is_a_word() -> None:
+    with pytest.raises(ValueError, match=r"cluster\.env has 'A=1;touch made;B', expected names of"):
+        slurm.exports({"A=1;touch made;B": "1"})
+    with pytest.raises(ValueError, match=r"cluster\.sbatch has 'x;y', expected names of sbatch's"):
+        slurm.shell_options({"x;y": None})
+    with pytest.raises(ValueError, match=r"cluster\.account has 'a\\nb', expected a value in one"):
+        slurm.shell_options({"account": "a\nb"})
+    assert slurm.shell_options({"account": "a b"}) == ["--account='a b'"]
+    assert slurm.comment("report, in a\ntouch made/report") == "# report, in a touch made/report"
 
 
 def test_log_that_marks_the_jobs_is_not_moved(cluster: Slurm) -> None:

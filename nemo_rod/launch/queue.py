@@ -119,9 +119,10 @@ def _in_queue(run_dir: Path) -> tuple[dict[str, QueuedJob], set[str]]:
             short, *facts = line.split("|")
             if short not in found or short not in log_of:
                 continue  # it is not in our records, or has just ended
+            state, nodes, reason, left = facts
             folder = os.path.dirname(log_of[short].strip())
             if os.path.realpath(folder) == os.path.realpath(slurm_logs(run_dir)):
-                own[found[short]] = QueuedJob(*facts, alive=True)
+                own[found[short]] = QueuedJob(state, nodes, reason, left, alive=True)
             else:
                 others.add(found[short])
     return own, others

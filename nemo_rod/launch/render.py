@@ -43,10 +43,11 @@ def launch_folder(config: Config) -> Path:
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
-    """Replaces the files of an earlier launch."""
+    """Replaces the files of an earlier launch; only their owner reads them: they may hold keys."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, text in files.items():
+        (folder / name).touch(mode=0o600)
         (folder / name).write_text(text)
 
 

@@ -11,6 +11,7 @@ Rendered under `<run_dir>/launch/slurm/`:
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,7 +89,7 @@ def num_nodes(config: Config) -> int:
 def render_job(config: Config, stage: Stage) -> str:
     """Returns the job script of a stage."""
     folder = launch_folder(config)
-    lines = ["#!/bin/bash", *_directives(config, stage), f"# {stage.title}", ""]
+    lines = ["#!/bin/bash", *_directives(config, stage), comment(stage.title), ""]
     lines += [
         f"command=(bash {shlex.quote(str(folder / 'node.sh'))} {stage_command(config, stage)})",
         f"record={shlex.quote(str(Record(Path(config.run_dir).absolute(), stage.name).path))}",
@@ -116,8 +117,19 @@ def render_node(config: Config) -> str:
 
 
 def exports(environment: dict[str, str]) -> list[str]:
-    """Returns shell lines that export variables."""
+    """Returns shell lines that export variables.
+
+    Raises:
+        ValueError: if a name is not a variable's.
+    """
+    for key in environment:
+        _expect_word(r"[A-Za-z_][A-Za-z0-9_]*", key, "cluster.env", "names of variables")
     return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
+
+
+def comment(text: str) -> str:
+    """Returns a comment of a shell script; a line break would end it."""
+    return f"# {' '.join(text.split())}"
 
 
 def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
@@ -136,7 +148,7 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
         submit_one=submit_one,
     )
     lines = [
-        " ".join(["submit", stage.name, *(need for need in stage.needs if need in names)])
+        shlex.join(["submit", stage.name, *(need for need in stage.needs if need in names)])
         for stage in stages
     ]
     return head + "\n".join(lines) + "\n"
@@ -164,11 +176,23 @@ def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
 
 
 def shell_options(options: dict[str, str | None]) -> list[str]:
-    """Returns options as words of a shell command."""
+    """Returns options as words of a shell command, or of a directive, which is one line.
+
+    Raises:
+        ValueError: if a name is not an option's, or a value has a line break.
+    """
+    for key, value in options.items():
+        _expect_word(r"[A-Za-z][A-Za-z0-9-]*", key, "cluster.sbatch", "names of sbatch's options")
+        _expect_word(r".*", value or "", f"cluster.{key}", "a value in one line")
     return [
         f"--{key}" if value is None else f"--{key}={_quoted(value)}"
         for key, value in options.items()
     ]
+
+
+def _expect_word(pattern: str, found: str, where: str, expected: str) -> None:
+    if not re.fullmatch(pattern, found):
+        raise ValueError(f"{where} has {found!r}, expected {expected}: correct the cluster file.")
 
 
 def _quoted(value: str) -> str:
