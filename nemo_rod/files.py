@@ -50,7 +50,8 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
         value = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path} is not valid JSON ({error}): restore it from a copy, or run its stage again"
+            f"{path} is damaged (not valid JSON: {error}): restore it from a copy, or run its "
+            "stage again"
         ) from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object: is it a file of nemo-rod's?")

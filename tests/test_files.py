@@ -19,9 +19,9 @@ from nemo_rod.selection.curriculum.journal import keep_steps, read_rows
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('{"a": ', r"is not valid JSON \(Expecting value: line 1 column 7"),
-        ("", "is not valid JSON"),
-        ("[" * 10**5, "is not valid JSON"),
+        ('{"a": ', r"is damaged \(not valid JSON: Expecting value: line 1 column 7"),
+        ("", r"is damaged \(not valid JSON"),
+        ("[" * 10**5, r"is damaged \(not valid JSON"),
         ("[1]", "holds no JSON object"),
         ('{"b": 1}', r"lacks the key 'a', found \['b'\]"),
     ],
@@ -32,7 +32,7 @@ def test_damaged_json_is_named(tmp_path: Path, text: str, sentence: str) -> None
     with pytest.raises(ValueError, match=rf"^{re.escape(str(file))} {sentence}"):
         read_json(file, "a")
     file.write_bytes(b'\xff{"a": 1}')
-    with pytest.raises(ValueError, match="is not valid JSON"):
+    with pytest.raises(ValueError, match=r"is damaged \(not valid JSON"):
         read_json(file, "a")
 
 

@@ -76,13 +76,18 @@ class _Checkpoint:
     @classmethod
     @contextmanager
     def open(cls, folder: Path) -> Iterator[_Checkpoint]:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         files, published = _weight_files(folder), published_names(folder)
         with ExitStack() as stack:
             stored = {}
             for file in files:
-                handle = stack.enter_context(safe_open(file, framework="pt"))
+                try:
+                    handle = stack.enter_context(safe_open(file, framework="pt"))
+                except SafetensorError as error:
+                    raise ValueError(
+                        f"{file} is no whole safetensors file ({error}): restore it from a copy"
+                    ) from None
                 names = handle.keys()
                 stored.update({published.get(name, name): (handle, name) for name in names})
             yield cls(folder, stored)

@@ -19,6 +19,7 @@ import torch
 _OF_CHECKPOINTS = ("torch.distributed.checkpoint.", "megatron.")  # their enums and dataclasses
 _PLAIN = {
     ("__builtin__", "set"),
+    ("_codecs", "encode"),
     ("argparse", "Namespace"),
     ("builtins", "set"),
     ("collections", "OrderedDict"),
