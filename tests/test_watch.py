@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nemo_rod.config import Launcher
 from nemo_rod.processes.signals import SignOfLife
 from nemo_rod.processes.torchrun import run_process
+from nemo_rod.recipe.attempts import Record
 
 FREEZES = """
 import os, signal
@@ -54,3 +57,30 @@ def test_other_ranks_find_a_frozen_rank_0(
     assert left.wait(60)
     other.close()
     assert "nemo-rod error on rank 0: its process is gone" in capsys.readouterr().out
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from nemo_rod.config import Launcher
+from nemo_rod.processes.torchrun import run_process
+from nemo_rod.recipe.attempts import Record
+child = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
+with Record(Path(sys.argv[1]), "rod").only_one():
+    run_process([sys.executable, "-c", child], Path(sys.argv[1]) / "log", Launcher())
+"""
+
+
+def test_lock_of_a_stage_outlives_a_killed_command(tmp_path: Path) -> None:
+    command = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)])
+    log = tmp_path / "log"
+    while not (log.exists() and "up" in log.read_text()):
+        assert command.poll() is None
+        time.sleep(0.1)
+    (child,) = psutil.Process(command.pid).children()
+    command.kill()
+    command.wait()
+    assert Record(tmp_path, "rod").is_held()
+    child.kill()
+    psutil.wait_procs([child], timeout=30)
+    assert not Record(tmp_path, "rod").is_held()

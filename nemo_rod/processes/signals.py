@@ -17,6 +17,11 @@ from pathlib import Path
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
+# Files that the processes of a job keep open, such as the lock of its stage: it is free once they
+# have ended, not once the command that started them has.
+KEPT_OPEN: list[int] = []
+
+
 class Stopped(BaseException):
     """A job stopped on request; it has saved, and resumes from there when started again."""
 

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from nemo_rod.config import Launcher
 from nemo_rod.processes.nodes import Ending, Nodes, Order
-from nemo_rod.processes.signals import STOP_SIGNALS, SignOfLife, Stopped, end_with_parent
+from nemo_rod.processes.signals import KEPT_OPEN, STOP_SIGNALS, SignOfLife, Stopped, end_with_parent
 from nemo_rod.progress import PREFIX
 
 # The final message of a job, and torchrun's about a process that could not leave one.
@@ -114,6 +114,7 @@ def run_process(
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
             preexec_fn=_before_torchrun,
+            pass_fds=KEPT_OPEN,
         )
         with _ending(process) as asked:
             # in a thread of its own: a process that outlives the job may keep the pipe open

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import read_lines
-from nemo_rod.processes.signals import Stopped
+from nemo_rod.processes.signals import KEPT_OPEN, Stopped
 
 # Error codes of file systems without locks, such as Lustre without its flock option.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
@@ -45,7 +45,11 @@ class Record:
                     f"Another nemo-rod is at work on {self.name} in {self.run_dir}: wait for it to "
                     "end, or choose another run_dir."
                 )
-            yield
+            KEPT_OPEN.append(file.fileno())
+            try:
+                yield
+            finally:
+                KEPT_OPEN.remove(file.fileno())
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
