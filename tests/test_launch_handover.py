@@ -78,12 +78,18 @@ def test_foreign_folder_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "rod").mkdir()
     assert not stage(tmp_path, write_result).is_done()  # an empty one is in nobody's way
     (tmp_path / "rod" / "photo").touch()
-    with pytest.raises(ValueError, match=r"rod holds files but no manifest\.json.* move it away"):
+    with pytest.raises(
+        ValueError, match=r"rod holds files but no manifest\.json, .* rebuild=\[rod"
+    ):
         stage(tmp_path, write_result).is_done()
+    (tmp_path / "rod" / "manifest.json").write_text('{"inputs": {"train.lr": 0.1}}')
+    assert stage(tmp_path, write_result).is_done()
+    with pytest.raises(ValueError, match=r"rod holds files but no store\.json"):
+        stage(tmp_path, write_result, proof=("manifest.json", "store.json")).is_done()
     (tmp_path / "rod" / "manifest.json").write_text('{"inputs": ')
-    with pytest.raises(ValueError, match=r"manifest\.json is not valid JSON"):
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
         stage(tmp_path, write_result).is_done()
-    with pytest.raises(ValueError, match=r"manifest\.json is not valid JSON"):
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
         handover.outputs(tmp_path / "rod", made_by="train")
 
 

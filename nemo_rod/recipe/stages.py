@@ -89,7 +89,14 @@ class Stages:
 
             return prepare_blocks(domain, folder)
 
-        blocks = HandOver("prepare", self.results.blocks, inputs, make, checks_itself=True)
+        blocks = HandOver(
+            "prepare",
+            self.results.blocks,
+            inputs,
+            make,
+            checks_itself=True,
+            proof=("manifest.json", "store.json"),
+        )
         return blocks.stage("prepare", "text -> blocks", runs_model=False)
 
     def make_base(self) -> Stage:
