@@ -164,7 +164,7 @@ def test_damaged_record_of_jobs_is_named(cluster: Slurm) -> None:
 @pytest.mark.parametrize("name", ["x\ntouch made", "../../../escape", "y;touch made"])
 def test_names_are_neither_paths_nor_commands(name: str) -> None:
     config = composed("recipe=toy")
-    config.variants = {name: {"of": "rod"}}
+    config.variants[name] = {"of": "rod"}
     with pytest.raises(ValueError, match=r"variant name .* must consist of letters, digits"):
         check(config)
     with pytest.raises(ValueError, match=r"recipe name .* must consist of letters, digits"):
@@ -180,6 +180,20 @@ def test_what_reaches_a_shell_is_a_word() -> None:
         slurm.shell_options({"account": "a\nb"})
     assert slurm.shell_options({"account": "a b"}) == ["--account='a b'"]
     assert slurm.comment("report, in a\ntouch made/report") == "# report, in a touch made/report"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "a: [", "hydra: {}", "{defaults: 1, hydra: 1, x: 1}"])
+def test_damaged_configuration_of_a_launch_is_named(cluster: Slurm, text: str) -> None:
+    folder = Path("run/launch/local")
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"run/launch/local/config\.yaml is damaged \("):
+        status.main(Namespace(run_dir=Path("run")))
+
+
+def test_run_dir_that_slurm_would_misread_is_refused(cluster: Slurm) -> None:
+    with pytest.raises(ValueError, match=r"run_dir=.*/a%j has a '%', which Slurm"):
+        launch("slurm", "a%j")
 
 
 def test_log_that_marks_the_jobs_is_not_moved(cluster: Slurm) -> None:

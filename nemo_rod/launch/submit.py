@@ -99,6 +99,12 @@ def _check_cluster(config: Config) -> None:
                 f"cluster.{key} is still '{getattr(cluster, key)}': set it to your own, or to null "
                 "if your cluster has none."
             )
+    run_dir, letters = Path(config.run_dir).absolute(), "%,:" if cluster.image else "%"
+    if found := sorted({*letters} & {*str(run_dir)}):
+        raise ValueError(
+            f"run_dir={run_dir} has a '{found[0]}', which Slurm or the container would take for "
+            "something else than a part of a path: choose another run_dir."
+        )
     for key in ("sbatch", "cpu_sbatch"):
         if "output" in getattr(cluster, key):
             raise ValueError(
