@@ -20,9 +20,9 @@ ARROWS = {
     "files": set(),
     "config": set(),
     "progress": set(),
-    "published": set(),
+    "published": {"files"},
     "upstream": set(),
-    "jobs": {"config"},
+    "jobs": {"config", "files"},
     "corpus": {"files"},
     "selection": {"files"},
     "report": {"files", "selection"},
@@ -45,7 +45,7 @@ ARROWS = {
     "launch": {"recipe", "config"},
     "commands": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in"),
-        *("processes", "recipe", "plan", "launch", "config", "progress", "upstream"),
+        *("processes", "recipe", "plan", "launch", "config", "files", "progress", "upstream"),
     },
     "cli": {"commands", "processes", "recipe", "plan", "config"},
 }

@@ -49,7 +49,7 @@ def test_other_ranks_find_a_frozen_rank_0(
 
     from nemo_rod.megatron import watch
 
-    monkeypatch.setattr(watch, "GONE_SECONDS", 2.0)
+    monkeypatch.setattr(watch, "FIRST_GONE_SECONDS", 2.0)
     store, left = HashStore(), threading.Event()
     store.set("alive/0", f"{time.time_ns()} 3")  # and nothing after it
     other = watch.Watch(store, 1, 2, stall_seconds=60, leave=lambda status: left.set())

@@ -21,6 +21,7 @@ from nemo_rod.processes.signals import SignOfLife
 
 FAULT_KEY = "fault"
 GONE_SECONDS = 15.0  # time without a report after which a process counts as dead
+FIRST_GONE_SECONDS = float(SignOfLife.patience)  # the same for rank 0, which does more beside
 EXIT_STATUS = 1
 
 
@@ -106,6 +107,7 @@ class Watch:
 
     def _listen(self, heard: dict, moved: dict) -> None:
         now = time.monotonic()
+        patience = GONE_SECONDS if self.rank == 0 else FIRST_GONE_SECONDS
         for rank in range(self.world_size) if self.rank == 0 else (0,):
             if not self.store.check([self._key(rank)]):
                 continue  # not started yet; torchrun monitors the start
@@ -113,7 +115,7 @@ class Watch:
             for last, value in ((heard, alive), (moved, beats)):
                 if last.get(rank, ("", 0.0))[0] != value:
                     last[rank] = (value, now)
-            if now - heard[rank][1] > GONE_SECONDS:
+            if now - heard[rank][1] > patience:
                 self._declare(f"rank {rank}: its process is gone")
         if self.rank == 0:
             self._find_stalled(moved, now)
