@@ -5,7 +5,9 @@ Each command has a file in `nemo_rod/commands`; the stages of a recipe share `ru
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -133,6 +135,8 @@ def _with_paths(command: str, words: Sequence[str]) -> None:
         options.main(options)
     except (ValueError, OSError) as error:
         _leave(str(error))
+    except ModuleNotFoundError as error:
+        _leave(_what_to_install(error))
     except RuntimeError as error:
         _leave(str(error), status=1)
 
@@ -146,8 +150,10 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             config = to_config(composed)
             config.run_dir = _run_dir(config)
             run_stages.on_all_nodes(command, config)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             _leave(str(error))
+        except ModuleNotFoundError as error:
+            _leave(_what_to_install(error))
         except Stopped as stop:
             _leave(str(stop), status=Stopped.exit_status)
         except RuntimeError as error:  # a job that failed; its log has the details
@@ -158,10 +164,26 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
 
 def _run_dir(config: Config) -> str:
     """Returns the run folder; in a sweep, every job has its own, named after its overrides."""
+    if not config.run_dir.strip():
+        raise ValueError("run_dir is empty: name the folder of the run, such as runs/toy.")
     job = HydraConfig.get()
     if job.mode != RunMode.MULTIRUN or any(o.startswith("run_dir=") for o in job.overrides.task):
         return config.run_dir
     return str(Path(config.run_dir) / job.job.override_dirname)
+
+
+def _what_to_install(error: ModuleNotFoundError) -> str:
+    """Returns a sentence that names the missing package and the extra that brings it."""
+    module = str(error.name).replace("_", "-").replace(".", "-")
+    try:
+        requirements = importlib.metadata.requires("nemo-rod") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        requirements = []
+    for wanted in (module, module.partition("-")[0]):
+        for requirement in requirements:
+            if found := re.match(rf"{wanted}\b.*extra == [\"']([\w-]+)", requirement):
+                return f"{error}: pip install 'nemo-rod[{found[1]}]' brings it."
+    return f"{error}: install it into the environment of this command."
 
 
 def _leave(sentence: str, *, status: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""Atomic, durable file writes (complete or absent, even after a power cut) and content digests."""
+"""Files that are complete or absent, even after a power cut, their readers, and digests."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ import errno
 import hashlib
 import json
 import os
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuses a name that could not name a folder, or be a word of a shell's, as it is.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            f"{what} name {name!r} must consist of letters, digits, '.', '_' and '-' and not begin "
+            "with '.' or '-': it names a folder"
+        )
 
 
 def write_json(path: Path, value: object) -> None:
@@ -18,6 +34,62 @@ def write_json(path: Path, value: object) -> None:
         OSError: naming the file and, where known, the remedy.
     """
     write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """Reads a file that holds one JSON object.
+
+    Args:
+        path: the file.
+        keys: keys that it must have.
+
+    Raises:
+        ValueError: if it holds something else; naming the file.
+    """
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged (not valid JSON: {error}): restore it from a copy, or run its "
+            "stage again"
+        ) from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object: is it a file of nemo-rod's?")
+    expect_keys(path, value, keys)
+    return value
+
+
+def expect_keys(path: Path, value: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Refuses an object of a file that lacks a key.
+
+    Raises:
+        ValueError: naming the file and the key.
+    """
+    for key in keys:
+        if key not in value:
+            raise ValueError(
+                f"{path} lacks the key {key!r}, found {sorted(value)}: restore it from a copy, or "
+                "run its stage again"
+            )
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Reads a file with one JSON object per line, without a last line that is not whole yet.
+
+    Raises:
+        ValueError: if another line is no JSON; naming the file.
+    """
+    rows = []
+    *lines, _ = path.read_text("utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path} has no JSON in line {number} ({error}): restore it from a copy, or remove "
+                "the line"
+            ) from None
+    return rows
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Optimisation, Parallel
+from nemo_rod.files import read_json
 
 
 @dataclass
@@ -111,7 +112,7 @@ def write_job(job: Job, path: Path) -> None:
 
 def read_job(path: Path) -> Job:
     """Reads a job from a JSON file."""
-    values = json.loads(path.read_text())
+    values = read_json(path, "job", "parallel")
     kind = _KINDS[values.pop("job")]
     values["parallel"] = Parallel(**values["parallel"])
     if "optimisation" in values:

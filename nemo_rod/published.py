@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.files import read_json
+
 # Transformers 5 reads both names but writes the one unknown to Megatron-Bridge and transformers 4.
 _NAMES = {"nemotron_h": {"backbone.embedding.weight": "backbone.embeddings.weight"}}
 _INDEX = "model.safetensors.index.json"
@@ -14,7 +16,7 @@ _INDEX = "model.safetensors.index.json"
 def published_names(folder: Path) -> dict[str, str]:
     """Returns the renames that a Hugging Face checkpoint needs: tensor name -> published name."""
     file = folder / "config.json"
-    config = json.loads(file.read_text()) if file.is_file() else {}
+    config = read_json(file) if file.is_file() else {}
     return _NAMES.get(str(config.get("model_type")), {})
 
 
@@ -32,7 +34,7 @@ def save_published(model: Any, folder: Path) -> None:
             tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
             save_file(tensors, file, {"format": "pt"})
     if (index := folder / _INDEX).is_file():
-        contents = json.loads(index.read_text())
+        contents = read_json(index, "weight_map")
         files = contents["weight_map"].items()
         contents["weight_map"] = {names.get(name, name): file for name, file in files}
         index.write_text(json.dumps(contents, indent=2) + "\n")

@@ -259,3 +259,6 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     (tmp_path / "torn" / "model-1.safetensors").unlink()
     with pytest.raises(ValueError, match=r"lacks model-1\.safetensors"):
         merge_checkpoints(tmp_path / "base", tmp_path / "torn", tmp_path / "out", 0.5)
+    (tmp_path / "torn" / "model-1.safetensors").write_bytes(b"x" * 20)
+    with pytest.raises(ValueError, match=r"model-1\.safetensors is no whole safetensors file"):
+        merge_checkpoints(tmp_path / "base", tmp_path / "torn", tmp_path / "out", 0.5)

@@ -30,6 +30,7 @@ from nemo_rod.selection import (
     compact,
     threshold,
 )
+from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.choice import Choice
 
 CLI = [sys.executable, "-m", "nemo_rod.cli"]
@@ -271,6 +272,31 @@ def test_curricula_are_checked_and_exported(
     import pyarrow.parquet as pq
 
     assert pq.read_table(tmp_path / "c.parquet").num_rows == 200
+
+
+def test_cut_curriculum_of_a_finished_arm_is_refused_everywhere(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    arm = Path(shutil.copytree(run_dir / "arms" / "rod", tmp_path / "rod"))
+    cut = arm / "curriculum.rod"
+    cut.write_bytes(cut.read_bytes()[:-500])
+    assert ["steps", "21, from 0"] in lines(inspect(cut))  # a run may be at work
+    (arm / "arm.json").write_text('{"kind": "trained", "steps": 25}')
+    for words in (
+        ("inspect", cut),
+        ("curriculum", "export", cut),
+        ("curriculum", "verify", cut, run_dir / "blocks"),
+        ("curriculum", "diff", run_dir / "arms" / "rod" / "curriculum.rod", cut),
+    ):
+        with pytest.raises(ValueError, match=r"rod holds 21 steps, but its arm\.json tells of 25"):
+            command(*words)
+    with pytest.raises(ValueError, match=r"rod holds 21 steps, but its arm\.json tells of 25"):
+        recorder = Arm(
+            name="transfer", num_adaptation=1, num_replay=1, batch_size=4, seed=1,
+            balance="corpus", recorded=str(cut),
+        )  # fmt: skip
+        recorder.pools()
+    assert not (arm / "curriculum.parquet").exists()
 
 
 # --- the doctor

@@ -74,6 +74,25 @@ def test_interrupted_stage_goes_on_in_its_folder(tmp_path: Path) -> None:
     assert (whole.folder / "half").exists()
 
 
+def test_foreign_folder_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "rod").mkdir()
+    assert not stage(tmp_path, write_result).is_done()  # an empty one is in nobody's way
+    (tmp_path / "rod" / "photo").touch()
+    with pytest.raises(
+        ValueError, match=r"rod holds files but no manifest\.json, .* rebuild=\[rod"
+    ):
+        stage(tmp_path, write_result).is_done()
+    (tmp_path / "rod" / "manifest.json").write_text('{"inputs": {"train.lr": 0.1}}')
+    assert stage(tmp_path, write_result).is_done()
+    with pytest.raises(ValueError, match=r"rod holds files but no store\.json"):
+        stage(tmp_path, write_result, proof=("manifest.json", "store.json")).is_done()
+    (tmp_path / "rod" / "manifest.json").write_text('{"inputs": ')
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        stage(tmp_path, write_result).is_done()
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        handover.outputs(tmp_path / "rod", made_by="train")
+
+
 def test_refusal_leaves_nothing(tmp_path: Path) -> None:
     def refuse(folder: Path) -> dict[str, Any]:
         raise ValueError("no")

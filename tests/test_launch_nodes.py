@@ -41,6 +41,25 @@ def test_outside_a_job_there_is_one_node(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Nodes.of_this_job() == Nodes(count=4, rank=3, host="10.1.2.3", port=21234)
 
 
+def test_orders_without_the_key_are_not_heard(nodes: list[Nodes]) -> None:
+    from torch.distributed import TCPStore
+
+    first, second = (dataclasses.replace(node, key="secret") for node in nodes)
+    done: list[Order] = []
+
+    def run(order: Order) -> Ending:
+        done.append(order)
+        return {}
+
+    with ThreadPoolExecutor(1) as pool, first.led():
+        stranger = TCPStore(first.host, first.port, is_master=False, wait_for_workers=False)
+        stranger.set("order/1", '{"job_file": "evil", "log": "", "world_size": 2, "port": 1}')
+        follower = pool.submit(second.follow, run)
+        assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
+    follower.result(timeout=60)
+    assert done == ORDERS[:1]
+
+
 def test_followers_do_every_order_and_say_how_it_ended(nodes: list[Nodes]) -> None:
     done: list[Order] = []
 

@@ -21,9 +21,9 @@ ARROWS = {
     "bounds": set(),
     "config": {"bounds"},
     "progress": set(),
-    "published": set(),
+    "published": {"files"},
     "upstream": set(),
-    "jobs": {"config"},
+    "jobs": {"config", "files"},
     "corpus": {"files"},
     "selection": {"files"},
     "report": {"files", "selection"},
@@ -46,7 +46,7 @@ ARROWS = {
     "launch": {"recipe", "config"},
     "commands": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in"),
-        *("processes", "recipe", "plan", "launch", "config", "progress", "upstream"),
+        *("processes", "recipe", "plan", "launch", "config", "files", "progress", "upstream"),
     },
     "cli": {"commands", "processes", "recipe", "plan", "config"},
 }

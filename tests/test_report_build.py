@@ -582,7 +582,19 @@ def add_variants(run: FakeRun, variants: dict[str, tuple[str, dict[str, Any]]] =
     for name, (of, change) in variants.items():
         shutil.copytree(arms / of, arms / name)
         file = arms / name / "arm.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | change | {"arm": name}))
+        facts = json.loads(file.read_text()) | change | {"arm": name}
+        file.write_text(json.dumps(facts))
+        if "steps" in change:
+            write_steps(arms / name, facts, of)
+
+
+def write_steps(folder: Path, facts: dict[str, Any], of: str) -> None:
+    """As many steps in an arm's files as its `arm.json` tells of."""
+    (folder / "curriculum.rod").unlink()
+    width = 2 * K if of == "rod" else K
+    write_curriculum(folder / "curriculum.rod", of, facts["steps"], width, facts["seed"])
+    lines = (folder / "metrics.jsonl").read_text().splitlines()[:STEPS]
+    (folder / "metrics.jsonl").write_text("\n".join((2 * lines)[: facts["steps"]]) + "\n")
 
 
 # One seed of these has no averages, and both have a longer RoD, which is no cheaper.
@@ -752,6 +764,25 @@ def test_the_text_table_lines_up(results: dict[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------- wrong input
+
+
+def test_files_that_were_cut_make_no_report(tmp_path: Path) -> None:
+    arm = write_run(tmp_path / "run", arms=("base", "rod")).folder / "arms" / "rod"
+    curriculum, metrics = (arm / name for name in ("curriculum.rod", "metrics.jsonl"))
+    for file, part in (
+        (curriculum, curriculum.read_bytes()[:2000]),
+        (metrics, b""),
+        (metrics, metrics.read_bytes()[:-200]),
+    ):
+        whole = file.read_bytes()
+        file.write_bytes(part)
+        expected = rf"rod/{file.name} holds \d+ steps, but .*arm.json tells of 23: restore"
+        with pytest.raises(ValueError, match=expected):
+            read_run(arm.parent.parent)
+        file.write_bytes(whole)
+    (arm / "arm.json").write_text('{"arm": "rod"}')
+    with pytest.raises(ValueError, match=r"rod/arm\.json lacks the key 'kind'"):
+        read_run(arm.parent.parent)
 
 
 def test_wrong_files_are_named_in_one_sentence(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from nemo_rod.launch import queue
 from nemo_rod.launch.render import read_launch
 
 _DESCRIPTION = """\
-Cancels the jobs that the latest launcher=slurm or launcher=ray of a run submitted. What the run
-wrote stays; the same command as before resumes it."""
+Cancels the jobs that launcher=slurm or launcher=ray submitted for a run. What the run wrote stays;
+the same command as before resumes it."""
 
 
 def declare(parser: Arguments) -> None:
@@ -22,15 +22,15 @@ def declare(parser: Arguments) -> None:
 
 
 def main(options: Namespace) -> None:
-    """Cancels the jobs of the run's latest launch.
+    """Cancels the jobs of all launches of the run.
 
     Raises:
-        ValueError: if the folder is not a run's, or none of its jobs is in the queue.
+        ValueError: if the folder is not a run's, none of its jobs is in the queue, or Slurm does
+            not answer.
     """
-    launcher, _ = read_launch(options.run_dir)
-    numbers = queue.read_jobs(options.run_dir / "launch" / launcher)
-    alive = queue.alive(numbers.values())
+    alive = sorted(queue.alive(options.run_dir))
     if not alive:
+        read_launch(options.run_dir)  # says so if it is no run's folder
         raise ValueError(f"{options.run_dir} has no job in the queue: there is nothing to cancel.")
     queue.cancel(alive)
     print(f"cancelled {len(alive)} jobs: {', '.join(alive)}")

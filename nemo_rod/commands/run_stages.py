@@ -11,7 +11,7 @@ from pathlib import Path
 from nemo_rod.config import Config
 from nemo_rod.launch import ray, slurm
 from nemo_rod.launch.render import render_local, write_files
-from nemo_rod.launch.submit import submit
+from nemo_rod.launch.submit import check_idle, submit
 from nemo_rod.plan.of_recipe import check_before_submitting
 from nemo_rod.processes.nodes import Nodes
 from nemo_rod.processes.signals import STOP_SIGNALS, Stopped
@@ -49,7 +49,9 @@ def _leave_it_to_the_first_node(number: int, _: object) -> None:
 def run(config: Config) -> None:
     """Runs every stage of the recipe, then evaluation and report."""
     stages = Stages(config).all()
-    if config.launcher.kind == "local":
+    if not config.dry_run:
+        check_idle(config)
+    if config.launcher.kind == "local" and not config.dry_run:
         write_files(Path(config.run_dir) / "launch" / "local", render_local(config, stages))
     _carry_out(config, stages)
 

@@ -5,7 +5,6 @@ Everything is read from the run's folder; if jobs were submitted, Slurm is queri
 
 from __future__ import annotations
 
-import json
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.text import table
+from nemo_rod.files import read_json, read_lines
 from nemo_rod.launch import queue
 from nemo_rod.launch.queue import QueuedJob
 from nemo_rod.launch.render import read_launch
@@ -58,13 +58,12 @@ def main(options: Namespace) -> None:
     launcher, config = read_launch(run_dir)
     if config.arm is not None:  # a single command was launched, but the whole run is shown
         config.arms, config.arm = list(dict.fromkeys([*config.arms, config.arm])), None
-    numbers = queue.read_jobs(run_dir / "launch" / launcher)
-    jobs = queue.look(numbers.values())
+    jobs = queue.look(run_dir, launcher)
     standings: dict[str, Standing] = {}
     rows = []
     for stage in Stages(config).all():
-        record, number = Record(run_dir, stage.name), numbers.get(stage.name)
-        events, job = record.events(), jobs.get(number or "")
+        record, (number, job) = Record(run_dir, stage.name), jobs.get(stage.name, (None, None))
+        events = record.events()
         standing = stand(stage, events, job, number is not None, record.is_held(), standings)
         standings[stage.name] = standing
         where = (job.nodes if job else "") or place(events)
@@ -155,9 +154,8 @@ def _how_far(
 
 def training_progress(folder: Path) -> tuple[str, str, str]:
     """Returns steps done of all, time left at the recent pace, and the last step's metrics."""
-    steps = json.loads((folder / "job.json").read_text())["optimisation"]["steps"]
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines[-_RECENT:]]
+    steps = read_json(folder / "job.json", "optimisation")["optimisation"]["steps"]
+    rows = read_lines(folder / "metrics.jsonl")[-_RECENT:]
     if not rows:
         return f"0/{steps}", "", ""
     done, row = rows[-1]["step"] + 1, rows[-1]

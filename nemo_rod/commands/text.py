@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from nemo_rod.files import read_json
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -46,12 +47,6 @@ def read_object(path: Path) -> dict[str, Any]:
     """Returns a JSON object; empty if there is no such file.
 
     Raises:
-        ValueError: if the file is not JSON.
+        ValueError: if the file holds something else.
     """
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): restore it from a copy.") from None
-    return value if isinstance(value, dict) else {}
+    return read_json(path) if path.is_file() else {}

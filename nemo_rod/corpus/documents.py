@@ -11,7 +11,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from nemo_rod.corpus.formats import (
     spread,
 )
 from nemo_rod.corpus.hub import HuggingFaceDataset
+from nemo_rod.files import check_name
 
 ROLES = ("adaptation", "replay")
 KINDS = ("text", "jsonl", "parquet", "huggingface", "debian", "synthetic")
@@ -85,11 +85,7 @@ class SourceSpec:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", self.name):
-            raise ValueError(
-                f"source name {self.name!r} must consist of letters, digits, '.', '_' and '-' and "
-                "not begin with '.' or '-': it names a folder"
-            )
+        check_name("source", self.name)
         self._one_of("role", ROLES)
         self._one_of("kind", KINDS)
         wanted, other = ("path", "files") if self.kind == "huggingface" else ("files", "path")

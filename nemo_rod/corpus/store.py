@@ -14,7 +14,6 @@ Shape suffixes: C = requested block ids, S = tokens per block, N = blocks.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +35,11 @@ from nemo_rod.corpus.shards import (
     split_digest,
 )
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import digest
+from nemo_rod.files import digest, expect_keys, read_json
 
 SPLITS = ("train", "holdout")
 _SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
+_KEYS = (*_SHARED, "source", "role", "split", "count", "digest", "blocks_per_shard")
 _AGAIN = "remove its folder and prepare it again"
 
 
@@ -197,7 +197,7 @@ class BlockStore:
 
     def _folders(self) -> list[Path]:
         try:
-            listing = json.loads((self.root / "store.json").read_text("utf-8"))
+            listing = read_json(self.root / "store.json", "sources")
         except FileNotFoundError:
             raise ValueError(
                 f"there is no complete block store in {self.root} (no store.json): "
@@ -258,15 +258,14 @@ class BlockStore:
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        manifest = read_json(path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: prepare the blocks again") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): {_AGAIN}") from None
     if manifest.get("schema") != SCHEMA:
         raise ValueError(
             f"{path} has schema {manifest.get('schema')}, this version reads {SCHEMA}: {_AGAIN}"
         )
+    expect_keys(path, manifest, _KEYS)
     return manifest
 
 

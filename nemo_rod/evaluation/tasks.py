@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import digest, write_json
+from nemo_rod.files import digest, read_json, write_json
 
 METRICS = ("acc_norm", "acc")  # in order of preference
 BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> package that runs it
@@ -142,7 +142,7 @@ def _earlier(partial: Path, made_from: dict[str, Any]) -> dict[str, Any]:
     """Returns the answers of an interrupted attempt."""
     if not partial.exists():
         return {}
-    earlier = json.loads(partial.read_text())
+    earlier = read_json(partial, *made_from)
     if {key: earlier[key] for key in made_from} != json.loads(json.dumps(made_from)):
         raise ValueError(
             f"{partial} was begun with another task configuration or other weights: add "

@@ -1,7 +1,13 @@
-"""Slurm's view of the jobs of a launch."""
+"""Slurm's view of the jobs of a run.
+
+A job is the run's if its output goes to the run's logs. A number alone does not say so: a copy of a
+run folder has the same numbers, and a new cluster begins to count anew.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,70 +33,157 @@ class QueuedJob:
     alive: bool = False
 
 
-def read_jobs(folder: Path) -> dict[str, str]:
-    """Reads job numbers by stage, as recorded by `submit.sh`; empty if nothing was submitted."""
-    path = folder / "jobs.tsv"
-    if not path.exists():
-        return {}
-    lines = (line.split("\t") for line in path.read_text().splitlines())
-    return {name: number for name, number in lines}
+def slurm_logs(run_dir: Path) -> Path:
+    """Returns the folder of the output of a run's jobs."""
+    return run_dir.absolute() / "logs" / "slurm"
 
 
-def look(numbers: Iterable[str]) -> dict[str, QueuedJob]:
-    """Queries squeue, then for jobs that it no longer lists sacct, then the controller.
+def read_jobs(run_dir: Path, launcher: str = "*") -> dict[str, str]:
+    """Reads which stage each job runs, as recorded by `submit.sh`, the latest launch last.
 
     Args:
-        numbers: job numbers.
+        run_dir: folder of the run.
+        launcher: whose launch; by default those of all launchers.
 
     Returns:
-        Jobs by number, without those that Slurm has forgotten.
+        Stages by job number, as sbatch printed it: 101, or 101;name on one of several clusters.
+
+    Raises:
+        ValueError: if a line is damaged.
     """
-    wanted = set(numbers)
-    if not wanted:
-        return {}
+    files = run_dir.glob(f"launch/{launcher}/jobs.tsv")
     found = {}
-    for line in _ask("squeue", "--me", "--noheader", "--format=%i|%T|%N|%r|%L"):
-        number, state, nodes, reason, left = line.split("|")
-        if number in wanted:
-            found[number] = QueuedJob(state, nodes, reason, left, alive=True)
-    if missing := sorted(wanted - set(found)):
-        found |= _from_accounting(missing) or _from_controller(missing)
+    for file in sorted(files, key=lambda file: file.stat().st_mtime):
+        for line in file.read_text().splitlines():
+            stage, _, number = line.partition("\t")
+            if not re.fullmatch(r"\d+(;.+)?", number):
+                raise ValueError(
+                    f"{file} has the line {line!r}, expected a stage and its job's number: correct "
+                    "it with what squeue shows, or remove it if there is no such job."
+                )
+            found[number] = stage
     return found
 
 
-def alive(numbers: Iterable[str]) -> list[str]:
-    """Returns those of the jobs that are pending or running."""
-    found = look(numbers)
-    return sorted(number for number, job in found.items() if job.alive)
+def alive(run_dir: Path) -> dict[str, QueuedJob]:
+    """Returns the jobs of all launches of a run that are pending or running, by number.
+
+    Raises:
+        ValueError: if squeue does not answer.
+    """
+    own, _ = _in_queue(run_dir)
+    return own
+
+
+def look(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]]:
+    """Returns every stage's job number and job, None for jobs that Slurm has forgotten.
+
+    Queries squeue, then for jobs that it no longer lists sacct, then the controller.
+
+    Args:
+        run_dir: folder of the run.
+        launcher: that of the latest launch; of the others, only jobs in the queue count.
+
+    Raises:
+        ValueError: if squeue does not answer.
+    """
+    own, others = _in_queue(run_dir)
+    latest = [number for number in read_jobs(run_dir, launcher) if number not in others]
+    ended = sorted(set(latest) - set(own))
+    known = own | (_from_accounting(ended) or _from_controller(ended) if ended else {})
+    stages = read_jobs(run_dir)
+    return {stages[number]: (number, known.get(number)) for number in [*latest, *own]}
 
 
 def cancel(numbers: Iterable[str]) -> None:
-    """Cancels jobs; running ones are asked to stop first."""
-    subprocess.run(["scancel", *numbers], check=True)
+    """Cancels jobs; running ones are asked to stop first.
+
+    Raises:
+        ValueError: if Slurm refuses.
+    """
+    for cluster, found in _by_cluster(numbers).items():
+        answer = _ask("scancel", *cluster, *found)
+        if isinstance(answer, str):
+            raise ValueError(f"Slurm did not cancel jobs {', '.join(found)} ({answer}): try again.")
 
 
-def _from_accounting(numbers: list[str]) -> dict[str, QueuedJob]:
-    command = ["sacct", "--noheader", "--parsable2", "--allocations"]
-    lines = _ask(*command, f"--jobs={','.join(numbers)}", "--format=JobID,State,NodeList")
-    rows = (line.split("|") for line in lines)
-    # the state of a cancelled job is "CANCELLED by 1000"
-    return {number: QueuedJob(state.split()[0], nodes) for number, state, nodes in rows}
+def _in_queue(run_dir: Path) -> tuple[dict[str, QueuedJob], set[str]]:
+    """Returns the run's jobs in the queue, and the numbers in its records that are others' now."""
+    own: dict[str, QueuedJob] = {}
+    others = set()
+    for cluster, found in _by_cluster(read_jobs(run_dir)).items():
+        states = _squeue(run_dir, *cluster, "--format=%i|%T|%N|%r|%L")
+        logs = _squeue(run_dir, *cluster, "--Format=jobarrayid:24,stdout:4096")
+        log_of = {number: log for number, _, log in (line.partition(" ") for line in logs)}
+        for line in states:
+            short, *facts = line.split("|")
+            if short not in found or short not in log_of:
+                continue  # it is not in our records, or has just ended
+            state, nodes, reason, left = facts
+            folder = os.path.dirname(log_of[short].strip())
+            if os.path.realpath(folder) == os.path.realpath(slurm_logs(run_dir)):
+                own[found[short]] = QueuedJob(state, nodes, reason, left, alive=True)
+            else:
+                others.add(found[short])
+    return own, others
 
 
-def _from_controller(numbers: list[str]) -> dict[str, QueuedJob]:
-    found = {}
+def _from_accounting(numbers: Iterable[str]) -> dict[str, QueuedJob]:
+    jobs = {}
+    for cluster, found in _by_cluster(numbers).items():
+        command = ["sacct", *cluster, "--noheader", "--parsable2", "--allocations"]
+        lines = _ask(*command, f"--jobs={','.join(found)}", "--format=JobID,State,NodeList")
+        for line in lines if isinstance(lines, list) else []:
+            short, state, nodes = line.split("|")
+            # the state of a cancelled job is "CANCELLED by 1000"
+            jobs[found[short]] = QueuedJob(state.split()[0], nodes)
+    return jobs
+
+
+def _from_controller(numbers: Iterable[str]) -> dict[str, QueuedJob]:
+    jobs = {}
+    for cluster, found in _by_cluster(numbers).items():
+        for short, number in found.items():
+            lines = _ask("scontrol", *cluster, "show", "job", "--oneliner", short)
+            for line in lines if isinstance(lines, list) else []:
+                fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+                nodes = fields.get("NodeList", "").replace("(null)", "")
+                jobs[number] = QueuedJob(fields["JobState"], nodes)
+    return jobs
+
+
+def _by_cluster(numbers: Iterable[str]) -> dict[tuple[str, ...], dict[str, str]]:
+    """Returns numbers by the options of Slurm's programs for their cluster, and without its name.
+
+    Jobs of one run are on one cluster, unless its launches went to several.
+    """
+    found: dict[tuple[str, ...], dict[str, str]] = {}
     for number in numbers:
-        for line in _ask("scontrol", "show", "job", "--oneliner", number):
-            fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-            nodes = fields.get("NodeList", "").replace("(null)", "")
-            found[number] = QueuedJob(fields["JobState"], nodes)
+        short, _, cluster = number.partition(";")
+        options = (f"--clusters={cluster}",) if cluster else ()
+        found.setdefault(options, {})[short] = number
     return found
 
 
-def _ask(*command: str) -> list[str]:
-    """Returns the lines of an answer; none if the program is missing or fails."""
+def _squeue(run_dir: Path, *options: str) -> list[str]:
+    answer = _ask("squeue", "--me", "--noheader", *options)
+    if isinstance(answer, str):
+        raise ValueError(
+            f"Slurm does not say which jobs of {run_dir} are in the queue ({answer}): run it again "
+            f"where squeue answers, or remove {run_dir}/launch/*/jobs.tsv if all of them have "
+            "ended."
+        )
+    return answer
+
+
+def _ask(*command: str) -> list[str] | str:
+    """Returns the lines of an answer, or why there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    except FileNotFoundError:
+        return f"{command[0]} is not on this machine"
+    except subprocess.TimeoutExpired:
+        return f"{command[0]} gave no answer in 60 s"
+    if done.returncode:
+        return f"{command[0]}: {done.stderr.strip() or f'exit status {done.returncode}'}"
+    return done.stdout.splitlines()

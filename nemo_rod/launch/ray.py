@@ -55,7 +55,9 @@ def _render_ray(config: Config, stage: Stage) -> str:
     assert config.launcher.nemo_rl is not None
     lines = [
         "#!/bin/bash",
-        f"# {stage.title}, by NeMo-RL on a Ray cluster. More options of sbatch may follow.",
+        slurm.comment(
+            f"{stage.title}, by NeMo-RL on a Ray cluster. More options of sbatch may follow."
+        ),
         "set -euo pipefail",
         f"cd {shlex.quote(str(Path.cwd()))} # the container's working folder",
         f"mkdir -p {shlex.quote(str(logs))}",

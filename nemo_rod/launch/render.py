@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -43,10 +44,11 @@ def launch_folder(config: Config) -> Path:
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
-    """Replaces the files of an earlier launch."""
+    """Replaces the files of an earlier launch; only their owner reads them: they may hold keys."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, text in files.items():
+        (folder / name).touch(mode=0o600)
         (folder / name).write_text(text)
 
 
@@ -81,17 +83,22 @@ def read_launch(run_dir: Path) -> tuple[str, Config]:
     """Returns the latest launch of a run folder: the launcher's name and its configuration.
 
     Raises:
-        ValueError: if nothing was launched there.
+        ValueError: if nothing was launched there, or its configuration is damaged.
     """
     files = sorted(run_dir.glob("launch/*/config.yaml"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ValueError(
             f"{run_dir} holds no launch: expected the run_dir of `nemo-rod run`, such as runs/toy."
         )
-    values = OmegaConf.load(files[-1])
-    assert isinstance(values, DictConfig)
-    for key in ("defaults", "hydra"):
-        del values[key]
-    composed = OmegaConf.merge(OmegaConf.structured(Config), values)
+    try:
+        values: Any = OmegaConf.load(files[-1])
+        for key in ("defaults", "hydra"):
+            del values[key]
+        composed = OmegaConf.merge(OmegaConf.structured(Config), values)
+    except Exception as error:  # YAML's and OmegaConf's have no class in common
+        reason = "".join(str(error).splitlines()[:1])
+        raise ValueError(
+            f"{files[-1]} is damaged ({reason}): restore it from a copy, or launch the run again."
+        ) from None
     assert isinstance(composed, DictConfig)
     return files[-1].parent.name, to_config(composed)

@@ -11,11 +11,13 @@ Rendered under `<run_dir>/launch/slurm/`:
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from nemo_rod.config import Config
+from nemo_rod.launch.queue import slurm_logs
 from nemo_rod.launch.render import frozen_config, launch_folder, stage_command
 from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.handover import Stage
@@ -34,11 +36,12 @@ if [[ -e $folder/jobs.tsv ]]; then
   exit 1
 fi
 declare -A job=()
+cluster=
 
 take_back() {{
   trap - ERR
   echo "submit.sh: a job was refused, so the others are taken back" >&2
-  ((${{#job[@]}} == 0)) || scancel "${{job[@]}}"
+  ((${{#job[@]}} == 0)) || scancel ${{cluster:+"--clusters=$cluster"}} "${{job[@]}}"
   rm -f "$folder/jobs.tsv"
 }}
 trap take_back ERR
@@ -50,7 +53,8 @@ submit() {{ # NAME [NEEDED...]
   done
   number=$({submit_one})
   job[$name]=${{number%%;*}} # "number;cluster" where there are several clusters
-  printf '%s\\t%s\\n' "$name" "${{job[$name]}}" >>"$folder/jobs.tsv"
+  [[ $number != *";"* ]] || cluster=${{number#*;}}
+  printf '%s\\t%s\\n' "$name" "$number" >>"$folder/jobs.tsv"
 }}
 
 """
@@ -85,7 +89,7 @@ def num_nodes(config: Config) -> int:
 def render_job(config: Config, stage: Stage) -> str:
     """Returns the job script of a stage."""
     folder = launch_folder(config)
-    lines = ["#!/bin/bash", *_directives(config, stage), f"# {stage.title}", ""]
+    lines = ["#!/bin/bash", *_directives(config, stage), comment(stage.title), ""]
     lines += [
         f"command=(bash {shlex.quote(str(folder / 'node.sh'))} {stage_command(config, stage)})",
         f"record={shlex.quote(str(Record(Path(config.run_dir).absolute(), stage.name).path))}",
@@ -113,8 +117,19 @@ def render_node(config: Config) -> str:
 
 
 def exports(environment: dict[str, str]) -> list[str]:
-    """Returns shell lines that export variables."""
+    """Returns shell lines that export variables.
+
+    Raises:
+        ValueError: if a name is not a variable's.
+    """
+    for key in environment:
+        _expect_word(r"[A-Za-z_][A-Za-z0-9_]*", key, "cluster.env", "names of variables")
     return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
+
+
+def comment(text: str) -> str:
+    """Returns a comment of a shell script; a line break would end it."""
+    return f"# {' '.join(text.split())}"
 
 
 def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
@@ -129,11 +144,11 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     head = _SUBMIT.format(
         folder=shlex.quote(str(launch_folder(config))),
         cwd=shlex.quote(str(Path.cwd())),
-        logs=shlex.quote(str(_logs(config))),
+        logs=shlex.quote(str(slurm_logs(Path(config.run_dir)))),
         submit_one=submit_one,
     )
     lines = [
-        " ".join(["submit", stage.name, *(need for need in stage.needs if need in names)])
+        shlex.join(["submit", stage.name, *(need for need in stage.needs if need in names)])
         for stage in stages
     ]
     return head + "\n".join(lines) + "\n"
@@ -142,7 +157,7 @@ def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
 def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
     """Returns the sbatch options of a stage, by long name; None for options without a value."""
     cluster = config.cluster
-    log = _logs(config) / f"{stage.name}.out"
+    log = slurm_logs(Path(config.run_dir)) / f"{stage.name}.out"
     options: dict[str, str | None] = {"job-name": f"{config.recipe}.{stage.name}"}
     for key in ("account", "partition", "qos"):
         if (value := getattr(cluster, key)) is not None:
@@ -161,11 +176,23 @@ def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
 
 
 def shell_options(options: dict[str, str | None]) -> list[str]:
-    """Returns options as words of a shell command."""
+    """Returns options as words of a shell command, or of a directive, which is one line.
+
+    Raises:
+        ValueError: if a name is not an option's, or a value has a line break.
+    """
+    for key, value in options.items():
+        _expect_word(r"[A-Za-z][A-Za-z0-9-]*", key, "cluster.sbatch", "names of sbatch's options")
+        _expect_word(r".*", value or "", f"cluster.{key}", "a value in one line")
     return [
         f"--{key}" if value is None else f"--{key}={_quoted(value)}"
         for key, value in options.items()
     ]
+
+
+def _expect_word(pattern: str, found: str, where: str, expected: str) -> None:
+    if not re.fullmatch(pattern, found):
+        raise ValueError(f"{where} has {found!r}, expected {expected}: correct the cluster file.")
 
 
 def _quoted(value: str) -> str:
@@ -177,10 +204,6 @@ def container_mounts(config: Config) -> list[str]:
     """Returns the container's mounts: the run's folder, the working folder, and the cluster's."""
     own = dict.fromkeys([str(Path(config.run_dir).absolute()), str(Path.cwd())])
     return [*(f"{folder}:{folder}" for folder in own), *config.cluster.mounts]
-
-
-def _logs(config: Config) -> Path:
-    return Path(config.run_dir).absolute() / "logs" / "slurm"
 
 
 def _directives(config: Config, stage: Stage) -> Iterable[str]:

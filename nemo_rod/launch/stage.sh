@@ -42,6 +42,9 @@ if ((SLURM_JOB_NUM_NODES > 1)); then
   first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   address=$(scontrol show node --oneliner "$first" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
   export NEMO_ROD_HEAD="$address:$((20000 + SLURM_JOB_ID % 10000))"
+  # Anyone on the network reaches that port; only who knows this key can give the nodes orders.
+  NEMO_ROD_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+  export NEMO_ROD_KEY
 fi
 
 echo "stage.sh: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, requeued ${SLURM_RESTART_COUNT:-0} times"

@@ -31,7 +31,7 @@ def submit(config: Config, stages: list[Stage], render: Render) -> None:
     """
     _check_cluster(config)
     folder = launch_folder(config)
-    _check_idle(config, folder)
+    check_idle(config)
     if not config.dry_run and shutil.which("sbatch") is None:
         raise ValueError(
             f"launcher={config.launcher.kind} needs sbatch, which is not on this machine: run it "
@@ -45,9 +45,10 @@ def submit(config: Config, stages: list[Stage], render: Render) -> None:
     done = subprocess.run(["bash", str(folder / "submit.sh")], stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise ValueError(f"Slurm refused the chain: {done.stderr.strip()}")
-    jobs = queue.read_jobs(folder)
-    for stage in stages:
-        _say(f"{jobs[stage.name]:>10}  {stage.title}")
+    jobs = queue.read_jobs(Path(config.run_dir), config.launcher.kind)
+    titles = {stage.name: stage.title for stage in stages}
+    for number, name in jobs.items():
+        _say(f"{number:>10}  {titles[name]}")
     _say(f"Submitted {len(jobs)} jobs. How they fare: nemo-rod status {config.run_dir}")
 
 
@@ -70,12 +71,13 @@ def _not_done(config: Config, stages: list[Stage]) -> list[Stage]:
     return list(chosen.values())
 
 
-def _check_idle(config: Config, folder: Path) -> None:
-    jobs = queue.read_jobs(folder)
-    alive = (
-        [number for number, job in queue.look(jobs.values()).items() if job.alive] if jobs else []
-    )
-    if alive:
+def check_idle(config: Config) -> None:
+    """Refuses a run folder with a chain in the queue, whatever launcher submitted it.
+
+    Raises:
+        ValueError: naming the chain's jobs; or if Slurm does not say whether there are any.
+    """
+    if alive := queue.alive(Path(config.run_dir)):
         raise ValueError(
             f"An earlier launch of {config.run_dir} is at work (jobs {', '.join(alive)}): "
             f"wait for it to end, or end it with `nemo-rod cancel {config.run_dir}`."
@@ -95,6 +97,18 @@ def _check_cluster(config: Config) -> None:
             raise ValueError(
                 f"cluster.{key} is still '{getattr(cluster, key)}': set it to your own, or to null "
                 "if your cluster has none."
+            )
+    run_dir, letters = Path(config.run_dir).absolute(), "%,:" if cluster.image else "%"
+    if found := sorted({*letters} & {*str(run_dir)}):
+        raise ValueError(
+            f"run_dir={run_dir} has a '{found[0]}', which Slurm or the container would take for "
+            "something else than a part of a path: choose another run_dir."
+        )
+    for key in ("sbatch", "cpu_sbatch"):
+        if "output" in getattr(cluster, key):
+            raise ValueError(
+                f"cluster.{key}.output is set, but by its log a job is known to be this run's: "
+                "remove it, and read run_dir/logs/slurm."
             )
     if cluster.image is not None:
         _check_image(cluster.image, must_exist=not config.dry_run)

@@ -2,8 +2,9 @@
 
 Every rank runs one small thread beside its work. Once a second, it reports through the job's
 key-value store that its process is alive and how many beats its main thread has given; rank 0 reads
-all reports. Any rank that finds a fault publishes it in the store, and every rank exits at once. No
-collective needs to time out first: a thread can end a process whose main thread hangs in one.
+all reports, the others read rank 0's. Any rank that finds a fault publishes it in the store, and
+every rank exits at once. No collective needs to time out first: a thread can end a process whose
+main thread hangs in one. Rank 0 gives the command that started it a sign of life, too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from nemo_rod.processes.signals import SignOfLife
+
 FAULT_KEY = "fault"
 GONE_SECONDS = 15.0  # time without a report after which a process counts as dead
+FIRST_GONE_SECONDS = float(SignOfLife.patience)  # the same for rank 0, which does more beside
 EXIT_STATUS = 1
 
 
@@ -31,6 +35,7 @@ class Watch:
         stall_seconds: seconds without a beat after which a main thread counts as stalled; 0 for
             never. It must exceed the duration of the longest single step or checkpoint.
         leave: function that ends this process; replaced in tests only.
+        sign: sign of life of this process to the command that started it.
     """
 
     @classmethod
@@ -44,7 +49,8 @@ class Watch:
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefixed = dist.PrefixStore(f"nemo_rod/{attempt}", store)  # type: ignore[attr-defined]
-        return cls(prefixed, rank, world_size, stall_seconds=stall_seconds)
+        sign = SignOfLife.of_this_job() if rank == 0 else None
+        return cls(prefixed, rank, world_size, stall_seconds=stall_seconds, sign=sign)
 
     def __init__(
         self,
@@ -54,9 +60,10 @@ class Watch:
         *,
         stall_seconds: float,
         leave: Callable[[int], Any] = os._exit,
+        sign: SignOfLife | None = None,
     ) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
-        self.stall_seconds, self.leave = stall_seconds, leave
+        self.stall_seconds, self.leave, self.sign = stall_seconds, leave, sign
         self.beats = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nemo-rod-watch", daemon=True)
@@ -80,15 +87,18 @@ class Watch:
         """Ends the watch before the process does."""
         self._stop.set()
         self._thread.join()
+        if self.sign is not None:
+            self.sign.end()
 
     def _run(self) -> None:
         heard: dict[int, tuple[str, float]] = {}  # rank -> its last report and when it arrived
         moved: dict[int, tuple[str, float]] = {}  # rank -> its beats and when they last changed
         try:
             while not self._stop.wait(1.0):
+                if self.sign is not None:
+                    self.sign.give()
                 self.store.set(self._key(self.rank), f"{time.time_ns()} {self.beats}")
-                if self.rank == 0:
-                    self._listen(heard, moved)
+                self._listen(heard, moved)
                 if self.store.check([FAULT_KEY]):
                     self._end(self.store.get(FAULT_KEY).decode())
         except Exception as error:  # the store is gone, and with it the process that runs the job
@@ -97,16 +107,18 @@ class Watch:
 
     def _listen(self, heard: dict, moved: dict) -> None:
         now = time.monotonic()
-        for rank in range(self.world_size):
+        patience = GONE_SECONDS if self.rank == 0 else FIRST_GONE_SECONDS
+        for rank in range(self.world_size) if self.rank == 0 else (0,):
             if not self.store.check([self._key(rank)]):
                 continue  # not started yet; torchrun monitors the start
             alive, beats = self.store.get(self._key(rank)).decode().split()
             for last, value in ((heard, alive), (moved, beats)):
                 if last.get(rank, ("", 0.0))[0] != value:
                     last[rank] = (value, now)
-            if now - heard[rank][1] > GONE_SECONDS:
+            if now - heard[rank][1] > patience:
                 self._declare(f"rank {rank}: its process is gone")
-        self._find_stalled(moved, now)
+        if self.rank == 0:
+            self._find_stalled(moved, now)
 
     def _find_stalled(self, moved: dict, now: float) -> None:
         """Declares stalled the ranks with the fewest beats; all others wait for them."""
@@ -128,6 +140,8 @@ class Watch:
     def _end(self, fault: str) -> None:
         rank, _, why = fault.partition(": ")
         print(f"nemo-rod error on {rank}: {why or fault}", flush=True)
+        if self.sign is not None:
+            self.sign.end()
         self.leave(EXIT_STATUS)
 
     def _key(self, rank: int) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from nemo_rod.config import Config
-from nemo_rod.files import write_json
+from nemo_rod.files import read_json, read_lines, write_json
 from nemo_rod.plan.costs import (
     PlanResult,
     Saving,
@@ -161,7 +160,7 @@ def model_shape(config: Config) -> Shape:
     assert model.hf is not None
     local = Path(model.hf) / "config.json"
     if local.is_file():
-        return read_shape(json.loads(local.read_text()))
+        return read_shape(read_json(local))
     if model.shape is not None:
         return read_shape(model.shape)
     raise ValueError(
@@ -283,9 +282,7 @@ def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) ->
         metrics = Stages(config).results.arm(planned.name) / "metrics.jsonl"
         if not planned.update_seconds or not metrics.is_file():
             continue
-        text = metrics.read_text()
-        whole = text[: text.rfind("\n") + 1]  # the last step may be incomplete
-        rows = [json.loads(line) for line in whole.splitlines()]
+        rows = read_lines(metrics)
         if not rows:
             continue
         update = median(row["timing/train/update"] for row in rows)

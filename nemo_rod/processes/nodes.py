@@ -54,12 +54,14 @@ class Nodes:
         rank: index of this node; 0 leads.
         host: address of the first node.
         port: port of the store on the first node.
+        key: secret of the job, without which nobody else on the network can give orders.
     """
 
     count: int = 1
     rank: int = 0
     host: str = "127.0.0.1"
     port: int = 0
+    key: str = ""
 
     @classmethod
     def of_this_job(cls) -> Nodes:
@@ -72,6 +74,7 @@ class Nodes:
             rank=int(os.environ["SLURM_PROCID"]),
             host=host,
             port=int(port),
+            key=os.environ.get("NEMO_ROD_KEY", ""),
         )
 
     @contextmanager
@@ -129,11 +132,12 @@ class Nodes:
         return store.check([f"left/{rank}" for rank in range(1, self.count)])
 
     def _store(self, *, is_master: bool) -> Any:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-        return TCPStore(
+        store = TCPStore(
             self.host, self.port, is_master=is_master, timeout=_GATHER, wait_for_workers=False
         )
+        return PrefixStore(self.key, store)
 
 
 @dataclass(frozen=True)

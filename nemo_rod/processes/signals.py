@@ -8,17 +8,73 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 # These mean: save at the end of the step, then exit. Slurm announces a preemption with the first,
 # and job scripts announce the time limit with the last.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
+# Files that the processes of a job keep open, such as the lock of its stage: it is free once they
+# have ended, not once the command that started them has.
+KEPT_OPEN: list[int] = []
+
+
 class Stopped(BaseException):
     """A job stopped on request; it has saved, and resumes from there when started again."""
 
     exit_status = 75  # EX_TEMPFAIL of <sysexits.h>
+
+
+class SignOfLife:
+    """A file that a process touches every second, and by which its command sees it freeze.
+
+    Args:
+        file: the file; it holds the process's number while there is a sign to wait for.
+    """
+
+    variable = "NEMO_ROD_SIGN_OF_LIFE"  # in the environment: the file's path
+    patience = (
+        60  # looks, a second apart, without a new sign; the command's own pauses do not count
+    )
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._last, self._looks = 0, 0
+
+    @classmethod
+    def of_this_job(cls) -> SignOfLife | None:
+        """Returns the sign that the command waits for; None if it waits for none."""
+        return cls(Path(os.environ[cls.variable])) if cls.variable in os.environ else None
+
+    def give(self) -> None:
+        """Gives a sign; without room for the file there is none to wait for."""
+        with suppress(OSError):
+            if not self.file.exists():
+                self.file.write_text(str(os.getpid()))
+            os.utime(self.file)
+
+    def end(self) -> None:
+        """Says that no more signs will come."""
+        self.file.unlink(missing_ok=True)
+
+    def end_frozen(self) -> bool:
+        """Looks for a new sign; kills the process, and returns True, if there was none for long."""
+        try:
+            sign, number = self.file.stat().st_mtime_ns, int(self.file.read_text() or 0)
+        except FileNotFoundError:  # not yet, or no more
+            return False
+        self._looks = self._looks + 1 if sign == self._last else 0
+        self._last = sign
+        if self._looks < self.patience or not number:
+            return False
+        self.end()
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+            return True
+        return False
 
 
 def leave_ray(status: int) -> None:

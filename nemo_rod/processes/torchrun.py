@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import TextIO
 
 from nemo_rod.config import Launcher
 from nemo_rod.processes.nodes import Ending, Nodes, Order
-from nemo_rod.processes.signals import STOP_SIGNALS, Stopped, end_with_parent
+from nemo_rod.processes.signals import KEPT_OPEN, STOP_SIGNALS, SignOfLife, Stopped, end_with_parent
 from nemo_rod.progress import PREFIX
 
 # The final message of a job, and torchrun's about a process that could not leave one.
@@ -101,7 +102,9 @@ def run_process(
     }
     log.parent.mkdir(parents=True, exist_ok=True)
     said: Ending = {}
-    with open(log, "a") as file:
+    with open(log, "a") as file, tempfile.TemporaryDirectory() as folder:
+        sign = SignOfLife(Path(folder) / "rank-0")
+        env[SignOfLife.variable] = str(sign.file)
         process = subprocess.Popen(
             command,
             env=env,
@@ -111,6 +114,7 @@ def run_process(
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
             preexec_fn=_before_torchrun,
+            pass_fds=KEPT_OPEN,
         )
         with _ending(process) as asked:
             # in a thread of its own: a process that outlives the job may keep the pipe open
@@ -118,7 +122,7 @@ def run_process(
                 target=_follow, args=(process, file, said, first_rank), daemon=True
             )
             reader.start()
-            _wait(process, is_alone)
+            _wait(process, is_alone, sign, said)
             reader.join(timeout=10)
     if process.returncode == 0:
         return {}
@@ -173,12 +177,17 @@ def _before_torchrun() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
-def _wait(process: subprocess.Popen, is_alone: Callable[[], bool]) -> None:
-    """Waits for the end, and enforces it once the other nodes' processes are gone."""
+def _wait(
+    process: subprocess.Popen, is_alone: Callable[[], bool], sign: SignOfLife, said: Ending
+) -> None:
+    """Waits for the end, and enforces it if rank 0 is frozen or other nodes' processes are gone."""
     alone_since = None
     while process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
+        if sign.end_frozen():
+            why = f"rank 0: gave no sign of life for {sign.patience} s"
+            said.setdefault("killed", why)
         if alone_since is None and is_alone():
             alone_since = time.monotonic()
         if alone_since is not None and time.monotonic() - alone_since > _ALONE_SECONDS:

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.processes.signals import Stopped
+from nemo_rod.files import read_lines
+from nemo_rod.processes.signals import KEPT_OPEN, Stopped
 
 # Error codes of file systems without locks, such as Lustre without its flock option.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
@@ -44,7 +45,11 @@ class Record:
                     f"Another nemo-rod is at work on {self.name} in {self.run_dir}: wait for it to "
                     "end, or choose another run_dir."
                 )
-            yield
+            KEPT_OPEN.append(file.fileno())
+            try:
+                yield
+            finally:
+                KEPT_OPEN.remove(file.fileno())
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -62,9 +67,7 @@ class Record:
 
     def events(self) -> list[dict[str, Any]]:
         """Returns all recorded events, oldest first."""
-        if not self.path.exists():
-            return []
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        return read_lines(self.path) if self.path.exists() else []
 
     def is_held(self) -> bool:
         """Returns whether a process on this machine is working on the stage."""
@@ -74,8 +77,11 @@ class Record:
             return not _lock(file.fileno())
 
     def _write(self, event: str, **more: Any) -> None:
-        with open(self.path, "a") as file:
-            file.write(json.dumps({"time": round(time.time(), 1), "event": event, **more}) + "\n")
+        row = {"time": round(time.time(), 1), "event": event, **more}
+        with open(self.path, "ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # without what a crash cut off
+            file.write(json.dumps(row).encode() + b"\n")
 
 
 def _lock(file: int) -> bool:

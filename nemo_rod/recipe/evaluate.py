@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
-from nemo_rod.files import write_json
+from nemo_rod.files import read_json, write_json
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.recipe import ask_tasks
 from nemo_rod.recipe.handover import Inputs, Stage
@@ -63,7 +62,7 @@ def evaluate_arms(jobs: ModelJobs, names: list[str]) -> None:
     models = {name: str(jobs.results.checkpoint(name)) for name in missing}
     jobs.run(EvaluateJob(**jobs.common("evaluate", work), models=models), work)
     for name in missing:
-        result = json.loads((work / f"{name}.json").read_text())
+        result = read_json(work / f"{name}.json")
         result |= {"arm": name, "seed": _seed(jobs, name), "inputs": inputs[name]}
         folder = jobs.results.arm(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +91,7 @@ def _is_evaluated(jobs: ModelJobs, name: str, inputs: Inputs) -> bool:
     path = jobs.results.arm(name) / FILE
     if not path.exists():
         return False
-    for key, value in json.loads(path.read_text())["inputs"].items():
+    for key, value in read_json(path, "inputs")["inputs"].items():
         if value != inputs[key]:
             raise ValueError(
                 f"{path} was made with {key}={value}, but now it is {inputs[key]}: add "
@@ -104,6 +103,5 @@ def _is_evaluated(jobs: ModelJobs, name: str, inputs: Inputs) -> bool:
 def _seed(jobs: ModelJobs, name: str) -> int:
     """Returns the seed that the model was trained with, which may differ from this command's."""
     if name == "base":
-        manifest = json.loads((jobs.results.base / "manifest.json").read_text())
-        return manifest["note"]["seed"]
-    return json.loads((jobs.results.arm(name) / "arm.json").read_text())["seed"]
+        return read_json(jobs.results.base / "manifest.json", "note")["note"]["seed"]
+    return read_json(jobs.results.arm(name) / "arm.json", "seed")["seed"]

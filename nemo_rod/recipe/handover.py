@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import write_json
+from nemo_rod.files import read_json, write_json
 
 Inputs = dict[str, Any]
 
@@ -76,6 +76,7 @@ class HandOver:
         make: fills the partial folder and returns the manifest's outputs.
         note: recorded in the manifest but never compared, such as the parallel layout.
         checks_itself: whether `make` itself validates what an interrupted run left behind.
+        proof: files without which the folder is not finished.
     """
 
     name: str
@@ -84,6 +85,7 @@ class HandOver:
     make: Callable[[Path], dict[str, Any]]
     note: dict[str, Any] = field(default_factory=dict)
     checks_itself: bool = False
+    proof: tuple[str, ...] = ("manifest.json",)
 
     def stage(
         self,
@@ -108,7 +110,7 @@ class HandOver:
             command=command,
             title=title,
             folder=self.folder,
-            proof=(self.folder / "manifest.json",),
+            proof=tuple(self.folder / name for name in self.proof),
             is_done=self.is_done,
             run=self.run,
             results=(self.folder, partial(self.folder), *void),
@@ -120,14 +122,21 @@ class HandOver:
         """Returns whether the folder exists for the current inputs, which must be known.
 
         Raises:
-            ValueError: if the folder, finished or interrupted, has other inputs.
+            ValueError: if the folder, finished or interrupted, has other inputs, or is foreign.
         """
         unfinished = partial(self.folder)
         for folder, name in ((self.folder, "manifest.json"), (unfinished, "inputs.json")):
             if (folder / name).exists() and not (folder == unfinished and self.checks_itself):
-                made_from = json.loads((folder / name).read_text())["inputs"]
+                made_from = read_json(folder / name, "inputs")["inputs"]
                 _refuse_changes(self.name, folder, made_from, _plain(self.inputs()))
-        return (self.folder / "manifest.json").exists()
+        missing = [name for name in self.proof if not (self.folder / name).exists()]
+        if missing and self.folder.exists() and any(self.folder.iterdir()):
+            raise ValueError(
+                f"{self.folder} holds files but no {missing[0]}, so it is not what {self.name} "
+                f"finished: add rebuild=[{self.name}] to have it moved aside and made again, or "
+                "choose another run_dir."
+            )
+        return not missing
 
     def run(self) -> None:
         """Makes the folder and renames it into place."""
@@ -141,7 +150,7 @@ class HandOver:
                 shutil.rmtree(unfinished)
             raise
         path = unfinished / "manifest.json"
-        own = json.loads(path.read_text()) if path.exists() else {}  # recorded by `make`
+        own = read_json(path) if path.exists() else {}  # recorded by `make`
         handed = {"stage": self.name, "inputs": inputs, "outputs": outputs, "note": self.note}
         write_json(path, {**own, **handed})
         (unfinished / "inputs.json").unlink()
@@ -166,7 +175,7 @@ def outputs(folder: Path, *, made_by: str) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.exists():
         raise ValueError(f"{folder} is not there yet: run `nemo-rod {made_by}` first.")
-    return json.loads(path.read_text())["outputs"]
+    return read_json(path, "outputs")["outputs"]
 
 
 def flatten(prefix: str, value: Any) -> Inputs:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config, Scoring, Selection
-from nemo_rod.files import digest, write_json
+from nemo_rod.files import digest, read_lines, write_json
 from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.nemo_rl.from_job import run_on_nemo_rl
 from nemo_rod.processes.torchrun import run_job
@@ -162,7 +162,7 @@ class ModelJobs:
         """Writes `arm.json`: the arm's settings and its cost, for the report."""
         settings, rule = self.settings(arm.name), self.convergence(arm)
         variant = settings.variant
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        rows = read_lines(folder / "metrics.jsonl")
         steps, block_size = len(rows), self.config.domain.block_size
         description = {
             "arm": arm.name,

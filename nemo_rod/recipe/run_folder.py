@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.files import check_name
 from nemo_rod.recipe.handover import outputs
 
 
@@ -17,6 +18,8 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, recipe: str) -> None:
+        for part in recipe.split("/"):  # of a recipe in a folder of recipes
+            check_name("recipe", part)
         self.path, self.recipe = path, recipe
         self.blocks = path / "blocks"
         self.base = path / "base"

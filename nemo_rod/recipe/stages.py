@@ -13,12 +13,11 @@ the parallel layout is only noted, so that a base and its references serve any l
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config
-from nemo_rod.files import write_json
+from nemo_rod.files import read_json, write_json
 from nemo_rod.jobs import ScoreJob
 from nemo_rod.recipe.arm_references import REFERENCES, ArmReferences, own_references
 from nemo_rod.recipe.base_model import checkpoint_digest
@@ -90,7 +89,14 @@ class Stages:
 
             return prepare_blocks(domain, folder)
 
-        blocks = HandOver("prepare", self.results.blocks, inputs, make, checks_itself=True)
+        blocks = HandOver(
+            "prepare",
+            self.results.blocks,
+            inputs,
+            make,
+            checks_itself=True,
+            proof=("manifest.json", "store.json"),
+        )
         return blocks.stage("prepare", "text -> blocks", runs_model=False)
 
     def make_base(self) -> Stage:
@@ -217,7 +223,7 @@ class Stages:
                 folder / "hf",
                 weight,
             )
-            specialist = json.loads((self.results.arm(SPECIALIST) / "arm.json").read_text())
+            specialist = read_json(self.results.arm(SPECIALIST) / "arm.json")
             description = {
                 **specialist,
                 "arm": name,

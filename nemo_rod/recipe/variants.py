@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
+from nemo_rod.files import check_name
 from nemo_rod.selection.arms import arm_kind
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
@@ -124,6 +125,7 @@ def _chain(config: Config, name: str) -> tuple[str, list[Variant]]:
     while name in config.variants:
         if name in seen:
             raise ValueError(f"variants.{name}.of leads back to itself: {' -> '.join(seen)}.")
+        check_name("variant", name)
         seen.append(name)
         variant = _variant(name, json.dumps(config.variants[name] or {}, default=str))
         chain.insert(0, variant)

@@ -12,7 +12,6 @@ Only the evaluation is required; other missing files leave their columns empty.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.files import read_json, read_lines
 from nemo_rod.report.arm_names import ArmName, parse_arm
 from nemo_rod.report.history import History, read_history
 
@@ -148,13 +148,13 @@ def is_evaluated(arm_dir: Path) -> bool:
 def _block_counts(role_dir: Path) -> dict[str, int]:
     counts = {}
     for manifest in sorted(role_dir.glob("*/manifest.json")):
-        counts[manifest.parent.name] = int(_read_json(manifest, ("count",))["count"])
+        counts[manifest.parent.name] = int(read_json(manifest, "count")["count"])
     return counts
 
 
 def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Arm:
     evaluation_file = folder / "evaluation.json"
-    evaluation = _read_json(evaluation_file, ("loss",))
+    evaluation = read_json(evaluation_file, "loss")
     losses = {role: _losses(evaluation, evaluation_file, role) for role in ROLES}
     for role in ROLES:
         unknown = sorted(set(losses[role]) - set(block_counts[role]))
@@ -164,18 +164,18 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
                 f"blocks/{role}/ has no manifest of; evaluate the arm on this run's blocks"
             )
     arm_file = folder / "arm.json"
-    facts = _read_json(arm_file, ()) if arm_file.is_file() else {}
+    facts = read_json(arm_file, "kind") if arm_file.is_file() else {}
     curriculum_file = folder / "curriculum.rod"
     name = parse_arm(folder.name)
     is_base = name.kind == "base"
-    metrics = _metrics(folder / "metrics.jsonl")
+    metrics = _metrics(folder / "metrics.jsonl", facts.get("steps"))
     seconds = metrics.get("timing/train/total")
     return Arm(
         name=name,
         seed=evaluation.get("seed", facts.get("seed")),
         adaptation_loss=losses["adaptation"],
         replay_loss=losses["replay"],
-        tasks=_read_json(tasks_file, ("configuration", "capabilities", "tasks"))
+        tasks=read_json(tasks_file, "configuration", "capabilities", "tasks")
         if (tasks_file := folder / "tasks.json").is_file()
         else None,
         steps=facts.get("steps"),
@@ -247,14 +247,16 @@ def _unequal(
             yield f"{key}{where}", value, expected.get(key)
 
 
-def _metrics(file: Path) -> dict[str, list[float]]:
+def _metrics(file: Path, steps: int | None) -> dict[str, list[float]]:
     """Returns every metric's finite values, in the order of steps."""
     values: dict[str, list[float]] = {}
-    for line in file.read_text().splitlines() if file.is_file() else []:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the last line of an interrupted run may be torn
+    rows = read_lines(file) if file.is_file() else []
+    if file.is_file() and steps not in (None, len(rows)):
+        raise ValueError(
+            f"{file} holds {len(rows)} steps, but arm.json tells of {steps}: restore the file from "
+            "a copy, or train the arm again"
+        )
+    for row in rows:
         for key, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 values.setdefault(key, []).append(float(value))
@@ -268,19 +270,3 @@ def _prefixes(metrics: Mapping[str, list[float]]) -> dict[str, dict[str, float]]
             prefix, measure = key.split("/")[2:]
             means.setdefault(prefix, {})[measure] = statistics.fmean(values)
     return means
-
-
-def _read_json(file: Path, required: tuple[str, ...]) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{file} is not valid JSON ({error.msg} in line {error.lineno}); run its stage again"
-        ) from error
-    for key in required:
-        if key not in content:
-            raise ValueError(
-                f"{file} lacks the key {key!r}, found {sorted(content)}; run its stage again"
-            )
-    assert isinstance(content, dict)
-    return content

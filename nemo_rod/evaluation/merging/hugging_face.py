@@ -22,6 +22,7 @@ from nemo_rod.evaluation.merging.formula import (
     refuse_shapes,
     refuse_unmatched,
 )
+from nemo_rod.files import read_json
 from nemo_rod.published import published_names
 
 if TYPE_CHECKING:
@@ -75,13 +76,18 @@ class _Checkpoint:
     @classmethod
     @contextmanager
     def open(cls, folder: Path) -> Iterator[_Checkpoint]:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         files, published = _weight_files(folder), published_names(folder)
         with ExitStack() as stack:
             stored = {}
             for file in files:
-                handle = stack.enter_context(safe_open(file, framework="pt"))
+                try:
+                    handle = stack.enter_context(safe_open(file, framework="pt"))
+                except SafetensorError as error:
+                    raise ValueError(
+                        f"{file} is no whole safetensors file ({error}): restore it from a copy"
+                    ) from None
                 names = handle.keys()
                 stored.update({published.get(name, name): (handle, name) for name in names})
             yield cls(folder, stored)
@@ -111,7 +117,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / "model.safetensors").is_file():
         files = [folder / "model.safetensors"]
     elif index.is_file():
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        weight_map: dict[str, str] = read_json(index, "weight_map")["weight_map"]
         files = [folder / name for name in sorted(set(weight_map.values()))]
     else:
         files = sorted(folder.glob("*.safetensors"))

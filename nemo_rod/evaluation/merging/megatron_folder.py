@@ -16,12 +16,13 @@ arguments in `common.pt`.
 from __future__ import annotations
 
 import io
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+
+from nemo_rod.files import read_json
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 _TRAIN_STATE = "train_state.pt"
@@ -52,7 +53,7 @@ def weights_folder(folder: Path) -> Path:
     else:
         found = max(folder.glob("iter_*/.metadata")).parent
     form = found / "metadata.json"
-    backend = json.loads(form.read_text()).get("sharded_backend") if form.is_file() else None
+    backend = read_json(form).get("sharded_backend") if form.is_file() else None
     if backend != "torch_dist" or not (found / ".metadata").is_file():
         raise ValueError(
             f"{found} is no Megatron checkpoint of the format torch_dist (sharded_backend in its "
@@ -108,17 +109,17 @@ def begin(base: Path, out_dir: Path) -> Path:
 
 def _common(weights: Path) -> dict[str, Any]:
     """Returns a checkpoint's unsharded state."""
-    import torch
+    from nemo_rod.evaluation.merging.pickles import load_state
 
-    if (weights / "common.pt").is_file():
-        return torch.load(weights / "common.pt", map_location="cpu", weights_only=False)
+    if (common := weights / "common.pt").is_file():
+        return load_state(common, common)
     from nemo_rod.evaluation.merging.torch_dist import Checkpoint
 
     checkpoint = Checkpoint(weights, lambda name: name.startswith(COMMON_OBJECT))
     if not checkpoint.objects:
         raise ValueError(f"{weights} lacks common.pt; restore it from a copy")
     stored = io.BytesIO(checkpoint.object(checkpoint.objects[0]))
-    return torch.load(stored, map_location="cpu", weights_only=False)[0]
+    return load_state(stored, weights)[0]
 
 
 def _write_bridge_files(base: Path, weights: Path) -> None:

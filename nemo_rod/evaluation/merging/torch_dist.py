@@ -29,6 +29,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from nemo_rod.evaluation.merging.pickles import load_metadata
+
 
 class Checkpoint:
     """The content of a checkpoint folder, across its files and pieces.
@@ -47,9 +49,10 @@ class Checkpoint:
             wanted: returns whether an entry of that name is used.
 
         Raises:
-            ValueError: if a file with a used entry is missing.
+            ValueError: if a file with a used entry is missing, or `.metadata` is foreign.
         """
         self.folder = folder
+        load_metadata(folder / ".metadata")
         self._reader = FileSystemReader(folder)
         metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.files import read_lines, write_whole
 from nemo_rod.selection.choice import Choice, selection_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
@@ -100,13 +101,12 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The metrics of all steps in a file written by `append_line`; empty if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_lines(path) if path.exists() else []
 
 
 def keep_steps(path: Path, end: int) -> None:
     """Drops the metrics of step `end` and later, which will be rerun, and a torn last line."""
     if not path.exists():
         return
-    lines = path.read_text().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < end]
-    path.write_text("".join(whole))
+    rows = [row for row in read_lines(path) if row["step"] < end]
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows).encode())

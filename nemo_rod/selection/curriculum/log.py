@@ -25,6 +25,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.files import read_json
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_foreign
 from nemo_rod.selection.curriculum.record_log import RecordLog
@@ -114,8 +115,8 @@ class Curriculum:
             read_only: Do not modify the file, so that it can be read while a run appends to it.
 
         Raises:
-            ValueError: The file is missing, its header differs, a record is damaged, or the step
-                before `resume_at` has no record.
+            ValueError: The file is missing, its header differs, a record is damaged, the step
+                before `resume_at` has no record, or a finished arm has done more or fewer steps.
         """
         log = RecordLog(Path(path), LOG_MAGIC, read_only=read_only)
         header = CurriculumHeader(**log.header)
@@ -127,6 +128,8 @@ class Curriculum:
         curriculum._check_records(log.recover())
         if resume_at is not None:
             curriculum.truncate(resume_at)
+        if read_only:
+            curriculum._check_length()
         return curriculum
 
     def __len__(self) -> int:
@@ -262,6 +265,16 @@ class Curriculum:
                 f"{self.path} has a damaged record of step {step} (checksum) before whole ones: "
                 f"restore the file from a copy, or resume from a checkpoint of step {step} or "
                 "before"
+            )
+
+    def _check_length(self) -> None:
+        """Refuse a cut or foreign curriculum of a finished arm; one at work has no `arm.json`."""
+        arm = self.path.with_name("arm.json")
+        steps = read_json(arm).get("steps", len(self)) if arm.is_file() else len(self)
+        if steps != len(self):
+            raise ValueError(
+                f"{self.path} holds {len(self)} steps, but its arm.json tells of {steps}: restore "
+                "the file from a copy, or train the arm again"
             )
 
 

@@ -1,0 +1,102 @@
+"""Files are read with one sentence about what is wrong with them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nemo_rod.files import check_name, read_json, read_lines
+from nemo_rod.recipe.attempts import Record
+from nemo_rod.selection.curriculum.journal import keep_steps, read_rows
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"a": ', r"is damaged \(not valid JSON: Expecting value: line 1 column 7"),
+        ("", r"is damaged \(not valid JSON"),
+        ("[" * 10**5, r"is damaged \(not valid JSON"),
+        ("[1]", "holds no JSON object"),
+        ('{"b": 1}', r"lacks the key 'a', found \['b'\]"),
+    ],
+)
+def test_damaged_json_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(file))} {sentence}"):
+        read_json(file, "a")
+    file.write_bytes(b'\xff{"a": 1}')
+    with pytest.raises(ValueError, match=r"is damaged \(not valid JSON"):
+        read_json(file, "a")
+
+
+def test_last_line_may_be_cut_and_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert read_lines(file) == read_rows(file) == [{"step": 0}, {"step": 1}]
+    keep_steps(file, 1)
+    assert file.read_text() == '{"step": 0}\n'
+    file.write_text('{"step": 0}\n{"st\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has no JSON in line 2"):
+        read_lines(file)
+
+
+def test_record_that_was_cut_goes_on(tmp_path: Path) -> None:
+    record = Record(tmp_path, "rod")
+    with record.only_one(), record.attempt():
+        pass
+    with record.path.open("a") as file:
+        file.write('{"time": 17953')
+    assert [event["event"] for event in record.events()] == ["began", "done"]
+    with record.attempt():
+        pass
+    assert [event["event"] for event in record.events()] == ["began", "done"] * 2
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "-x", "x\ny", "x;y", "röd", "x y"])
+def test_names_are_those_of_folders(name: str) -> None:
+    with pytest.raises(ValueError, match=r"arm name .* must consist of letters"):
+        check_name("arm", name)
+
+
+class Evil:
+    """A pickle of it makes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.path),)
+
+
+def test_pickles_of_checkpoints_run_nothing(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, save
+
+    from nemo_rod.evaluation.merging.pickles import load_metadata, load_state
+    from nemo_rod.evaluation.merging.torch_dist import Checkpoint
+
+    tensor = torch.arange(6, dtype=torch.bfloat16).view(2, 3)
+    save({"w": tensor, "n": 1}, storage_writer=FileSystemWriter(tmp_path / "c"), no_dist=True)
+    whole = load_metadata(tmp_path / "c" / ".metadata")
+    read = FileSystemReader(tmp_path / "c").read_metadata()
+    assert whole.state_dict_metadata == read.state_dict_metadata
+    state = {"args": argparse.Namespace(a=torch.float32, s={1}, n=np.float64(2)), "w": tensor}
+    torch.save(state, tmp_path / "common.pt")
+    found = load_state(tmp_path / "common.pt", tmp_path)
+    assert found["args"] == state["args"] and torch.equal(found["w"], tensor)
+
+    evil = Evil(tmp_path / "made")
+    (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(evil))
+    torch.save(evil, tmp_path / "common.pt")
+    with pytest.raises(ValueError, match=r"\.metadata is no state .* \(it names posix\.mkdir\)"):
+        Checkpoint(tmp_path / "c", lambda name: True)
+    with pytest.raises(ValueError, match=r"common\.pt is no state of a checkpoint"):
+        load_state(tmp_path / "common.pt", tmp_path / "common.pt")
+    assert not (tmp_path / "made").exists()
