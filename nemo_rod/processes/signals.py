@@ -36,9 +36,8 @@ class SignOfLife:
     """
 
     variable = "NEMO_ROD_SIGN_OF_LIFE"  # in the environment: the file's path
-    patience = (
-        60  # looks, a second apart, without a new sign; the command's own pauses do not count
-    )
+    # looks, a second apart, without a new sign; pauses of the command itself do not count
+    patience = 60
 
     def __init__(self, file: Path) -> None:
         self.file = file
