@@ -28,7 +28,7 @@ def render_page(results: Results, pictures: Pictures) -> str:
         results: Content of `results.json`, with checks and replicates.
         pictures: Inline SVGs by figure name; missing figures are left out.
     """
-    from jinja2 import Environment, FileSystemLoader
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup, escape
 
     environment = Environment(
@@ -37,6 +37,7 @@ def render_page(results: Results, pictures: Pictures) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        undefined=StrictUndefined,
     )
     subscript = Markup("F<sub>val</sub>")
     environment.filters["typeset"] = lambda text: escape(text).replace("F_val", subscript)
