@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from composing import composed
 
-from nemo_rod.report.captions import TITLES
+from nemo_rod.report.build_report import FIGURES
 from nemo_rod.report.paper import category_of, paper, paper_arms
 from nemo_rod.selection.arms import arm_kind
 
@@ -61,7 +61,7 @@ def check_file(file: str) -> None:
     if not file.startswith("report/"):
         assert (ROOT / file).is_file(), file
     else:
-        assert name in {"figures": set(TITLES), "tables": TABLES}[kind], file
+        assert name in {"figures": set(FIGURES), "tables": TABLES}[kind], file
 
 
 def test_what_lies_beyond_the_paper_exists_too() -> None:
@@ -72,7 +72,7 @@ def test_what_lies_beyond_the_paper_exists_too() -> None:
         for file in quoted(files):
             check_file(file)
     shown = {Path(file).stem for cells in CELLS for cell in cells for file in quoted(cell)}
-    single = {name for name in TITLES if f"settings_{name}" not in TITLES}
+    single = {name for name in FIGURES if f"settings_{name}" not in FIGURES}
     assert {name for name in single if name not in shown} == set(), "a figure that no row names"
 
 

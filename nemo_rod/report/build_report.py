@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_rod.files import write_whole
 from nemo_rod.report import figures
-from nemo_rod.report.captions import TITLES, caption
 from nemo_rod.report.cheaper import cheaper_table
 from nemo_rod.report.figures import Canvas, Training, inline_svg, save
 from nemo_rod.report.page import render_page
@@ -19,7 +18,7 @@ from nemo_rod.report.paper import title_of
 from nemo_rod.report.paper_tables import PAPER_TABLES
 from nemo_rod.report.results import results_of
 from nemo_rod.report.run_files import Run, is_evaluated, read_run
-from nemo_rod.report.table import all_tables
+from nemo_rod.report.table import TABLES
 from nemo_rod.report.verdicts import judge, judge_across_seeds
 
 if TYPE_CHECKING:
@@ -81,24 +80,21 @@ def _write(report_dir: Path, results: Results, shown: Sequence[Shown]) -> None:
         # Stale files of removed arms would contradict the rest.
         shutil.rmtree(report_dir / name, ignore_errors=True)
         (report_dir / name).mkdir(parents=True)
-    tables = [*all_tables(results), *(make(results) for make in (*PAPER_TABLES, cheaper_table))]
+    tables = [make(results) for make in (*TABLES, *PAPER_TABLES, cheaper_table)]
     for table in (table for table in tables if table.rows):
-        (report_dir / "tables" / f"{table.name}.csv").write_text(table.to_csv(), encoding="utf-8")
-        (report_dir / "tables" / f"{table.name}.md").write_text(
-            table.to_markdown(), encoding="utf-8"
-        )
+        stem = report_dir / "tables" / table.name
+        stem.with_suffix(".csv").write_text(table.to_csv(), encoding="utf-8")
+        stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
     pictures = {}
-    for name in TITLES:
-        desktop = _draw(name, shown, results, Canvas())
-        phone = _draw(name, shown, results, Canvas(narrow=True))
-        if desktop is None or phone is None:
-            continue
-        save(desktop, report_dir / "figures" / name)
-        text = caption(name, results)
-        pictures[name] = (
-            inline_svg(desktop, f"{name}-wide", text),
-            inline_svg(phone, f"{name}-narrow", text),
-        )
+    for name in FIGURES:
+        # Drawn twice: one width scaled to a phone is illegible there, and scrolled sideways it
+        # hides the labels, which end the lines on the right.
+        desktop = _draw(name, shown, Canvas())
+        phone = _draw(name, shown, Canvas(narrow=True))
+        if desktop and phone:
+            save(desktop, report_dir / "figures" / name)
+            svgs = inline_svg(desktop, f"{name}-wide"), inline_svg(phone, f"{name}-narrow")
+            pictures[name] = svgs
     text = json.dumps(results, indent=2, allow_nan=False) + "\n"
     write_whole(report_dir / "results.json", text.encode())
     write_whole(report_dir / "index.html", render_page(results, pictures).encode())
@@ -109,15 +105,17 @@ def _judged(run: Run) -> dict[str, Any]:
     return results | {"checks": judge(run, results)}
 
 
-def _draw(name: str, shown: Sequence[Shown], results: Results, canvas: Canvas) -> Figure | None:
+def _draw(name: str, shown: Sequence[Shown], canvas: Canvas) -> Figure | None:
     """Returns a figure by its name: of the run, or of it and all other settings."""
-    if name.startswith("settings_"):
-        if len(shown) < 2:
-            return None
-        return _OF_SETTINGS[name.removeprefix("settings_")](shown, canvas)
-    if name in _OF_SETTINGS and name != "frontier":
-        return _OF_SETTINGS[name](shown[:1], canvas)
-    return _OF_RUN[name](results, canvas)
+    if name in _OF_RUN:
+        return _OF_RUN[name](shown[0][1], canvas)
+    if not name.startswith("settings_"):
+        shown = shown[:1]
+    elif len(shown) < 2:
+        return None
+    draw = _OF_SETTINGS[name.removeprefix("settings_")]
+    is_of_training = draw in (figures.replay_share, figures.scores)
+    return draw(_training(shown) if is_of_training else [row[1] for row in shown], canvas)
 
 
 def _training(shown: Sequence[Shown]) -> list[Training]:
@@ -133,25 +131,23 @@ def _training(shown: Sequence[Shown]) -> list[Training]:
     return runs
 
 
-def _results(shown: Sequence[Shown]) -> list[Results]:
-    return [results for _, results in shown]
-
-
 Draw = Callable[[Any, Canvas], "Figure | None"]
-_OF_SETTINGS: dict[str, Draw] = {
-    "frontier": lambda shown, canvas: figures.settings_frontier(_results(shown), canvas),
-    "replay_share": lambda shown, canvas: figures.replay_share(_training(shown), canvas),
-    "scores": lambda shown, canvas: figures.scores(_training(shown), canvas),
-    "forgetting_profile": lambda shown, canvas: figures.forgetting_profile(_results(shown), canvas),
-    "sampling_ratio": lambda shown, canvas: figures.sampling_ratio(_results(shown), canvas),
-}
 _OF_RUN: dict[str, Draw] = {
-    "frontier": lambda results, canvas: figures.frontier(results, canvas, results["replicates"]),
+    "frontier": figures.frontier,
     "capabilities": figures.capabilities,
     "components": figures.components,
     "pool_size": figures.pool_size,
     "weighting": figures.weighting,
     "budgets": figures.budgets,
-    "transfer": lambda results, canvas: figures.transfer(results, canvas, results["replicates"]),
-    "seeds": lambda results, canvas: figures.seeds(results, results["replicates"], canvas),
+    "transfer": figures.transfer,
+    "seeds": figures.seeds,
 }
+_OF_SETTINGS: dict[str, Draw] = {
+    "frontier": figures.settings_frontier,
+    "replay_share": figures.replay_share,
+    "scores": figures.scores,
+    "forgetting_profile": figures.forgetting_profile,
+    "sampling_ratio": figures.sampling_ratio,
+}
+# Titles, captions and order are the page's (`page.html`).
+FIGURES = tuple({**_OF_RUN, **_OF_SETTINGS, **{f"settings_{name}": None for name in _OF_SETTINGS}})

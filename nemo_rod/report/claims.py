@@ -1,6 +1,6 @@
 """The claims: the measurement of each number and its expected range.
 
-A measurement returns the number, or None with the reason why it cannot be judged in this run.
+A measurement returns the number and a note, or raises why it cannot be judged in this run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.run_files import Run
 
 CheckKind = Literal["claim", "informative", "limitation"]
-Measurement = tuple[float | None, str]  # number (None: cannot be judged), note or reason
+Measurement = tuple[float, str]  # number, note
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class Bounds:
         return f">{equals} {self.low:g}" if self.low is not None else f"<{equals} {self.high:g}"
 
 
+class NotJudged(Exception):
+    """Why a number cannot be judged in a run."""
+
+
 @dataclass(frozen=True)
 class View:
     """The input of a measurement: a run's files and the results computed from them."""
@@ -52,76 +56,73 @@ class View:
         name: str | None = self.results["reference_arm"]
         return name
 
-    def missing(self, *names: str | None) -> str:
-        """Returns why the forgetting of these arms cannot be compared, "" if it can."""
+    def arms(self, *names: str | None) -> list[Mapping[str, Any]]:
+        """Returns the results of arms whose forgetting can be compared."""
+        arms = self.results["arms"]
         if None in names:
-            return "no fixed-replay arm was run"
+            raise NotJudged("no fixed-replay arm was run")
         for name in names:
-            if name not in self.results["arms"]:
-                return f"arm {name} was not run"
-        return "" if "base" in self.results["arms"] else "the base model was not evaluated"
+            if name not in arms:
+                raise NotJudged(f"arm {name} was not run")
+        if "base" not in arms:
+            raise NotJudged("the base model was not evaluated")
+        return [arms[name] for name in names]
 
-    def unmatched(self) -> str:
-        """Returns why RoD and the reference arm do not compare at equal tokens, "" if they do."""
-        missing = self.missing("rod", self.reference)
-        if missing:
-            return missing
+    def pair(self) -> list[Mapping[str, Any]]:
+        """Returns the results of RoD and of the reference arm, trained on equally many tokens."""
+        arms = self.arms("rod", self.reference)
         if not self.results["comparisons"]["rod"]["same_tokens"]:
-            return f"rod and {self.reference} were not trained on equally many tokens"
-        return ""
+            raise NotJudged(f"rod and {self.reference} were not trained on equally many tokens")
+        return arms
+
+    def rod(self) -> Mapping[str, Any]:
+        """Returns the results of RoD, which need no comparison."""
+        if "rod" not in self.run.arms:
+            raise NotJudged("arm rod was not run")
+        arm: Mapping[str, Any] = self.results["arms"]["rod"]
+        return arm
 
 
 def _forgetting_ratio(view: View) -> Measurement:
-    if reason := view.unmatched():
-        return None, reason
-    rod, fixed = view.results["arms"]["rod"], view.results["arms"][view.reference]
+    rod, fixed = view.pair()
     return _ratio(rod["val_forgetting"], fixed["val_forgetting"], f"{view.reference} forgets")
 
 
 def _chord_gap(view: View) -> Measurement:
-    if reason := view.unmatched():
-        return None, reason
+    view.pair()
     return _gap(view, "rod")
 
 
 def _max_source_ratio(view: View) -> Measurement:
-    if reason := view.unmatched():
-        return None, reason
-    worst: list[float | None] = []
-    for name in ("rod", view.reference):
-        by_source = view.results["arms"][name]["forgetting_by_source"]
-        worst.append(max(by_source.values()) if by_source else None)
+    worst = [max((arm["forgetting_by_source"] or {}).values(), default=None) for arm in view.pair()]
     return _ratio(worst[0], worst[1], f"some source of {view.reference} is forgotten")
 
 
 def _slope_ratio(view: View) -> Measurement:
-    if reason := view.unmatched() or view.missing("no_replay"):
-        return None, reason
+    view.pair()
+    view.arms("no_replay")
     profile = view.results["profile"]
     needs = f"the profile of {view.reference} rises over three sources or more"
     return _ratio(profile["rod"]["slope"], profile[view.reference]["slope"], needs)
 
 
 def _r_residual(view: View) -> Measurement:
-    if reason := view.missing("rod", view.reference):
-        return None, reason
+    view.arms("rod", view.reference)
     return _correlation(view, "pearson_r_residual")
 
 
 def _r_no_replay(view: View) -> Measurement:
-    if reason := view.missing("rod", "no_replay"):
-        return None, reason
+    view.arms("rod", "no_replay")
     return _correlation(view, "pearson_r")
 
 
 def _first_step_share(view: View) -> Measurement:
-    if "rod" not in view.run.arms:
-        return None, "arm rod was not run"
+    view.rod()
     history = view.run.arms["rod"].history
     if history is None:
-        return None, "rod has no curriculum.rod"
+        raise NotJudged("rod has no curriculum.rod")
     if history.step_T[0] != 0:
-        return None, f"the curriculum begins at step {history.step_T[0]}"
+        raise NotJudged(f"the curriculum begins at step {history.step_T[0]}")
     num_adaptation = int(history.candidates_TO[0, ~history.is_replay_O].sum())
     forced = history.batch_size - num_adaptation
     note = f"the first pool held {forced} adaptation block(s) too few to fill the batch"
@@ -129,19 +130,17 @@ def _first_step_share(view: View) -> Measurement:
 
 
 def _decile_growth(view: View) -> Measurement:
-    if "rod" not in view.run.arms:
-        return None, "arm rod was not run"
-    deciles = view.results["arms"]["rod"]["share_by_decile"]
+    deciles = view.rod()["share_by_decile"]
     if deciles is None:
-        return None, "rod has no curriculum.rod of ten steps or more"
+        raise NotJudged("rod has no curriculum.rod of ten steps or more")
     return deciles[-1] - deciles[0], ""
 
 
 def _mean_share(view: View) -> Measurement:
-    if "rod" not in view.run.arms:
-        return None, "arm rod was not run"
-    share = view.results["arms"]["rod"]["replay_share"]
-    return share, "" if share is not None else "rod has no curriculum.rod"
+    share = view.rod()["replay_share"]
+    if share is None:
+        raise NotJudged("rod has no curriculum.rod")
+    return share, ""
 
 
 def _merge_gap(lam: float) -> Callable[[View], Measurement]:
@@ -149,19 +148,18 @@ def _merge_gap(lam: float) -> Callable[[View], Measurement]:
         for name in view.results["arms"]:
             parsed = parse_arm(name)
             if parsed.kind == "merge" and math.isclose(parsed.value, lam):
-                reason = view.missing(name)
-                return (None, reason) if reason else _gap(view, name)
-        return None, f"arm merge_{lam:g} was not run"
+                view.arms(name)
+                return _gap(view, name)
+        raise NotJudged(f"arm merge_{lam:g} was not run")
 
     return measure
 
 
-def _compute_matched_gap(name: str) -> Callable[[View], Measurement]:
+def _at_equal_compute(name: str) -> Callable[[View], Measurement]:
     def measure(view: View) -> Measurement:
-        if reason := view.missing(name, view.reference):
-            return None, reason
+        view.arms(name, view.reference)
         if not view.results["comparisons"][name]["same_compute"]:
-            return None, f"{name} and {view.reference} did not use the same compute"
+            raise NotJudged(f"{name} and {view.reference} did not use the same compute")
         return _gap(view, name)
 
     return measure
@@ -169,129 +167,90 @@ def _compute_matched_gap(name: str) -> Callable[[View], Measurement]:
 
 def _gap(view: View, name: str) -> Measurement:
     if not view.results["chord"]:
-        return None, "fewer than two fixed-replay arms with forgetting above zero span no chord"
+        raise NotJudged("fewer than two fixed-replay arms with forgetting above zero span no chord")
     comparison = view.results["comparisons"][name]
     if comparison["gap"] is None:
-        return None, f"{name} shows no forgetting above zero to compare at"
-    if comparison["extrapolated"]:
-        return comparison["gap"], f"the forgetting of {name} lies beyond the chord: extrapolated"
-    return comparison["gap"], ""
+        raise NotJudged(f"{name} shows no forgetting above zero to compare at")
+    note = f"the forgetting of {name} lies beyond the chord: extrapolated"
+    return comparison["gap"], note if comparison["extrapolated"] else ""
 
 
 def _correlation(view: View, key: str) -> Measurement:
     value = view.results["profile"]["rod"][key]
-    sources = view.results["arms"]["rod"]["sampling_ratio_by_source"] or {}
     if value is None:
-        return None, "needs three replay sources that differ in forgetting and in sampling"
+        raise NotJudged("needs three replay sources that differ in forgetting and in sampling")
+    sources = view.results["arms"]["rod"]["sampling_ratio_by_source"] or {}
     return value, f"over {sum(v is not None for v in sources.values())} sources"
 
 
 def _ratio(ours: float | None, theirs: float | None, needs: str) -> Measurement:
     if ours is None or theirs is None or theirs <= 0:
-        return None, f"only defined if {needs}"
+        raise NotJudged(f"only defined if {needs}")
     return ours / theirs, ""
 
 
 class Rule(NamedTuple):
-    """A check: its id, kind, wording (`{reference}` is the fixed arm), range and measurement."""
+    """A check: its id, kind, range, measurement and wording (`{reference}` is the fixed arm)."""
 
     id: str
     kind: CheckKind
-    claim: str
     bounds: Bounds
     measure: Callable[[View], Measurement]
+    claim: str
 
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "forgetting_ratio",
-        "claim",
+        "forgetting_ratio", "claim", Bounds(high=0.85), _forgetting_ratio,
         "RoD's forgetting F_val over that of {reference}",
-        Bounds(high=0.85),
-        _forgetting_ratio,
     ),
     Rule(
-        "chord_gap",
-        "claim",
+        "chord_gap", "claim", Bounds(high=-0.008), _chord_gap,
         "RoD's adaptation loss minus fixed replay's at equal forgetting (nats)",
-        Bounds(high=-0.008),
-        _chord_gap,
     ),
     Rule(
-        "max_source_ratio",
-        "claim",
+        "max_source_ratio", "claim", Bounds(high=0.8), _max_source_ratio,
         "Forgetting of the worst source, RoD over {reference}",
-        Bounds(high=0.8),
-        _max_source_ratio,
     ),
     Rule(
-        "slope_ratio",
-        "claim",
+        "slope_ratio", "claim", Bounds(high=0.5), _slope_ratio,
         "Slope of the forgetting profile, RoD over {reference}",
-        Bounds(high=0.5),
-        _slope_ratio,
     ),
     Rule(
-        "r_residual",
-        "claim",
+        "r_residual", "claim", Bounds(low=0.75, strict=True), _r_residual,
         "Pearson r of sampling ratio with forgetting under {reference}",
-        Bounds(low=0.75, strict=True),
-        _r_residual,
     ),
     Rule(
-        "r_no_replay",
-        "informative",
+        "r_no_replay", "informative", Bounds(low=0.3, strict=True), _r_no_replay,
         "Pearson r of sampling ratio with forgetting under no replay",
-        Bounds(low=0.3, strict=True),
-        _r_no_replay,
     ),
     Rule(
-        "first_step_share",
-        "claim",
+        "first_step_share", "claim", Bounds(low=0.0, high=0.0), _first_step_share,
         "Replay share of the first step",
-        Bounds(low=0.0, high=0.0),
-        _first_step_share,
     ),
     Rule(
-        "decile_growth",
-        "claim",
+        "decile_growth", "claim", Bounds(low=0.2), _decile_growth,
         "Replay share, last minus first tenth of the run",
-        Bounds(low=0.2),
-        _decile_growth,
     ),
     Rule(
-        "mean_share",
-        "informative",
+        "mean_share", "informative", Bounds(low=0.25, high=0.45), _mean_share,
         "Mean replay share",
-        Bounds(low=0.25, high=0.45),
-        _mean_share,
     ),
     Rule(
-        "merge_0.6_gap",
-        "claim",
+        "merge_0.6_gap", "claim", Bounds(low=0.03), _merge_gap(0.6),
         "Merge 0.6: adaptation loss minus fixed replay's at equal forgetting (nats)",
-        Bounds(low=0.03),
-        _merge_gap(0.6),
     ),
     Rule(
-        "merge_0.8_gap",
-        "claim",
+        "merge_0.8_gap", "claim", Bounds(low=0.03), _merge_gap(0.8),
         "Merge 0.8: adaptation loss minus fixed replay's at equal forgetting (nats)",
-        Bounds(low=0.03),
-        _merge_gap(0.8),
     ),
     Rule(
-        "compute_matched_gap",
-        "limitation",
+        "compute_matched_gap", "limitation", Bounds(high=0.0),
+        _at_equal_compute("rod_compute_matched"),
         "At equal compute: RoD's adaptation loss minus fixed replay's (nats)",
-        Bounds(high=0.0),
-        _compute_matched_gap("rod_compute_matched"),
     ),
     Rule(
-        "averages_gap",
-        "claim",
+        "averages_gap", "claim", Bounds(high=0.0), _at_equal_compute("rod_averages"),
         "The same of RoD that estimates scores from averages by source (nats)",
-        Bounds(high=0.0),
-        _compute_matched_gap("rod_averages"),
     ),
-)
+)  # fmt: skip

@@ -1,12 +1,11 @@
-"""The report's tables: one description each, exported as CSV (unrounded), Markdown and HTML."""
+"""The report's tables: one description each, for CSV (unrounded), Markdown and the page."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from nemo_rod.report.arm_names import parse_arm
@@ -29,6 +28,11 @@ class Column:
     is_text: bool = False
     is_detail: bool = False
 
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """Returns the row's formatted value; empty where it has none."""
+        value = row.get(self.key)
+        return "" if value is None else self.show(value)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -43,48 +47,16 @@ class Table:
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([column.key for column in self.columns])
-        for row in self.rows:
-            values = [row.get(column.key) for column in self.columns]
-            writer.writerow(["" if value is None else value for value in values])
+        # None is written as an empty cell.
+        writer.writerows([row.get(column.key) for column in self.columns] for row in self.rows)
         return stream.getvalue()
 
     def to_markdown(self) -> str:
         """Returns a Markdown table with rounded, right-aligned numbers."""
         rule = [":--" if column.is_text else "--:" for column in self.columns]
         lines = [[column.title for column in self.columns], rule]
-        lines += [[_cell(row, column) for column in self.columns] for row in self.rows]
+        lines += [[column.cell(row) for column in self.columns] for row in self.rows]
         return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
-
-    def to_html(self, marks: Mapping[str, str] | None = None) -> str:
-        """Returns an HTML table without details; `marks` maps first cells to colours of rows."""
-        columns = [column for column in self.columns if not column.is_detail]
-        numeric = {column.key: "" if column.is_text else ' class="num"' for column in columns}
-        head = "".join(
-            f'<th scope="col"{numeric[column.key]}>{typeset(column.title)}</th>'
-            for column in columns
-        )
-        body = []
-        for row in self.rows:
-            colour = (marks or {}).get(str(row.get(columns[0].key)))
-            mark = f'<span class="mark" style="background:{colour}"></span>' if colour else ""
-            parts = [f'<th scope="row">{mark}{typeset(_cell(row, columns[0]))}</th>']
-            for column in columns[1:]:
-                parts.append(f"<td{numeric[column.key]}>{typeset(_cell(row, column))}</td>")
-            body.append(f"<tr>{''.join(parts)}</tr>")
-        return (
-            f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{''.join(body)}</tbody></table></div>"
-        )
-
-
-def typeset(text: str) -> str:
-    """Returns plain text as HTML, with the subscript of F_val."""
-    return escape(text).replace("F_val", "F<sub>val</sub>")
-
-
-def _cell(row: Mapping[str, Any], column: Column) -> str:
-    value = row.get(column.key)
-    return "" if value is None else column.show(value)
 
 
 def arms_table(results: Results) -> Table:
@@ -168,7 +140,7 @@ def checks_table(results: Results) -> Table:
     single = len(runs) == 1
     columns = (
         Column("claim", "What is measured", is_text=True),
-        Column("bound", "Bound", _typeset),
+        Column("bound", "Bound", _with_signs),
         *(
             Column(f"measured_{i}", "Measured" if single else f"Measured, {label}", decimals(3))
             for i, label in enumerate(labels)
@@ -192,7 +164,7 @@ def checks_table(results: Results) -> Table:
 
 
 def seeds_table(results: Results) -> Table:
-    """Returns adaptation loss and forgetting of every arm in every run."""
+    """Returns adaptation loss and forgetting of every arm over seeds; no rows for a single run."""
     runs = [results, *results["replicates"]]
     columns = [Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)]
     for i, run in enumerate(runs):
@@ -204,7 +176,7 @@ def seeds_table(results: Results) -> Table:
         columns.append(Column(f"{key}_range", f"{title}, range", decimals(3)))
     names = sorted({n for run in runs for n in run["arms"]}, key=lambda name: parse_arm(name).order)
     rows = []
-    for name in names:
+    for name in names if len(runs) > 1 else []:
         row: dict[str, Any] = {"arm": name}
         for i, run in enumerate(runs):
             arm = run["arms"].get(name, {})
@@ -233,12 +205,7 @@ def costs_table(results: Results) -> Table:
     return Table("costs", columns, rows)
 
 
-def all_tables(results: Results) -> Sequence[Table]:
-    """Returns all tables that have rows."""
-    tables = [arms_table, sources_table, checks_table, costs_table]
-    if results["replicates"]:
-        tables.append(seeds_table)
-    return [table for make in tables if (table := make(results)).rows]
+TABLES = (arms_table, sources_table, checks_table, costs_table, seeds_table)
 
 
 def decimals(places: int) -> Format:
@@ -279,7 +246,7 @@ def gap(value: float | str) -> str:
     return value if isinstance(value, str) else signed(3)(value)
 
 
-def _typeset(bound: str) -> str:
+def _with_signs(bound: str) -> str:
     for plain, sign in (("<=", "\u2264"), (">=", "\u2265"), ("-", "\N{MINUS SIGN}")):
         bound = bound.replace(plain, sign)
     return bound

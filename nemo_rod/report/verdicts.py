@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from nemo_rod.report.arm_names import parse_arm
-from nemo_rod.report.claims import RULES, Bounds, CheckKind, View
+from nemo_rod.report.claims import RULES, Bounds, CheckKind, NotJudged, View
 from nemo_rod.report.run_files import Run
 
 Verdict = Literal["holds", "fails", "not judged"]
@@ -28,7 +28,11 @@ def judge(run: Run, results: Mapping[str, Any]) -> list[dict[str, Any]]:
     reference = parse_arm(view.reference or "fixed_32").label
     rows = []
     for rule in RULES:
-        value, note = rule.measure(view)
+        value: float | None
+        try:
+            value, note = rule.measure(view)
+        except NotJudged as reason:
+            value, note = None, str(reason)
         claim = rule.claim.format(reference=reference)
         rows.append(_row(rule.id, rule.kind, claim, rule.bounds, value, note))
     return rows

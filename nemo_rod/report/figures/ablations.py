@@ -12,7 +12,7 @@ from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.designs import continued, helped, varying, with_fixed_share
 from nemo_rod.report.figures.canvas import TOP, Canvas
 from nemo_rod.report.figures.labels import label_right, label_width
-from nemo_rod.report.figures.plane import TITLES, X_TITLE, Plane, draw_plane, points_of
+from nemo_rod.report.figures.plane import TITLES, X_TITLE, Plane, draw_plane, draw_planes, points_of
 from nemo_rod.report.style import light
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def components(results: Results, canvas: Canvas) -> Figure | None:
     names = with_fixed_share(results["arms"])
     if "rod" not in results["arms"] or not names:
         return None
-    return _planes([Plane([*names, "rod"])], results, canvas)
+    return _plane(Plane([*names, "rod"]), results, canvas)
 
 
 def pool_size(results: Results, canvas: Canvas) -> Figure | None:
@@ -55,34 +55,26 @@ def budgets(results: Results, canvas: Canvas) -> Figure | None:
             budget = arms[name]["design"]["budget"]
             texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{TIMES}"
     names = [name for path in paths for name in path]
-    names += [n for n in arms if _may_go_on(n) and n not in names]
-    return _planes([Plane(names, paths=paths, texts=texts)], results, canvas)
+    names += [n for n in arms if parse_arm(n).kind in ("fixed", "rod") and n not in names]
+    return _plane(Plane(names, paths=paths, texts=texts), results, canvas)
 
 
-def transfer(results: Results, canvas: Canvas, replicates: Sequence[Results] = ()) -> Figure | None:
+def transfer(results: Results, canvas: Canvas) -> Figure | None:
     """Draws arms with another model's curriculum or reference losses, beside RoD's own."""
     arms = results["arms"]
     names = helped(arms)
     if not names:
         return None
     beside = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
-    return _planes([Plane([*beside, *names])], results, canvas, replicates)
+    return _plane(Plane([*beside, *names]), results, canvas, results["replicates"])
 
 
-def _may_go_on(name: str) -> bool:
-    return parse_arm(name).kind in ("fixed", "rod")
-
-
-def _planes(
-    planes: Sequence[Plane], results: Results, canvas: Canvas, replicates: Sequence[Results] = ()
+def _plane(
+    plane: Plane, results: Results, canvas: Canvas, replicates: Sequence[Results] = ()
 ) -> Figure | None:
-    if not any(points_of(results["arms"], plane.names, plane.measure) for plane in planes):
+    if not points_of(results["arms"], plane.names, plane.measure):
         return None
-    figure, boxes = canvas.panels(len(planes), 3.6 if canvas.narrow else 4.3)
-    for plane, box in zip(planes, boxes, strict=True):
-        axes = canvas.axes(figure, box, X_TITLE, TITLES[plane.measure], heading=plane.heading)
-        draw_plane(axes, results, plane, canvas, replicates=replicates)
-    return figure
+    return draw_planes([plane], [results], canvas, replicates=replicates)
 
 
 def _swept(results: Results, key: str, canvas: Canvas) -> Figure | None:

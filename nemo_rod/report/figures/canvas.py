@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,7 +159,7 @@ def save(figure: Figure, stem: Path) -> None:
         figure.savefig(stem.with_suffix(".png"), dpi=200, metadata={"Software": None})
 
 
-def inline_svg(figure: Figure, prefix: str, description: str) -> str:
+def inline_svg(figure: Figure, prefix: str) -> str:
     """Returns the figure as an `<svg>` element for an HTML page with several of them.
 
     Colours become CSS variables, text stays text in the page's font, and ids get a unique prefix.
@@ -180,7 +179,6 @@ def inline_svg(figure: Figure, prefix: str, description: str) -> str:
     svg = re.sub(r"url\(#", f"url(#{prefix}-", svg)
     svg = re.sub(r"font-family: [^;\"]*;?", "", svg)
     svg = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 var(--font)", svg)
-    label = f' role="img" aria-label="{escape(description, quote=True)}"'
-    svg = re.sub(r' width="[^"]*pt" height="[^"]*pt"', label, svg, count=1)
+    svg = re.sub(r' width="[^"]*pt" height="[^"]*pt"', "", svg, count=1)
     svg = re.sub(r"\n\s*", "\n", svg)
     return with_variables(svg).strip()

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemo_rod.report.arm_names import is_of_frontier, parse_arm
-from nemo_rod.report.figures.canvas import TOP, Canvas
-from nemo_rod.report.figures.plane import TITLES, X_TITLE, Plane, Point, draw_plane, points_of
+from nemo_rod.report.figures.canvas import Canvas
+from nemo_rod.report.figures.plane import TITLES, Plane, Point, draw_planes, points_of
 from nemo_rod.report.paper import title_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Results = Mapping[str, Any]
 
 
-def frontier(results: Results, canvas: Canvas, replicates: Sequence[Results] = ()) -> Figure | None:
+def frontier(results: Results, canvas: Canvas) -> Figure | None:
     """Draws adaptation loss against F_val for every arm, with the chord of fixed replay.
 
     If merges or other arms stretch the figure, a second panel shows the region of the chord; if
@@ -29,7 +29,10 @@ def frontier(results: Results, canvas: Canvas, replicates: Sequence[Results] = (
         return None
     near = {name: point for name, point in points.items() if _is_near(results, name)}
     zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
-    merges = _merges(points)
+    merges = sorted(
+        (name for name in points if parse_arm(name).kind == "merge"),
+        key=lambda name: parse_arm(name).value,
+    )
     heading = "all arms" if zooms else ""
     # arms named in the second panel have no label here, except two that connect the panels
     texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
@@ -38,8 +41,10 @@ def frontier(results: Results, canvas: Canvas, replicates: Sequence[Results] = (
         planes.append(Plane(list(near), heading="around the fixed-replay chord"))
     if points_of(arms, list(near), "task_forgetting"):
         planes.append(Plane(list(near), "task_forgetting", "tasks"))
-    last = 1 if zooms else 0
-    return _figure(planes, [results] * len(planes), canvas, replicates, show_gap_in=last)
+    last = int(zooms)
+    return draw_planes(
+        planes, [results] * len(planes), canvas, replicates=results["replicates"], show_gap_in=last
+    )
 
 
 def settings_frontier(settings: Sequence[Results], canvas: Canvas) -> Figure | None:
@@ -53,32 +58,7 @@ def settings_frontier(settings: Sequence[Results], canvas: Canvas) -> Figure | N
             if points := points_of(arms, near, measure):
                 planes.append(Plane(list(points), measure, title_of(results["recipe"])))
                 shown.append(results)
-    return _figure(planes, shown, canvas) if planes else None
-
-
-def _figure(
-    planes: Sequence[Plane],
-    results: Sequence[Results],
-    canvas: Canvas,
-    replicates: Sequence[Results] = (),
-    show_gap_in: int | None = None,
-) -> Figure:
-    has_headings = any(plane.heading for plane in planes)
-    top = TOP + 0.22 if has_headings else TOP
-    figure, boxes = canvas.panels(len(planes), 3.6 if canvas.narrow else 4.3, top=top)
-    for i, (plane, shown, box) in enumerate(zip(planes, results, boxes, strict=True)):
-        axes = canvas.axes(figure, box, X_TITLE, TITLES[plane.measure], heading=plane.heading)
-        is_detail = show_gap_in is None or i >= show_gap_in
-        draw_plane(
-            axes, shown, plane, canvas, replicates=replicates if is_detail else (),
-            show_gap=i == show_gap_in,
-        )  # fmt: skip
-    return figure
-
-
-def _merges(names: Mapping[str, Point]) -> list[str]:
-    parsed = [arm for arm in map(parse_arm, names) if arm.kind == "merge"]
-    return [arm.name for arm in sorted(parsed, key=lambda arm: arm.value)]
+    return draw_planes(planes, shown, canvas) if planes else None
 
 
 def _is_near(results: Results, name: str) -> bool:

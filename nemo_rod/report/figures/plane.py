@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from nemo_rod.report.arm_names import ArmName, parse_arm
+from nemo_rod.report.figures.canvas import TOP, Canvas
 from nemo_rod.report.figures.labels import Label, place_labels
 from nemo_rod.report.paper import paper_arms
 from nemo_rod.report.results import chord_of
 from nemo_rod.report.style import arm_colour, light
+from nemo_rod.report.table import signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from nemo_rod.report.figures.canvas import Canvas
+    from matplotlib.figure import Figure
 
 Results = Mapping[str, Any]
 Point = tuple[float, float]  # adaptation loss, forgetting
@@ -59,6 +60,34 @@ def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -
             continue
         found[name] = (loss, forgetting)
     return found
+
+
+def draw_planes(
+    planes: Sequence[Plane],
+    results: Sequence[Results],
+    canvas: Canvas,
+    *,
+    replicates: Sequence[Results] = (),
+    show_gap_in: int | None = None,
+) -> Figure:
+    """Returns a figure of planes, each of its own results.
+
+    Args:
+        planes: Planes, row by row.
+        results: The results of each.
+        canvas: Width of the figure.
+        replicates: Runs with other seeds, drawn in the plane with the gap and those after it.
+        show_gap_in: Index of the plane that shows RoD's gap to the chord; None for no gap.
+    """
+    top = TOP + (0.22 if any(plane.heading for plane in planes) else 0.0)
+    figure, boxes = canvas.panels(len(planes), 3.6 if canvas.narrow else 4.3, top=top)
+    for i, (plane, shown, box) in enumerate(zip(planes, results, boxes, strict=True)):
+        axes = canvas.axes(figure, box, X_TITLE, TITLES[plane.measure], heading=plane.heading)
+        draw_plane(
+            axes, shown, plane, canvas, replicates=replicates if i >= (show_gap_in or 0) else (),
+            show_gap=i == show_gap_in,
+        )  # fmt: skip
+    return figure
 
 
 def draw_plane(
@@ -204,11 +233,7 @@ def _draw_gap(axes: Axes, results: Results) -> tuple[list[Label], list[Point]]:
         linestyle=(0, (2, 1.5)), zorder=4,
     )  # fmt: skip
     axes.plot(loss - gap, forgetting, "|", color=light("rod"), markersize=7, zorder=4)
-    text = f"{_signed(gap)} at equal F_val"
+    text = f"{signed(3)(gap)} at equal F_val"
     line = _along([(loss, forgetting), (loss - gap, forgetting)])
     end = min(loss - gap, axes.get_xlim()[1])  # an extended chord may be reached outside the axes
     return [Label(end, forgetting, text, light("rod"))], line
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")

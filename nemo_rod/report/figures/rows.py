@@ -61,12 +61,12 @@ def capabilities(results: Results, canvas: Canvas) -> Figure | None:
     return figure
 
 
-def seeds(results: Results, replicates: Sequence[Results], canvas: Canvas) -> Figure | None:
+def seeds(results: Results, canvas: Canvas) -> Figure | None:
     """Draws mean and range over seeds of each arm's adaptation loss and F_val, and RoD's share."""
-    runs = [results, *replicates]
+    runs = [results, *results["replicates"]]
     names = [n for n, arm in results["arms"].items() if is_of_frontier(n, arm)]
     names += [n for n in results["arms"] if n != "base" and n not in names]
-    if not replicates or not names:
+    if len(runs) < 2 or not names:
         return None
     labels = [shorten(parse_arm(name).label, canvas, more=9) for name in names]
     left, rows = label_width(labels, canvas), _ROW * len(names)
