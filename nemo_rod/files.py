@@ -129,7 +129,7 @@ def with_advice(error: OSError, path: Path) -> OSError:
 
     Earlier output is complete and safe whatever the error: a repeated run resumes from it.
     """
-    advice = ": make room and run it again, it goes on where it stopped"
+    advice = ": make room and run it again, it resumes where it stopped"
     reason = f"{error.strerror}{advice if error.errno in _FULL else ''}"
     return OSError(error.errno, reason, str(path))
 

@@ -114,7 +114,7 @@ assert np.array_equal(References.open([disk], store)[ids], block_loss(sums_of(id
 def test_score(tmp_path: Path, kib: int, file: str, kept: int) -> None:
     error, state = on_a_small_disk(SCORE, tmp_path / "disk", kib).splitlines()
     assert error == (
-        "[Errno 28] No space left on device: make room and run it again, it goes on where it "
+        "[Errno 28] No space left on device: make room and run it again, it resumes where it "
         f"stopped: '{tmp_path / 'disk' / file}'"
     )
     assert state == f"{kept} ['rank-00000.log']"
@@ -140,7 +140,7 @@ check(Curriculum.open(path, read_only=True), 1000)
 def test_curriculum(tmp_path: Path) -> None:
     error, state = on_a_small_disk(RECORD, tmp_path / "disk", 16).splitlines()
     assert error == (
-        "[Errno 28] No space left on device: make room and run it again, it goes on where it "
+        "[Errno 28] No space left on device: make room and run it again, it resumes where it "
         f"stopped: '{tmp_path / 'disk' / 'curriculum.rod'}'"
     )
     steps, fits = state.split()

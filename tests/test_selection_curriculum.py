@@ -183,7 +183,7 @@ def test_resuming_drops_what_came_later_and_never_leaves_a_gap(tmp_path):
         check(curriculum, 5)
         curriculum.append(step_of(5))
     assert path.read_bytes() == whole
-    with pytest.raises(ValueError, match="holds steps 0 to 5, so a run cannot go on at step 7"):
+    with pytest.raises(ValueError, match="holds steps 0 to 5, so a run cannot continue at step 7"):
         Curriculum.open(path, resume_at=7)
     assert path.read_bytes() == whole
     Curriculum.open(path, resume_at=0).close()
@@ -196,7 +196,7 @@ def test_a_run_that_begins_later(tmp_path):
     with Curriculum.open(tmp_path / "c.rod", resume_at=1002) as curriculum:
         check(curriculum, 2, first=1000)
         assert RecordedPools(curriculum).pool(1001).step == 1001
-        with pytest.raises(ValueError, match="cannot go on at step 999"):
+        with pytest.raises(ValueError, match="cannot continue at step 999"):
             curriculum.truncate(999)
         with pytest.raises(ValueError, match="holds steps 1000 to 1001, but step 0 was asked for"):
             RecordedPools(curriculum).pool(0)
@@ -229,7 +229,7 @@ def test_a_foreign_curriculum_is_refused_by_name(tmp_path, name, value):
 
 def test_an_existing_file_is_not_overwritten(tmp_path):
     whole = record(tmp_path / "c.rod", 2)
-    with pytest.raises(ValueError, match=r"c.rod exists: open it to go on, or remove it"):
+    with pytest.raises(ValueError, match=r"c.rod exists: open it to resume, or remove it"):
         Curriculum.create(tmp_path / "c.rod", HEADER)
     assert (tmp_path / "c.rod").read_bytes() == whole
 

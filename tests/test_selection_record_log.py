@@ -136,7 +136,7 @@ def test_files_that_are_no_log(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(ValueError, match="begins with b''"):
         RecordLog(tmp_path / "empty", MAGIC)
-    with pytest.raises(ValueError, match="exists: open it to go on, or remove it"):
+    with pytest.raises(ValueError, match="exists: open it to resume, or remove it"):
         RecordLog.create(tmp_path / "text", MAGIC, {}, SIZE)
 
 

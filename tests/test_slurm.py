@@ -125,14 +125,14 @@ def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     # a job of a higher partition takes both nodes
     chain.reach("no_replay", 1, 30)
     cluster.ask("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 5")
-    wait_for(lambda: "stopped" in chain.kinds("no_replay"), 120, "no_replay was not told to stop")
+    wait_for(lambda: "stopped" in chain.kinds("no_replay"), 120, "no_replay was not asked to stop")
     chain.said["preempted"] = chain.status()
 
     # the signal that announces the time limit, as Slurm sends it for --signal=B:USR1@...
     chain.reach("rod", 1, 30)
     chain.said["running"] = chain.status()
     cluster.ask("scancel", "--batch", "--signal=USR1", chain.numbers["rod"])
-    wait_for(lambda: "stopped" in chain.kinds("rod"), 120, "rod was not told to stop")
+    wait_for(lambda: "stopped" in chain.kinds("rod"), 120, "rod was not asked to stop")
 
     # a node fails
     chain.reach("rod", 2, 100)
@@ -181,9 +181,9 @@ ENDINGS = {
     # what the stage does at its 1st, 2nd ... start; state of the job, its exit status, requeues
     "done": (["exit 0"], "COMPLETED", "0:0", 0),
     "failed": (["exit 3"], "FAILED", "3:0", 0),
-    "told to stop": (["exit 75", "exit 0"], "COMPLETED", "0:0", 1),
-    "told to stop before it could answer": (["kill -TERM $$", "exit 0"], "COMPLETED", "0:0", 1),
-    "told to stop, and a node was slow to leave": (
+    "asked to stop": (["exit 75", "exit 0"], "COMPLETED", "0:0", 1),
+    "asked to stop before it could answer": (["kill -TERM $$", "exit 0"], "COMPLETED", "0:0", 1),
+    "asked to stop, and a node was slow to leave": (
         ['echo "{\\"event\\": \\"stopped\\"}" >>"$RECORD"; kill -KILL $$', "exit 0"],
         "COMPLETED",
         "0:0",
@@ -319,7 +319,7 @@ def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
     begun.wait(120)
     assert begun.job("no_replay")["JobState"] == "CANCELLED"
     assert "no_replay  " in begun.status() and "done" not in row(begun.status(), "no_replay")
-    # nothing is lost: it goes on where it was
+    # nothing is lost: it resumes where it was
     nemo_rod("train", *options, "arm=no_replay", cluster=begun.cluster)
     begun.reach("no_replay", 2, 21)
     nemo_rod("cancel", str(begun.run_dir), cluster=begun.cluster)

@@ -137,7 +137,7 @@ def inspect(
 def _describe_stage(path: Path) -> str:
     manifest = read_object(path / "manifest.json") or read_object(path / "inputs.json")
     begun = (path / "inputs.json").exists()
-    state = "interrupted: run it again to go on" if begun else "done"
+    state = "interrupted: run it again to resume" if begun else "done"
     parts = [
         table((title, ""), sorted(_flat(manifest[key]).items()))
         for key, title in (("outputs", "made"), ("inputs", "from"), ("note", "noted"))

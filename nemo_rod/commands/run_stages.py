@@ -39,7 +39,7 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
 
 
 def _stop(number: int, _: object) -> None:
-    raise Stopped("was asked to stop: run it again to go on from there")
+    raise Stopped("was asked to stop: run it again to resume")
 
 
 def _leave_it_to_the_first_node(number: int, _: object) -> None:

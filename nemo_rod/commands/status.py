@@ -107,7 +107,7 @@ def stand(
     if job is not None and job.state not in ("COMPLETED", "CANCELLED"):
         return Standing(job.state.lower(), "its job ended before it could say why; see logs/slurm")
     if last["event"] == "began":
-        return Standing("died", "it ended without a word; run it again to go on")
+        return Standing("died", "it ended without a word; run it again to resume")
     lost = [need for need in stage.needs if need in others and others[need].state not in _FINE]
     if was_submitted:
         return Standing("cancelled", f"{lost[0]} did not end well" if lost else "")

@@ -224,7 +224,7 @@ def _setbacks(root: Path) -> Iterator[None]:
     except BrokenProcessPool:
         raise ValueError(
             "a tokenising process was ended from outside, most likely for want of memory: run "
-            "prepare again with fewer workers, it goes on where it stopped"
+            "prepare again with fewer workers, it resumes where it stopped"
         ) from None
     except OSError as error:
         if error.errno not in _FULL:
@@ -232,7 +232,7 @@ def _setbacks(root: Path) -> Iterator[None]:
         free = shutil.disk_usage(root).free
         raise ValueError(
             f"no room left for the blocks in {root} ({error.strerror}, {free / 1e9:.1f} GB free): "
-            "make room and run prepare again, it goes on where it stopped"
+            "make room and run prepare again, it resumes where it stopped"
         ) from error
 
 

@@ -201,7 +201,7 @@ class BlockStore:
         except FileNotFoundError:
             raise ValueError(
                 f"there is no complete block store in {self.root} (no store.json): "
-                "run nemo-rod prepare, which goes on where it was interrupted"
+                "run nemo-rod prepare, which resumes where it was interrupted"
             ) from None
         sources = sorted((ROLES.index(s["role"]), s["name"]) for s in listing["sources"])
         below = "holdout" if self.split == "holdout" else ""

@@ -2,13 +2,13 @@
 # Runs one stage, `command`, on all nodes of this Slurm job. Every job script sources this file,
 # after it has said where the stage's `record` is.
 #
-# A stage that is told to stop saves, and ends with status 75. Then the job must go back into the
+# A stage that is asked to stop saves, and ends with status 75. Then the job must go back into the
 # queue, and nobody else sees to that: a batch script that returns while its job is being preempted,
 # or shortly before its time limit, ends the job for good, COMPLETED or FAILED. So this one asks for
 # the requeue itself and stays until Slurm ends it.
 set -uo pipefail
 
-# Whether a stage that ended with status $1 was told to stop: by its own word, or because a signal
+# Whether a stage that ended with status $1 was asked to stop: by its own word, or because a signal
 # came before it could give one. srun returns the highest status of all nodes, and on a node that
 # was slow to leave that is the one of a kill; the record of the stage knows better.
 told_to_stop() {

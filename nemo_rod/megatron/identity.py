@@ -94,7 +94,7 @@ def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> No
     ]
     if differences:
         raise ValueError(
-            f"{folder} was trained with {', '.join(differences)}: go on with what it was trained "
+            f"{folder} was trained with {', '.join(differences)}: continue with what it was trained "
             f"with, or remove {checkpoints.parent} to begin again."
         )
     installed = versions()
@@ -102,6 +102,6 @@ def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> No
         if Version(installed[package]) < Version(version):
             raise ValueError(
                 f"{folder} was saved by {package} {version}, and {installed[package]} is "
-                f"installed, which does not read newer checkpoints: go on with {version} or newer, "
+                f"installed, which does not read newer checkpoints: continue with {version} or newer, "
                 f"or remove {checkpoints.parent} to begin again."
             )

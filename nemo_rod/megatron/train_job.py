@@ -114,7 +114,7 @@ def train(
             pretrain(config, forward_step, callbacks=every)
     except SystemExit:  # the trainer's exit after a stop signal
         raise Stopped(
-            f"{job.name} was asked to stop and has saved: run it again to go on from there"
+            f"{job.name} was asked to stop and has saved: run it again to resume"
         ) from None
 
 

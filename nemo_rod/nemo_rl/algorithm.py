@@ -209,7 +209,7 @@ def rod_train(run: Run) -> None:
             if saving["enabled"] and due:
                 save(run, row)
             if stop and done < rod["steps"]:
-                raise Stopped(f"{rod['arm']} stopped after step {done}: run it again to go on")
+                raise Stopped(f"{rod['arm']} stopped after step {done}: run it again to resume")
 
 
 def validate(run: Run) -> dict[str, float]:

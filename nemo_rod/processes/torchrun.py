@@ -129,7 +129,7 @@ def run_process(
     said = said or {"ended": f"exit status {process.returncode}"}
     if asked and "stopped" not in said:  # still starting, or a job that never saves
         how = said.get("killed") or said.get("error") or said["ended"]
-        said["stopped"] = f"it was asked to stop, and ended ({how}): run it again to go on"
+        said["stopped"] = f"it was asked to stop, and ended ({how}): run it again to resume"
     return said
 
 

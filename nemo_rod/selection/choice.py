@@ -131,7 +131,7 @@ def _check_nonfinite(
     if on_nonfinite == "refuse":
         raise ValueError(
             f"{found}: the model diverged or a loss overflowed; look at train/loss and resume from "
-            "an earlier checkpoint, or set selection.on_nonfinite=exclude to go on without such "
+            "an earlier checkpoint, or set selection.on_nonfinite=exclude to continue without such "
             "blocks."
         )
     if len(bad_C) - count < batch_size:

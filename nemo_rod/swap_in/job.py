@@ -62,8 +62,8 @@ class SelectingJob:
             )
         if not self.policy.needs_scores and multiplier > 1:
             raise ValueError(
-                f"{type(self.policy).__name__} looks at no scores, so multiplier={multiplier} "
-                "would draw samples for nothing: set multiplier=1."
+                f"{type(self.policy).__name__} uses no scores, so multiplier={multiplier} "
+                "would draw samples in vain: set multiplier=1."
             )
         if references:
             References.open(references)  # refuses missing or damaged ones before the job starts

@@ -50,7 +50,7 @@ def broadcast_from_readers(
         raise fault
     if everyone[:, 0].any():
         replica = int(np.argmax(everyone[:, 0]))
-        raise ValueError(f"Replica {replica} cannot go on; the message of its reader says why.")
+        raise ValueError(f"Replica {replica} cannot continue; the message of its reader says why.")
     return everyone[:, 1:].reshape(-1, *shape)
 
 

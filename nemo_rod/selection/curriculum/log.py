@@ -195,7 +195,7 @@ class Curriculum:
         if not 0 <= count <= len(self):
             raise ValueError(
                 f"{self.path} holds steps {self.header.first_step} to {self.next_step - 1}, so a "
-                f"run cannot go on at step {step}: resume from a checkpoint of step "
+                f"run cannot continue at step {step}: resume from a checkpoint of step "
                 f"{self.next_step} or before, or restore the file"
             )
         self._log.truncate(count)

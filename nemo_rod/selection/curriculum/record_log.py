@@ -60,7 +60,7 @@ class RecordLog:
         """
         assert len(magic) == 8, magic
         if path.exists():
-            raise ValueError(f"{path} exists: open it to go on, or remove it to begin again")
+            raise ValueError(f"{path} exists: open it to resume, or remove it to begin again")
         text = json.dumps({"record_size": record_size, "header": header}, sort_keys=True).encode()
         head = magic + len(text).to_bytes(4, "little") + text
         write_whole(path, head + zlib.crc32(head).to_bytes(_CRC_BYTES, "little"))
