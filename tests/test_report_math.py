@@ -14,7 +14,7 @@ from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
 from nemo_rod.report.claims import Bounds
 from nemo_rod.report.designs import continued, helped, varying, with_fixed_share
-from nemo_rod.report.figures.curriculum import exposures
+from nemo_rod.report.figures.during_training import exposures
 from nemo_rod.report.figures.labels import spread
 from nemo_rod.report.history import read_history
 from nemo_rod.report.profile import profiles_of

@@ -94,14 +94,14 @@ def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> No
     ]
     if differences:
         raise ValueError(
-            f"{folder} was trained with {', '.join(differences)}: continue with what it was trained "
-            f"with, or remove {checkpoints.parent} to begin again."
+            f"{folder} was trained with {', '.join(differences)}: continue with what it was "
+            f"trained with, or remove {checkpoints.parent} to begin again."
         )
     installed = versions()
     for package, version in (config.dataset.get("versions") or {}).items():
         if Version(installed[package]) < Version(version):
             raise ValueError(
                 f"{folder} was saved by {package} {version}, and {installed[package]} is "
-                f"installed, which does not read newer checkpoints: continue with {version} or newer, "
-                f"or remove {checkpoints.parent} to begin again."
+                f"installed, which does not read newer checkpoints: continue with {version} or "
+                f"newer, or remove {checkpoints.parent} to begin again."
             )

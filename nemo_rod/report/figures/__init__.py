@@ -14,7 +14,7 @@ from nemo_rod.report.figures.ablations import (
     weighting,
 )
 from nemo_rod.report.figures.canvas import Canvas, inline_svg, save
-from nemo_rod.report.figures.curriculum import Training, replay_share, scores
+from nemo_rod.report.figures.during_training import Training, replay_share, scores
 from nemo_rod.report.figures.frontier import frontier, settings_frontier
 from nemo_rod.report.figures.rows import capabilities, seeds
 from nemo_rod.report.figures.sources import forgetting_profile, sampling_ratio

@@ -82,8 +82,8 @@ def refuse_foreign(path: Path, found: CurriculumHeader, expected: CurriculumHead
     ]
     if differences:
         raise ValueError(
-            f"{path} was recorded with {', '.join(differences)}: continue with what it was recorded "
-            "with, or remove it together with the checkpoints to begin again"
+            f"{path} was recorded with {', '.join(differences)}: continue with what it was "
+            "recorded with, or remove it together with the checkpoints to begin again"
         )
 
 
