@@ -34,8 +34,10 @@ test: $(READY) ## run the fast tests; ARGS="-k name" is handed to pytest
 	$(PYTEST) $(ARGS)
 
 # Whatever touches NVIDIA's functions: signatures, refusals, and every kind of job in one process.
-SECOND := $(addprefix tests/test_,upstream.py forward_only.py identity.py layouts.py plan_shapes.py \
-  merging_architectures.py swap_in_units.py swap_in_refusals.py distillation.py cli.py)
+SECOND := $(addprefix tests/,project/test_upstream.py megatron/test_forward_only.py \
+  megatron/test_identity.py megatron/test_layouts.py megatron/test_distillation.py \
+  plan/test_shapes.py evaluation/test_merging_architectures.py swap_in/test_units.py \
+  swap_in/test_refusals.py commands/test_cli.py)
 
 test-second: ## run a fast subset on the second set, Megatron-Bridge 0.3, in .venv-bridge-0.3
 	@$(MAKE) --no-print-directory VENV=.venv-bridge-0.3 SET=bridge-0.3 ARGS="$(SECOND) $(ARGS)" test
@@ -60,7 +62,7 @@ test-megatron-lm: $(READY) ## the same in pretrain_gpt.py of MEGATRON_LM=<checko
 	MEGATRON_LM=$(abspath $(MEGATRON_LM)) $(PYTEST) -m megatron_lm --timeout 3600 $(ARGS)
 
 test-nemo2: $(NEMO2)/.ready ## the same in llm.pretrain of NeMo 2.x; builds an environment of its own
-	$(NEMO2)/bin/python -m pytest tests/test_swap_in_nemo2.py -m nemo2 --timeout 3600 $(ARGS)
+	$(NEMO2)/bin/python -m pytest tests/swap_in/test_nemo2.py -m nemo2 --timeout 3600 $(ARGS)
 
 $(NEMO2)/.ready: requirements/torch.txt requirements/nemo2.txt pyproject.toml
 	@test -x $(NEMO2)/bin/python || $(or $(PYTHON),python3.11) -m venv $(NEMO2)

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import lanes
 import pytest
+from places import TESTS
 from preloaded import Run
 from tiny import MOE_ARCHITECTURE, Setting
+
+from tests import lanes
 
 _START = time.time()
 
@@ -126,7 +128,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 
 def _start_preloaded() -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    program = str(Path(__file__).parent / "preloaded.py")
+    program = str(TESTS / "helpers" / "preloaded.py")
     return subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, env=environment)
 
 

@@ -27,7 +27,10 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 RECORD = TESTS / "lanes.json"
 # what every lane reads, whatever it imports
-COMMON = ("pyproject.toml", "Makefile", "requirements/", "tests/conftest.py", "tests/preloaded.py")
+COMMON = (
+    *("pyproject.toml", "Makefile", "requirements/"),
+    *("tests/conftest.py", "tests/helpers/preloaded.py"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Lane:
         if self.everything or self.marker == "fast":
             return {path for path in _tracked() if path.startswith(("nemo_rod/", "tests/"))}
         marks = (f"mark.{self.marker}\n", f"mark.{self.marker}(", f"mark.{self.marker},")
-        own = [f for f in TESTS.glob("test_*.py") if any(mark in f.read_text() for mark in marks)]
+        own = [f for f in TESTS.glob("*/test_*.py") if any(mark in f.read_text() for mark in marks)]
         return {str(path.relative_to(ROOT)) for path in _reached(own)}
 
 
@@ -176,17 +179,23 @@ def _mentioned(file: Path) -> frozenset[Path]:
 
 def _files_of(name: str) -> Iterator[Path]:
     if name.endswith(".py"):
-        yield TESTS / name
+        yield from TESTS.glob(f"*/{name}")
         return
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return
     for count in range(1, len(parts) + 1):
-        for home in (ROOT, TESTS):
+        for home in (ROOT, *_helpers()):
             path = home.joinpath(*parts[:count])
             yield path.with_suffix(".py")
             yield path / "__init__.py"
             yield path / "__main__.py"
+
+
+@functools.cache
+def _helpers() -> tuple[Path, ...]:
+    """Folders whose modules tests import by name."""
+    return tuple(sorted({path.parent for path in TESTS.glob("*/*.py")}))
 
 
 @functools.cache

@@ -29,13 +29,17 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *PYTEST,
         "-m",
         "layouts",
-        "tests/test_layouts.py",
+        "tests/megatron/test_layouts.py",
         "-k",
         "same_choice_and_training",
     ),
-    "resume": (*PYTEST, "-m", "slow", "tests/test_resume.py", "-k", "single or dp2"),
-    "export": (*PYTEST, "tests/test_layouts.py", "tests/test_merging_bridge.py"),
-    "swap-in": (*PYTEST, "-m", "swap_in", "tests/test_swap_in_bridge.py"),
+    "resume": (*PYTEST, "-m", "slow", "tests/megatron/test_resume.py", "-k", "single or dp2"),
+    "export": (
+        *PYTEST,
+        "tests/megatron/test_layouts.py",
+        "tests/evaluation/test_merging_bridge.py",
+    ),
+    "swap-in": (*PYTEST, "-m", "swap_in", "tests/swap_in/test_bridge.py"),
 }
 
 

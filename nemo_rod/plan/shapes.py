@@ -1,7 +1,7 @@
 """A model's shape: its blocks, and the number of parameters in each.
 
 Read from the keys of a Hugging Face config. Counts equal those of the real classes exactly
-(tests/test_plan_shapes.py). Modules that continued pretraining on text does not train are left
+(tests/plan/test_shapes.py). Modules that continued pretraining on text does not train are left
 out: vision towers and multi-token-prediction heads.
 """
 

@@ -9,8 +9,8 @@
 "No CUDA" (`cpu/`) and "no TransformerEngine" are independent: a GPU with only PyTorch needs this
 package but not the other. None of NVIDIA's files are edited, and nothing is replaced if
 TransformerEngine is installed. The layers and kernels here are slow stand-ins: they compute the
-same as the originals, as `tests/test_architectures.py` shows against Hugging Face's code, but no
-test has compared them with the originals.
+same as the originals, as `tests/megatron/test_architectures.py` shows against Hugging Face's code,
+but no test has compared them with the originals.
 
 Call `prepare()` before the first `import megatron.core` and `patch()` after `cpu.install()`.
 """

@@ -1,0 +1,180 @@
+"""The command line: every recipe composes and validates; bad input gets one sentence."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from composing import RECIPES, composed
+from places import ROOT
+
+from nemo_rod.config import config_folder
+from nemo_rod.recipe.prepared_blocks import source_specs
+from nemo_rod.recipe.variants import arm_settings
+
+LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
+
+
+def nemo_rod(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", *arguments], capture_output=True, text=True, cwd=cwd
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_composes_and_validates(recipe: str) -> None:
+    config = composed(f"recipe={recipe}")
+    assert config.recipe == recipe
+    assert config.run_dir == f"runs/{recipe}"
+    kinds = {arm_settings(config, name).kind for name in config.arms}
+    assert kinds <= {"base", "trained", "merged"}
+    roles = {spec.role for spec in source_specs(config.domain)}
+    assert roles == {"adaptation", "replay"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_serves_the_toy(layout: str) -> None:
+    assert composed("recipe=toy", f"parallel={layout}").parallel.world_size >= 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["parallel.tensor=3"], "num_attention_heads=4 must be a multiple"),
+        (["parallel.pipeline=3"], "num_hidden_layers=2 must be a multiple"),
+        (["parallel.data=3"], "train.micro_batch_size=16 on parallel.data=3 replicas"),
+        (["parallel.virtual_pipeline=2"], "virtual_pipeline=2 needs parallel.pipeline > 1"),
+        (["parallel.pipeline=2", "parallel.virtual_pipeline=2"], "makes 1: change one"),
+        (["parallel.sequence=true"], "sequence=true needs parallel.tensor > 1"),
+        (["parallel.expert=3"], "parallel.expert=3 must divide data x tensor x context = 2"),
+        (["parallel.expert=2"], "num_experts=1 must be a multiple"),
+        (["parallel.expert=2", "parallel.tensor=2"], "needs parallel.sequence=true"),
+        (["train.batch_size=33"], "train.batch_size=33 does not divide"),
+        (["domain.block_size=100"], "domain.block_size=100 is not valid: expected a multiple of 8"),
+        (["selection.balance=half"], "selection.balance='half' is not valid: expected expected or"),
+        (["selection.multiplier=0.5"], "selection.multiplier=0.5 is not valid"),
+        (["model.hf=a/model"], "must name its base model once"),
+        (
+            ["scoring.every=4", "selection.replay_score=distillation"],
+            "rod has scoring.every=4 and scores replay by distillation",
+        ),
+        (["scoring.every=-1"], "scoring.every=-1 is not valid: expected >= 0."),
+        (["scoring.every=4", "launcher=nemo_rl"], "rod has scoring.every=4, but the workers of"),
+        (["scoring.every=4", "scoring.prefix=1/2"], "scoring sets every=4 and prefix=1/2"),
+        (["scoring.prefix=1/3"], "scoring.prefix='1/3' is not valid: expected 1, 1/2, 1/4 or 1/8"),
+        (
+            ["scoring.prefix=1/8", "parallel.context=16", "domain.block_size=128"],
+            "scoring.prefix=1/8 leaves 16 tokens",
+        ),
+        (
+            [
+                "scoring.prefix=1/8",
+                "parallel.tensor=2",
+                "parallel.sequence=true",
+                "domain.block_size=8",
+            ],
+            "need a multiple of 2; choose a longer prefix",
+        ),
+        (["train.lr=0"], "train.lr=0.0 is not valid: expected > 0"),
+        (["train.lr=inf"], "train.lr=inf is not valid: expected finite and > 0."),
+        (["plan.read_rate=nan"], "plan.read_rate=nan is not valid: expected > 0."),
+    ],
+)
+def test_what_cannot_run_is_refused(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
+        composed("recipe=toy", *overrides)
+
+
+@pytest.mark.parametrize(("prefix", "eighths"), [("1", 8), ("1/2", 4), ("1/4", 2), ("1/8", 1)])
+def test_a_prefix_is_typed_as_a_share(prefix: str, eighths: int) -> None:
+    assert composed("recipe=toy", f"scoring.prefix={prefix}").scoring.eighths == eighths
+
+
+def test_unknown_recipe_and_key_keep_hydras_suggestions() -> None:
+    done = nemo_rod("run", "recipe=nope")
+    assert done.returncode != 0
+    assert "Available options in 'recipe':" in done.stderr
+    assert "toy_synthetic" in done.stderr
+    done = nemo_rod("run", "recipe=toy", "train.stepz=3")
+    assert done.returncode != 0
+    assert "Key 'stepz' not in 'Optimisation'" in done.stderr
+    assert "To append to your config use +train.stepz=3" in done.stderr
+
+
+BAD_TEXT = {
+    "missing field": ('{"body": "x"}\n', ":1: no field 'text' (found: body)"),
+    "empty corpus": ("", "source dialect has no document"),
+    "shorter than one block": ('{"text": "ab"}\n', "has 3 tokens, fewer than one block of 64"),
+    "not json": ("hello\n", "documents.jsonl:1"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TEXT)
+def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) -> None:
+    content, sentence = BAD_TEXT[what]
+    (tmp_path / "documents.jsonl").write_text(content)
+    done = nemo_rod(
+        *("prepare", "recipe=toy_synthetic", f"run_dir={tmp_path / 'run'}"),
+        "domain.sources.dialect.kind=jsonl",
+        f"domain.sources.dialect.files=[{tmp_path / 'documents.jsonl'}]",
+    )
+    assert done.returncode == 2
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("nemo-rod: ")
+    assert sentence in error
+    assert "Traceback" not in done.stderr
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["launch"]
+
+
+def test_unknown_source_key_is_named(tmp_path: Path) -> None:
+    done = nemo_rod(
+        *("prepare", "recipe=toy_synthetic", f"run_dir={tmp_path}"),
+        "+domain.sources.dialect.max_byte=3",
+    )
+    assert done.returncode == 2
+    assert "domain.sources.dialect has the unknown key 'max_byte'" in done.stderr
+
+
+def test_stages_say_what_comes_first(tmp_path: Path) -> None:
+    done = nemo_rod("train", "recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod")
+    assert done.returncode == 2
+    assert "run `nemo-rod prepare recipe=toy_synthetic` first" in done.stderr
+
+
+def test_unknown_command_and_arm_are_refused(tmp_path: Path) -> None:
+    assert "There is no command 'trane': expected one of run" in nemo_rod("trane").stderr
+    done = nemo_rod("train", "recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rood")
+    assert "There is no arm 'rood': expected base, no_replay" in done.stderr
+
+
+def test_the_former_name_of_a_stage_works_and_says_the_new_one(tmp_path: Path) -> None:
+    done = nemo_rod("score", "recipe=toy", f"run_dir={tmp_path / 'run'}", "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    note, *stages = done.stderr.splitlines()
+    assert note.startswith("nemo-rod: `score` is now called `reference`;")
+    assert [line.partition("(nemo-rod ")[2].partition(",")[0] for line in stages] == [
+        "reference arm=base",
+        "reference arm=no_replay",
+    ]
+
+
+def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
+    done = nemo_rod("run", "recipe=toy", f"run_dir={tmp_path / 'run'}", "dry_run=true")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 17
+    assert "nemo-rod prepare" in lines[0]
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["launch"]
+
+
+def test_the_readmes_own_recipe_composes(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (recipe,) = re.findall(r"^```yaml\n(# @package.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my" / "recipe").mkdir(parents=True)
+    (tmp_path / "my" / "recipe" / "mine.yaml").write_text(recipe)
+    done = nemo_rod("run", "--config-dir", "my", "recipe=mine", "dry_run=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "train fixed_20: to do" in done.stderr

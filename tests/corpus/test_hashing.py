@@ -1,0 +1,84 @@
+"""Block hash and holdout: golden vectors that any other implementation can be held against."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from places import GOLDEN
+
+from nemo_rod.corpus.hashing import block_hash, block_hashes, holdout_mask, is_holdout
+
+tokens = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+
+
+def test_block_hash_matches_the_golden_vectors() -> None:
+    for vector in json.loads((GOLDEN / "block_hash.json").read_text("utf-8"))["vectors"]:
+        found = block_hash(vector["source"], np.array(vector["tokens"], dtype=np.int64))
+        assert found.hex() == vector["hash"], vector["source"]
+
+
+def test_holdout_matches_the_golden_vectors() -> None:
+    golden = json.loads((GOLDEN / "holdout.json").read_text("utf-8"))
+    for vector in golden["vectors"]:
+        value, seed = int(vector["value"]), int(vector["seed"])
+        ids = np.array(vector["tokens"], dtype=np.int64)
+        # The value is not public: two fractions around it show it to the last bit of a double.
+        step = np.spacing(value / 2**64)
+        assert is_holdout(ids, fraction=min(1.0, value / 2**64 + step), seed=seed)
+        assert not is_holdout(ids, fraction=max(0.0, value / 2**64 - step), seed=seed)
+    rows = np.array([[i, i + 1, i * i % 1000] for i in range(2000)], dtype=np.int32)
+    for decision in golden["decisions"]:
+        mask = holdout_mask(rows, fraction=decision["fraction"], seed=int(decision["seed"]))
+        assert np.flatnonzero(mask)[:20].tolist() == decision["first_held_out"]
+        assert mask.sum() == decision["count_held_out"]
+    for edge in golden["edges"]:
+        found = is_holdout(edge["tokens"], fraction=edge["fraction"], seed=int(edge["seed"]))
+        assert found == edge["held_out"]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), tokens)
+def test_block_hash_is_what_its_docstring_says(source: str, ids: list[int]) -> None:
+    name = source.encode("utf-8")
+    data = struct.pack("<I", len(name)) + name + b"".join(struct.pack("<I", i) for i in ids)
+    expected = hashlib.blake2b(data, digest_size=16, person=b"rod-blk-v1").digest()
+    for dtype in (np.int32, np.uint32, np.int64, ">i4"):
+        assert block_hash(source, np.array(ids, dtype=dtype)) == expected
+
+
+@given(st.lists(st.lists(st.integers(0, 300), min_size=5, max_size=5), max_size=8))
+def test_rows_are_hashed_like_single_blocks(rows: list[list[int]]) -> None:
+    array = np.array(rows, dtype=np.int32).reshape(len(rows), 5)
+    hashes = block_hashes("web", array)
+    assert hashes.shape == (len(rows), 16) and hashes.dtype == np.uint8
+    assert [h.tobytes() for h in hashes] == [block_hash("web", row) for row in rows]
+    mask = holdout_mask(array, fraction=0.3, seed=7)
+    assert mask.tolist() == [is_holdout(row, fraction=0.3, seed=7) for row in rows]
+
+
+def test_the_length_in_front_keeps_names_and_tokens_apart() -> None:
+    letters = np.frombuffer(b"cd\0\0", dtype="<u4").astype(np.int32)
+    assert block_hash("ab", letters) != block_hash("abcd", [])
+
+
+@pytest.mark.parametrize("wrong", [[-1], [2**32], [1.5], np.array([-3], dtype=np.int32)])
+def test_what_is_no_token_is_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="token ids must"):
+        block_hash("web", wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arguments", [{"fraction": 1.5}, {"fraction": -0.1}, {"seed": -1}])
+def test_wrong_holdout_settings_are_refused(arguments: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="holdout_"):
+        is_holdout([1], **arguments)  # type: ignore[arg-type]
+
+
+def test_the_share_that_is_held_out_is_the_fraction() -> None:
+    rows = np.arange(60_000, dtype=np.int32).reshape(20_000, 3)
+    share = holdout_mask(rows, fraction=0.05, seed=42).mean()
+    assert abs(share - 0.05) < 4 * (0.05 * 0.95 / 20_000) ** 0.5

@@ -1,0 +1,288 @@
+"""From documents to blocks: the same files whatever happens on the way, or one clear sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_cases import BYTE, S, make_corpus, run, source, texts, train_bpe, tree, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
+from nemo_rod.corpus.pack import pack
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[SourceSpec]:
+    return make_corpus(tmp_path / "data")
+
+
+def all_tokens(store: BlockStore, name: str) -> np.ndarray[Any, np.dtype[np.int32]]:
+    (found,) = (s for s in store.sources if s.name == name)
+    return store.tokens(np.arange(found.start, found.start + found.count))
+
+
+def read(spec: SourceSpec) -> list[str]:
+    return [
+        json.loads(line)["text"]
+        for file in spec.files
+        for line in Path(file).open(encoding="utf-8")
+    ]
+
+
+def test_blocks_are_what_packing_by_hand_gives(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    train = run(tmp_path / "blocks", corpus)
+    held = BlockStore(tmp_path / "blocks", "holdout")
+    for spec in (corpus[0], corpus[1], corpus[2]):
+        documents = list(dict.fromkeys(read(spec))) if spec.dedup else read(spec)
+        blocks = list(pack(BYTE.encode_batch(documents), S, BYTE.eod_id))
+        sides = [is_holdout(block, fraction=0.1) for block in blocks]
+        for store, side in ((train, False), (held, True)):
+            expected = [b for b, h in zip(blocks, sides, strict=True) if h == side]
+            assert all_tokens(store, spec.name).tolist() == np.stack(expected).tolist()
+        manifest = json.loads(
+            (tmp_path / "blocks" / spec.role / spec.name / "manifest.json").read_text()
+        )
+        tokens = sum(len(document.encode()) + 1 for document in documents)
+        assert manifest["documents"] == len(documents)
+        assert manifest["tokens"] == tokens
+        assert manifest["dropped_tokens"] == tokens - S * len(blocks)
+        assert manifest["count"] == sides.count(False)
+        assert sum(file["documents"] for file in manifest["files"]) == len(documents)
+        assert [file["bytes"] for file in manifest["files"]] == [
+            Path(file).stat().st_size for file in spec.files
+        ]
+
+
+def test_whole_documents_are_held_out(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    train = run(tmp_path / "blocks", corpus)
+    held = BlockStore(tmp_path / "blocks", "holdout")
+    documents = BYTE.encode_batch(read(corpus[3]))
+    for store, side in ((train, False), (held, True)):
+        mine = [d for d in documents if is_holdout(d, fraction=0.1) == side]
+        expected = np.stack(list(pack(mine, S, BYTE.eod_id)))
+        assert all_tokens(store, "pages").tolist() == expected.tolist()
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.text("ab", max_size=9), min_size=1, max_size=60),
+    st.lists(st.text("ab", max_size=9), min_size=1, max_size=60),
+)
+def test_the_same_tokens_never_straddle_the_split(
+    tmp_path_factory: pytest.TempPathFactory, first: list[str], second: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("split")
+    sources = [
+        source("a", [write(folder / "a.jsonl", first)], role="adaptation"),
+        source("b", [write(folder / "b.jsonl", second)]),
+    ]
+    try:
+        train = run(folder / "blocks", sources, block_size=4, holdout_fraction=0.3)
+    except ValueError:  # a side of a source is empty: refused as a whole
+        assert not (folder / "blocks" / "store.json").exists()
+        return
+    held = BlockStore(folder / "blocks", "holdout")
+    sides = [
+        {row.tobytes() for row in store.tokens(np.arange(len(store)))} for store in (train, held)
+    ]
+    assert not sides[0] & sides[1]
+
+
+def test_sources_are_capped_by_tokens(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    spec = dataclasses.replace(corpus[0], max_tokens=S * 100 + 5)
+    run(tmp_path / "blocks", [spec])
+    manifest = json.loads((tmp_path / "blocks/replay/web/manifest.json").read_text())
+    held = json.loads((tmp_path / "blocks/replay/web/holdout/manifest.json").read_text())
+    assert manifest["tokens"] == S * 100 + 5
+    assert manifest["count"] + held["count"] == 100 and manifest["dropped_tokens"] == 5
+
+
+def test_the_number_of_workers_changes_nothing(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = run(tmp_path / "one", corpus)
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
+    two = run(tmp_path / "two", corpus, workers=2)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+    assert one.digest == two.digest
+
+
+def test_a_fast_tokenizer_gives_the_same_in_workers(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
+    tokenizer = load_tokenizer(str(train_bpe(tmp_path / "bpe", vocabulary=280)))
+    for workers in (1, 2):
+        run(tmp_path / str(workers), corpus[:2], tokenizer=tokenizer, workers=workers)
+    assert tree(tmp_path / "1") == tree(tmp_path / "2")
+    store = BlockStore(tmp_path / "1")
+    expected = [
+        block
+        for block in pack(tokenizer.encode_batch(read(corpus[1])), S, tokenizer.eod_id)
+        if not is_holdout(block, fraction=0.1)
+    ]
+    assert all_tokens(store, "new").tolist() == np.stack(expected).tolist()
+
+
+def test_unfinished_work_for_other_settings_is_not_gone_on_with(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
+
+    def stop(done: int, total: int | None, what: str) -> None:
+        if total and done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "blocks", corpus, progress=stop, checkpoint_seconds=0)
+    assert (tmp_path / "blocks" / ".partial" / "replay-web" / "state.json").exists()
+    run(tmp_path / "blocks", corpus, holdout_seed=1)
+    run(tmp_path / "fresh", corpus, holdout_seed=1)
+    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
+
+
+def test_what_is_there_is_left_alone(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    run(tmp_path / "blocks", corpus)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "blocks").rglob("*.bin")}
+
+    def told(done: int, total: int | None, what: str) -> None:
+        raise AssertionError("nothing was to be done")
+
+    run(tmp_path / "blocks", corpus, progress=told)
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "blocks").rglob("*.bin")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_size": 16}, "block_size was 32 and is now 16"),
+        ({"holdout_seed": 43}, "holdout.seed was 42 and is now 43"),
+        ({"holdout_fraction": 0.2}, "holdout.fraction was 0.1 and is now 0.2"),
+    ],
+)
+def test_other_settings_are_refused_or_rebuilt(
+    tmp_path: Path, corpus: list[SourceSpec], changes: dict[str, Any], message: str
+) -> None:
+    run(tmp_path / "blocks", corpus)
+    before = tree(tmp_path / "blocks")
+    with pytest.raises(ValueError, match=f"made otherwise: {message}; .*rebuild=.prepare."):
+        run(tmp_path / "blocks", corpus, **changes)
+    assert tree(tmp_path / "blocks") == before
+    run(tmp_path / "blocks", corpus, **changes, rebuild=True)
+    run(tmp_path / "fresh", corpus, **changes)
+    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
+
+
+def test_changed_inputs_are_refused(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    run(tmp_path / "blocks", corpus)
+    file = Path(corpus[0].files[1])
+    with file.open("a") as handle:
+        handle.write('{"text": "more"}\n')
+    with pytest.raises(
+        ValueError, match=r"replay/web were made otherwise: size of 1.jsonl was \d+"
+    ):
+        run(tmp_path / "blocks", corpus)
+    with pytest.raises(ValueError, match=r"new holds blocks of a source that domain.sources does"):
+        run(tmp_path / "blocks", corpus[2:])
+    moved = dataclasses.replace(corpus[1], subsample=0.5)
+    with pytest.raises(ValueError, match=r"reading.subsample was 1.0 and is now 0.5"):
+        run(tmp_path / "blocks", [corpus[3], moved, corpus[2], corpus[0]])
+    assert len(run(tmp_path / "blocks", corpus[2:], rebuild=True).sources) == 2
+
+
+def test_moved_inputs_are_the_same_inputs(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    spec = dataclasses.replace(corpus[0], files=[str(tmp_path / "data" / "web" / "*.jsonl")])
+    run(tmp_path / "blocks", [spec])
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    spec = dataclasses.replace(spec, files=[str(tmp_path / "elsewhere" / "web" / "*.jsonl")])
+    run(tmp_path / "blocks", [spec])
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "message"),
+    [
+        ({"text_field": "body"}, {}, r"a.jsonl:1: no field 'body' \(found: text\)"),
+        ({"filter": "text == x"}, {}, "replay source a has no document"),
+        ({}, {"block_size": 10**6}, r"replay source a has \d+ tokens, fewer than one block of"),
+        ({"files": ["nowhere/*"]}, {}, "source a: no file matches 'nowhere/"),
+        ({}, {"holdout_fraction": 1.0}, r"a has \d+ blocks and all of them are held out"),
+        ({}, {"holdout_fraction": 1e-9}, r"a has \d+ blocks and none of them is held out"),
+        ({}, {"block_size": 1}, "block_size must be at least 2"),
+        ({}, {"holdout_fraction": 2.0}, "holdout_fraction must lie between 0 and 1"),
+        ({}, {"workers": 0}, "workers must be at least 1"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, fields: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    file = write(tmp_path / "a.jsonl", texts(50, 1))
+    spec = SourceSpec(
+        **{"name": "a", "role": "replay", "kind": "jsonl", "files": [str(file)], **fields}
+    )
+    with pytest.raises(ValueError, match=message) as error:
+        run(tmp_path / "blocks", [spec], **changes)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "blocks").exists()
+
+
+def test_sources_without_a_holdout_are_fine_when_asked_for(tmp_path: Path) -> None:
+    spec = source("a", [write(tmp_path / "a.jsonl", texts(50, 1))])
+    store = run(tmp_path / "blocks", [spec], holdout_fraction=0.0)
+    held = BlockStore(tmp_path / "blocks", "holdout")
+    assert len(store) > 0 and len(held) == 0 and held.sources[0].count == 0
+    held.verify()
+    assert held.tokens([]).shape == (0, S) and held.hashes([]).shape == (0, 16)
+
+
+def test_names_must_differ(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    twice = dataclasses.replace(corpus[1], role="replay")
+    with pytest.raises(ValueError, match=r"domain.sources names 'new' twice"):
+        run(tmp_path / "blocks", [*corpus, twice])
+    with pytest.raises(ValueError, match=r"domain.sources names no source"):
+        run(tmp_path / "blocks", [])
+
+
+def test_a_source_that_fails_leaves_the_finished_ones(
+    tmp_path: Path, corpus: list[SourceSpec]
+) -> None:
+    wrong = dataclasses.replace(corpus[1], text_field="body")
+    with pytest.raises(ValueError, match="no field 'body'"):
+        run(tmp_path / "blocks", [corpus[0], wrong])
+    left = {path.split("/")[0] + "/" + path.split("/")[1] for path in tree(tmp_path / "blocks")}
+    assert left == {"replay/web"}
+    with pytest.raises(ValueError, match=r"no complete block store in .* \(no store.json\)"):
+        BlockStore(tmp_path / "blocks")
+    run(tmp_path / "blocks", corpus)
+    run(tmp_path / "fresh", corpus)
+    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
+
+
+def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    def meanwhile(done: int, total: int | None, what: str) -> None:
+        with pytest.raises(ValueError, match="another run is preparing"):
+            run(tmp_path / "blocks", corpus)
+
+    run(tmp_path / "blocks", corpus, progress=meanwhile)
+
+
+def test_progress_tells_what_and_how_far(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
+    heard: dict[str, list[tuple[int, int | None]]] = {}
+    run(
+        tmp_path / "blocks",
+        corpus,
+        progress=lambda done, total, what: heard.setdefault(what, []).append((done, total)),
+    )
+    assert {"replay/web", "adaptation/new", "replay/twice"} < set(heard)
+    steps = heard["replay/web"]
+    total = sum(Path(file).stat().st_size for file in corpus[0].files)
+    assert steps == sorted(steps) and steps[-1] == (total, total) and len(steps) > 5

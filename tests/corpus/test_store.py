@@ -1,0 +1,232 @@
+"""The block store: ids, Megatron's view of the same files, and damage that is named."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus_cases import BYTE, S, make_corpus, run, train_bpe
+
+from nemo_rod.corpus import BlockStore, block_hash, load_tokenizer
+from nemo_rod.corpus.shards import HASH_HEADER_BYTES, hash_header, index_bytes, shard_sizes
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store")
+    run(folder / "blocks", make_corpus(folder / "data"), blocks_per_shard=300)
+    return folder / "blocks"
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(root, tmp_path / "blocks")
+
+
+def test_ids_run_over_roles_and_names(root: Path) -> None:
+    store = BlockStore(root)
+    assert [(s.role, s.name) for s in store.sources] == [
+        ("adaptation", "new"),
+        ("replay", "pages"),
+        ("replay", "twice"),
+        ("replay", "web"),
+    ]
+    ends = np.cumsum([s.count for s in store.sources])
+    assert [s.start for s in store.sources] == [0, *ends[:-1]]
+    assert len(store) == ends[-1] == store.num_adaptation + store.num_replay
+    assert store.num_adaptation == store.sources[0].count
+    ids = np.arange(len(store))
+    expected = np.repeat(np.arange(4), [s.count for s in store.sources])
+    assert store.source_index(ids).tolist() == expected.tolist()
+    assert store.is_replay(ids).tolist() == (ids >= store.num_adaptation).tolist()
+    assert (store.block_size, store.eod_id, store.vocab_size) == (S, 0, 256)
+
+
+def test_blocks_and_hashes_are_looked_up_in_any_order(root: Path) -> None:
+    store = BlockStore(root)
+    everything, hashes = store.tokens(np.arange(len(store))), store.hashes(np.arange(len(store)))
+    ids = np.random.default_rng(0).integers(0, len(store), 500)
+    assert store.tokens(ids).tolist() == everything[ids].tolist()
+    assert store.hashes(ids).tolist() == hashes[ids].tolist()
+    for i in (0, 299, 300, 301, len(store) - 1):
+        name = store.sources[int(store.source_index([i])[0])].name
+        assert hashes[i].tobytes() == block_hash(name, everything[i])
+    assert store.tokens([3, 3]).dtype == np.int32 and store.tokens([]).shape == (0, S)
+
+
+def test_a_pickled_store_opens_the_files_again(root: Path) -> None:
+    store = BlockStore(root, "holdout")
+    data = pickle.dumps(store)
+    assert len(data) < 1000
+    again = pickle.loads(data)
+    assert again.digest == store.digest
+    assert again.tokens([1]).tolist() == store.tokens([1]).tolist()
+
+
+@pytest.mark.parametrize("method", ["tokens", "hashes", "is_replay", "source_index"])
+def test_ids_outside_are_named(root: Path, method: str) -> None:
+    store = BlockStore(root)
+    for wrong in (-1, len(store)):
+        with pytest.raises(IndexError, match=f"block id {wrong} is outside"):
+            getattr(store, method)(np.array([0, wrong]))
+
+
+def test_digests_tell_stores_apart(root: Path, tmp_path: Path) -> None:
+    store, held = BlockStore(root), BlockStore(root, "holdout")
+    moved = shutil.copytree(root, tmp_path / "moved")
+    assert BlockStore(moved).digest == store.digest != held.digest
+    corpus = make_corpus(tmp_path / "data")
+    # How the blocks are dealt out to files does not matter, what they are does.
+    assert run(tmp_path / "shards", corpus[::-1], blocks_per_shard=50).digest == store.digest
+    assert run(tmp_path / "fewer", corpus[:2]).digest != store.digest
+
+
+def test_megatron_reads_the_same_blocks(root: Path) -> None:
+    indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    store = BlockStore(root)
+    web = store.sources[3]
+    assert web.count > 600
+    done = web.start
+    for number, size in enumerate(shard_sizes(web.count, 300)):
+        dataset = indexed.IndexedDataset(str(root / "replay" / "web" / f"tokens-{number:05d}"))
+        assert len(dataset) == size and dataset.document_indices.tolist() == [*range(size + 1)]
+        assert dataset.index.dtype == np.int32
+        expected = store.tokens(np.arange(done, done + size))
+        assert np.stack([dataset[i] for i in range(size)]).tolist() == expected.tolist()
+        done += size
+    held = BlockStore(root, "holdout")
+    dataset = indexed.IndexedDataset(str(root / "adaptation" / "new" / "holdout" / "tokens-00000"))
+    assert np.stack(dataset[:]).tolist() == held.tokens(np.arange(held.num_adaptation)).tolist()
+
+
+def test_the_index_is_what_megatron_writes(tmp_path: Path) -> None:
+    indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    blocks = np.arange(5 * S, dtype=np.int32).reshape(5, S)
+    import torch
+
+    builder = indexed.IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.int32)
+    for block in blocks:
+        builder.add_document(torch.from_numpy(block), [S])
+    builder.finalize(str(tmp_path / "x.idx"))
+    assert (tmp_path / "x.idx").read_bytes() == index_bytes(5, S)
+    assert (tmp_path / "x.bin").read_bytes() == blocks.astype("<i4").tobytes()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3_500_000, 10**12])
+def test_the_hash_file_is_an_array_of_numpy(tmp_path: Path, count: int) -> None:
+    assert len(hash_header(count)) == HASH_HEADER_BYTES
+    path = tmp_path / "hash.npy"
+    path.write_bytes(hash_header(count))
+    with path.open("rb") as handle:
+        assert np.lib.format.read_magic(handle) == (1, 0)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(handle)
+    assert (shape, fortran, dtype) == ((count, 16), False, np.dtype(np.uint8))
+
+
+def test_hashes_load_with_numpy(root: Path) -> None:
+    store = BlockStore(root)
+    new = np.load(root / "adaptation" / "new" / "hash.npy")
+    assert new.tolist() == store.hashes(np.arange(store.num_adaptation)).tolist()
+
+
+def test_another_tokenizer_is_refused(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    store = BlockStore(root)
+    store.check_tokenizer(BYTE)
+    other = load_tokenizer(str(train_bpe(tmp_path / "bpe", vocabulary=280)))
+    with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
+        store.check_tokenizer(other)
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(bytes(data))
+
+
+def edit(path: Path, key: str, value: object) -> None:
+    manifest = json.loads(path.read_text())
+    manifest[key] = value
+    path.write_text(json.dumps(manifest))
+
+
+WEB = "replay/web"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda r: (r / WEB / "tokens-00001.bin").unlink(), "web/tokens-00001.bin is missing"),
+        (
+            lambda r: (r / WEB / "tokens-00001.bin").write_bytes(b"x" * 100),
+            r"web/tokens-00001.bin has 100 bytes, expected \d+ bytes",
+        ),
+        (
+            lambda r: (r / WEB / "tokens-00000.idx").write_bytes(b""),
+            r"web/tokens-00000.idx has 0 bytes, expected \d+ bytes",
+        ),
+        (
+            lambda r: (r / WEB / "hash.npy").write_bytes(b"x" * 99),
+            r"web/hash.npy has 99 bytes, expected \d+ bytes",
+        ),
+        (lambda r: flip(r / WEB / "hash.npy", 3), r"web/hash.npy does not hold \d+ block hashes"),
+        (
+            lambda r: flip(r / WEB / "tokens-00000.bin", 8),
+            "web/tokens-00000.bin: block 0 does not match its hash in hash.npy",
+        ),
+        (lambda r: flip(r / WEB / "tokens-00002.bin", -1), r"web/tokens-00002.bin: block \d+ does"),
+        (lambda r: (r / WEB / "manifest.json").unlink(), "web/manifest.json is missing"),
+        (lambda r: (r / WEB / "manifest.json").write_text("{"), "web/manifest.json is damaged"),
+        (lambda r: edit(r / WEB / "manifest.json", "schema", 9), "has schema 9, this version"),
+        (lambda r: edit(r / WEB / "manifest.json", "eod_id", 9), "do not belong together: eod_id"),
+        (lambda r: (r / "store.json").unlink(), "no complete block store"),
+    ],
+)
+def test_damage_is_found_on_opening(
+    copy: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(copy)
+    with pytest.raises(ValueError, match=message) as error:
+        BlockStore(copy)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda r: flip(r / WEB / "tokens-00001.bin", 4 * S * 17 + 5),
+            "web/tokens-00001.bin: block 17 does not match its hash in hash.npy",
+        ),
+        (
+            lambda r: flip(r / WEB / "hash.npy", HASH_HEADER_BYTES + 16 * 5),
+            "web/hash.npy does not match the digest in its manifest.json",
+        ),
+        (lambda r: flip(r / WEB / "tokens-00001.idx", 50), "web/tokens-00001.idx was changed"),
+        (
+            lambda r: edit(r / WEB / "manifest.json", "digest", "0" * 32),
+            "web/hash.npy does not match the digest in its manifest.json",
+        ),
+    ],
+)
+def test_damage_anywhere_is_found_by_verify(
+    copy: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    BlockStore(copy).verify()
+    damage(copy)
+    with pytest.raises(ValueError, match=message):
+        BlockStore(copy).verify()
+
+
+def test_a_hash_file_of_another_source_is_found_on_opening(root: Path, copy: Path) -> None:
+    # Two sources with as many blocks: the sizes agree.
+    folder = copy / "replay" / "web"
+    hashes = np.load(folder / "hash.npy")
+    (folder / "hash.npy").write_bytes(hash_header(len(hashes)) + hashes[::-1].tobytes())
+    with pytest.raises(ValueError, match=r"web/tokens-00000.bin: block 0 does not match its hash"):
+        BlockStore(copy)

@@ -1,0 +1,145 @@
+"""Bytes, a real fast tokenizer, and what tells tokenizers apart."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus_cases import train_bpe
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_rod.corpus.encode import PIECE_CHARS, encode
+from nemo_rod.corpus.tokenizer import HuggingFaceTokenizer, load_tokenizer
+
+pytest.importorskip("transformers")
+SPECIAL = "Ā ā \x01 ÿ 你好 🙂 \r\n\t <|endoftext|> <s> \u2028 \x7f\x80"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("byte")
+    load_tokenizer("byte").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_bpe(tmp_path_factory.mktemp("bpe"), vocabulary=400)
+
+
+def test_bytes_are_their_own_ids() -> None:
+    tokenizer = load_tokenizer("byte")
+    assert (tokenizer.vocab_size, tokenizer.eod_id) == (256, 0)
+    (ids,) = tokenizer.encode_batch(["aé\0b"])
+    assert ids.tolist() == [97, 195, 169, 98] and ids.dtype == np.int32
+    assert tokenizer.decode(ids) == "aéb"
+    assert tokenizer.encode_batch([]) == []
+
+
+def test_what_the_byte_tokenizer_does_is_pinned() -> None:
+    # Block stores carry it: a change here would refuse every store that exists.
+    assert load_tokenizer("byte").fingerprint == "3c64c385db0513758bc1111ae312aa60"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_the_exported_byte_tokenizer_gives_the_same_ids(exported: Path, text: str) -> None:
+    _same_ids(exported, text.replace("\0", ""))
+
+
+def test_the_exported_byte_tokenizer_knows_every_character_class(exported: Path) -> None:
+    _same_ids(exported, SPECIAL)
+    _same_ids(exported, "".join(chr(code) for code in range(1, 0xD800)))
+
+
+def _same_ids(folder: Path, text: str) -> None:
+    byte, other = load_tokenizer("byte"), _cached(folder)
+    (ids,) = byte.encode_batch([text])
+    assert other.encode_batch([text])[0].tolist() == ids.tolist()
+    assert other.decode(ids) == byte.decode(ids) == text
+
+
+_LOADED: dict[Path, HuggingFaceTokenizer] = {}
+
+
+def _cached(folder: Path) -> HuggingFaceTokenizer:
+    if folder not in _LOADED:
+        _LOADED[folder] = HuggingFaceTokenizer(str(folder))
+    return _LOADED[folder]
+
+
+def test_autotokenizer_loads_the_export(exported: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(exported))
+    assert tokenizer("hé").input_ids == [104, 195, 169]
+    assert tokenizer.eos_token_id == 0 and len(tokenizer) == 256
+    assert tokenizer.decode([104, 0, 105], skip_special_tokens=True).replace(" ", "") == "hi"
+
+
+def test_fingerprints_tell_what_a_tokenizer_does_not_where_it_lies(
+    exported: Path, trained: Path, tmp_path: Path
+) -> None:
+    byte, bpe = load_tokenizer("byte"), load_tokenizer(str(trained))
+    assert load_tokenizer(str(exported)).fingerprint == byte.fingerprint
+    assert bpe.fingerprint != byte.fingerprint
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    assert load_tokenizer(str(copy)).fingerprint == bpe.fingerprint
+    other = train_bpe(tmp_path / "other", vocabulary=262)
+    assert load_tokenizer(str(other)).fingerprint != bpe.fingerprint
+    bpe.save_pretrained(tmp_path / "saved")
+    assert load_tokenizer(str(tmp_path / "saved")).fingerprint == bpe.fingerprint
+
+
+def test_a_fast_tokenizer_gives_what_the_library_gives(trained: Path) -> None:
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(str(trained))
+    tokenizer = load_tokenizer(str(trained))
+    texts = ["the cat's hat", "", SPECIAL, "ate <|end|> the"]
+    for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        assert ids.tolist() == reference(text, add_special_tokens=False).input_ids
+        assert tokenizer.decode(ids) == reference.decode(ids)
+    assert tokenizer.eod_id == reference.eos_token_id
+    assert tokenizer.vocab_size == len(reference)
+
+
+def test_tokenizers_travel_to_other_processes(trained: Path) -> None:
+    for name in ("byte", str(trained)):
+        tokenizer = load_tokenizer(name)
+        again = pickle.loads(pickle.dumps(tokenizer))
+        assert again.fingerprint == tokenizer.fingerprint
+        assert again.encode_batch(["the cat"])[0].tolist() == (
+            tokenizer.encode_batch(["the cat"])[0].tolist()
+        )
+
+
+def test_batches_keep_the_documents_apart() -> None:
+    tokenizer = load_tokenizer("byte")
+    long = ("x" * 99 + "\n") * (2 * PIECE_CHARS // 100 + 5) + "y" * (PIECE_CHARS + 3)
+    texts = ["ab", "", long, "c", ""]
+    tokens, lengths = encode(tokenizer, texts)
+    assert lengths.tolist() == [len(text) for text in texts]
+    assert tokens.astype(np.uint8).tobytes().decode() == "".join(texts)
+    tokens, lengths = encode(tokenizer, [])
+    assert len(tokens) == 0 and len(lengths) == 0
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "no such name"])
+def test_an_unknown_tokenizer_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=r"tokenizer '.*' cannot be loaded .*: give \"byte\"") as e:
+        load_tokenizer(name)
+    assert "\n" not in str(e.value)
+
+
+def test_a_tokenizer_without_an_end_is_refused(trained: Path, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    endless = PreTrainedTokenizerFast(tokenizer_file=str(trained / "tokenizer.json"))
+    endless.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no EOS token"):
+        load_tokenizer(str(tmp_path))

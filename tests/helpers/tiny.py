@@ -1,0 +1,242 @@
+"""A tiny setting made by the real stages, shared by the tests that train.
+
+A Qwen3 of four layers learns a dialect of one Markov source while three sources are replay. The
+store, the base, the specialist and both references are made once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from places import WORKERS
+
+from nemo_rod.config import Optimisation, Parallel
+from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.jobs import ScoreJob, TrainJob, write_job
+from nemo_rod.recipe.base_model import initialise_base
+from nemo_rod.selection import Curriculum
+from nemo_rod.selection.arms import Arm, make_arm
+
+STEPS, BATCH = 20, 8
+LAYOUTS = {
+    "single": Parallel(),
+    "dp2": Parallel(data=2),
+    "tp2": Parallel(tensor=2),
+    "tp2_sp": Parallel(tensor=2, sequence=True),
+    "pp2": Parallel(pipeline=2),
+    "pp2_vpp2": Parallel(pipeline=2, virtual_pipeline=2),
+    "tp2_pp2": Parallel(tensor=2, pipeline=2),
+    "dp2_distopt": Parallel(data=2, distributed_optimizer=True),
+    "tp2_dp2_distopt": Parallel(data=2, tensor=2, distributed_optimizer=True),
+}
+ARCHITECTURE = {
+    "model_type": "qwen3",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+MOE_LAYOUTS = {
+    "single": Parallel(),
+    "dp2_ep2": Parallel(data=2, expert=2),
+    "tp2_ep2": Parallel(tensor=2, expert=2, sequence=True),
+}
+MOE_ARCHITECTURE = {
+    **ARCHITECTURE,
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
+WORKER = WORKERS / "layouts_worker.py"
+Torchrun = Callable[..., list[str]]
+
+
+def sources() -> list[SourceSpec]:
+    made = [
+        SourceSpec(
+            name="dialect",
+            role="adaptation",
+            kind="synthetic",
+            files=["dialect:0:0.25"],
+            max_bytes=30_000,
+        )
+    ]
+    made += [
+        SourceSpec(
+            name=f"chain_{i}",
+            role="replay",
+            kind="synthetic",
+            files=[f"markov:{i}"],
+            max_bytes=20_000,
+        )
+        for i in range(3)
+    ]
+    return made
+
+
+class Setting:
+    """A store, a base, a specialist (the base after some steps) and both references.
+
+    The base is made of an architecture and trained, or it is a checkpoint.
+    """
+
+    def __init__(
+        self, root: Path, torchrun: Torchrun, model: dict[str, Any] | Path = ARCHITECTURE
+    ) -> None:
+        self.root, self.torchrun = root, torchrun
+        self.blocks = root / "blocks"
+        prepare(
+            self.blocks,
+            sources(),
+            tokenizer=load_tokenizer("byte"),
+            block_size=64,
+            holdout_fraction=0.1,
+            holdout_seed=42,
+        )
+        self.store = BlockStore(self.blocks)
+        if isinstance(model, Path):
+            self.base, specialist_steps = model, 8
+        else:
+            initialise_base(model, root / "init", tokenizer="byte", seed=0)
+            self.base = self.train("base", root / "init", steps=30, lr=1e-2) / "hf"
+            specialist_steps = 30
+        specialist = self.train("no_replay", self.base, steps=specialist_steps, lr=3e-3)
+        self.specialist = specialist / "hf"
+        self.references = [
+            self.score("specialist", self.specialist, "adaptation"),
+            self.score("base", self.base, "replay"),
+        ]
+
+    def arm(self, name: str, **scoring: Any) -> Arm:
+        return make_arm(
+            name,
+            num_adaptation=self.store.num_adaptation,
+            num_replay=self.store.num_replay,
+            batch_size=BATCH,
+            multiplier=2,
+            balance="expected",
+            kappa=1.0,
+            seed=7,
+            **scoring,
+        )
+
+    def train(self, name: str, model: Path, *, steps: int, lr: float) -> Path:
+        out = self.root / name
+        job = self._job(name, out, Parallel(), model=model, steps=steps, lr=lr, references=[])
+        self.torchrun(1, "nemo_rod.megatron", job)
+        return out
+
+    def rod(
+        self,
+        layout: str,
+        parallel: Parallel,
+        *extra: object,
+        references: list[Path] | None = None,
+        out: str | None = None,
+        **scoring: Any,
+    ) -> list[Any]:
+        """Trains RoD in a layout; returns its records. The folder is named after all it is told."""
+        name = "_".join([layout, *(f"{key}_{value}" for key, value in scoring.items())])
+        folder = self.root / (out or name)
+        job = self.rod_job(folder, parallel, references=references, scoring=scoring)
+        self.torchrun(parallel.world_size, WORKER, job, *extra, timeout=300)
+        return list(Curriculum.open(folder / "curriculum.rod", read_only=True))
+
+    def rod_job(
+        self,
+        out: Path,
+        parallel: Parallel,
+        *,
+        steps: int = STEPS,
+        references: list[Path] | None = None,
+        **options: Any,
+    ) -> Path:
+        """Writes the job of a RoD run."""
+        return self._job(
+            "rod",
+            out,
+            parallel,
+            model=self.base,
+            steps=steps,
+            lr=3e-3,
+            references=references or self.references,
+            **options,
+        )
+
+    def score(self, name: str, model: Path, role: str, top_k: int | None = None) -> Path:
+        out = self.root / "references" / name
+        out.mkdir(parents=True)
+        job = ScoreJob(
+            name=name,
+            blocks=str(self.blocks),
+            out=str(out),
+            parallel=Parallel(),
+            precision="fp32",
+            scoring_micro_batch_size=BATCH,
+            seed=0,
+            stall_seconds=0,
+            model=str(model),
+            role=role,
+            model_digest=name,
+            teacher_top_k=top_k,
+        )
+        write_job(job, out / "job.json")
+        self.torchrun(1, "nemo_rod.megatron", out / "job.json")
+        return out
+
+    def _job(
+        self,
+        arm: str,
+        out: Path,
+        parallel: Parallel,
+        *,
+        model: Path,
+        steps: int,
+        lr: float,
+        references: list[Path],
+        checkpoint_every: int = 10_000,
+        stall_seconds: float = 0,
+        validation_every: int = 10,
+        scoring: dict[str, Any] | None = None,
+    ) -> Path:
+        out.mkdir(parents=True, exist_ok=True)
+        optimisation = Optimisation(
+            steps=steps, batch_size=BATCH, micro_batch_size=2, lr=lr, warmup_fraction=0.1
+        )
+        job = TrainJob(
+            name=arm,
+            blocks=str(self.blocks),
+            out=str(out),
+            parallel=parallel,
+            precision="fp32",
+            scoring_micro_batch_size=4,
+            seed=7,
+            stall_seconds=stall_seconds,
+            model=str(model),
+            arm=dataclasses.asdict(self.arm(arm, **(scoring or {}))),
+            optimisation=optimisation,
+            references=[str(folder) for folder in references],
+            checkpoint_every=checkpoint_every,
+            validation_every=validation_every,
+            validation_blocks=8,
+        )
+        write_job(job, out / "job.json")
+        return out / "job.json"
+
+
+def metric(folder: Path, name: str) -> list[float]:
+    """One metric of every step of a run."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)[name] for line in lines]

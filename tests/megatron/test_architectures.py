@@ -1,0 +1,324 @@
+"""The paper's architectures: losses, exports and every job, in each layout that they allow.
+
+The oracle is Hugging Face's own model of the same checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from places import WORKERS
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+if not hasattr(transformers, "Qwen3_5TextConfig"):
+    pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
+
+from architectures import ARCHITECTURES, load, make, tensors, token_losses, write  # noqa: E402
+from architectures_worker import BLOCKS, Store  # noqa: E402
+from tiny import BATCH, Setting, Torchrun, metric  # noqa: E402
+
+from nemo_rod.config import Parallel  # noqa: E402
+from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
+from nemo_rod.jobs import EvaluateJob, write_job  # noqa: E402
+from nemo_rod.selection import Curriculum  # noqa: E402
+
+STEPS, MERGED_AT = 8, 0.25
+FAST = ("qwen3_5", "nemotron_3_nano")
+WITH_EXPERTS = ("qwen3_5_moe", "qwen3_5_moe_text", "nemotron_3_nano")
+WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
+WITH_MAMBA = ("nemotron_h", "nemotron_3_nano")
+WITH_DELTA_NET = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+TWO_PROCESSES: dict[str, dict[str, Any]] = {
+    "dp2": {"data": 2},
+    "tp2": {"tensor": 2},
+    "tp2_sp": {"tensor": 2, "sequence": True},
+    "pp2": {"pipeline": 2},
+    "dp2_ep2": {"data": 2, "expert": 2},
+    "pp2_vpp2": {"pipeline": 2, "virtual_pipeline": 2},
+    "cp2": {"context": 2},
+}
+ARMS: dict[str, dict[str, Any]] = {
+    "rod": {},
+    "prefix": {"eighths": 2},
+    "averages": {"scored_every": 4},
+}
+MISNAMED, ONE_TOO_MANY = "misnamed", "one_too_many"
+
+
+def refusals(name: str) -> dict[str, str]:
+    """Layouts of two processes that an architecture does not allow, and what is said."""
+    found = {} if name in WITH_EXPERTS else {"dp2_ep2": "does not divide the 1 experts"}
+    if name in WITH_DELTA_NET:
+        found["tp2"] = "the gradients of the norms in Gated DeltaNet layers only with"
+    if name in WITH_EXPERTS:
+        found["tp2"] = "experts need parallel.sequence=true"
+    if name in WITH_IMAGES:
+        found["cp2"] = "share a block out themselves"
+    if name in WITH_MAMBA:
+        found["pp2_vpp2"] = "no interleaved schedule"
+    return found
+
+
+# Context parallelism needs attention of TransformerEngine, and the interleaved schedule of Qwen3.5
+# one layer of each kind per run of layers: where they are not refused, they are not tried here.
+TRIED = {
+    name: [
+        layout
+        for layout in TWO_PROCESSES
+        if layout not in ("cp2", "pp2_vpp2") or layout in refusals(name)
+    ]
+    for name in ARCHITECTURES
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of an architecture's checkpoint; all lie in one."""
+    root = tmp_path_factory.mktemp("architectures")
+
+    @functools.cache
+    def checkpoint(name: str) -> Path:
+        if name == MISNAMED:  # as transformers writes it
+            make("nemotron_h").save_pretrained(root / name)
+        elif name == ONE_TOO_MANY:
+            write("qwen3_5_text", root / name)
+            add_tensor(root / name, "model.layers.3.self_attn.q_proj.bias")
+        else:
+            return write(name, root / name)
+        load_tokenizer("byte").save_pretrained(root / name)
+        return root / name
+
+    return checkpoint
+
+
+def add_tensor(folder: Path, name: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), name: torch.zeros(128)}, file, {"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def scored(
+    checkpoints: Callable[[str], Path],
+    torchrun: Torchrun,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., dict[tuple[str, str], dict[str, Any]]]:
+    """What the worker says of models in layouts of as many processes."""
+
+    @functools.cache
+    def run(models: tuple[str, ...], layouts: tuple[str, ...]) -> dict[Any, Any]:
+        folder, *_ = {checkpoints(model).parent for model in models}
+        chosen = {name: TWO_PROCESSES.get(name, {}) for name in layouts}
+        plan = tmp_path_factory.mktemp("plan") / "plan.json"
+        plan.write_text(json.dumps({"folder": str(folder), "models": models, "layouts": chosen}))
+        world_size = Parallel(**chosen[layouts[0]]).world_size
+        said, *_ = torchrun(world_size, WORKERS / "architectures_worker.py", plan, timeout=900)
+        rows = [json.loads(line) for line in said.splitlines() if line.startswith('{"model"')]
+        return {(row["model"], row["layout"]): row for row in rows}
+
+    return run
+
+
+def assert_scores_and_exports(folder: Path, row: dict[str, Any]) -> None:
+    assert "refused" not in row, row["refused"]
+    model, whole = load(folder), np.array(row["sums"]["8"])
+    tokens = Store().tokens(np.arange(BLOCKS))
+    losses = token_losses(model, tokens)
+    np.testing.assert_allclose(whole.sum(1) / losses.shape[1], losses.mean(1), rtol=0, atol=1e-5)
+    for eighths in ("4", "1"):  # a part has sixteen targets, the last less than that
+        prefix = np.array(row["sums"][eighths])
+        np.testing.assert_allclose(prefix, whole[:, : int(eighths)], rtol=0, atol=16 * 1e-5)
+    exported = folder.parent / "exported" / f"{row['model']}_{row['layout']}"
+    before, after = tensors(folder), tensors(exported)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert np.array_equal(token_losses(load(exported), tokens), losses)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", FAST)
+def test_losses_are_hugging_faces(name: str, checkpoints: Any, scored: Any) -> None:
+    rows = scored((*FAST, MISNAMED, ONE_TOO_MANY), ("single",))
+    assert_scores_and_exports(checkpoints(name), rows[name, "single"])
+
+
+@pytest.mark.timeout(900)
+def test_a_load_that_leaves_something_out_is_refused(checkpoints: Any, scored: Any) -> None:
+    rows = scored((*FAST, MISNAMED, ONE_TOO_MANY), ("single",))
+    assert rows[MISNAMED, "single"]["refused"] == (
+        f"{checkpoints(MISNAMED)} leaves 1 parameter(s) of the model without a tensor "
+        "(embedding.word_embeddings.weight) and 1 tensor(s) without a place in the model "
+        "(backbone.embedding.weight): give a checkpoint whose tensors have the published names "
+        "and fit its config.json."
+    )
+    assert rows[ONE_TOO_MANY, "single"]["refused"] == (
+        f"{checkpoints(ONE_TOO_MANY)} leaves 1 tensor(s) without a place in the model "
+        "(model.layers.3.self_attn.q_proj.bias): give a checkpoint whose tensors have the "
+        "published names and fit its config.json."
+    )
+
+
+@pytest.mark.architectures
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FAST])
+def test_losses_of_the_others_are_hugging_faces(name: str, checkpoints: Any, scored: Any) -> None:
+    others = tuple(name for name in ARCHITECTURES if name not in FAST)
+    assert_scores_and_exports(checkpoints(name), scored(others, ("single",))[name, "single"])
+
+
+@pytest.mark.architectures
+@pytest.mark.parametrize(
+    ("name", "layout"), [(name, layout) for name in ARCHITECTURES for layout in TRIED[name]]
+)
+def test_losses_in_every_layout(name: str, layout: str, checkpoints: Any, scored: Any) -> None:
+    row = scored((name,), tuple(TRIED[name]))[name, layout]
+    if layout in refusals(name):
+        assert str(checkpoints(name)) in row["refused"]
+        assert refusals(name)[layout] in row["refused"]
+    else:
+        assert_scores_and_exports(checkpoints(name), row)
+
+
+@pytest.mark.architectures
+def test_a_gap_on_one_pipeline_stage_is_refused_by_all(scored: Any) -> None:
+    refused = scored((MISNAMED,), ("pp2",))[MISNAMED, "pp2"]["refused"]
+    assert "leaves 1 parameter(s) of the model without a tensor (embedding." in refused
+    assert "1 tensor(s) without a place in the model (backbone.embedding.weight)" in refused
+
+
+class Chain:
+    """Every job of a run, of one architecture: alone, and RoD again in each layout.
+
+    The jobs are written by the setting of the other tests, and run by one worker per number of
+    processes.
+    """
+
+    def __init__(self, root: Path, torchrun: Torchrun, name: str, base: Path) -> None:
+        self.root, self.steps = root, []  # type: Path, list[Any]
+        self.layouts = [x for x in TRIED[name] if x not in refusals(name)]
+        self.setting = Setting(root, self._later, base)
+        for arm in ARMS:
+            self._train(arm, "single", {})
+        self.models = {
+            "base": base,
+            "specialist": self.setting.specialist,
+            "rod": root / "rod_single" / "hf",
+            "merged": root / "merged",
+        }
+        merged = [str(self.models[x]) for x in ("base", "specialist", "merged")]
+        self.steps += [[*merged, MERGED_AT], str(self._evaluation())]
+        self._run(1, torchrun)
+        for layout in self.layouts:
+            for arm in ARMS:
+                self._train(arm, layout, TWO_PROCESSES[layout])
+        self._run(2, torchrun)
+
+    def _later(self, _processes: int, _module: str, job: Path) -> list[str]:
+        self.steps.append(str(job))
+        return []
+
+    def _train(self, arm: str, layout: str, parallel: dict[str, Any]) -> None:
+        out = self.root / f"{arm}_{layout}"
+        options = {"steps": STEPS, "scoring": ARMS[arm]}
+        self.steps.append(str(self.setting.rod_job(out, Parallel(**parallel), **options)))
+
+    def _evaluation(self) -> Path:
+        out = self.root / "evaluation"
+        out.mkdir()
+        job = EvaluateJob(
+            name="evaluation",
+            blocks=str(self.setting.blocks),
+            out=str(out),
+            parallel=Parallel(),
+            precision="fp32",
+            scoring_micro_batch_size=BATCH,
+            seed=0,
+            stall_seconds=0,
+            models={name: str(folder) for name, folder in self.models.items()},
+        )
+        write_job(job, out / "job.json")
+        return out / "job.json"
+
+    def _run(self, processes: int, torchrun: Torchrun) -> None:
+        plan = self.root / f"steps_{processes}.json"
+        plan.write_text(json.dumps(self.steps))
+        self.steps = []
+        torchrun(processes, WORKERS / "jobs_worker.py", plan, timeout=1500)
+
+    def records(self, arm: str, layout: str) -> list[Any]:
+        file = self.root / f"{arm}_{layout}" / "curriculum.rod"
+        return list(Curriculum.open(file, read_only=True))
+
+
+@pytest.fixture(scope="module")
+def chain(
+    checkpoints: Any, torchrun: Torchrun, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Chain]:
+    @functools.cache
+    def made(name: str) -> Chain:
+        return Chain(tmp_path_factory.mktemp(name), torchrun, name, checkpoints(name))
+
+    return made
+
+
+@pytest.mark.architectures
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_job_runs_and_agrees_with_hugging_face(name: str, chain: Any) -> None:
+    run = chain(name)
+    store = run.setting.store
+    first = run.records("rod", "single")[0]
+    tokens = store.tokens(first.block_ids)
+    base, specialist = (token_losses(load(run.models[x]), tokens) for x in ("base", "specialist"))
+    np.testing.assert_allclose(first.loss, base.mean(1), rtol=0, atol=1e-5)
+    reference = np.where(store.is_replay(first.block_ids), base.mean(1), specialist.mean(1))
+    np.testing.assert_allclose(first.score, base.mean(1) - reference, rtol=0, atol=1e-5)
+    beginning = run.records("prefix", "single")[0]
+    tokens = store.tokens(beginning.block_ids)[:, :17]  # a quarter of 64 tokens, and one target
+    expected = token_losses(load(run.models["base"]), tokens).mean(1)
+    np.testing.assert_allclose(beginning.loss, expected, rtol=0, atol=1e-5)
+    losses = metric(run.root / "rod_single", "train/loss")
+    assert len(losses) == STEPS
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+
+
+@pytest.mark.architectures
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_evaluation_and_merge_are_hugging_faces(name: str, chain: Any) -> None:
+    run = chain(name)
+    store = BlockStore(run.setting.blocks, split="holdout")
+    for model, folder in run.models.items():
+        found = json.loads((run.root / "evaluation" / f"{model}.json").read_text())["loss"]
+        loaded = load(folder)
+        for source in store.sources:
+            ids = source.start + np.arange(source.count)
+            expected = token_losses(loaded, store.tokens(ids)).mean()
+            assert found[source.role][source.name] == pytest.approx(expected, abs=1e-5)
+    base, specialist, merged = (tensors(run.models[x]) for x in ("base", "specialist", "merged"))
+    assert base.keys() == merged.keys()
+    for key, one in base.items():
+        between = torch.lerp(one.float(), specialist[key].float(), MERGED_AT)
+        assert torch.equal(merged[key], torch.where(one == specialist[key], one, between))
+
+
+@pytest.mark.architectures
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_same_choice_in_every_layout(name: str, arm: str, chain: Any) -> None:
+    run = chain(name)
+    single = run.records(arm, "single")
+    assert [record.step for record in single] == list(range(STEPS))
+    for layout in run.layouts:
+        for one, other in zip(single, run.records(arm, layout), strict=True):
+            assert (one.block_ids == other.block_ids).all()
+            assert (one.chosen == other.chosen).all(), (layout, one.step)
+            np.testing.assert_allclose(one.score, other.score, rtol=0, atol=1e-5, err_msg=layout)

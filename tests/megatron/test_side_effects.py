@@ -1,0 +1,153 @@
+"""A RoD step trains, to the bit, as an ordinary step on the same winners; scoring leaves no trace.
+
+The ordinary run is Megatron-Bridge's own `train_step` with nothing of ours in it, on a data
+iterator over the recorded choices. Every hazard of a pass inside a training step that shows on a
+CPU is switched on in one of the cases.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from places import WORKERS
+from tiny import LAYOUTS, MOE_LAYOUTS, Setting
+
+from nemo_rod.config import Parallel
+from nemo_rod.selection import Curriculum
+
+WORKER = WORKERS / "ordinary_worker.py"
+STEPS = 5
+DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+ROUTERS = {
+    "moe_router_enable_expert_bias": True,
+    "moe_router_score_function": "sigmoid",
+    "moe_input_jitter_eps": 0.05,
+}
+INTERLEAVED = Parallel(data=2, pipeline=2, virtual_pipeline=2, distributed_optimizer=True)
+# the layout, and what is changed of the model and of the trainer's other settings
+CASES: dict[str, tuple[Parallel, dict[str, Any]]] = {
+    "dropout": (LAYOUTS["single"], {"model": DROPOUT}),
+    "dropout_pp2": (LAYOUTS["pp2"], {"model": DROPOUT}),
+    "dropout_distopt": (LAYOUTS["tp2_dp2_distopt"], {"model": DROPOUT}),
+    "interleaved": (INTERLEAVED, {"model": DROPOUT, "ddp": {"align_param_gather": True}}),
+    "multi_token_prediction": (LAYOUTS["single"], {"model": {**DROPOUT, "mtp_num_layers": 1}}),
+    # scoring skips weights that training then has to gather
+    "multi_token_prediction_distopt": (
+        LAYOUTS["dp2_distopt"],
+        {"model": {**DROPOUT, "mtp_num_layers": 1}},
+    ),
+    "rerun": (
+        LAYOUTS["single"],
+        {"model": DROPOUT, "rerun_state_machine": {"rerun_mode": "report_determinism_stats"}},
+    ),
+}
+
+
+# The same on GPUs, whose random state, fused kernels and asynchronous copies a CPU does not have,
+# and where attention can share a block's positions.
+ON_GPUS = {
+    **CASES,
+    "context": (Parallel(context=2), {"model": DROPOUT}),
+}
+
+
+def both_runs(
+    setting: Setting, name: str, parallel: Parallel, changes: dict[str, Any]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What every rank ends with: after RoD, and after ordinary steps on what RoD chose."""
+    folders = {mode: setting.root / f"{name}_{mode}" for mode in ("rod", "ordinary")}
+    for mode, folder in folders.items():
+        job = setting.rod_job(folder, parallel, steps=STEPS)
+        (folder / "changes.json").write_text(json.dumps(changes))
+        if mode == "ordinary":
+            shutil.copy(folders["rod"] / "curriculum.rod", folder)
+        arguments = (mode, job, folder / "changes.json", folder)
+        setting.torchrun(parallel.world_size, WORKER, *arguments, timeout=300)
+    return [
+        (load(folders["rod"] / f"rod_{rank}.pt"), load(folders["ordinary"] / f"ordinary_{rank}.pt"))
+        for rank in range(parallel.world_size)
+    ]
+
+
+def assert_update_is_ordinary(setting: Setting, case: str) -> None:
+    runs = both_runs(setting, case, *ON_GPUS[case])
+    path = setting.root / f"{case}_rod" / "curriculum.rod"
+    first = next(iter(Curriculum.open(path, read_only=True)))
+    is_replay = setting.store.is_replay(first.block_ids)
+    assert is_replay.any()
+    # scored without dropout: the base has not forgotten anything yet
+    np.testing.assert_allclose(first.score[is_replay], 0, rtol=0, atol=1e-5)
+    for rod, ordinary in runs:
+        assert len(rod["metrics"]) == STEPS
+        assert rod["changed by scoring"] == []
+        assert_equal(rod["metrics"], ordinary["metrics"])
+        assert_equal(rod["end"], ordinary["end"])
+
+
+def load(file: Path) -> dict[str, Any]:
+    return torch.load(file, weights_only=False)
+
+
+def assert_equal(one: Any, other: Any, where: str = "") -> None:
+    if torch.is_tensor(one):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_equal(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_equal(a, b, f"{where}/{index}")
+    else:
+        assert one == other, where
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("case", CASES)
+def test_update_equals_an_ordinary_one(tiny: Setting, case: str) -> None:
+    assert_update_is_ordinary(tiny, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ON_GPUS)
+def test_update_equals_an_ordinary_one_on_gpus(tiny: Setting, case: str) -> None:
+    if ON_GPUS[case][0].world_size > torch.cuda.device_count():
+        pytest.skip(f"needs {ON_GPUS[case][0].world_size} GPUs")
+    assert_update_is_ordinary(tiny, case)
+
+
+@pytest.mark.layouts
+def test_update_of_routers_equals_an_ordinary_one(moe: Setting) -> None:
+    for rod, ordinary in both_runs(moe, "routers", MOE_LAYOUTS["dp2_ep2"], {"model": ROUTERS}):
+        assert rod["changed by scoring"] == []
+        assert_equal(rod["metrics"], ordinary["metrics"])
+        assert_equal(rod["end"], ordinary["end"])
+        biases = [
+            buffer
+            for chunk in rod["end"]["buffers"]
+            for name, buffer in chunk.items()
+            if name.endswith("expert_bias")
+        ]
+        assert biases and all(bias.any() for bias in biases)  # the hazard was there
+
+
+@pytest.mark.layouts
+def test_interleaved_schedule_with_default_communication_is_refused(tiny: Setting) -> None:
+    folder = tiny.root / "default_p2p"
+    job = tiny.rod_job(folder, LAYOUTS["pp2_vpp2"], steps=STEPS)
+    wrong = {"overlap_p2p_comm": False, "batch_p2p_comm": True}
+    (folder / "changes.json").write_text(json.dumps({"model": wrong}))
+    arguments = ("rod", job, folder / "changes.json", folder)
+    said = tiny.torchrun(2, WORKER, *arguments, timeout=300, expect_failure=True)
+    refusal = "virtual pipeline stages with these p2p settings: it trains on wrong gradients"
+    # torch's agent ends the other rank as soon as one has refused
+    assert any(refusal in one for one in said)
+    assert all(refusal in one or "got signal: 15" in one for one in said), said
+    assert not (folder / "metrics.jsonl").exists()

@@ -1,0 +1,199 @@
+"""What RoD on NeMo-RL does before NeMo-RL is there: configuration, refusals, translation."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from places import ROOT
+
+from nemo_rod.config import Optimisation, Parallel, config_folder
+from nemo_rod.jobs import ScoreJob, TrainJob
+from nemo_rod.nemo_rl.from_job import nemo_rl_values
+from nemo_rod.nemo_rl.settings import RoD, check
+from nemo_rod.nemo_rl.worker import update_metrics
+from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.dealing import deal
+
+RECIPES = sorted((ROOT / "recipes" / "nemo_rl").glob("*.yaml"))
+
+GOOD: dict[str, Any] = {
+    "rod": {"choose_in": "workers", "steps": 3, "worker": "a.B", "hf": False,
+            "blocks": "blocks", "out": "out",
+            "selection": {
+                "balance": "expected",
+                "on_nonfinite": "refuse",
+                "replay_score": "loss",
+            },
+            "scoring": {"micro_batch_size": 4, "prefix": "1", "every": 1}},
+    "policy": {
+        "train_global_batch_size": 16,
+        "train_micro_batch_size": 2,
+        "sequence_packing": {"enabled": False},
+        "dynamic_batching": {"enabled": False},
+        "dtensor_cfg": {"tensor_parallel_size": 1, "context_parallel_size": 1},
+        "megatron_cfg": {
+            "enabled": True,
+            "tensor_model_parallel_size": 2,
+            "pipeline_model_parallel_size": 1,
+            "context_parallel_size": 1,
+        },
+    },
+    "cluster": {"gpus_per_node": 8, "num_nodes": 1},
+}  # fmt: skip
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(GOOD)
+    *path, last = key.split(".")
+    section = config
+    for part in path:
+        section = section[part]
+    section[last] = value
+    return config
+
+
+def test_good_configuration_passes() -> None:
+    check(GOOD)
+
+
+@pytest.mark.parametrize(
+    "key, value, sentence",
+    [
+        ("rod.choose_in", "cloud", "rod.choose_in='cloud' is not valid: expected workers or dr"),
+        ("rod.steps", 0, "rod.steps=0 is not valid: expected >= 1."),
+        ("rod.selection.kappa", -1, "rod.selection.kappa=-1.0 is not valid: expected >= 0."),
+        ("rod.worker", None, "rod.worker is None: expected a worker class"),
+        ("rod.selection.balance", "half", "rod.selection.balance='half' is not valid"),
+        ("rod.selection.on_nonfinite", "skip", "expected refuse or exclude"),
+        ("rod.scoring.every", 4, "rod.scoring.every is 4: expected 1: NeMo-RL's workers"),
+        ("rod.selection.replay_score", "distillation", "expected loss: NeMo-RL's workers cannot"),
+        ("rod.scoring.prefix", "2/3", "prefix='2/3' is not valid: expected 1, 1/2, 1/4 or 1/8."),
+        ("policy.generation", {"temperature": 0.7}, "policy.generation is 'a section'"),
+        ("policy.dynamic_batching.enabled", True, "policy.dynamic_batching.enabled is True"),
+        ("policy.sequence_packing.enabled", True, "policy.sequence_packing.enabled is True"),
+        ("policy.megatron_cfg.context_parallel_size", 2, "context_parallel_size is 2: expected 1"),
+        ("policy.megatron_cfg.use_linear_ce_fusion_loss", True, "use_linear_ce_fusion_loss is"),
+        ("policy.megatron_cfg.use_fused_linear_logprobs", True, "use_fused_linear_logprobs is"),
+        ("policy.megatron_cfg.enabled", False, "policy.megatron_cfg.enabled is False"),
+        ("policy.megatron_cfg.tensor_model_parallel_size", 3, "not a multiple of the 3 processes"),
+        ("policy.train_global_batch_size", 12, "needs a multiple of 8"),
+    ],
+)
+def test_what_cannot_run_is_refused(key: str, value: Any, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        check(changed(key, value))
+    assert sentence in str(caught.value)
+
+
+def test_stock_workers_read_whole_blocks() -> None:
+    prefix = changed("rod.scoring.prefix", "1/2")
+    check(prefix)
+    prefix["rod"] |= {"choose_in": "driver", "worker": None}
+    with pytest.raises(ValueError, match="is '1/2': expected 1 where stock"):
+        check(prefix)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_follows_the_schema_and_the_naming(path: Path) -> None:
+    values = yaml.safe_load(path.read_text())
+    OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])  # refuses unknown keys
+    algorithm, *_, cluster, backend, modifiers = path.stem.split("-")
+    assert algorithm == "rod" and backend == "megatron"
+    nodes, gpus = cluster.removesuffix("g").split("n")
+    assert values["cluster"] == {"num_nodes": int(nodes), "gpus_per_node": int(gpus)}
+    tensor = values["policy"]["megatron_cfg"]["tensor_model_parallel_size"]
+    assert modifiers == f"tp{tensor}"
+
+
+def test_our_defaults_follow_the_schema() -> None:
+    values = yaml.safe_load((config_folder() / "nemo_rl" / "rod.yaml").read_text())
+    OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
+
+
+def test_without_nemo_rl_the_command_says_so(tmp_path: Path) -> None:
+    if importlib.util.find_spec("nemo_rl"):
+        pytest.skip("NeMo-RL is here")
+    (tmp_path / "recipe.yaml").write_text("rod: {}\n")
+    command = [sys.executable, "-m", "nemo_rod.cli", "train", "--config", "recipe.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "NeMo-RL cannot be imported" in done.stderr and "v0.6.0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def job_values(**options: Any) -> dict[str, Any]:
+    return {
+        "name": "rod",
+        "blocks": "blocks",
+        "out": "out",
+        "parallel": Parallel(data=4, tensor=2),
+        "precision": "bf16",
+        "scoring_micro_batch_size": 4,
+        "seed": 5,
+        "stall_seconds": 60.0,
+        "model": "base",
+        **options,
+    }
+
+
+def test_training_job_in_nemo_rls_terms() -> None:
+    arm = make_arm("rod", num_adaptation=9, num_replay=9, batch_size=16, multiplier=2,
+                   balance="expected", kappa=1.0, seed=5, eighths=2)  # fmt: skip
+    optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3)
+    values = nemo_rl_values(
+        TrainJob(
+            **job_values(arm=asdict(arm), optimisation=optimisation, references=["r"]),
+            checkpoint_every=7,
+        ),
+        block_size=64,
+        gpus_per_node=0,
+    )
+    rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
+    assert (rod.arm, rod.steps, rod.seed, rod.out, rod.hf) == ("rod", 10, 5, "out", True)
+    assert rod.scoring.prefix == "1/4"
+    assert rod.references == ["r"] and rod.selection.multiplier == 2.0
+    policy = values["policy"]
+    assert policy["train_global_batch_size"] == 16 and policy["train_micro_batch_size"] == 2
+    assert policy["precision"] == "bfloat16" and policy["max_total_sequence_length"] == 64
+    assert policy["megatron_cfg"]["tensor_model_parallel_size"] == 2
+    assert policy["megatron_cfg"]["optimizer"]["min_lr"] == pytest.approx(1e-4)
+    assert values["cluster"] == {"gpus_per_node": 8, "num_nodes": 1}
+    assert values["checkpointing"]["save_period"] == 7
+
+
+def test_scoring_job_in_nemo_rls_terms() -> None:
+    job = ScoreJob(**job_values(role="replay", model_digest="abc"))
+    values = nemo_rl_values(job, block_size=64, gpus_per_node=4)
+    assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
+    rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
+    assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
+    assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
+
+
+def test_winners_are_dealt_by_whole_micro_batches() -> None:
+    shares = deal(np.arange(100, 112), micro_batch_size=2, replicas=3)
+    assert [share.tolist() for share in shares] == [
+        [100, 101, 106, 107],
+        [102, 103, 108, 109],
+        [104, 105, 110, 111],
+    ]
+
+
+def test_metrics_of_an_update() -> None:
+    trained = {"grad_norm": [2.0], "all_mb_metrics": {"lr": [0.5, 0.5], "loss": [1.0, 2.0]}}
+    assert update_metrics([3.0], trained, 0.25) == {
+        "train/loss": 3.0,
+        "train/grad_norm": 2.0,
+        "train/lr": 0.5,
+        "timing/train/update": 0.25,
+    }

@@ -1,0 +1,205 @@
+"""The documents: links lead somewhere, commands exist, quoted errors are those of the code.
+
+`UPDATE_GOLDEN=1 make test ARGS="-k docs"` writes docs/configuration.md anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import config_page
+import pytest
+from composing import composed
+from places import ROOT
+from test_cli import nemo_rod
+
+from nemo_rod import cli
+
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+BLOCK = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# Links
+
+
+def prose(page: Path) -> str:
+    return BLOCK.sub("", page.read_text())
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """What GitHub names the headings of a page."""
+    headings = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+def targets(page: Path) -> list[tuple[str, Path, str]]:
+    """(as written, file, anchor) of each link that leads to a file here."""
+    links = [link for link in LINK.findall(prose(page)) if "://" not in link]
+    parts = [(link, *link.partition("#")[::2]) for link in links]
+    return [(link, (page.parent / path if path else page), anchor) for link, path, anchor in parts]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    wrong = [
+        link
+        for link, file, anchor in targets(page)
+        if not file.exists() or (anchor and anchor not in anchors(file))
+    ]
+    assert not wrong, f"{name(page)} links to what is not there: {wrong}"
+
+
+def test_readme_leads_to_the_index_and_the_index_to_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    assert index in {file.resolve() for _, file, _ in targets(ROOT / "README.md")}
+    assert {*DOCS} - {file.resolve() for _, file, _ in targets(index)} <= {index}
+
+
+# Commands
+
+
+def calls(program: str) -> dict[tuple[str, str], list[str]]:
+    """Arguments of each call of a program in the documents, by (document, call)."""
+    pattern = rf"(?:\$ )?(?:torchrun .* --no-python +)?(?:\w+=\S+ )*(?:\S*/)?{program} +([a-z-].*)"
+    found = {}
+    for page in PAGES:
+        blocks = "\n".join(BLOCK.findall(page.read_text())).replace("\\\n", " ")
+        inline = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
+        for line in [*blocks.splitlines(), *inline]:
+            if call := re.fullmatch(pattern, line.strip()):
+                found[name(page), call[0]] = shlex.split(call[1], comments=True)
+    assert found, f"no document shows a call of {program}"
+    return found
+
+
+def test_make_targets_exist() -> None:
+    known = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert [call for call, (first, *_) in calls("make").items() if first not in known] == []
+
+
+def test_subcommands_exist() -> None:
+    known = {"--help", *re.findall(r"nemo-rod +([a-z]+)", nemo_rod("--help").stdout)}
+    used = calls("nemo-rod").items()
+    wrong = [call for call, (first, *_) in used if not {*first.split("|")} <= known]
+    assert wrong == []
+
+
+def test_arguments_of_path_commands_are_understood() -> None:
+    mentions = {"export", "verify", "diff", "export|verify|diff", "job=...", "..."}
+    used = [
+        words
+        for words in calls("nemo-rod").values()
+        if cli.takes_paths(words[0], words[1:]) and not {*words[1:]} <= mentions
+    ]
+    assert {words[0] for words in used} >= {"inspect", "curriculum", "merge", "reference", "train"}
+    for words in used:
+        options = cli.path_parser().parse_args([word for word in words if word != "..."])
+        paths = [value for value in vars(options).values() if isinstance(value, Path)]
+        assert not [path for path in paths if "=" in str(path)], words
+
+
+def whole_recipes() -> dict[str, list[str]]:
+    """Overrides of each call that names a recipe, and leaves no NAME for the reader to fill in."""
+    return {
+        f"{page}: {call}": words[1:]
+        for (page, call), words in calls("nemo-rod").items()
+        if any(re.fullmatch(r"recipe=[a-z]\w*", word) for word in words) and "..." not in call
+    }
+
+
+@pytest.fixture(scope="module")
+def my(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reader's own folder `my`, with the files that the documents tell to put there."""
+    folder = tmp_path_factory.mktemp("reader") / "my"
+    template = ROOT / "hydra_configs" / "cluster" / "template.yaml"
+    (mine,) = re.findall(
+        r"`my/recipe/mine.yaml`.*?```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    for path, text in {
+        "recipe/mine.yaml": mine,
+        "cluster/ours.yaml": template.read_text(),
+    }.items():
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("call", whole_recipes())
+def test_recipes_compose(call: str, my: Path) -> None:
+    words = [word for word in whole_recipes()[call] if word not in ("--cfg", "job")]
+    overrides = [word for word in words if word not in ("-m", "--config-dir", "my")]
+    if "-m" in words:  # the first job of a sweep
+        overrides = [word if "[" in word else word.split(",")[0] for word in overrides]
+    if "--config-dir" in words:
+        overrides.append(f"hydra.searchpath=[file://{my}]")
+    composed(*overrides)
+
+
+# What is made from the code, and what is quoted from it
+
+
+def test_configuration_page_is_up_to_date() -> None:
+    page = ROOT / "docs" / "configuration.md"
+    if os.environ.get("UPDATE_GOLDEN"):
+        page.write_text(config_page.page())
+    assert page.read_text() == config_page.page(), "see the head of this file"
+
+
+@cache
+def said() -> str:
+    """Every string of the package but docstrings, a NUL for each value in it; and the shell's."""
+    strings = []
+    for file in sorted((ROOT / "nemo_rod").rglob("*.py")):
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if id(node) in docstrings:
+                continue
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                strings.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = (v.value if isinstance(v, ast.Constant) else "\0" for v in node.values)
+                strings.append("".join(map(str, parts)))
+    strings += [file.read_text() for file in (ROOT / "nemo_rod").rglob("*.sh")]
+    return "\n".join(strings)
+
+
+def quoted() -> list[str]:
+    """First cells of the tables in troubleshooting.md."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+
+
+def test_quoted_errors_are_those_of_the_code() -> None:
+    assert quoted()
+    wrong = []
+    for sentence in quoted():
+        parts = [re.escape(part.strip()) for part in sentence.split("…") if part.strip()]
+        if not re.search("[^\n]*?".join(parts), said()):
+            wrong.append(sentence)
+    assert not wrong, "no such error is in nemo_rod: " + "; ".join(wrong)
+
+
+def test_every_step_of_the_method_has_its_function() -> None:
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"\| `([\w.]+)`.* in \[([\w/.]+)\]\(([\w/.]+)\) \|$", text, re.MULTILINE)
+    assert len(rows) == 8
+    for name, shown, path in rows:
+        assert path == f"nemo_rod/{shown}"
+        body = ast.parse((ROOT / path).read_text()).body
+        for part in name.split("."):
+            (found,) = (n for n in body if getattr(n, "name", None) == part)
+            body = found.body  # type: ignore[attr-defined]

@@ -1,0 +1,199 @@
+"""The rules of the house: import arrows, a light import, a whole wheel, no path of one machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+PACKAGE = ROOT / "nemo_rod"
+
+# Each room, and the rooms it may import. A new room has to be placed here.
+ARROWS = {
+    "files": set(),
+    "bounds": set(),
+    "config": {"bounds"},
+    "progress": set(),
+    "published": {"files"},
+    "upstream": set(),
+    "jobs": {"config", "files"},
+    "corpus": {"files"},
+    "selection": {"files"},
+    "report": {"files", "selection"},
+    "processes": {"config", "progress"},
+    "megatron": {
+        *("corpus", "selection", "processes"),
+        *("config", "files", "jobs", "progress", "upstream"),
+    },
+    "nemo_rl": {
+        *("corpus", "selection", "megatron", "processes"),
+        *("bounds", "config", "files", "jobs", "progress", "upstream"),
+    },
+    "evaluation": {"corpus", "selection", "processes", "files", "progress", "published"},
+    "swap_in": {"corpus", "selection", "megatron", "files", "upstream"},
+    "recipe": {
+        *("corpus", "selection", "processes", "nemo_rl", "evaluation", "report"),
+        *("bounds", "config", "files", "jobs", "progress", "published"),
+    },
+    "plan": {"corpus", "selection", "recipe", "config", "files"},
+    "launch": {"recipe", "config"},
+    "commands": {
+        *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in"),
+        *("processes", "recipe", "plan", "launch", "config", "files", "progress", "upstream"),
+    },
+    "cli": {"commands", "processes", "recipe", "plan", "config"},
+}
+# The public names of nemo_rod/__init__.py are for users; inside, they would hide the arrows.
+FACADE = "__init__"
+HEAVY = {
+    *("torch", "megatron", "nemo", "nemo_rl", "ray", "lm_eval"),
+    *("transformers", "datasets", "pyarrow", "matplotlib"),
+}
+
+
+def imports(file: Path) -> Iterator[tuple[str, int]]:
+    """Full dotted name and line of everything that a module imports, anywhere in it."""
+    package = [*file.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def room(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def target_room(name: str) -> str | None:
+    """Room of an imported name, or None if it lies outside nemo_rod."""
+    parts = name.split(".")
+    if parts[0] != "nemo_rod":
+        return None
+    known = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
+    return parts[1] if len(parts) > 1 and parts[1] in known else FACADE
+
+
+def modules(*rooms: str) -> list[Path]:
+    return [file for file in sorted(PACKAGE.rglob("*.py")) if not rooms or room(file) in rooms]
+
+
+def test_import_arrows_run_one_way() -> None:
+    wrong = []
+    for file in modules():
+        source = room(file)
+        if source == FACADE:
+            continue
+        if source not in ARROWS:
+            wrong.append(f"{file.relative_to(ROOT)}: give the new room '{source}' its arrows")
+        for name, line in imports(file):
+            target = target_room(name)
+            if target not in {None, source, *ARROWS.get(source, ())}:
+                wrong.append(f"{file.relative_to(ROOT)}:{line}: {source} may not import {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_arrows_make_no_circle() -> None:
+    settled: set[str] = set()
+    while ready := {r for r, below in ARROWS.items() if r not in settled and below <= settled}:
+        settled |= ready
+    assert settled == set(ARROWS)
+
+
+def test_selection_needs_numpy_only() -> None:
+    # pyarrow is for exports alone: imported where it is used, or `import nemo_rod` would need it
+    allowed = {*sys.stdlib_module_names, "nemo_rod", "numpy", "pyarrow"}
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in modules("selection")
+        for name, line in imports(file)
+        if name.split(".")[0] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("nemo_rod", "nemo_rod.cli", "nemo_rod.corpus", "nemo_rod.selection"),
+        "nemo_rod.upstream.functions",
+    ],
+)
+def test_import_is_light(module: str) -> None:
+    program = f"import sys, {module}; print(*(set(sys.modules) & {HEAVY!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+def test_wheel_carries_code_recipes_and_configs(wheel: Path) -> None:
+    expected = {file.relative_to(ROOT).as_posix() for file in modules()}
+    expected |= {f"nemo_rod/report/{name}" for name in ("page.html", "paper.json")}
+    for folder, inside in (("recipes", "recipe/"), ("hydra_configs", "")):
+        files = [path for path in (ROOT / folder).rglob("*.yaml") if path.is_file()]
+        assert files, f"{folder}/ holds no .yaml file"
+        expected |= {
+            f"nemo_rod/_configs/{inside}{path.relative_to(ROOT / folder).as_posix()}"
+            for path in files
+        }
+    found = zipfile.ZipFile(wheel).namelist()
+    assert expected - set(found) == set()
+    assert len(found) == len(set(found)), "the wheel carries a file twice"
+
+
+def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    program = (
+        "import sys; sys.path.insert(0, '.'); from nemo_rod.config import config_folder as f; "
+        "print((f() / 'recipe' / 'toy.yaml').resolve())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    found = Path(done.stdout.strip())
+    assert found.is_relative_to(tmp_path.resolve())
+    assert found.is_file()
+
+
+def kept_files() -> list[Path]:
+    """Files that git tracks, or would: all but the ignored ones."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for name in done.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    pattern = re.compile(r"(?<![\w.>}])/(?:work|root|home/[a-z]\w*)/")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in kept_files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,301 @@
+"""NVIDIA's functions are what was tested, all that matter are listed, and others are refused."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import signal
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from places import ROOT
+
+from nemo_rod.commands import doctor
+from nemo_rod.upstream import changes, functions
+from nemo_rod.upstream.functions import FUNCTIONS, Function
+
+# importing Megatron warns of what a machine without CUDA lacks
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PACKAGE = ROOT / "nemo_rod"
+LISTED = {function.where.replace(":", ".") for function in FUNCTIONS}
+HERE = (
+    *("scoring", "trainer", "swap_in/megatron_bridge"),
+    *("cpu", "cpu/megatron_bridge", "plain", "plain/megatron_bridge"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def megatron() -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+
+# The installed version
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.where)
+def test_what_is_installed_was_tested(function: Function) -> None:
+    if not {*HERE} & {*function.roads}:
+        pytest.skip("another host")
+    assert function.problem() is None
+    found = function.found()
+    if function.tested and found is not None:
+        assert ", ".join(found.parameters) in function.signatures
+
+
+def test_every_road_has_functions() -> None:
+    assert {road for function in FUNCTIONS for road in function.roads} == {*functions.ROADS}
+    assert all(function.package for function in FUNCTIONS)
+    functions.check(*HERE)
+    assert functions.counts().startswith(f"scoring {len(functions.of_road('scoring'))}, trainer ")
+
+
+# Nothing is missing from the list
+
+
+def parts() -> Iterator[tuple[str, ast.AST, dict[str, str]]]:
+    """Top-level statements of the package, with the names that are NVIDIA's in each of them."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        module = ast.parse(file.read_text())
+        everywhere = dict(imported(*(node for node in module.body)))
+        for statement in module.body:
+            names = everywhere | dict(imported(*ast.walk(statement)))
+            for node in ast.walk(statement):  # make = WrappedTorchNorm.__new__
+                if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                    if isinstance(target, ast.Name) and (meant := theirs(node.value, names)):
+                        names[target.id] = meant
+            yield file.relative_to(PACKAGE).as_posix(), statement, names
+
+
+def imported(*nodes: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
+            "megatron",
+            "nemo",
+        ):
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def theirs(node: ast.AST, names: dict[str, str]) -> str | None:
+    """Full name of something of NVIDIA's; None for all else."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute) and (home := theirs(node.value, names)):
+        return f"{home}.{node.attr}"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "cast":
+        return theirs(node.args[1], names)
+    return None
+
+
+def replaced(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
+    """What a statement gives another value: by `a.b = c`, or by `installed.replace(a, "b", c)`."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            for place in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(place, ast.Attribute) and (name := theirs(place, names)):
+                    yield name
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "replace":
+        home = theirs(node.args[0], names)
+        if home is not None and isinstance(node.args[1], ast.Constant):
+            yield f"{home}.{node.args[1].value}"
+
+
+def test_all_that_is_replaced_is_listed() -> None:
+    found = {
+        name
+        for _, statement, names in parts()
+        for node in ast.walk(statement)
+        for name in replaced(node, names)
+    }
+    assert "megatron.bridge.training.train.train_step" in found
+    assert "megatron.core.transformer.torch_norm.WrappedTorchNorm.__new__" in found
+    # no functions of theirs: one is defined where they forgot to, the other is a queue
+    assert found - LISTED == {
+        "megatron.core.transformer.moe.moe_utils.te_general_gemm",
+        "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue",
+    }
+
+
+def test_all_that_is_called_with_several_places_is_listed() -> None:
+    found = {
+        name
+        for _, statement, names in parts()
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and (name := theirs(node.func, names))
+        if sum(not isinstance(argument, ast.Starred) for argument in node.args) > 1
+    }
+    assert "megatron.bridge.training.pretrain.pretrain" in found
+    assert found <= LISTED
+
+
+def test_all_that_is_overridden_is_listed() -> None:
+    found = set()
+    for _, statement, names in parts():
+        if isinstance(statement, ast.ClassDef):
+            for base in filter(None, (theirs(base, names) for base in statement.bases)):
+                home, _, name = base.rpartition(".")
+                their_class = getattr(importlib.import_module(home), name)
+                methods = [n.name for n in statement.body if isinstance(n, ast.FunctionDef)]
+                found |= {f"{base}.{m}" for m in methods if m[0] != "_" and hasattr(their_class, m)}
+    assert "megatron.bridge.training.callbacks.Callback.on_train_end" in found
+    assert found <= LISTED
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("use", "relies_on", "installed", "fits"),
+    [
+        ("called", "batch, cp_group", lambda batch, cp_group=None: 0, True),
+        ("called", "batch, cp_group", lambda batch, cp_group=None, more=1: 0, True),
+        ("called", "batch, cp_group", lambda batch, is_hybrid_cp, cp_group=None: 0, False),
+        ("called", "batch, cp_group", lambda cp_group, batch: 0, False),
+        ("called", "batch, cp_group", lambda batch, *, cp_group=None: 0, False),
+        ("called", "batch, cp_group", lambda batch: 0, False),
+        ("called", "batch", lambda batch, needed: 0, False),
+        ("called", "batch, *, needed", lambda batch, *, needed: 0, True),
+        ("called", "path", lambda path, **options: 0, True),
+        ("called", "*, config, group", lambda group, config: 0, True),
+        ("called", "*, config, group", lambda group, settings: 0, False),
+        ("wrapped", "*, schedule", lambda model, new, schedule: 0, True),
+        ("wrapped", "*, schedule", lambda model, plan: 0, False),
+        ("wrapped", "cls, config", lambda cls, config, size: 0, True),
+        ("wrapped", "cls, config", lambda cls, size, config: 0, False),
+        ("wrapped", "cls, config", lambda *args, **kwargs: 0, True),
+        ("replaced", "tensor, as_numpy", lambda tensor, as_numpy=False: 0, True),
+        ("replaced", "tensor, as_numpy", lambda tensor: 0, True),
+        ("replaced", "tensor, as_numpy", lambda tensor, as_numpy, stream: 0, False),
+        ("replaced", "self, ...", lambda self, anything: 0, True),
+        ("read", "*, state, model", lambda model, state, more: 0, True),
+        ("read", "*, state, model", lambda model: 0, False),
+    ],
+)
+def test_what_fits(use: Any, relies_on: str, installed: Callable, fits: bool) -> None:
+    function = Function("somewhere:f", use, ("scoring",), relies_on)
+    assert function.fits(functions.inspect.signature(installed)) is fits
+
+
+def test_a_parameter_that_moved_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group was the second parameter up to megatron-core 0.17; then a switch took its place."""
+    from megatron import core
+
+    moved = Function("megatron.core.utils:cut", "called", ("scoring",), "batch, cp_group")
+    monkeypatch.setattr(functions, "FUNCTIONS", (moved,))
+    monkeypatch.setattr(core, "__version__", "0.18.0")
+    monkeypatch.setattr(core.utils, "cut", lambda batch, is_hybrid, cp_group=0: 0, raising=False)
+    with pytest.raises(ValueError) as refusal:
+        functions.check("trainer", "scoring")
+    assert str(refusal.value) == (
+        "megatron.core.utils.cut takes (batch, is_hybrid, cp_group) in megatron-core 0.18.0: "
+        "expected (batch, cp_group), with which nemo_rod was tested; install megatron-core 0.16.1 "
+        "to 0.19.2, or a newer nemo_rod."
+    )
+
+
+def test_training_and_scoring_ask_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core import utils
+
+    from nemo_rod.megatron import forward_jobs as scorer
+    from nemo_rod.megatron import train as trainer
+
+    monkeypatch.setattr(utils, "get_model_config", lambda chunk, model: model.config)
+    sentence = r"utils.get_model_config takes \(chunk, model\) in megatron-core"
+    nothing: Any = None
+    with pytest.raises(ValueError, match=sentence):
+        trainer.train(nothing)
+    with pytest.raises(ValueError, match=sentence):
+        scorer._scorer(nothing, "", nothing, nothing)
+
+
+def test_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.bridge.training import callbacks
+
+    monkeypatch.delattr(callbacks.Callback, "on_train_end")
+    with pytest.raises(ValueError, match=r"callbacks.Callback.on_train_end is not there in Megatr"):
+        functions.check("trainer")
+
+
+# What the doctor shows
+
+
+def test_the_doctor_shows_every_function(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = json.dumps(functions.rows("scoring"))
+    monkeypatch.setattr(doctor, "_run", lambda command: f"Megatron says things\n{rows}\n")
+    doctor.main(Namespace(functions="scoring"))
+    header, *shown = capsys.readouterr().out.splitlines()
+    assert header.split() == ["function", "use", "roads", "tested", "installed"]
+    assert len(shown) == len(functions.of_road("scoring"))
+    (line,) = (line for line in shown if "get_model_config" in line)
+    assert line.split() == [
+        *("megatron.core.utils:get_model_config", "called", "scoring", "(model)", "(model)")
+    ]
+    assert not any("NO:" in line for line in shown)
+
+
+@pytest.mark.slow
+def test_the_doctor_looks_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.main(Namespace(functions="all"))
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(FUNCTIONS)
+
+
+def test_the_doctor_says_no_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(command: object) -> str:
+        raise RuntimeError("ValueError: megatron.core.utils.f takes (b, a): expected (a, b)")
+
+    monkeypatch.setattr(doctor, "_run", fails)
+    (finding,) = (found for found in doctor.look() if found.what == "megatron functions")
+    assert finding.fine is False
+    assert finding.found.endswith("megatron.core.utils.f takes (b, a): expected (a, b)")
+
+
+# What changed between versions
+
+
+def test_experts_are_numbered_where_their_own_name_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from megatron.bridge.models.conversion import model_bridge
+
+    def of_bridge_03(name: str) -> bool:
+        return ".mlp.experts.linear_fc" in name
+
+    def of_bridge_05(name: str) -> bool:
+        return ".experts.local_experts." in name or ".experts.linear_fc" in name
+
+    for function, numbered in ((of_bridge_03, False), (of_bridge_05, True)):
+        monkeypatch.setattr(model_bridge, "_megatron_local_name_to_global", function)
+        assert changes.experts_are_numbered_by_bridge() is numbered
+
+
+def test_a_signal_handler_is_entered_once() -> None:
+    from megatron.bridge.training.utils.sig_utils import DistributedSignalHandler
+
+    from nemo_rod.megatron.train_job import _SignalHandler
+
+    before = signal.getsignal(signal.SIGUSR1)
+    handler = DistributedSignalHandler(signal.SIGUSR1)
+    context: Any = SimpleNamespace(state=SimpleNamespace(signal_handler=handler))
+    for enter_first in (False, True):
+        handler = context.state.signal_handler = DistributedSignalHandler(signal.SIGUSR1)
+        if enter_first:
+            handler.__enter__()
+        _SignalHandler().on_train_start(context)
+        assert signal.getsignal(signal.SIGUSR1) is not before
+        _SignalHandler().on_train_end(context)
+        assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_settings_and_counters_are_found_by_their_names() -> None:
+    config = SimpleNamespace(enable_cuda_graph=True, external_cuda_graph=False)
+    assert changes.old_cuda_graph_flags(config) == ["enable_cuda_graph"]
+    assert changes.old_cuda_graph_flags(SimpleNamespace()) == []
+    assert changes.operation_counters(SimpleNamespace(_flops_sum=3, step=1)) == {"_flops_sum": 3}

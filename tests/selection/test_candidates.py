@@ -1,0 +1,255 @@
+"""Candidate pools: as the golden file and a plain Python oracle have them, epoch by epoch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from places import GOLDEN
+
+from nemo_rod.selection.candidates import Candidates, retention_for_share
+from nemo_rod.selection.permutation import derive_key, permute
+
+PINNED = json.loads((GOLDEN / "candidates.json").read_text())
+
+
+def shuffled(seed, name, epoch, size):
+    """The whole permutation of an epoch, as a list."""
+    return permute(np.arange(size), size, derive_key(seed, name, epoch)).tolist()
+
+
+def oracle_pool(c: Candidates, step: int) -> list[int]:
+    """The pool as golden/candidates.json describes it: whole epochs, laid end to end."""
+    a, r, num = c.num_adaptation, c.num_replay, round(c.multiplier * c.batch_size)
+    if c.balance == "exact":
+        num_a = math.ceil(num / 2)
+        parts = []
+        for name, size, first, count in (
+            ("adaptation", a, 0, num_a),
+            ("replay", r, a, num - num_a),
+        ):
+            row = []
+            for epoch in range((step + 1) * count // size + 1):
+                row += [first + i for i in shuffled(c.seed, name, epoch, size)]
+            parts += row[step * count : (step + 1) * count]
+        order = shuffled(c.seed, "pool", step, num)
+        return [parts[i] for i in order]
+    kept = a if c.balance == "expected" else round(c.retention * r)
+    row, start = [], 0
+    for epoch in range((step + 1) * num // (a + kept) + 1):
+        if c.balance == "expected" and r < a:
+            slots = range(epoch * a, (epoch + 1) * a)
+        else:
+            slots = range(kept)
+        passes = {n: shuffled(c.seed, "subsample", n, r) for n in {s // r for s in slots}}
+        blocks = [*range(a), *(a + passes[s // r][s % r] for s in slots)]
+        row += [blocks[i] for i in shuffled(c.seed, "stream", epoch, a + kept)]
+    start = step * num
+    return row[start : start + num]
+
+
+@st.composite
+def candidates(draw, balances=("exact", "expected", "corpus")):
+    balance = draw(st.sampled_from(balances))
+    return Candidates(
+        num_adaptation=draw(st.integers(1, 40)),
+        num_replay=draw(st.integers(1, 60)),
+        batch_size=draw(st.integers(1, 12)),
+        multiplier=draw(st.sampled_from([1.0, 1.5, 2.0, 2.7, 4.0])),
+        balance=balance,
+        retention=draw(st.floats(0, 1)) if balance == "corpus" else 1.0,
+        seed=draw(st.integers(-(2**40), 2**40)),
+    )
+
+
+@pytest.mark.parametrize("case", PINNED["cases"], ids=lambda case: case["candidates"]["balance"])
+def test_golden_pools(case):
+    source = Candidates(**case["candidates"])
+    for step, block_ids in case["pools"].items():
+        assert source.pool(int(step)).block_ids.tolist() == block_ids
+
+
+@given(source=candidates(), step=st.integers(0, 30))
+def test_a_pool_is_the_one_described(source, step):
+    pool = source.pool(step)
+    assert pool.step == step
+    assert pool.block_ids.dtype == np.int64 and pool.is_replay.dtype == bool
+    assert pool.block_ids.tolist() == oracle_pool(source, step)
+    assert np.array_equal(pool.is_replay, pool.block_ids >= source.num_adaptation)
+
+
+@given(source=candidates(), steps=st.lists(st.integers(0, 10**9), min_size=2, max_size=4))
+def test_a_pool_depends_on_nothing_but_seed_and_step(source, steps):
+    # In any order, and from another object: there is no state.
+    again = Candidates(**vars(source))
+    one = {step: source.pool(step).block_ids.tolist() for step in steps}
+    other = {step: again.pool(step).block_ids.tolist() for step in reversed(steps)}
+    assert one == other
+    assert all(len(ids) == source.size for ids in one.values())
+
+
+def in_stream(source: Candidates, num_steps: int) -> np.ndarray:
+    return np.concatenate([source.pool(step).block_ids for step in range(num_steps)])
+
+
+@given(source=candidates(balances=["corpus"]))
+def test_corpus_every_kept_block_once_in_every_epoch(source):
+    size = source.epoch_size
+    stream = in_stream(source, -(-3 * size // source.size))
+    kept = set(stream[:size].tolist())
+    assert len(kept) == size
+    assert kept >= set(range(source.num_adaptation))
+    assert len(kept) == source.num_adaptation + round(source.retention * source.num_replay)
+    for epoch in range(3):
+        assert set(stream[epoch * size : (epoch + 1) * size].tolist()) == kept
+
+
+@given(source=candidates(balances=["exact"]))
+def test_exact_every_block_of_a_role_once_in_every_epoch(source):
+    num_replay = source.size // 2
+    num_adaptation = source.size - num_replay
+    seen = Counter()
+    for step in range(20):
+        pool = source.pool(step)
+        assert (~pool.is_replay).sum() == num_adaptation
+        seen.update(pool.block_ids.tolist())
+        first = source.num_adaptation
+        for begin, size, drawn in (
+            (0, source.num_adaptation, num_adaptation),
+            (first, source.num_replay, num_replay),
+        ):
+            # Within the epoch that is running a block is one ahead of those that are yet to come.
+            counts = [seen[block] for block in range(begin, begin + size)]
+            passes = (step + 1) * drawn // size
+            assert set(counts) <= {passes, passes + 1}
+            assert sum(counts) == (step + 1) * drawn
+
+
+@given(source=candidates(balances=["expected"]))
+def test_expected_as_much_replay_as_adaptation_in_every_epoch(source):
+    size, a, r = source.epoch_size, source.num_adaptation, source.num_replay
+    assert size == 2 * a
+    stream = in_stream(source, -(-3 * size // source.size))
+    seen, subsamples = Counter(), []
+    for epoch in range(3):
+        ids = stream[epoch * size : (epoch + 1) * size]
+        assert sorted(ids[ids < a].tolist()) == list(range(a))
+        seen.update(ids[ids >= a].tolist())
+        subsamples.append(sorted(ids[ids >= a].tolist()))
+    if r >= a:  # subsampled once: every epoch has the same replay, each block once
+        assert subsamples[0] == subsamples[1] == subsamples[2]
+        assert len(set(subsamples[0])) == a
+    else:  # cycled: no block is ever two ahead of another
+        counts = [seen[a + block] for block in range(r)]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_expected_pools_are_balanced_on_average():
+    source = Candidates(num_adaptation=50_000, num_replay=200_000, batch_size=1024)
+    counts = np.array([(~source.pool(step).is_replay).sum() for step in range(40)])
+    assert abs(counts.mean() - 1024) < 4 * 22.4 / math.sqrt(40)
+    assert 12 < counts.std() < 35  # binomial: 22.6
+
+
+def test_position_carries_no_role():
+    source = Candidates(num_adaptation=999, num_replay=999, batch_size=8, balance="exact")
+    share = np.mean([source.pool(step).is_replay for step in range(2000)], axis=0)
+    assert np.all(np.abs(share - 0.5) < 5 * 0.5 / math.sqrt(2000))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    source = Candidates(num_adaptation=64, num_replay=64, batch_size=64, multiplier=1)
+    orders = [in_stream(source, 4)[128 * e : 128 * (e + 1)].tolist() for e in range(2)]
+    other = in_stream(Candidates(**{**vars(source), "seed": 43}), 2).tolist()
+    assert orders[0] != orders[1] != other != orders[0]
+
+
+@given(num_replay=st.integers(1, 200), low=st.floats(0, 1), high=st.floats(0, 1))
+def test_what_is_kept_is_also_kept_at_a_greater_retention(num_replay, low, high):
+    low, high = sorted((low, high))
+    kept = []
+    for retention in (low, high):
+        source = Candidates(
+            num_adaptation=3,
+            num_replay=num_replay,
+            batch_size=16,
+            multiplier=1,
+            balance="corpus",
+            retention=retention,
+        )
+        kept.append(set(in_stream(source, -(-source.epoch_size // 16)).tolist()))
+    assert kept[0] - set(range(3)) <= kept[1]
+
+
+def test_one_role_alone():
+    adaptation = Candidates(
+        num_adaptation=9, num_replay=0, batch_size=9, multiplier=1, balance="corpus"
+    )
+    replay = Candidates(
+        num_adaptation=0, num_replay=9, batch_size=9, multiplier=1, balance="corpus"
+    )
+    assert sorted(adaptation.pool(0).block_ids.tolist()) == list(range(9))
+    assert not adaptation.pool(5).is_replay.any()
+    assert sorted(replay.pool(0).block_ids.tolist()) == list(range(9))
+    assert replay.pool(5).is_replay.all()
+
+
+def test_a_huge_store_and_a_late_step():
+    source = Candidates(num_adaptation=10**9, num_replay=3 * 10**9, batch_size=512)
+    pool = source.pool(10**9)
+    assert len(np.unique(pool.block_ids)) == 1024
+    assert pool.block_ids.min() >= 0 and pool.block_ids.max() < 4 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"multiplier": 0.99}, "selection.multiplier is 0.99, expected a number >= 1"),
+        ({"multiplier": math.nan}, "selection.multiplier is nan"),
+        ({"multiplier": math.inf}, "selection.multiplier is inf"),
+        ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
+        (
+            {"balance": "even"},
+            "selection.balance is 'even', expected one of exact, expected, corpus",
+        ),
+        ({"retention": 0.5}, "retention is 0.5 with balance 'expected'"),
+        ({"retention": 1.5, "balance": "corpus"}, "retention is 1.5, expected a fraction"),
+        ({"retention": math.nan, "balance": "corpus"}, "retention is nan, expected a fraction"),
+        ({"num_replay": -1}, "num_replay -1, expected counts >= 0"),
+        ({"num_replay": 0}, "needs blocks of both roles, but the store has 10 adaptation and 0"),
+        ({"num_adaptation": 0, "balance": "exact"}, "balance 'exact' needs blocks of both roles"),
+        ({"num_adaptation": 0, "balance": "corpus", "retention": 0}, "no blocks to draw from"),
+    ],
+)
+def test_wrong_values_are_refused(values, sentence):
+    right = {"num_adaptation": 10, "num_replay": 10, "batch_size": 4}
+    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
+        Candidates(**(right | values))
+
+
+@given(a=st.integers(1, 10**6), r=st.integers(1, 10**6), share=st.floats(0, 0.99))
+def test_retention_gives_the_share(a, r, share):
+    needed = share * a / (1 - share)
+    if round(needed) > r:
+        with pytest.raises(ValueError, match=f"the store has {r}: prepare more replay"):
+            retention_for_share(share, a, r)
+        return
+    retention = retention_for_share(share, a, r)
+    assert 0 <= retention <= 1
+    assert abs(round(retention * r) - needed) <= 0.5 + 1e-6
+
+
+@given(a=st.integers(1, 10**6), r=st.integers(0, 10**6))
+def test_the_whole_corpus_is_within_reach(a, r):
+    assert round(retention_for_share(r / (a + r), a, r) * r) == r
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, math.nan])
+def test_a_share_that_is_no_fraction_is_refused(share):
+    with pytest.raises(ValueError, match=r"expected a fraction in \[0, 1\)"):
+        retention_for_share(share, 10, 10)

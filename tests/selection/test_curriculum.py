@@ -1,0 +1,445 @@
+"""The curriculum: what goes in comes out, after any crash; foreign ones are refused by name."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_rod.selection.candidates import Candidates, Pool
+from nemo_rod.selection.choice import Choice
+from nemo_rod.selection.curriculum.header import CurriculumHeader
+from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum
+from nemo_rod.selection.curriculum.recorded_pools import RecordedPools
+from nemo_rod.selection.curriculum.tools import diff, export, verify
+from nemo_rod.selection.policies import Joint, TakeAll, threshold
+
+C, K = 12, 5  # not multiples of 8, for the bits of `chosen`
+SOURCES = (("law", "adaptation", 0, 30), ("news", "adaptation", 30, 10), ("web", "replay", 40, 60))
+HEADER = CurriculumHeader(
+    num_candidates=C,
+    num_chosen=K,
+    block_size=64,
+    store="store-1",
+    tokenizer="tokenizer-1",
+    references="references-1",
+    config="config-1",
+    seed=42,
+    sources=SOURCES,
+)
+
+
+@dataclass
+class Store:
+    digest: str = "store-1"
+    tokenizer_fingerprint: str = "tokenizer-1"
+    block_size: int = 64
+    count: int = 100
+
+    def __len__(self):
+        return self.count
+
+
+def step_of(step, seed=0):
+    """A step as a run would have it."""
+    ids = Candidates(num_adaptation=40, num_replay=60, batch_size=C // 2).pool(step).block_ids
+    pool = Pool(step, ids, ids >= 40)
+    rng = np.random.default_rng([step, seed])
+    loss_C = rng.random(C).astype(np.float32)
+    score_C = loss_C - rng.random(C).astype(np.float32)
+    chosen = Joint().select(score_C, pool.is_replay, K)
+    return Choice(pool, loss_C, score_C, chosen, threshold(score_C, chosen))
+
+
+def record(path, steps, header=HEADER, seed=0):
+    with Curriculum.create(path, header) as curriculum:
+        for step in range(header.first_step, header.first_step + steps):
+            curriculum.append(step_of(step, seed))
+    return path.read_bytes()
+
+
+def check(curriculum, steps, first=0):
+    """Compare whatever a curriculum gives with what was recorded."""
+    assert len(curriculum) == steps and curriculum.next_step == first + steps
+    arrays = curriculum.arrays()
+    for i, row in enumerate(curriculum):
+        step = step_of(first + i)
+        pool, loss_C, score_C = step.pool, step.loss, step.score
+        chosen, tau = step.chosen, step.threshold
+        assert row.step == first + i and row.threshold == tau
+        assert row.block_ids.dtype == np.int64 and row.chosen.dtype == np.int64
+        for found, expected in (
+            (row.block_ids, pool.block_ids),
+            (row.loss, loss_C),
+            (row.score, score_C),
+            (row.chosen, chosen),
+            (arrays.block_ids[i], pool.block_ids),
+            (arrays.loss[i], loss_C),
+            (arrays.score[i], score_C),
+            (np.flatnonzero(arrays.chosen[i]), chosen),
+        ):
+            assert np.array_equal(found, expected)
+        assert arrays.step[i] == first + i and arrays.threshold[i] == tau
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_what_is_recorded_is_read(tmp_path, steps):
+    record(tmp_path / "c.rod", steps)
+    with Curriculum.open(tmp_path / "c.rod", expect=HEADER) as curriculum:
+        assert curriculum.header == HEADER
+        check(curriculum, steps)
+    with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
+        check(curriculum, steps)
+        if steps:
+            assert curriculum[-1].step == steps - 1
+        with pytest.raises(IndexError):
+            curriculum[steps]
+
+
+def test_a_step_is_on_the_disk_before_the_next_begins(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    with Curriculum.create(tmp_path / "c.rod", HEADER) as curriculum:
+        size = (tmp_path / "c.rod").stat().st_size
+
+        def spy(fd):
+            synced.append(os.fstat(fd).st_size)
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", spy)
+        for step in range(3):
+            curriculum.append(step_of(step))
+            assert synced[-1] == (tmp_path / "c.rod").stat().st_size > size
+    assert len(synced) == 3
+
+
+@given(st.lists(st.floats(-50, 50, width=32), min_size=C, max_size=C), st.permutations(range(C)))
+def test_any_scores_and_any_choice(tmp_path_factory, scores, order):
+    path = tmp_path_factory.mktemp("c") / "c.rod"
+    pool = Pool(0, np.arange(C) + (1 << 40), np.ones(C, bool))
+    with Curriculum.create(path, HEADER) as curriculum:
+        curriculum.append(Choice(pool, np.arange(C), scores, order[:K], -1e-300))
+        row = curriculum[0]
+    assert row.score.tolist() == scores and row.threshold == -1e-300
+    assert row.chosen.tolist() == sorted(order[:K])
+    assert np.array_equal(row.block_ids, pool.block_ids)
+
+
+def test_cut_at_every_byte_of_the_last_record(tmp_path):
+    whole = record(tmp_path / "whole.rod", 3)
+    shorter = record(tmp_path / "shorter.rod", 2)
+    path = tmp_path / "cut.rod"
+    for end in range(len(shorter), len(whole)):
+        path.write_bytes(whole[:end])
+        with Curriculum.open(path, read_only=True) as reader:
+            check(reader, 2)
+        assert path.read_bytes() == whole[:end]
+        with Curriculum.open(path, expect=HEADER, resume_at=2) as curriculum:
+            assert path.read_bytes() == shorter
+            curriculum.append(step_of(2))
+        assert path.read_bytes() == whole
+
+
+def test_every_flipped_bit_is_noticed(tmp_path):
+    whole = record(tmp_path / "whole.rod", 3)
+    size = (len(whole) - len(record(tmp_path / "none.rod", 0))) // 3
+    path = tmp_path / "flipped.rod"
+    for bit in range((len(whole) - 3 * size) * 8, len(whole) * 8, 7):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        step = 2 - (len(whole) - 1 - bit // 8) // size
+        if step == 2:  # as after a torn write
+            with Curriculum.open(path) as curriculum:
+                check(curriculum, 2)
+            continue
+        with pytest.raises(ValueError, match=rf"damaged record of step {step} \(checksum\) before"):
+            Curriculum.open(path)
+        assert path.read_bytes() == data  # nothing is dropped unasked
+        with Curriculum.open(path, resume_at=step) as curriculum:
+            check(curriculum, step)
+
+
+def test_resuming_drops_what_came_later_and_never_leaves_a_gap(tmp_path):
+    path = tmp_path / "c.rod"
+    whole = record(path, 6)
+    with Curriculum.open(path, expect=HEADER, resume_at=4) as curriculum:
+        check(curriculum, 4)
+        for wrong in (3, 5):
+            with pytest.raises(
+                ValueError, match=f"expects step 4 next, found step {wrong}: resume"
+            ):
+                curriculum.append(step_of(wrong))
+        curriculum.append(step_of(4))
+        curriculum.append(step_of(5))
+        curriculum.truncate(5)
+        check(curriculum, 5)
+        curriculum.append(step_of(5))
+    assert path.read_bytes() == whole
+    with pytest.raises(ValueError, match="holds steps 0 to 5, so a run cannot continue at step 7"):
+        Curriculum.open(path, resume_at=7)
+    assert path.read_bytes() == whole
+    Curriculum.open(path, resume_at=0).close()
+    assert len(Curriculum.open(path)) == 0
+
+
+def test_a_run_that_begins_later(tmp_path):
+    header = replace(HEADER, first_step=1000)
+    record(tmp_path / "c.rod", 3, header)
+    with Curriculum.open(tmp_path / "c.rod", resume_at=1002) as curriculum:
+        check(curriculum, 2, first=1000)
+        assert RecordedPools(curriculum).pool(1001).step == 1001
+        with pytest.raises(ValueError, match="cannot continue at step 999"):
+            curriculum.truncate(999)
+        with pytest.raises(ValueError, match="holds steps 1000 to 1001, but step 0 was asked for"):
+            RecordedPools(curriculum).pool(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("store", "store-2"),
+        ("tokenizer", "tokenizer-2"),
+        ("references", "references-2"),
+        ("config", "config-2"),
+        ("seed", 43),
+        ("num_chosen", 6),
+        ("block_size", 128),
+        ("scored", False),
+        ("sources", (*SOURCES[:2], ("web", "replay", 40, 61))),
+    ],
+)
+def test_a_foreign_curriculum_is_refused_by_name(tmp_path, name, value):
+    whole = record(tmp_path / "c.rod", 2)
+    with pytest.raises(
+        ValueError, match=rf"c.rod was recorded with {name} .* \(this run: "
+    ) as error:
+        Curriculum.open(tmp_path / "c.rod", expect=replace(HEADER, **{name: value}), resume_at=0)
+    others = {"store", "tokenizer", "references", "config", "seed"} - {name}
+    assert not any(f" {other} '" in str(error.value) for other in others)
+    assert (tmp_path / "c.rod").read_bytes() == whole
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path):
+    whole = record(tmp_path / "c.rod", 2)
+    with pytest.raises(ValueError, match=r"c.rod exists: open it to resume, or remove it"):
+        Curriculum.create(tmp_path / "c.rod", HEADER)
+    assert (tmp_path / "c.rod").read_bytes() == whole
+
+
+def test_what_is_refused_when_appending(tmp_path):
+    good = step_of(0)
+    bad = good.score.copy()
+    bad[3] = np.nan
+    with Curriculum.create(tmp_path / "c.rod", HEADER) as curriculum:
+        for wrong in (replace(good, score=bad), replace(good, threshold=math.nan)):
+            with pytest.raises(ValueError, match="step 0 has NaN scores"):
+                curriculum.append(wrong)
+        for chosen in (good.chosen[:-1], [0, 0, 1, 2, 3], [0, 1, 2, 3, C], [-1, 0, 1, 2, 3]):
+            with pytest.raises(AssertionError):
+                curriculum.append(replace(good, chosen=np.array(chosen)))
+        with pytest.raises(AssertionError):
+            curriculum.append(replace(good, loss=None, score=None))
+        assert len(curriculum) == 0
+
+
+def test_arms_that_score_nothing(tmp_path):
+    header = replace(HEADER, num_chosen=C, references="", scored=False)
+    with Curriculum.create(tmp_path / "c.rod", header) as curriculum:
+        for step in range(3):
+            pool = step_of(step).pool
+            curriculum.append(Choice(pool, None, None, TakeAll().select(None, pool.is_replay, C)))
+        row = curriculum[1]
+        assert np.isnan(row.loss).all() and np.isnan(row.score).all() and math.isnan(row.threshold)
+        assert row.chosen.tolist() == list(range(C))
+        export(curriculum, tmp_path / "c.parquet")
+    columns = parquet(tmp_path / "c.parquet")
+    assert columns["score"] == columns["loss"] == columns["reference"] == [None] * 36
+    assert columns["threshold"] == [None] * 36 and all(columns["chosen"])
+
+
+def test_sources_of_block_ids():
+    assert HEADER.source_index([0, 29, 30, 39, 40, 99, PADDING_ID]).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        -1,
+    ]
+    assert HEADER.is_replay([0, 39, 40, 99, PADDING_ID]).tolist() == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+FOREIGN_STORES = (
+    (Store(digest="s2"), "with block store 'store-1', but the block store has 's2': use the store"),
+    (Store(tokenizer_fingerprint="t2"), "with tokenizer 'tokenizer-1', but the block store has"),
+    (Store(block_size=128), "with block size 64, but the block store has 128"),
+    # another tokenizer makes another store: the cause is named
+    (Store(digest="s2", tokenizer_fingerprint="t2"), "with tokenizer 'tokenizer-1'"),
+)
+
+
+@pytest.mark.parametrize(("store", "sentence"), FOREIGN_STORES)
+def test_a_recorded_curriculum_refuses_another_tokenizer_or_store(tmp_path, store, sentence):
+    record(tmp_path / "c.rod", 1)
+    with (
+        Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum,
+        pytest.raises(ValueError, match=f"c.rod was recorded {sentence}"),
+    ):
+        RecordedPools(curriculum, store)
+
+
+def test_training_on_a_recorded_curriculum(tmp_path):
+    record(tmp_path / "c.rod", 4)
+    with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
+        pools = RecordedPools(curriculum, Store())
+        assert pools.size == K and len(pools) == 4
+        for step in (3, 0):
+            pool, chosen = step_of(step).pool, step_of(step).chosen
+            recorded = pools.pool(step)
+            assert recorded.step == step
+            assert np.array_equal(recorded.block_ids, pool.block_ids[chosen])
+            assert np.array_equal(recorded.is_replay, pool.is_replay[chosen])
+            assert TakeAll().select(None, recorded.is_replay, K).tolist() == list(range(K))
+        with pytest.raises(ValueError, match="holds steps 0 to 3, but step 4 was asked for: set"):
+            pools.pool(4)
+
+
+RECORD_FOREVER = """
+import sys
+from test_curriculum import *
+with Curriculum.open(sys.argv[1], expect=HEADER) as curriculum:
+    for step in range(curriculum.next_step, 10**9):
+        curriculum.append(step_of(step))
+        print(step, flush=True)
+"""
+
+
+def test_killed_again_and_again(tmp_path):
+    path = tmp_path / "c.rod"
+    Curriculum.create(path, HEADER).close()
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", RECORD_FOREVER, str(path)]
+    for _ in range(3):
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | paths)
+        for _ in range(20):
+            reported = int(run.stdout.readline())
+        with Curriculum.open(path, read_only=True) as reader:  # while the run appends
+            check(reader, len(reader))
+            assert len(reader) > reported
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+        run.stdout.close()
+        with open(path, "ab") as file:
+            file.write(b"torn" * 11)
+        with Curriculum.open(path, expect=HEADER) as curriculum:
+            assert len(curriculum) > reported
+            check(curriculum, len(curriculum))
+
+
+# --- export, verify, diff
+
+
+def parquet(path):
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path).to_pydict()
+
+
+def test_export(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("nemo_rod.selection.curriculum.tools._EXPORT_ROWS", 2 * C)  # 3 row groups
+    record(tmp_path / "c.rod", 5)
+    with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
+        export(curriculum, tmp_path / "new" / "c.parquet")
+    columns = parquet(tmp_path / "new" / "c.parquet")
+    names = "step position block_id role source score loss reference chosen threshold"
+    assert list(columns) == names.split()
+    assert columns["step"] == [step for step in range(5) for _ in range(C)]
+    assert columns["position"] == list(range(C)) * 5
+    for step in range(5):
+        made = step_of(step)
+        pool, loss_C, score_C = made.pool, made.loss, made.score
+        chosen, tau = made.chosen, made.threshold
+        rows = {name: values[step * C : (step + 1) * C] for name, values in columns.items()}
+        assert rows["block_id"] == pool.block_ids.tolist()
+        assert rows["role"] == ["replay" if r else "adaptation" for r in pool.is_replay]
+        names = ["law" if i < 30 else "news" if i < 40 else "web" for i in pool.block_ids]
+        assert rows["source"] == names
+        assert rows["score"] == score_C.tolist() and rows["loss"] == loss_C.tolist()
+        assert rows["reference"] == (loss_C - score_C).tolist()
+        assert rows["chosen"] == [i in chosen for i in range(C)]
+        assert rows["threshold"] == [tau] * C
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["c.parquet"]
+
+
+def test_export_of_padding_and_of_nothing(tmp_path):
+    pytest.importorskip("pyarrow")
+    choice = replace(step_of(0), chosen=np.arange(K))
+    choice.pool.block_ids[-1], choice.loss[-1], choice.score[-1] = PADDING_ID, 1.0, -np.inf
+    with Curriculum.create(tmp_path / "c.rod", HEADER) as curriculum:
+        export(curriculum, tmp_path / "none.parquet")
+        curriculum.append(choice)
+        verify(curriculum, Store())
+        export(curriculum, tmp_path / "c.parquet")
+    assert parquet(tmp_path / "none.parquet")["step"] == []
+    columns = {name: values[-1] for name, values in parquet(tmp_path / "c.parquet").items()}
+    assert (columns["block_id"], columns["score"]) == (PADDING_ID, -math.inf)
+    assert [columns[n] for n in ("role", "source", "reference")] == [None] * 3
+
+
+def test_verify(tmp_path):
+    record(tmp_path / "c.rod", 3)
+    with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
+        verify(curriculum, Store())
+        for store, sentence in (
+            *FOREIGN_STORES,
+            (Store(count=50), r"step 0: block \d+ is not in the store of 50 blocks"),
+        ):
+            with pytest.raises(ValueError, match=sentence):
+                verify(curriculum, store)
+    choice = replace(step_of(0), chosen=np.arange(K))
+    choice.pool.block_ids[0] = PADDING_ID
+    with Curriculum.create(tmp_path / "padding.rod", HEADER) as curriculum:
+        curriculum.append(choice)
+        with pytest.raises(ValueError, match="expected 5 and no padding"):
+            verify(curriculum, Store())
+
+
+def test_diff(tmp_path):
+    record(tmp_path / "a.rod", 6)
+    record(tmp_path / "b.rod", 4, seed=1)
+    record(tmp_path / "late.rod", 3, replace(HEADER, first_step=4))
+    a, b, late = (
+        Curriculum.open(tmp_path / f"{n}.rod", read_only=True) for n in ("a", "b", "late")
+    )
+    same = diff(a, a)
+    assert same.overlap.tolist() == [1.0] * 6 and same.same_pools.all()
+    assert np.array_equal(same.replay_share_a, same.replay_share_b)
+    other = diff(a, b)
+    assert other.step.tolist() == [0, 1, 2, 3] and other.same_pools.all()
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        ids_x, ids_y = (set(row.block_ids[row.chosen].tolist()) for row in (x, y))
+        assert other.overlap[i] == len(ids_x & ids_y) / max(len(ids_x), len(ids_y))
+        assert other.replay_share_a[i] == np.mean([j >= 40 for j in x.block_ids[x.chosen]])
+        assert other.replay_share_b[i] == np.mean([j >= 40 for j in y.block_ids[y.chosen]])
+    assert diff(a, late).step.tolist() == [4, 5] and diff(a, late).overlap.tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match="have no step in common"):
+        diff(b, late)
+    record(tmp_path / "foreign.rod", 4, replace(HEADER, store="store-2"))
+    with pytest.raises(ValueError, match=r"is of block store 'store-1' and .* of 'store-2'"):
+        diff(a, Curriculum.open(tmp_path / "foreign.rod"))

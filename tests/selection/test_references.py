@@ -1,0 +1,498 @@
+"""Reference losses: writing under crashes, complete or refused, lookups that notice damage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_rod.selection.references import (
+    References,
+    ReferenceWriter,
+    block_loss,
+    compact,
+    logged_ids,
+    num_targets,
+    remove_logs,
+)
+from nemo_rod.selection.references.folder import RECORD, ReferenceManifest, role_manifest
+from nemo_rod.selection.references.hash_index import HashIndex
+
+S = 64
+
+
+@dataclass
+class ArrayStore:
+    """Blocks without tokens: their hashes are those of their ids."""
+
+    count: int
+    digest: str = "store-1"
+    tokenizer_fingerprint: str = "tokenizer-1"
+    block_size: int = S
+    changed: set = field(default_factory=set)
+
+    def __len__(self):
+        return self.count
+
+    def hashes(self, block_ids):
+        texts = [f"{i}{'*' * (i in self.changed)}".encode() for i in block_ids.tolist()]
+        digests = [hashlib.blake2b(text, digest_size=16).digest() for text in texts]
+        return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+
+
+def manifest(start, stop, **values):
+    default = {"model": "model-1", "tokenizer": "tokenizer-1", "store": "store-1"}
+    default |= {"block_size": S, "start": start, "stop": stop, "precision": "fp32"}
+    return ReferenceManifest(**(default | values))
+
+
+def sums_of(block_ids):
+    """Partial sums that only these blocks have, float32 [C, 8]."""
+    ids = np.asarray(block_ids, dtype=np.float64)[:, None]
+    return (10 + np.sin(ids * 8 + np.arange(8))).astype(np.float32)
+
+
+def write(folder, rank, block_ids, m, store=None, sums=None):
+    ids = np.asarray(block_ids)
+    store = store or ArrayStore(m.stop)
+    with ReferenceWriter(folder, rank, manifest=m, sync_every=3) as writer:
+        writer.append(ids, sums_of(ids) if sums is None else sums, store.hashes(ids))
+
+
+def complete(folder, start, stop, **values):
+    m = manifest(start, stop, **values)
+    for rank in range(3):
+        write(folder, rank, range(start + rank, stop, 3), m)
+    compact(folder, manifest=m, hashes=ArrayStore(stop).hashes)
+    return folder
+
+
+# --- from partial sums to losses
+
+
+@given(st.lists(st.lists(st.floats(0, 1e4, width=32), min_size=8, max_size=8), max_size=6))
+def test_block_loss_is_the_mean_over_the_targets(sums):
+    sums_C8 = np.array(sums, dtype=np.float32).reshape(-1, 8)
+    for eighths in range(1, 9):
+        loss_C = block_loss(sums_C8, S, eighths)
+        assert loss_C.dtype == np.float32
+        targets = S - 1 if eighths == 8 else eighths * S // 8
+        assert num_targets(S, eighths) == targets
+        exact = [sum(map(float, row[:eighths])) / targets for row in sums_C8]
+        assert loss_C.tolist() == np.array(exact).astype(np.float32).tolist()
+        # To the bit, whatever the layout in memory and the blocks beside it.
+        assert np.array_equal(loss_C, block_loss(np.asfortranarray(sums_C8), S, eighths))
+        alone = [block_loss(sums_C8[i : i + 1], S, eighths)[0] for i in range(len(sums_C8))]
+        assert np.array_equal(loss_C, np.array(alone, dtype=np.float32))
+
+
+def test_chunks_hold_the_targets_they_say():
+    token_loss = np.random.default_rng(0).random((5, S)).astype(np.float32)
+    token_loss[:, -1] = 0  # the last position predicts nothing
+    sums_C8 = token_loss.reshape(5, 8, S // 8).sum(axis=2)
+    assert np.allclose(block_loss(sums_C8, S), token_loss[:, :-1].mean(axis=1), rtol=1e-6)
+    for eighths in range(1, 8):
+        prefix = token_loss[:, : eighths * S // 8].mean(axis=1)
+        assert np.allclose(block_loss(sums_C8, S, eighths), prefix, rtol=1e-6)
+
+
+# --- writing
+
+
+def test_ranks_write_and_everything_is_found(tmp_path):
+    complete(tmp_path / "specialist", 0, 20)
+    complete(tmp_path / "base", 20, 50, model="model-2")
+    store = ArrayStore(50)
+    references = References.open([tmp_path / "base", tmp_path / "specialist"], store)
+    ids = np.random.default_rng(0).integers(0, 50, 200)
+    expected_C = block_loss(sums_of(ids), S)
+    assert len(references) == 50 and references.block_size == S
+    assert [m.model for m in references.manifests] == ["model-1", "model-2"]
+    assert np.array_equal(references[ids], expected_C)
+    assert references[ids].dtype == np.float32
+    assert np.array_equal(references[[]], np.empty(0, np.float32))
+    for eighths in range(1, 9):
+        assert np.array_equal(references.prefix(ids, eighths), block_loss(sums_of(ids), S, eighths))
+    assert np.array_equal(references.by_hash(store.hashes(ids)), expected_C)
+    references.verify()
+    again = References.open([tmp_path / "specialist", tmp_path / "base"], store)
+    assert again.digest == references.digest
+    assert not list(tmp_path.glob("*/rank-*.log")) and not list(tmp_path.glob("*/.*"))
+
+
+def test_the_digest_names_the_content_not_the_way_there(tmp_path):
+    complete(tmp_path / "a", 0, 12)
+    m = manifest(0, 12)
+    write(tmp_path / "b", 7, range(11, -1, -1), m)
+    compact(tmp_path / "b", manifest=m, hashes=ArrayStore(12).hashes)
+    complete(tmp_path / "c", 0, 12, model="model-2")
+    a, b, c = (References.open([tmp_path / name]).digest for name in "abc")
+    assert a == b != c
+    assert (tmp_path / "a" / "sums.npy").read_bytes() == (tmp_path / "b" / "sums.npy").read_bytes()
+
+
+def test_a_writer_goes_on_where_it_was(tmp_path):
+    m = manifest(0, 30)
+    write(tmp_path, 0, [4, 2], m)
+    write(tmp_path, 1, [9, 4], m)
+    assert ReferenceWriter(tmp_path, 0, manifest=m).done.tolist() == [2, 4]
+    assert logged_ids(tmp_path, m).tolist() == [2, 4, 9]
+    write(tmp_path, 0, [1], m)
+    assert ReferenceWriter(tmp_path, 0, manifest=m).done.tolist() == [1, 2, 4]
+    assert logged_ids(tmp_path / "none", m).tolist() == []
+
+
+def test_a_log_cut_at_every_byte_of_its_last_record(tmp_path):
+    m, store = manifest(0, 6), ArrayStore(6)
+    write(tmp_path / "whole", 0, range(6), m)
+    whole = (tmp_path / "whole" / "rank-00000.log").read_bytes()
+    for end in range(len(whole) - RECORD.itemsize - 4, len(whole)):
+        folder = tmp_path / str(end)
+        folder.mkdir()
+        (folder / "rank-00000.log").write_bytes(whole[:end])
+        with pytest.raises(
+            ValueError, match=r"no valid loss of 1 of 6 blocks .* is block 5: score"
+        ):
+            compact(folder, manifest=m, hashes=store.hashes)
+        with ReferenceWriter(folder, 0, manifest=m) as writer:
+            assert writer.done.tolist() == [0, 1, 2, 3, 4]
+            writer.append([5], sums_of([5]), store.hashes(np.array([5])))
+        assert (folder / "rank-00000.log").read_bytes() == whole
+        compact(folder, manifest=m, hashes=store.hashes)
+        assert np.array_equal(
+            References.open([folder], store)[range(6)], block_loss(sums_of(range(6)), S)
+        )
+        shutil.rmtree(folder)
+
+
+def test_a_flipped_bit_in_a_log_costs_its_block_only(tmp_path):
+    m, store = manifest(0, 6), ArrayStore(6)
+    write(tmp_path, 0, range(6), m)
+    path = tmp_path / "rank-00000.log"
+    data = bytearray(path.read_bytes())
+    data[-4 * (RECORD.itemsize + 4) + 20] ^= 1  # in the sums of block 2
+    path.write_bytes(data)
+    assert logged_ids(tmp_path, m).tolist() == [0, 1, 3, 4, 5]
+    with pytest.raises(
+        ValueError, match=r"no valid loss of 1 of 6 blocks .* is block 2: score again"
+    ):
+        compact(tmp_path, manifest=m, hashes=store.hashes)
+    write(tmp_path, 1, [2], m)
+    compact(tmp_path, manifest=m, hashes=store.hashes)
+    assert np.array_equal(References.open([tmp_path], store)[[2]], block_loss(sums_of([2]), S))
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (0, 1)])
+def test_copies_that_agree_are_one_and_copies_that_do_not_are_refused(tmp_path, ranks):
+    m, store = manifest(0, 4), ArrayStore(4)
+    write(tmp_path / "same", ranks[0], range(4), m)
+    write(tmp_path / "same", ranks[1], [2, 2, 0], m)
+    compact(tmp_path / "same", manifest=m, hashes=store.hashes)
+    other = sums_of([2])
+    other[0, 7] = np.nextafter(other[0, 7], np.float32(99))
+    write(tmp_path / "other", ranks[0], range(4), m)
+    write(tmp_path / "other", ranks[1], [2], m, sums=other)
+    with pytest.raises(ValueError, match="holds another loss for block 2 than was read before"):
+        compact(tmp_path / "other", manifest=m, hashes=store.hashes)
+    assert list((tmp_path / "other").glob("rank-*.log"))  # what was written is still there
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_losses_that_are_not_finite_are_refused(tmp_path, bad, monkeypatch):
+    m = manifest(0, 4)
+    sums = sums_of(range(4))
+    sums[2, 5] = bad
+    with pytest.raises(
+        ValueError, match=r"scoring pass has losses that are not finite .* block 2: "
+    ):
+        write(tmp_path, 0, range(4), m, sums=sums)
+    assert logged_ids(tmp_path, m).tolist() == []
+    # Also in logs that were written without that check.
+    with monkeypatch.context() as patch:
+        patch.setattr("nemo_rod.selection.references.rank_log.check_sums", lambda *_: None)
+        write(tmp_path, 0, range(4), m, sums=sums)
+    with pytest.raises(
+        ValueError, match=r"rank-00000.log has losses that are not finite .* block 2: "
+    ):
+        compact(tmp_path, manifest=m, hashes=ArrayStore(4).hashes)
+
+
+def test_blocks_that_are_missing_foreign_or_outside(tmp_path):
+    m, store = manifest(10, 14), ArrayStore(14)
+    with pytest.raises(ValueError, match="no valid loss of 4 of 4 blocks in its 0 logs"):
+        compact(tmp_path, manifest=m, hashes=store.hashes)
+    write(tmp_path, 0, [10, 13], m)
+    with pytest.raises(
+        ValueError, match=r"no valid loss of 2 of 4 blocks .* the first is block 11"
+    ):
+        compact(tmp_path, manifest=m, hashes=store.hashes)
+    for outside in (9, 14, -1):
+        with pytest.raises(ValueError, match=r"but the manifest is of blocks \[10, 14\)"):
+            write(tmp_path, 0, [outside], m)
+    write(tmp_path, 1, [11, 12], m)
+    rebuilt = ArrayStore(14, changed={12})
+    with pytest.raises(ValueError, match=r"rank-00001.log scored block 12 with another content"):
+        compact(tmp_path, manifest=m, hashes=rebuilt.hashes)
+    compact(tmp_path, manifest=m, hashes=store.hashes)
+    with pytest.raises(ValueError, match="is complete already: use it, or remove it"):
+        compact(tmp_path, manifest=m, hashes=store.hashes)
+
+
+def test_compacting_begins_again_after_a_crash(tmp_path):
+    m, store = manifest(0, 4), ArrayStore(4)
+    write(tmp_path, 0, range(4), m)
+    (tmp_path / ".compact.tmp").mkdir()
+    (tmp_path / ".compact.tmp" / "hash.npy").write_bytes(b"half")
+    (tmp_path / "sums.npy").write_bytes(b"moved before the crash")
+    with pytest.raises(ValueError, match="does not exist: run `nemo-rod reference` to the end"):
+        References.open([tmp_path], store)
+    compact(tmp_path, manifest=m, hashes=store.hashes)
+    assert np.array_equal(References.open([tmp_path], store)[[3]], block_loss(sums_of([3]), S))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        *("check.npy", "hash.npy", "manifest.json", "sums.npy")
+    ]
+
+
+def test_what_a_crash_after_compacting_leaves_is_removed(tmp_path):
+    with pytest.raises(AssertionError, match="still needs its logs"):
+        remove_logs(tmp_path)
+    complete(tmp_path, 0, 4)
+    whole = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    (tmp_path / ".compact.tmp").mkdir()
+    (tmp_path / "rank-00003.log").write_bytes(b"not needed")
+    (tmp_path / ".rank-00004.log.123.tmp").write_bytes(b"of a writer that was killed")
+    for _ in range(2):
+        remove_logs(tmp_path)
+        assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model", "x"), ("tokenizer", "x"), ("store", "x"), ("block_size", 128), ("stop", 9)],
+)
+def test_a_log_of_something_else_is_refused_by_name(tmp_path, name, value):
+    m = manifest(0, 4)
+    write(tmp_path, 0, range(4), m)
+    other = replace(m, **{name: value})
+    sentence = f"rank-00000.log was written with {name} .* \\(expected {value!r}\\): finish it"
+    for use in (
+        lambda: ReferenceWriter(tmp_path, 0, manifest=other),
+        lambda: logged_ids(tmp_path, other),
+        lambda: compact(tmp_path, manifest=other, hashes=ArrayStore(9).hashes),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            use()
+
+
+def test_manifests_that_make_no_sense():
+    with pytest.raises(ValueError, match="block size is 100, expected a multiple of 8"):
+        manifest(0, 4, block_size=100)
+    with pytest.raises(ValueError, match=r"block ids \[4, 4\) hold no block"):
+        manifest(4, 4)
+
+
+SCORE_FOREVER = """
+import sys
+from test_references import *
+m = manifest(0, 4000)
+writer = ReferenceWriter(sys.argv[1], 0, manifest=m, sync_every=64)
+left = np.setdiff1d(np.arange(4000), writer.done)
+store = ArrayStore(4000)
+for first in range(0, len(left), 7):
+    ids = left[first : first + 7]
+    writer.append(ids, sums_of(ids), store.hashes(ids))
+    print(ids[-1], flush=True)
+"""
+
+
+def test_killed_again_and_again(tmp_path):
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", SCORE_FOREVER, str(tmp_path)]
+    m, killed = manifest(0, 4000), 0
+    while len(logged_ids(tmp_path, m)) < 4000:
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | path)
+        reported = [int(line) for line, _ in zip(worker.stdout, range(250), strict=False)]
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+        worker.stdout.close()
+        assert np.isin(reported, logged_ids(tmp_path, m)).all()
+        killed += 1
+    assert killed >= 2
+    compact(tmp_path, manifest=m, hashes=ArrayStore(4000).hashes)
+    ids = np.arange(4000)
+    assert np.array_equal(
+        References.open([tmp_path], ArrayStore(4000))[ids], block_loss(sums_of(ids), S)
+    )
+
+
+# --- reading
+
+
+def test_foreign_references_are_refused_by_name(tmp_path):
+    complete(tmp_path, 0, 8)
+    for store, sentence in (
+        (ArrayStore(8, digest="store-2"), "is of block store 'store-1', expected 'store-2'"),
+        (ArrayStore(8, tokenizer_fingerprint="t2"), "is of tokenizer 'tokenizer-1', expected 't2'"),
+        (ArrayStore(8, block_size=128), "is of block size 64, expected 128"),
+    ):
+        with pytest.raises(ValueError, match=f"manifest.json {sentence}: score again"):
+            References.open([tmp_path], store)
+
+
+def test_folders_must_fit_each_other_and_cover_the_store(tmp_path):
+    a = complete(tmp_path / "a", 0, 8)
+    b = complete(tmp_path / "b", 7, 12)
+    c = complete(tmp_path / "c", 9, 12)
+    d = complete(tmp_path / "d", 8, 12, tokenizer="tokenizer-2")
+    with pytest.raises(ValueError, match="both have references of block 7: name one"):
+        References.open([b, a], ArrayStore(12))
+    with pytest.raises(ValueError, match="block 8 of 12 has no reference; there are those of"):
+        References.open([a, c], ArrayStore(12))
+    with pytest.raises(ValueError, match="block 8 of 12 has no reference"):
+        References.open([a], ArrayStore(12))
+    with pytest.raises(ValueError, match="block 0 of 12 has no reference"):
+        References.open([c], ArrayStore(12))
+    with pytest.raises(ValueError, match="is of tokenizer 'tokenizer-2', expected 'tokenizer-1'"):
+        References.open([a, d])
+    with pytest.raises(ValueError, match="no folder of references was given"):
+        References.open([], ArrayStore(12))
+    with pytest.raises(
+        ValueError, match=r"none/manifest.json does not exist: run `nemo-rod reference`"
+    ):
+        References.open([tmp_path / "none"], ArrayStore(12))
+
+
+def test_lookups_outside_are_refused(tmp_path):
+    references = References.open([complete(tmp_path, 0, 8)], ArrayStore(8))
+    for outside in (-1, 8, 10**12):
+        with pytest.raises(
+            ValueError, match=f"block {outside} has no reference; there are those of"
+        ):
+            references[[3, outside]]
+
+
+def test_a_store_with_other_content_is_noticed_at_the_lookup(tmp_path):
+    store = ArrayStore(8, changed={5})  # the digest claims that nothing changed
+    references = References.open([complete(tmp_path, 0, 8)], store)
+    references[[4, 6]]
+    with pytest.raises(
+        ValueError, match=r"reference of block 5 is of other content .*\(1 of 2 looked"
+    ):
+        references[[4, 5]]
+
+
+@pytest.mark.parametrize("name", ["sums.npy", "hash.npy", "check.npy"])
+def test_every_flipped_bit_is_noticed_at_the_lookup(tmp_path, name):
+    complete(tmp_path / "whole", 0, 3)
+    whole = (tmp_path / "whole" / name).read_bytes()
+    row = {"sums.npy": 32, "hash.npy": 8, "check.npy": 4}[name]
+    damaged = shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
+    for bit in range((len(whole) - 3 * row) * 8, len(whole) * 8):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        (damaged / name).write_bytes(data)
+        references = References.open([damaged], ArrayStore(3))
+        block = (bit // 8 - (len(whole) - 3 * row)) // row
+        references[[i for i in range(3) if i != block]]
+        with pytest.raises(ValueError, match=f"reference of block {block} is damaged"):
+            references[[0, 1, 2]]
+    if name != "check.npy":
+        with pytest.raises(ValueError, match=r"does not have the content its manifest.json names"):
+            references.verify()
+
+
+@pytest.mark.parametrize("name", ["sums.npy", "hash.npy", "check.npy"])
+def test_files_that_were_cut_lost_or_swapped_do_not_open(tmp_path, name):
+    complete(tmp_path, 0, 4)
+    file = tmp_path / name
+    whole = file.read_bytes()
+    for content, sentence in (
+        (whole[:-1], "cannot be read"),
+        (whole[:40], "cannot be read"),
+        (b"", "cannot be read"),
+        (b"rubbish", "cannot be read"),
+        (None, "cannot be read"),
+    ):
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} {sentence}"):
+            References.open([tmp_path], ArrayStore(4))
+        file.write_bytes(whole)
+    np.save(file, np.zeros((3, 8), np.float32))
+    with pytest.raises(ValueError, match=rf"{name} holds float32\[3, 8\], expected"):
+        References.open([tmp_path], ArrayStore(4))
+
+
+def test_manifests_on_disk(tmp_path):
+    complete(tmp_path, 0, 4)
+    file = tmp_path / "manifest.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"stage": "score", "inputs": {}}))
+    References.open([tmp_path], ArrayStore(4))  # others may add what is theirs
+    file.write_text(json.dumps(content | {"schema": "rod-references-0"}))
+    with pytest.raises(
+        ValueError, match="has schema 'rod-references-0', expected 'rod-references-1'"
+    ):
+        References.open([tmp_path], ArrayStore(4))
+    for text in ("{", "[]", json.dumps({k: v for k, v in content.items() if k != "model"})):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="is no manifest of references"):
+            References.open([tmp_path], ArrayStore(4))
+    file.write_text(json.dumps(content | {"model": "other"}))
+    with pytest.raises(ValueError, match=r"does not have the content its manifest.json names"):
+        References.open([tmp_path], ArrayStore(4)).verify()
+
+
+def test_lookups_by_hash_without_a_store(tmp_path):
+    folders = [complete(tmp_path / "a", 5, 9), complete(tmp_path / "b", 20, 40)]
+    references = References.open(folders)
+    ids = np.array([20, 5, 8, 39, 20])
+    hashes = ArrayStore(40).hashes(ids)
+    assert np.array_equal(references.by_hash(hashes), block_loss(sums_of(ids), S))
+    assert np.array_equal(references.by_hash(hashes, 2), block_loss(sums_of(ids), S, 2))
+    hashes = np.concatenate([hashes, ArrayStore(99).hashes(np.array([2]))])
+    with pytest.raises(
+        ValueError, match="1 of 6 blocks have no reference, the first is at position 5"
+    ):
+        references.by_hash(hashes)
+    with pytest.raises(AssertionError, match="look blocks up by_hash"):
+        references[[5]]
+
+
+@given(
+    heads=st.lists(
+        st.integers(0, 2**64 - 1) | st.integers(2**63, 2**63 + 9), min_size=1, max_size=60
+    ),
+    others=st.lists(st.integers(0, 2**64 - 1) | st.integers(2**63 - 3, 2**63 + 9), max_size=20),
+)
+def test_the_hash_index_finds_the_first(heads, others):
+    wanted = heads + others
+    found = HashIndex(np.array(heads, dtype=np.uint64)).find(np.array(wanted, dtype=np.uint64))
+    assert found.tolist() == [heads.index(head) if head in heads else -1 for head in wanted]
+
+
+def test_the_manifest_of_a_role_covers_its_blocks():
+    store = ArrayStore(10)
+    store.num_adaptation = 4
+    ranges = {
+        role: (found.start, found.stop)
+        for role in ("adaptation", "replay")
+        for found in [role_manifest(store, role, model="m", precision="fp32")]
+    }
+    assert ranges == {"adaptation": (0, 4), "replay": (4, 10)}
+    store.num_adaptation = 10
+    with pytest.raises(ValueError, match="no block of role 'replay'"):
+        role_manifest(store, "replay", model="m", precision="fp32")
+    with pytest.raises(ValueError, match="no block of role 'code'"):
+        role_manifest(store, "code", model="m", precision="fp32")

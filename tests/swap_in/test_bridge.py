@@ -1,0 +1,285 @@
+"""A stock Megatron-Bridge job, before and after the selector is swapped in.
+
+The job reads GPTDatasets of a `.bin/.idx` blend of two corpora that megatron-core's own builder
+wrote. What it trains on is compared with what a stock job trains on, and with plain arithmetic.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from places import ROOT, WORKERS
+
+from nemo_rod.selection import Curriculum, References, block_loss
+from nemo_rod.selection.curriculum.log import CurriculumArrays
+
+pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs of all
+
+STEPS, BATCH, MULTIPLIER = 6, 8, 2
+RECIPE = ROOT / "recipes" / "swap_in" / "megatron_bridge"
+WORKER = WORKERS / "swap_in_worker.py"
+LAYOUTS = {
+    "dp2": (2, {"tensor": 1, "pipeline": 1}),
+    "tp2": (2, {"tensor": 2, "pipeline": 1}),
+    "pp2": (2, {"tensor": 1, "pipeline": 2}),
+}
+ROD = {"kind": "joint", "base": "base", "references": ["refs_new", "refs_old"], "steps": STEPS}
+SCORE_NEW = {"kind": "score", "role": "adaptation", "base": "specialist", "steps": STEPS}
+SCORE_OLD = {"kind": "score", "role": "replay", "base": "base", "steps": STEPS}
+MASKED = {
+    "dataset.eod_mask_loss": True,
+    "dataset.reset_position_ids": True,
+    "dataset.reset_attention_mask": True,
+    "dataset.skip_getting_attention_mask_from_dataset": False,
+}
+SHARDED = {
+    "optimizer.use_distributed_optimizer": True,
+    "ddp.use_distributed_optimizer": True,
+    "ddp.overlap_grad_reduce": True,
+    "ddp.overlap_param_gather": True,
+}
+LONG = {**ROD, "steps": 8, "references": ["long_new", "long_old"]}
+
+
+class Jobs:
+    """Runs jobs of the worker below one folder."""
+
+    def __init__(self, root: Path, torchrun: Callable[..., list[str]]) -> None:
+        self.root, self.torchrun = root, torchrun
+
+    def run(
+        self, processes: int, layout: dict[str, int], *runs: dict[str, Any], **options: Any
+    ) -> list[str]:
+        spec = self.root / f"{runs[0]['name']}.json"
+        spec.write_text(json.dumps({"root": str(self.root), "layout": layout, "runs": list(runs)}))
+        return self.torchrun(processes, WORKER, spec, timeout=1500, **options)
+
+    def steps(self, name: str, key: str) -> list[float]:
+        return [json.loads(line)[key] for line in (self.root / name / "steps.jsonl").open()]
+
+    def curriculum(self, name: str) -> CurriculumArrays:
+        with Curriculum.open(
+            self.root / name / "rod" / "curriculum.rod", read_only=True
+        ) as curriculum:
+            return curriculum.arrays()
+
+    def metrics(self, name: str) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.root / name / "rod" / "metrics.jsonl").open()]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Jobs:
+    """A base that knows the old corpus, a specialist of the new one, both references; one process.
+
+    And the job itself: stock, with TakeAll, with RoD, and with RoD where every step runs twice.
+    """
+    jobs = Jobs(tmp_path_factory.mktemp("swap_in"), torchrun)
+    jobs.run(
+        1,
+        {"tensor": 1, "pipeline": 1},
+        {"name": "base", "kind": "stock", "steps": 10, "corpora": ["old"]},
+        {"name": "specialist", "kind": "stock", "base": "base", "steps": 10, "corpora": ["new"]},
+        {"name": "refs_new", **SCORE_NEW},
+        {"name": "refs_old", **SCORE_OLD},
+        {"name": "long_new", **SCORE_NEW, "steps": LONG["steps"]},
+        {"name": "long_old", **SCORE_OLD, "steps": LONG["steps"]},
+        {"name": "stock", "kind": "stock", "base": "base", "steps": STEPS},
+        {"name": "take_all", "kind": "take_all", "base": "base", "steps": STEPS},
+        {"name": "rod", **ROD},
+        {
+            **ROD,
+            "name": "twice",
+            "settings": {"rerun_state_machine.rerun_mode": "report_determinism_stats"},
+        },
+        {**ROD, "name": "of_other_data", "steps": STEPS + 1, "refused": "is of block store"},
+        {**ROD, "name": "of_other_loss", "settings": MASKED, "refused": "is of block store"},
+        {"name": "refs_new", **SCORE_NEW, "base": "base", "refused": "holds references with model"},
+        {"name": "masked_new", "settings": MASKED, **SCORE_NEW},
+        {"name": "masked_old", "settings": MASKED, **SCORE_OLD},
+        {**ROD, "name": "masked", "settings": MASKED, "references": ["masked_new", "masked_old"]},
+    )
+    return jobs
+
+
+def test_taking_all_is_the_stock_job(jobs: Jobs) -> None:
+    assert len(jobs.steps("stock", "loss")) == STEPS
+    for key in ("loss", "grad_norm"):
+        assert jobs.steps("take_all", key) == jobs.steps("stock", key)
+    assert jobs.steps("rod", "loss") != jobs.steps("stock", "loss")
+
+
+def test_every_choice_is_the_top_of_its_pool(jobs: Jobs) -> None:
+    curriculum = jobs.curriculum("rod")
+    assert curriculum.block_ids.shape == (STEPS, MULTIPLIER * BATCH)
+    for score, chosen, threshold in zip(
+        curriculum.score, curriculum.chosen, curriculum.threshold, strict=True
+    ):
+        order = sorted(range(len(score)), key=lambda i: (-score[i], i))
+        assert sorted(order[:BATCH]) == np.flatnonzero(chosen).tolist()
+        assert threshold == score[order[BATCH - 1]]
+
+
+def test_scores_are_losses_less_references(jobs: Jobs) -> None:
+    curriculum = jobs.curriculum("rod")
+    references = References.open([jobs.root / "refs_new", jobs.root / "refs_old"])
+    for ids, loss, score in zip(
+        curriculum.block_ids, curriculum.loss, curriculum.score, strict=True
+    ):
+        # a sample of the job has a target for every token it is read in, a block one less
+        reference = block_loss(references.sums(ids), 64) * np.float32(63 / 64)
+        np.testing.assert_allclose(score, loss - reference, rtol=0, atol=1e-6)
+    # at the base a replay sample scores exactly 0, and the specialist is better on the new corpus
+    is_replay = curriculum.block_ids[0] >= MULTIPLIER * STEPS * BATCH // 2
+    assert is_replay.any() and (curriculum.score[0][is_replay] == 0).all()
+    assert curriculum.score[0][~is_replay].mean() > 0.01
+
+
+def test_the_job_trains_on_the_chosen(jobs: Jobs) -> None:
+    curriculum = jobs.curriculum("rod")
+    chosen_loss = [
+        loss[chosen].astype(np.float64).mean()
+        for loss, chosen in zip(curriculum.loss, curriculum.chosen, strict=True)
+    ]
+    np.testing.assert_allclose(jobs.steps("rod", "loss"), chosen_loss, rtol=0, atol=2e-6)
+
+
+def test_candidates_are_what_the_job_would_have_read(jobs: Jobs) -> None:
+    """Every sample of the blend once, in the blend's order."""
+    ids = jobs.curriculum("rod").block_ids.ravel()
+    assert sorted(ids) == list(range(MULTIPLIER * STEPS * BATCH))
+    half = MULTIPLIER * STEPS * BATCH // 2
+    # a blend reads each of its corpora from the first sample on
+    assert ids[ids < half].tolist() == list(range(half))
+    assert ids[ids >= half].tolist() == list(range(half, 2 * half))
+
+
+def test_a_step_that_runs_again_trains_on_the_same_winners(jobs: Jobs) -> None:
+    assert jobs.steps("twice", "loss") == jobs.steps("rod", "loss")
+    assert (jobs.curriculum("twice").chosen == jobs.curriculum("rod").chosen).all()
+
+
+def test_masks_of_the_job_enter_its_losses(jobs: Jobs) -> None:
+    masked, plain = jobs.curriculum("masked"), jobs.curriculum("rod")
+    assert (masked.block_ids == plain.block_ids).all()
+    assert (masked.loss[0] != plain.loss[0]).any()
+    is_replay = masked.block_ids[0] >= MULTIPLIER * STEPS * BATCH // 2
+    assert (masked.score[0][is_replay] == 0).all()
+    assert masked.score[0][~is_replay].mean() > 0.01
+
+
+def test_metrics_say_what_was_chosen(jobs: Jobs) -> None:
+    curriculum = jobs.curriculum("rod")
+    is_replay = curriculum.block_ids >= MULTIPLIER * STEPS * BATCH // 2
+    rows = jobs.metrics("rod")
+    assert [row["step"] for row in rows] == list(range(STEPS))
+    assert [row["rod/replay_share"] for row in rows] == [
+        is_replay[step][chosen].mean() for step, chosen in enumerate(curriculum.chosen)
+    ]
+    for row in rows:
+        assert row["rod/share/old/text_document"] == row["rod/replay_share"]
+
+
+@pytest.mark.swap_in
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts(jobs: Jobs, name: str) -> None:
+    processes, layout = LAYOUTS[name]
+    jobs.run(
+        processes,
+        layout,
+        {"name": f"stock_{name}", "kind": "stock", "base": "base", "steps": STEPS},
+        {"name": f"take_all_{name}", "kind": "take_all", "base": "base", "steps": STEPS},
+        {**ROD, "name": f"rod_{name}"},
+        *([{**ROD, "name": "sharded", "settings": SHARDED}] if name == "dp2" else []),
+    )
+    for key in ("loss", "grad_norm"):
+        assert jobs.steps(f"take_all_{name}", key) == jobs.steps(f"stock_{name}", key)
+    one, other = jobs.curriculum("rod"), jobs.curriculum(f"rod_{name}")
+    assert (one.block_ids == other.block_ids).all()
+    assert (one.chosen == other.chosen).all()
+    np.testing.assert_allclose(one.score, other.score, rtol=0, atol=1e-5)
+    for key in ("loss", "grad_norm"):
+        np.testing.assert_allclose(
+            jobs.steps(f"rod_{name}", key), jobs.steps("rod", key), rtol=1e-4
+        )
+
+    if name == "dp2":  # weights gathered by the first of the two forward passes
+        np.testing.assert_allclose(
+            jobs.steps("sharded", "loss"), jobs.steps("rod", "loss"), rtol=1e-4
+        )
+        assert (jobs.curriculum("sharded").chosen == one.chosen).all()
+
+
+@pytest.mark.swap_in
+def test_a_killed_job_repeats_and_skips_nothing(jobs: Jobs) -> None:
+    processes, layout = LAYOUTS["dp2"]
+    jobs.run(processes, layout, {**LONG, "name": "whole"})
+    jobs.run(processes, layout, {**LONG, "name": "killed", "die_at": 6}, expect_failure=True)
+    assert jobs.steps("killed", "step") == list(range(7))
+    jobs.run(processes, layout, {**LONG, "name": "killed"})
+    # steps 5 and 6 were done again, from the checkpoint behind step 4
+    assert jobs.steps("killed", "step") == [*range(7), 5, 6, 7]
+    whole, killed = jobs.curriculum("whole"), jobs.curriculum("killed")
+    assert sorted(killed.block_ids.ravel()) == list(range(MULTIPLIER * 8 * BATCH))
+    for field in ("step", "block_ids", "score", "chosen"):
+        assert (getattr(whole, field) == getattr(killed, field)).all(), field
+    assert jobs.steps("killed", "loss")[-3:] == jobs.steps("whole", "loss")[-3:]
+    assert [row["step"] for row in jobs.metrics("killed")] == list(range(8))
+
+
+@pytest.mark.swap_in
+def test_the_command_line_scores_as_the_function_does(jobs: Jobs, tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        f"import sys; sys.path.insert(0, {str(RECIPE)!r})\n"
+        "from pathlib import Path\n"
+        "from before import make_config\n"
+        "def make():\n"
+        f"    data = Path({str(jobs.root / 'data')!r})\n"
+        f"    return make_config(data, Path('nowhere'), ['new', 'old'], steps={STEPS})\n"
+    )
+    roles = f"{{{jobs.root}/data/new: adaptation, {jobs.root}/data/old: replay}}"
+    jobs.torchrun(
+        *(2, "nemo_rod.cli", "reference", f"job={job}:make", "role=adaptation"),
+        *(f"checkpoint={jobs.root}/specialist", f"out={tmp_path}/new", f"roles={roles}"),
+        timeout=600,
+    )
+    ids = np.arange(MULTIPLIER * STEPS * BATCH // 2)
+    by_command, by_function = (
+        References.open([folder]) for folder in (tmp_path / "new", jobs.root / "refs_new")
+    )
+    assert by_command.digest == by_function.digest
+    assert (by_command.sums(ids) == by_function.sums(ids)).all()
+
+
+@pytest.mark.swap_in
+def test_the_recipe_runs_as_its_readme_says(tmp_path: Path) -> None:
+    shutil.copytree(RECIPE.parent, tmp_path / "swap_in")
+    (block,) = re.findall(
+        r"^```bash\n(.*?)^```", (RECIPE / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(RECIPE.parent.parent.parent),
+        "OMP_NUM_THREADS": "1",
+        "PET_STANDALONE": "1",  # a port of its own for every torchrun
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=tmp_path / "swap_in" / RECIPE.name,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "8 of 16 blocks" in done.stdout, done.stdout[-2000:]

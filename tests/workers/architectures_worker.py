@@ -1,0 +1,90 @@
+"""Scores blocks and prefixes with models in several layouts, and exports every model.
+
+torchrun ... tests/workers/architectures_worker.py PLAN.json
+
+PLAN names a `folder` with a checkpoint per model, the `models`, and the `layouts` of this many
+processes. The models go to `folder`/exported/MODEL_LAYOUT. Rank 0 prints a line of JSON for each:
+the losses of every block and of the same parts of its prefixes, or why the layout is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+from nemo_rod.config import Parallel
+
+BLOCKS, BLOCK_SIZE = 5, 128
+
+
+class Store:
+    """Blocks of which the model knows every token, those that stand for images included."""
+
+    block_size = BLOCK_SIZE
+
+    def tokens(self, block_ids: np.ndarray) -> np.ndarray:
+        every = np.random.default_rng(0).integers(0, 256, (BLOCKS, BLOCK_SIZE))
+        return every[block_ids].astype(np.int32)
+
+
+def scored(hf: Path, parallel: Parallel, out: Path) -> dict[str, Any]:
+    from megatron.core import parallel_state
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    from nemo_rod.megatron.batches import micro_batches
+    from nemo_rod.megatron.models import model_provider, save_hf
+    from nemo_rod.megatron.scoring.scorer import MegatronScorer
+
+    store: Any = Store()
+    for name in ("FLASH", "FUSED", "UNFUSED"):  # Megatron sets them, and refuses another model's
+        os.environ.pop(f"NVTE_{name}_ATTN", None)
+    try:
+        bridge, provider = model_provider(
+            str(hf), parallel, precision="fp32", block_size=BLOCK_SIZE
+        )
+        provider.finalize()
+        provider.initialize_model_parallel(seed=0)
+        model = provider.provide_distributed_model(wrap_with_ddp=False)
+    except ValueError as refusal:
+        if parallel_state.is_initialized():
+            parallel_state.destroy_model_parallel()
+        return {"refused": str(refusal)}
+    losses = MegatronScorer(
+        model,
+        store,
+        ProcessGroupCollection.use_mpu_process_groups(),
+        micro_batch_size=2,
+        batches=lambda ids, size: micro_batches(store, ids, size),
+    )
+    ids = np.arange(BLOCKS)
+    sums = {eighths: losses.part_sums(ids, eighths).tolist() for eighths in (8, 4, 1)}
+    save_hf(bridge, model, out)
+    dist.barrier()
+    parallel_state.destroy_model_parallel()
+    return {"sums": sums, "provider": type(provider).__name__}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(plan["folder"])
+    for model in plan["models"]:
+        for name, layout in plan["layouts"].items():
+            out = folder / "exported" / f"{model}_{name}"
+            found = scored(folder / model, Parallel(**layout), out)
+            if dist.get_rank() == 0:
+                print(json.dumps({"model": model, "layout": name, **found}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Runs one job of `recipes/swap_in/nemo2`, with or without the selector: ... nemo2_worker.py SPEC
+
+The specification is a JSON object with the arguments of `one_run`. `on_cpu nemo2` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "swap_in" / "nemo2"
+sys.path.insert(0, str(RECIPE))
+
+from before import make_job  # noqa: E402
+from nemo import lightning as nl  # noqa: E402
+from nemo.collections import llm  # noqa: E402
+
+import nemo_rod  # noqa: E402
+from nemo_rod import swap_in  # noqa: E402
+
+ROLES = {0: "adaptation", 1: "replay"}
+
+
+def one_run(
+    root: str,
+    name: str,
+    kind: str,
+    *,
+    steps: int,
+    base: str | None = None,
+    corpora: list[str] = ["new", "old"],  # noqa: B006
+    role: str = "",
+    die_at: int | None = None,
+) -> None:
+    """One job: kind "stock", "take_all", "joint", or "score" for references of one role.
+
+    Args:
+        root: has `data` and gets a folder `name`.
+        name: of the run.
+        kind: see above.
+        steps: of the job.
+        base: name of the run whose last checkpoint it starts from, or scores with.
+        corpora: of the blend.
+        role: that is scored.
+        die_at: the step, from 0, after which the process kills itself.
+    """
+    out = Path(root, name)
+    job = make_job(Path(root, "data"), out, steps=steps, corpora=tuple(corpora))
+    job["trainer"].callbacks.append(Watch(out, die_at))
+    parts = job["model"], job["data"], job["trainer"]
+    checkpoint = None
+    if base is not None:
+        (checkpoint,) = Path(root, base, "job", "checkpoints").glob("*-last")
+        job["resume"].restore_config = nl.RestoreConfig(path=str(checkpoint))
+    if kind == "score":
+        swap_in.reference("nemo2", *parts, role=role, roles=ROLES, checkpoint=checkpoint, out=out)
+        return
+    if kind != "stock":
+        joint = kind == "joint"
+        nemo_rod.install(
+            "nemo2",
+            *parts,
+            roles=ROLES,
+            references=[Path(root, f"refs_{name}") for name in corpora] if joint else (),
+            policy=nemo_rod.Joint() if joint else nemo_rod.TakeAll(),
+            multiplier=2 if joint else 1,
+            out=out / "rod",
+        )
+    llm.pretrain(**job)
+
+
+class Watch(Callback):
+    """Writes loss and gradient norm of every step, and what was read for what."""
+
+    def __init__(self, out: Path, die_at: int | None) -> None:
+        self.out, self.die_at = out, die_at
+        self.read: dict[str, list[int]] = {}
+
+    def on_megatron_microbatch_start(self, step: Any, batch: Any, **_: Any) -> None:
+        scoring = not step.forward_only and not torch.is_grad_enabled()
+        purpose = "validation" if step.forward_only else "scoring" if scoring else "training"
+        self.read.setdefault(purpose, []).append(zlib.crc32(batch["tokens"].numpy().tobytes()))
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        step = trainer.global_step - 1
+        if trainer.global_rank == 0:
+            metrics = trainer.callback_metrics
+            row = {
+                "step": step,
+                "loss": float(metrics["reduced_train_loss"]),
+                "grad_norm": float(metrics["grad_norm"]),
+                "read": self.read,
+            }
+            self.out.mkdir(parents=True, exist_ok=True)
+            with open(self.out / "steps.jsonl", "a") as file:
+                file.write(json.dumps(row) + "\n")
+        if step == self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    one_run(**json.loads(sys.argv[1]))

@@ -1,0 +1,149 @@
+"""Two tensor-parallel ranks that do not agree; each prints what came of it.
+
+torchrun ... tests/workers/ranks_worker.py
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+STEP, BLOCK_SIZE = 3, 64
+
+
+class OwnRank:
+    """A policy by which every rank chooses another candidate."""
+
+    needs_scores = False
+
+    def select(self, score: None, is_replay: np.ndarray, count: int) -> np.ndarray:
+        return np.array([dist.get_rank()])
+
+
+class TwoCandidates:
+    size = 2
+
+    def pool(self, step: int) -> Any:
+        from nemo_rod.selection import Pool
+
+        return Pool(step, np.array([5, 8]), np.array([False, True]))
+
+
+def chosen_one_ulp_apart(groups: Any) -> list[int]:
+    """What is chosen of four blocks with one loss, of which rank 1 finds the last one dearer."""
+    from nemo_rod.megatron.scoring.scorer import on_every_rank
+    from nemo_rod.selection import Joint, Pool, block_loss
+    from nemo_rod.selection.choice import choose
+
+    sums = torch.ones(4, 8)
+    if groups.tp.rank() == 1:
+        sums[3] = torch.nextafter(sums[3], torch.tensor(2.0))
+    loss = block_loss(on_every_rank([sums], 4, 8, groups)[0].numpy(), BLOCK_SIZE)
+    pool = Pool(STEP, np.arange(4), np.zeros(4, dtype=bool))
+    return choose(pool, Joint(), 2, loss, np.zeros_like(loss)).chosen.tolist()
+
+
+def model() -> torch.nn.Module:
+    """What hosts ask of a model before it is run."""
+    from megatron.core.transformer import TransformerConfig
+
+    made = torch.nn.Linear(1, 1)
+    made.config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    return made
+
+
+def never(**_: Any) -> None:
+    raise AssertionError("trained on it all the same")
+
+
+def own_job(groups: Any) -> None:
+    from nemo_rod.corpus import BlockStore
+    from nemo_rod.megatron.rod_selector import RoDSelector
+    from nemo_rod.selection import Selector
+
+    store = BlockStore.__new__(BlockStore)  # of no blocks: none is read
+    store.block_size = BLOCK_SIZE
+    chooses = Selector(pools=TwoCandidates(), policy=OwnRank(), batch_size=1, block_size=BLOCK_SIZE)
+    rod = RoDSelector(chooses, store)
+    schedule = rod._on_winners(never, step=STEP, groups=groups)
+    schedule(forward_only=False, model=[model()], micro_batch_size=1)
+
+
+def somebodys_job(groups: Any) -> None:
+    from nemo_rod.swap_in.host_selector import StreamSelector
+
+    blend: Any = SimpleNamespace(
+        sources=[SimpleNamespace(role="replay")], source_of_batch=lambda _: np.zeros(1, dtype=int)
+    )
+    rod = StreamSelector(blend=blend, policy=OwnRank(), multiplier=2, references=None)
+    rod.around(never, step=STEP, groups=groups)(
+        forward_only=False,
+        model=[model()],
+        data_iterator=iter([{"tokens": torch.ones(1, BLOCK_SIZE)}] * 2),
+        num_microbatches=1,
+        micro_batch_size=1,
+    )
+
+
+def nemo_rl_worker(groups: Any) -> None:
+    from nemo_rod.nemo_rl.worker import RoDWorkerMixin
+    from nemo_rod.selection import Selector
+
+    worker: Any = RoDWorkerMixin()
+    worker._rod_store, worker._rod_losses, worker.train = None, lambda _: None, never
+    worker._rod_selector = Selector(
+        pools=TwoCandidates(), policy=OwnRank(), batch_size=1, block_size=BLOCK_SIZE
+    )
+    worker.rod_step(step=STEP)
+
+
+def said(host: Any, groups: Any) -> str:
+    try:
+        host(groups)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def found_by_the_recorder() -> Any:
+    """What all ranks learn of its files, by no collective whose memory grows with the ranks."""
+    from nemo_rod.megatron import ranks
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("every rank makes room for the answers of all")
+
+    gather, dist.all_gather_object = dist.all_gather_object, refuse
+    try:
+        return ranks.from_recorder(lambda: {"rank": dist.get_rank()})
+    finally:
+        dist.all_gather_object = gather
+
+
+def main() -> None:
+    from megatron.core import parallel_state
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    found = {
+        "found": found_by_the_recorder(),
+        "one ulp": chosen_one_ulp_apart(groups),
+        "said": {
+            host.__name__: said(host, groups) for host in (own_job, somebodys_job, nemo_rl_worker)
+        },
+    }
+    print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

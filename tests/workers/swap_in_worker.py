@@ -1,0 +1,155 @@
+"""Runs stock Megatron-Bridge jobs, with and without the selector: torchrun ... SPEC.json
+
+The job is that of `recipes/swap_in/megatron_bridge/before.py`; each run of the specification only
+says what differs. All runs of a process share its process group, as its start takes longest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "swap_in" / "megatron_bridge"
+
+
+def main() -> None:
+    from nemo_rod.megatron.cpu import trainers  # makes the next one importable
+
+    from megatron.core.rerun_state_machine import RerunStateMachine  # isort: skip
+
+    torch.set_num_threads(1)
+    trainers.install_megatron_bridge()
+    # megatron-core 0.16.1 cannot print what a job that runs every step twice has found
+    RerunStateMachine._maybe_report_stats = lambda self: None
+    dist.init_process_group("gloo")
+    sys.path.insert(0, str(RECIPE))
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    if not (data := Path(spec["root"]) / "data").exists():  # by the first job, of one process
+        import make_data
+
+        make_data.make(data)
+    for run in spec["runs"]:
+        one_run(Path(spec["root"]), spec["layout"], **run)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def one_run(
+    root: Path,
+    layout: dict[str, int],
+    *,
+    name: str,
+    kind: str,
+    steps: int = 6,
+    base: str | None = None,
+    references: list[str] = (),  # type: ignore[assignment]
+    role: str = "",
+    multiplier: int = 2,
+    corpora: Sequence[str] = ("new", "old"),
+    settings: dict[str, Any] | None = None,
+    die_at: int | None = None,
+    refused: str | None = None,
+) -> None:
+    """One job: kind "stock", "take_all", "joint", or "score" for references of one role.
+
+    Args:
+        root: has `data` and gets a folder `name` with checkpoints and `steps.jsonl`.
+        layout: "tensor" and "pipeline" sizes.
+        name: of the run.
+        kind: see above.
+        steps: of the job.
+        base: name of the run whose checkpoint it starts from, or scores with.
+        references: names of runs that scored.
+        role: that is scored.
+        multiplier: candidates per trained sample.
+        corpora: of the blend.
+        settings: dotted keys of the configuration and their values.
+        die_at: the step in which the process kills itself.
+        refused: what must be said when the job is refused as it starts.
+    """
+    from before import make_config
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.initialize import destroy_global_state
+    from megatron.bridge.training.pretrain import pretrain
+
+    import nemo_rod
+    from nemo_rod import swap_in
+
+    out = root / name
+    starts_from = root / base if base is not None and kind != "score" else None
+    cfg = make_config(root / "data", out, corpora, starts_from, steps=steps)
+    cfg.model.tensor_model_parallel_size = layout["tensor"]
+    cfg.model.pipeline_model_parallel_size = layout["pipeline"]
+    for key, value in (settings or {}).items():
+        *path, last = key.split(".")
+        target: Any = cfg
+        for part in path:
+            target = getattr(target, part)
+        setattr(target, last, value)
+    roles = {f"{root}/data/new": "adaptation", f"{root}/data/old": "replay"}
+    refusal = pytest.raises(ValueError, match=refused) if refused else nullcontext()
+    if kind == "score":
+        with refusal:
+            swap_in.reference(
+                "megatron_bridge",
+                cfg,
+                forward_step,
+                role=role,
+                roles=roles,
+                multiplier=multiplier,
+                checkpoint=root / str(base),
+                out=out,
+            )
+        return
+    watch = [steps_writer(out, die_at)]
+    if kind == "stock":
+        pretrain(cfg, forward_step, callbacks=watch)
+        return
+    installed = nemo_rod.install(
+        "megatron_bridge",
+        cfg,
+        roles=roles,
+        references=[root / reference for reference in references],
+        policy=nemo_rod.TakeAll() if kind == "take_all" else nemo_rod.Joint(),
+        multiplier=1 if kind == "take_all" else multiplier,
+    )
+    with installed, refusal:
+        pretrain(cfg, forward_step, callbacks=watch)
+    if refused:
+        destroy_global_state()
+
+
+def steps_writer(out: Path, die_at: int | None) -> Any:
+    """Writes loss and gradient norm of every step; a callback of Megatron-Bridge's own."""
+    from megatron.bridge.training.callbacks import Callback, CallbackContext
+
+    class StepsWriter(Callback):
+        def on_train_step_end(self, context: CallbackContext) -> None:
+            step = context.state.train_state.step
+            if dist.get_rank() == dist.get_world_size() - 1:
+                row = {
+                    "step": step,
+                    "loss": float(context.loss_dict["lm loss"]),
+                    "grad_norm": float(context.grad_norm),
+                }
+                out.mkdir(parents=True, exist_ok=True)
+                with open(out / "steps.jsonl", "a") as file:
+                    file.write(json.dumps(row) + "\n")
+            if step == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return StepsWriter()
+
+
+if __name__ == "__main__":  # the checkpoint writer starts processes that read this file again
+    main()
