@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from composing import RECIPES, composed
+from command_line import RECIPES, composed, nemo_rod
 from places import ROOT
 
 from nemo_rod.config import config_folder
@@ -16,12 +14,6 @@ from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.recipe.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
-
-
-def nemo_rod(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nemo_rod.cli", *arguments], capture_output=True, text=True, cwd=cwd
-    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import composed, nemo_rod
+from command_line import composed, nemo_rod
 
 from nemo_rod.commands.status import Standing, last_progress, place, stand, training_progress
 from nemo_rod.launch.queue import QueuedJob

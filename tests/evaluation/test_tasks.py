@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from composing import composed
-from test_cli import nemo_rod
+from command_line import composed, nemo_rod
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.evaluation.continuations import NUM_CHOICES, questions, write_held_out_tasks

@@ -10,10 +10,10 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from composing import composed
+from command_line import composed
 from test_render import CLUSTER
 
-from nemo_rod.commands import cancel, stages, status
+from nemo_rod.commands import cancel, run_stages, status
 from nemo_rod.launch import queue, ray, slurm
 from nemo_rod.launch.submit import submit
 from nemo_rod.recipe.checks import check
@@ -91,7 +91,7 @@ def test_one_run_folder_has_one_chain(cluster: Slurm, second: str) -> None:
     with pytest.raises(ValueError, match=r"An earlier launch of run is at work \(jobs 101, 102"):
         launch(second)
     with pytest.raises(ValueError, match=r"An earlier launch of run is at work \(jobs 101, 102"):
-        stages.run(composed("recipe=toy", "run_dir=run"))
+        run_stages.run(composed("recipe=toy", "run_dir=run"))
     assert cluster.numbers() == before
     cancelled()
     launch(second)
@@ -115,7 +115,7 @@ def test_slurm_that_does_not_answer_is_no_empty_queue(
 
 def test_later_dry_run_hides_no_job(cluster: Slurm, capsys: pytest.CaptureFixture) -> None:
     launch()
-    stages.run(composed("recipe=toy", "run_dir=run", "arms=[rod]", "dry_run=true"))
+    run_stages.run(composed("recipe=toy", "run_dir=run", "arms=[rod]", "dry_run=true"))
     assert not Path("run/launch/local").exists()
     status.main(Namespace(run_dir=Path("run")))
     shown = capsys.readouterr().out

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from command_line import RECIPES, composed, nemo_rod
 from places import GOLDEN, ROOT
-from test_cli import RECIPES, composed, nemo_rod
 
 from nemo_rod.config import Config
 from nemo_rod.launch import ray, slurm

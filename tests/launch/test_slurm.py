@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import composed
 from safetensors.torch import load_file
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
-from test_cli import composed
 
 from nemo_rod.launch.slurm import render_stage
 from nemo_rod.recipe.attempts import Record

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_cli import composed, nemo_rod
+from command_line import composed, nemo_rod
 from test_render import CLUSTER
 
 from nemo_rod.config import config_folder

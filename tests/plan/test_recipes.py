@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import RECIPES, composed
+from command_line import RECIPES, composed
 from places import ROOT
 
 from nemo_rod.config import Config, config_folder

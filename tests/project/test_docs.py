@@ -14,9 +14,8 @@ from pathlib import Path
 
 import config_page
 import pytest
-from composing import composed
+from command_line import composed, nemo_rod
 from places import ROOT
-from test_cli import nemo_rod
 
 from nemo_rod import cli
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from composing import composed
+from command_line import composed
 from omegaconf import MISSING, OmegaConf
 
 from nemo_rod.bounds import check_bounds

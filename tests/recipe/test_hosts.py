@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import composed
+from command_line import composed
 
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
 from nemo_rod.jobs import Job, TrainJob

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from composing import composed
+from command_line import composed
 from places import ROOT
 
 from nemo_rod.report.build_report import FIGURES

@@ -13,10 +13,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from composing import composed
+from command_line import composed, nemo_rod
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-from test_cli import nemo_rod
 from test_paper_map import CELLS, quoted
 
 from nemo_rod.config import Config

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import yaml
-from composing import composed
+from command_line import composed
 
 from nemo_rod.config import Config
 from nemo_rod.plan.of_recipe import model_shape

@@ -1,6 +1,10 @@
-"""A recipe as the command line would compose it."""
+"""Commands, and recipes as the command line composes them."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -21,3 +25,9 @@ def composed(*overrides: str) -> Config:
         with flag_override(config, "struct", False):
             del config["hydra"]
         return to_config(config)
+
+
+def nemo_rod(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", *arguments], capture_output=True, text=True, cwd=cwd
+    )
