@@ -101,8 +101,7 @@ def train(
     ]
     config = bridge_config(job, provider, store, identity)
     if job.convergence is not None:
-        rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"
-        every.append(UntilConverged(rule, validation, store, metrics, steps=job.optimisation.steps))
+        every.append(_until_converged(job, validation, store))
         # a checkpoint may hold an end that was moved; the metrics reproduce it
         config.scheduler.override_opt_param_scheduler = True
     refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
@@ -125,6 +124,12 @@ def _validation(job: TrainJob) -> Validation:
         num_blocks=job.validation_blocks,
         micro_batch_size=job.scoring_micro_batch_size,
     )
+
+
+def _until_converged(job: TrainJob, validation: Validation, store: BlockStore) -> UntilConverged:
+    assert job.convergence is not None
+    rule, metrics = Rule(**job.convergence), Path(job.out) / "metrics.jsonl"
+    return UntilConverged(rule, validation, store, metrics, steps=job.optimisation.steps)
 
 
 def _recording(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from corpus_cases import make_corpus, run, tree
-from places import ROOT
 
 # A process that ends itself, as by SIGKILL, at its n-th step that makes something last.
 KILLED = """
@@ -78,7 +77,7 @@ def test_a_run_that_is_killed_again_and_again_ends_in_the_same_files(
 
 
 def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
@@ -106,7 +105,7 @@ if __name__ == "__main__":
 def test_workers_leave_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(WITH_WORKERS)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
         [sys.executable, str(program), str(tmp_path)],
         stdout=subprocess.PIPE,
