@@ -39,7 +39,7 @@ class Lane:
 
     Attributes:
         marker: pytest's; the make target is `test-` and the marker with dashes.
-        needs: programs and environment variables that must be there.
+        needs: programs, environment variables and files that must be there.
         everything: it starts `nemo-rod` and so covers the whole package.
     """
 
@@ -53,7 +53,7 @@ class Lane:
 
     def missing(self) -> list[str]:
         """What this machine lacks for it."""
-        return [n for n in self.needs if not (os.environ.get(n) if n.isupper() else _program(n))]
+        return [name for name in self.needs if not _is_there(name)]
 
     def files(self) -> set[str]:
         """Paths below the root that it covers."""
@@ -73,7 +73,7 @@ LANES = (
     Lane("slurm", ("slurmctld", "munged"), everything=True),
     Lane("images", ("buildah", "mmdebstrap"), everything=True),
     Lane("megatron_lm", ("MEGATRON_LM",)),
-    Lane("nemo2", ("python3.11",)),
+    Lane("nemo2", (".venv-nemo2/.ready",)),  # make test-nemo2 builds it in some minutes
     Lane("nemo_rl", ("NEMO_RL",)),
 )
 
@@ -144,7 +144,11 @@ def _seconds(lane: Lane) -> float:
     return float(str(read().get(lane.marker, {}).get("seconds", 3600)))
 
 
-def _program(name: str) -> bool:
+def _is_there(name: str) -> bool:
+    if name.startswith("."):
+        return (ROOT / name).exists()
+    if name.isupper():
+        return bool(os.environ.get(name))
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
 
 
