@@ -77,7 +77,7 @@ def test_killed_before_and_after_converging_equals_uninterrupted(tiny: Setting) 
     whole, broken = converging(tiny, "whole_converging"), converging(tiny, "broken_converging")
     tiny.torchrun(2, "nemo_rod.megatron", whole)
     kill_after(4, broken, 2)
-    kill_after(7, broken, 2)
+    kill_after(8, broken, 2)
     tiny.torchrun(2, "nemo_rod.megatron", broken)
 
     assert [row["step"] for row in rows(whole.parent)] == list(range(10))

@@ -35,7 +35,7 @@ def kill_after(step: int, job: Path, world_size: int) -> None:
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     metrics = job.parent / "metrics.jsonl"
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
         assert process.poll() is None, "the job ended before it could be killed"
         assert time.monotonic() < deadline, "the job did not come to the step"
