@@ -107,7 +107,7 @@ def _check_cluster(config: Config) -> None:
     for key in ("sbatch", "cpu_sbatch"):
         if "output" in getattr(cluster, key):
             raise ValueError(
-                f"cluster.{key}.output is set, but by its log a job is known to be this run's: "
+                f"cluster.{key}.output is set, but nemo-rod recognises its jobs by their log: "
                 "remove it, and read run_dir/logs/slurm."
             )
     if cluster.image is not None:

@@ -118,7 +118,7 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) 
     assert error.startswith("nemo-rod: ")
     assert sentence in error
     assert "Traceback" not in done.stderr
-    assert [file.name for file in (tmp_path / "run").iterdir()] == ["launch"]
+    assert not (tmp_path / "run").exists()
 
 
 def test_unknown_source_key_is_named(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     assert len(lines) == 17
     assert "nemo-rod prepare" in lines[0]
-    assert [file.name for file in (tmp_path / "run").iterdir()] == ["launch"]
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_readmes_own_recipe_composes(tmp_path: Path) -> None:

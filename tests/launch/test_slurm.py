@@ -124,7 +124,14 @@ def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
 
     # a job of a higher partition takes both nodes
     chain.reach("no_replay", 1, 30)
-    cluster.ask("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 5")
+    cluster.ask(
+        "sbatch",
+        "--partition=urgent",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 5",
+    )
     wait_for(lambda: "stopped" in chain.kinds("no_replay"), 120, "no_replay was not asked to stop")
     chain.said["preempted"] = chain.status()
 

@@ -203,13 +203,13 @@ def test_training_and_scoring_ask_before_anything_else(monkeypatch: pytest.Monke
     from megatron.core import utils
 
     from nemo_rod.megatron import forward_jobs as scorer
-    from nemo_rod.megatron import train as trainer
+    from nemo_rod.megatron import train_job
 
     monkeypatch.setattr(utils, "get_model_config", lambda chunk, model: model.config)
     sentence = r"utils.get_model_config takes \(chunk, model\) in megatron-core"
     nothing: Any = None
     with pytest.raises(ValueError, match=sentence):
-        trainer.train(nothing)
+        train_job.train(nothing)
     with pytest.raises(ValueError, match=sentence):
         scorer._scorer(nothing, "", nothing, nothing)
 

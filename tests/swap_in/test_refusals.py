@@ -34,7 +34,7 @@ SENTENCES = {
     "half a multiplier": "multiplier=1.5.*whole number",
     "no references": "Joint chooses by reducible loss: give the folders",
     "missing references": "nowhere/manifest.json does not exist",
-    "drawn for nothing": "TakeAll looks at no scores.*multiplier=1",
+    "drawn for nothing": "TakeAll uses no scores.*multiplier=1",
     "no host": "no host 'megatron': expected one of megatron_bridge",
     "twice": "installed already: uninstall",
     "other version": r"^megatron.bridge.data.loaders.build_pretraining_data_loader takes "
