@@ -118,7 +118,7 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) 
     assert error.startswith("nemo-rod: ")
     assert sentence in error
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["launch"]
 
 
 def test_unknown_source_key_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -100,6 +101,55 @@ def test_import_arrows_run_one_way() -> None:
             if target not in {None, source, *ARROWS.get(source, ())}:
                 wrong.append(f"{file.relative_to(ROOT)}:{line}: {source} may not import {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_programs_import_what_is_there() -> None:
+    """Also those that only slow lanes start, and those that tests hold as text."""
+    wrong = []
+    for folder in ("benchmarks", "recipes", "tests"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+            for part in [tree, *filter(None, map(program, texts))]:
+                for node in ast.walk(part):
+                    if isinstance(node, ast.ImportFrom) and target_room(node.module or ""):
+                        known = names_of(str(node.module))
+                        wrong += [
+                            f"{file.relative_to(ROOT)}: {node.module} has no {alias.name}"
+                            for alias in node.names
+                            if alias.name not in known
+                        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def program(node: ast.Constant) -> ast.Module | None:
+    """The program that a text is, if it imports from nemo_rod."""
+    if not isinstance(node.value, str) or "from nemo_rod" not in node.value:
+        return None
+    try:
+        return ast.parse(node.value)
+    except SyntaxError:  # prose, or a part of a program
+        return None
+
+
+@functools.cache
+def names_of(module: str) -> set[str]:
+    """What can be imported from a module of the package; nothing if it is not there."""
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.exists():
+        return set()
+    found = {inner.stem for inner in path.iterdir()} if path.is_dir() else set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and module == "nemo_rod":
+            found.add(str(node.value))  # its names are loaded when they are asked for
+    return found
 
 
 def test_arrows_make_no_circle() -> None:

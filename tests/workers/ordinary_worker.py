@@ -90,7 +90,7 @@ def main() -> None:
     from nemo_rod.corpus import BlockStore
     from nemo_rod.megatron import models
     from nemo_rod.megatron import rod_selector as selector
-    from nemo_rod.megatron import train as trainer
+    from nemo_rod.megatron import train_job as trainer
     from nemo_rod.megatron.batches import micro_batches
     from nemo_rod.selection import Curriculum
     from nemo_rod.selection.selector import Selector
