@@ -18,7 +18,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 # Files that the processes of a job keep open, such as the lock of its stage: it is free once they
-# have ended, not once the command that started them has.
+# have ended, not once the command that started them has. Not an argument, because what starts a job
+# does not know under which lock its stage runs.
 KEPT_OPEN: list[int] = []
 
 

@@ -197,5 +197,5 @@ def test_run_dir_that_slurm_would_misread_is_refused(cluster: Slurm) -> None:
 
 
 def test_log_that_marks_the_jobs_is_not_moved(cluster: Slurm) -> None:
-    with pytest.raises(ValueError, match=r"cluster\.cpu_sbatch\.output is set, but nemo-rod recognises"):
+    with pytest.raises(ValueError, match=r"cpu_sbatch\.output is set, but nemo-rod recognises"):
         launch("slurm", "run", "+cluster.cpu_sbatch.output=elsewhere.out")
