@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.corpus.formats import (
+    MAX_DOCUMENT_BYTES,
     Extract,
     Input,
     JsonLines,
@@ -33,7 +34,6 @@ from nemo_rod.files import check_name
 
 ROLES = ("adaptation", "replay")
 KINDS = ("text", "jsonl", "parquet", "huggingface", "debian", "synthetic")
-MAX_DOCUMENT_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from nemo_rod.corpus.filters import Comparison, lookup
-from nemo_rod.corpus.unpack import Counter, read_chunks, split_lines
+from nemo_rod.corpus.unpack import Counter, read_whole, split_lines
 
 T = TypeVar("T")
+
+MAX_DOCUMENT_BYTES = 128 << 20
+MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
 
 
 class Input(Protocol):
@@ -103,7 +106,7 @@ class TextFile:
         """Yields the file's text, once."""
         self._read = bool(position)
         if not self._read:
-            data = b"".join(read_chunks(self.path, Counter()))
+            data = read_whole(self.path, limit=MAX_DOCUMENT_BYTES)
             self._read = True
             try:
                 yield data.decode("utf-8")
@@ -133,7 +136,8 @@ class JsonLines:
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields the text of every line; blank lines count as filtered."""
         start = self._line = int(position or 0)
-        for number, line in enumerate(split_lines(read_chunks(self.path, self._counter))):
+        lines = split_lines(self.path, self._counter, limit=MAX_LINE_BYTES)
+        for number, line in enumerate(lines):
             if number < start:
                 continue
             self._line = number + 1
@@ -190,7 +194,8 @@ class ParquetTable:
 
     def _group(self, file: Any, group: int, first: int, columns: list[str]) -> Iterator[str | None]:
         number = first
-        for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=columns):
+        # few rows at a time: a dictionary can hold in a few kilobytes what unpacks to gigabytes
+        for batch in file.iter_batches(batch_size=16, row_groups=[group], columns=columns):
             if number + batch.num_rows <= self._row:
                 number += batch.num_rows
                 continue

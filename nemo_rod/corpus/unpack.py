@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +41,21 @@ def read_chunks(path: Path, counter: Counter) -> Iterator[bytes]:
             ) from error
 
 
+def read_whole(path: Path, *, limit: int) -> bytes:
+    """Reads a file into memory, decompressed.
+
+    Raises:
+        ValueError: The compressed data is corrupt, or the content is larger than `limit` bytes.
+    """
+    chunks, size = [], 0
+    for chunk in read_chunks(path, Counter()):
+        size += len(chunk)
+        if size > limit:
+            raise ValueError(f"{path}: one document of more than {limit >> 20} MiB: split it")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
 class _Broken(Exception):
     """Compressed data that cannot be decompressed."""
 
@@ -62,7 +77,7 @@ def _unzstd(handle: BinaryIO) -> Iterator[bytes]:
 
     decompressor = zstandard.ZstdDecompressor()
     frame = None
-    while chunk := handle.read(1 << 17):
+    while chunk := handle.read(1 << 12):  # four bytes can stand for 128 KiB
         while chunk:
             frame = frame or decompressor.decompressobj()
             try:
@@ -74,15 +89,23 @@ def _unzstd(handle: BinaryIO) -> Iterator[bytes]:
         raise EOFError("it ends inside a frame")
 
 
-def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Splits at line feeds only: other line breaks may occur inside a JSON string."""
+def split_lines(path: Path, counter: Counter, *, limit: int) -> Iterator[bytes]:
+    """Splits a file at line feeds only: other line breaks may occur inside a JSON string.
+
+    Raises:
+        ValueError: A line is longer than `limit` bytes.
+    """
     held: list[bytes] = []
-    for chunk in chunks:
+    size = 0
+    for chunk in read_chunks(path, counter):
         *whole, rest = chunk.split(b"\n")
         for line in whole:
             yield b"".join([*held, line]) if held else line
-            held = []
+            held, size = [], 0
         if rest:
             held.append(rest)
+            size += len(rest)
+        if size > limit:
+            raise ValueError(f"{path}: a line of more than {limit >> 20} MiB: split the document")
     if held:
         yield b"".join(held)

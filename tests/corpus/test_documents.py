@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from nemo_rod.corpus.dedup import find_duplicates
 from nemo_rod.corpus.documents import Documents, SourceSpec, read_documents
 from nemo_rod.corpus.filters import lookup, parse_filter
+from nemo_rod.corpus.unpack import Counter, read_chunks
 
 zstandard = pytest.importorskip("zstandard")
 pytest.importorskip("pyarrow")
@@ -239,6 +240,22 @@ def test_other_broken_inputs_are_named(tmp_path: Path, monkeypatch: pytest.Monke
     refuse(spec("text", [tmp_path / "b.txt"]), "is larger than")
     pytest.importorskip("datasets")
     refuse(spec("huggingface", path=str(tmp_path / "none")), "cannot be opened")
+
+
+def test_what_unpacks_to_more_than_memory_is_refused_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packed = zstandard.compress(b"a" * (256 << 20))
+    assert len(packed) < 20_000
+    for name in ("a.jsonl.zst", "a.txt.zst"):
+        (tmp_path / name).write_bytes(packed)
+    pieces = [len(piece) for piece in read_chunks(tmp_path / "a.txt.zst", Counter())]
+    assert sum(pieces) == 256 << 20 and max(pieces) <= 128 << 20
+    for limit in ("MAX_DOCUMENT_BYTES", "MAX_LINE_BYTES"):
+        monkeypatch.setattr(f"nemo_rod.corpus.formats.{limit}", 64 << 20)
+    refuse(spec("jsonl", [tmp_path / "a.jsonl.zst"]), "zst: a line of more than 64 MiB: split")
+    refuse(spec("text", [tmp_path / "a.txt.zst"]), "zst: one document of more than 64 MiB: split")
 
 
 @pytest.mark.parametrize(
