@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ class ModelJob:
     scoring_micro_batch_size: int
     seed: int
     stall_seconds: float
+
+    @property
+    def collective_minutes(self) -> int:
+        """Timeout of collectives: longer than that of the watch, which can say who is late."""
+        return math.ceil(self.stall_seconds / 60) + 10 if self.stall_seconds else 7 * 24 * 60
 
 
 @dataclass

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -58,7 +59,10 @@ def main() -> int:
 def _run(job: Job, watch: Watch) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        timeout=timedelta(minutes=job.collective_minutes),
+    )
     if isinstance(job, TrainJob):
         from nemo_rod.megatron.train_job import train
 

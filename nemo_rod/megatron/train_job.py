@@ -199,7 +199,10 @@ def bridge_config(
             ckpt_format="torch_dist",
             async_save=False,
         ),
-        dist=DistributedInitConfig(distributed_backend=dist.get_backend()),
+        dist=DistributedInitConfig(
+            distributed_backend=dist.get_backend(),
+            distributed_timeout_minutes=job.collective_minutes,
+        ),
         rng=RNGConfig(seed=job.seed),
     )
 

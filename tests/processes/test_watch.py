@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import psutil
 import pytest
 
 from nemo_rod.config import Launcher
+from nemo_rod.jobs import EvaluateJob
 from nemo_rod.processes.signals import SignOfLife
 from nemo_rod.processes.torchrun import run_process
 from nemo_rod.recipe.attempts import Record
@@ -61,8 +63,10 @@ def test_other_ranks_find_a_frozen_rank_0(
 
 HOLDS = """
 import sys
+from dataclasses import fields
 from pathlib import Path
 from nemo_rod.config import Launcher
+from nemo_rod.jobs import EvaluateJob
 from nemo_rod.processes.torchrun import run_process
 from nemo_rod.recipe.attempts import Record
 child = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
@@ -84,3 +88,12 @@ def test_lock_of_a_stage_outlives_a_killed_command(tmp_path: Path) -> None:
     child.kill()
     psutil.wait_procs([child], timeout=30)
     assert not Record(tmp_path, "rod").is_held()
+
+
+@pytest.mark.parametrize("stall_seconds", [0.0, 1.0, 1800.0, 86_400.0])
+def test_collectives_wait_longer_than_the_watch(stall_seconds: float) -> None:
+    job = EvaluateJob(
+        **{field.name: None for field in fields(EvaluateJob)} | {"stall_seconds": stall_seconds}
+    )
+    never = 7 * 86_400  # what no watch ends still ends some day
+    assert 60 * job.collective_minutes >= (stall_seconds + 600 if stall_seconds else never)
