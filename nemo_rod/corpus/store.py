@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nemo_rod.corpus.documents import ROLES
-from nemo_rod.corpus.hashing import block_hash, block_hashes
+from nemo_rod.corpus.hashing import block_hashes
 from nemo_rod.corpus.shards import (
     HASH_BYTES,
     HASH_HEADER_BYTES,
@@ -57,7 +57,7 @@ class BlockStore:
     """Blocks by id.
 
     Opening reads the manifests and checks the sizes of all files and the hashes of each source's
-    first and last block; `verify` reads everything.
+    first and last block; `checked_tokens` checks what it reads, and `verify` everything.
 
     Args:
         root: The store's folder.
@@ -130,6 +130,22 @@ class BlockStore:
             tokens_CS[here] = self._shards[shard][ids[here] - self._shard_starts[shard]]
         return tokens_CS
 
+    def checked_tokens(self, block_ids: ArrayLike) -> NDArray[np.int32]:
+        """Returns the tokens of blocks, each compared with its hash (see `tokens`).
+
+        Raises:
+            ValueError: A block was changed or damaged; the message names the file and the block.
+        """
+        ids = self._checked(block_ids)
+        tokens_CS, hashes = self.tokens(ids), self.hashes(ids)
+        for source in np.unique(self._source(ids)):
+            here = np.flatnonzero(self._source(ids) == source)
+            found = block_hashes(self.sources[source].name, tokens_CS[here])
+            wrong = here[(hashes[here] != found).any(axis=1)]
+            if wrong.size:
+                self._refuse_damaged(int(ids[wrong[0]]))
+        return tokens_CS
+
     def hashes(self, block_ids: ArrayLike) -> NDArray[np.uint8]:
         """Returns the block hashes, uint8 [C, 16] (see `tokens`)."""
         ids = self._checked(block_ids)
@@ -183,15 +199,17 @@ class BlockStore:
                 raise ValueError(f"{path} was changed or damaged: {_AGAIN}")
             for first in range(0, size, rows):
                 ids = np.arange(first, min(first + rows, size)) + done + self._starts[index]
-                wrong = self.hashes(ids) != block_hashes(self.sources[index].name, self.tokens(ids))
-                if wrong.any():
-                    block = first + int(np.flatnonzero(wrong.any(axis=1))[0])
-                    self._damaged(shard_path(folder, number, "bin"), block)
+                self.checked_tokens(ids)
             done += size
 
-    def _damaged(self, path: Path, block: int) -> None:
+    def _refuse_damaged(self, block_id: int) -> None:
+        index = int(self._source(np.array([block_id]))[0])
+        folder, manifest = self._manifests[index]
+        block = block_id - self.sources[index].start
+        number, inside = divmod(block, manifest["blocks_per_shard"])
+        path = shard_path(folder, number, "bin")
         raise ValueError(
-            f"{path}: block {block} does not match its hash in hash.npy: one of the two files was "
+            f"{path}: block {inside} does not match its hash in hash.npy: one of the two files was "
             f"changed or damaged, {_AGAIN}"
         )
 
@@ -235,13 +253,9 @@ class BlockStore:
         self._shard_starts = np.array(starts, dtype=np.int64)
 
     def _spot_check(self) -> None:
-        for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
-            for block in sorted({0, source.count - 1} if source.count else ()):
-                ids = np.array([source.start + block])
-                found = block_hash(source.name, self.tokens(ids)[0])
-                if self.hashes(ids)[0].tobytes() != found:
-                    shard, inside = divmod(block, manifest["blocks_per_shard"])
-                    self._damaged(shard_path(folder, shard, "bin"), inside)
+        for source in self.sources:
+            if source.count:
+                self.checked_tokens([source.start, source.start + source.count - 1])
 
     def _checked(self, block_ids: ArrayLike) -> NDArray[np.int64]:
         ids = np.asarray(block_ids)

@@ -31,19 +31,35 @@ def micro_batches(
     """
     assert len(block_ids) % micro_batch_size == 0
     for start in range(0, len(block_ids), micro_batch_size):
-        tokens = torch.from_numpy(
-            store.tokens(block_ids[start : start + micro_batch_size]).astype(np.int64)
-        )
-        loss_mask = torch.ones(tokens.shape, dtype=torch.float32)
-        loss_mask[:, -1] = 0
-        position_ids = torch.arange(tokens.shape[1]).expand_as(tokens).contiguous()
-        batch = {
-            "tokens": tokens,
-            "labels": tokens.roll(-1, dims=1),
-            "loss_mask": loss_mask,
-            "position_ids": position_ids,
-        }
-        yield {name: tensor.cuda(non_blocking=True) for name, tensor in batch.items()}
+        yield _batch(store.tokens(block_ids[start : start + micro_batch_size]))
+
+
+def checked_micro_batches(
+    store: BlockStore, block_ids: np.ndarray, micro_batch_size: int
+) -> Iterator[Batch]:
+    """Yields `micro_batches` of blocks that have been compared with their hashes.
+
+    Raises:
+        ValueError: a block was changed or damaged; the message names the file and the block.
+    """
+    assert len(block_ids) % micro_batch_size == 0
+    tokens_NS = store.checked_tokens(block_ids)
+    for start in range(0, len(block_ids), micro_batch_size):
+        yield _batch(tokens_NS[start : start + micro_batch_size])
+
+
+def _batch(tokens_BS: np.ndarray) -> Batch:
+    tokens = torch.from_numpy(tokens_BS.astype(np.int64))
+    loss_mask = torch.ones(tokens.shape, dtype=torch.float32)
+    loss_mask[:, -1] = 0
+    position_ids = torch.arange(tokens.shape[1]).expand_as(tokens).contiguous()
+    batch = {
+        "tokens": tokens,
+        "labels": tokens.roll(-1, dims=1),
+        "loss_mask": loss_mask,
+        "position_ids": position_ids,
+    }
+    return {name: tensor.cuda(non_blocking=True) for name, tensor in batch.items()}
 
 
 def prefixes(batches: Iterator[Batch], length: int) -> Iterator[Batch]:

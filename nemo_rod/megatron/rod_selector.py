@@ -16,7 +16,7 @@ from megatron.bridge.training import train as loop
 from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.batches import micro_batches
+from nemo_rod.megatron.batches import checked_micro_batches
 from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.ranks import refuse_different_choices
 from nemo_rod.megatron.scoring.distillation import SoftTargets
@@ -120,7 +120,7 @@ class RoDSelector:
             replicas = groups.dp.size()
             shares = deal(choice.block_ids, micro_batch_size=micro_batch_size, replicas=replicas)
             mine = shares[groups.dp.rank()]
-            batches = [micro_batches(self.store, mine, micro_batch_size) for _ in model]
+            batches = [checked_micro_batches(self.store, mine, micro_batch_size) for _ in model]
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.selector.policy.needs_scores:
                 return schedule(**options)

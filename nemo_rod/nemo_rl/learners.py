@@ -95,7 +95,7 @@ class InDriver:
             replicas=num_replicas(self.policy),
         )
         trained = self.policy.train(
-            train_batch(self.store.tokens(np.concatenate(shares))),
+            train_batch(self.store.checked_tokens(np.concatenate(shares))),
             self.loss,
             gbs=self.selector.batch_size,
             mbs=self.micro_batch_size,

@@ -95,7 +95,10 @@ class RoDWorkerMixin:
         mine = deal(choice.block_ids, micro_batch_size=size, replicas=group.size())[group.rank()]
         start = time.perf_counter()
         trained = self.train(
-            train_batch(store.tokens(mine)), self._rod_loss, gbs=selector.batch_size, mbs=size
+            train_batch(store.checked_tokens(mine)),
+            self._rod_loss,
+            gbs=selector.batch_size,
+            mbs=size,
         )
         seconds = time.perf_counter() - start
         if dist.get_rank() != dist.get_world_size() - 1:

@@ -223,6 +223,20 @@ def test_damage_anywhere_is_found_by_verify(
         BlockStore(copy).verify()
 
 
+def test_damage_is_found_where_it_is_read(root: Path, copy: Path) -> None:
+    store = BlockStore(root)
+    ids = np.random.default_rng(0).permutation(len(store))
+    assert np.array_equal(store.checked_tokens(ids), store.tokens(ids))
+    (source,) = (one for one in store.sources if one.name == "web")
+    flip(copy / WEB / "tokens-00000.bin", 4 * S * 7 + 5)
+    damaged = BlockStore(copy)
+    beside = ids[ids != source.start + 7]
+    assert np.array_equal(damaged.checked_tokens(beside), store.tokens(beside))
+    message = r"web/tokens-00000.bin: block 7 does not match its hash in hash.npy"
+    with pytest.raises(ValueError, match=message):
+        damaged.checked_tokens(ids)
+
+
 def test_a_hash_file_of_another_source_is_found_on_opening(root: Path, copy: Path) -> None:
     # Two sources with as many blocks: the sizes agree.
     folder = copy / "replay" / "web"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from safetensors.torch import load_file, save_file
@@ -173,3 +174,12 @@ def diverged(tiny: Setting, tmp_path: Path) -> Path:
 def test_missing_reference_is_refused(tiny: Setting, run: Start) -> None:
     error = run(references=[str(tiny.references[0])]).ends()
     assert re.search(r"rank \d: block \d+ of \d+ has no reference", error)
+
+
+def test_damaged_block_is_named(tiny: Setting, run: Start, tmp_path: Path) -> None:
+    blocks = Path(shutil.copytree(tiny.blocks, tmp_path / "blocks"))
+    for file in blocks.glob("*/*/tokens-*.bin"):
+        tokens = np.memmap(file, dtype="<i4", mode="r+").reshape(-1, tiny.store.block_size)
+        tokens[1:-1, 3] ^= 1  # opening the store looks at the first and the last one
+    error = run(blocks=str(blocks)).ends()
+    assert re.search(r"rank \d: .*tokens-00000.bin: block \d+ does not match its hash", error)
