@@ -44,7 +44,13 @@ QWEN3_5: dict[str, Any] = {
         "mrope_interleaved": True,
     },
 }
-QWEN3_5_EXPERTS = {**QWEN3_5, **EXPERTS, "shared_expert_intermediate_size": 16}
+QWEN3_5_EXPERTS = {
+    **QWEN3_5,
+    **EXPERTS,
+    "shared_expert_intermediate_size": 16,
+    # the loss that balances experts depends on which blocks share a micro-batch: on the layout
+    "router_aux_loss_coef": 0.0,
+}
 IMAGES = {
     "depth": 2,
     "hidden_size": 16,

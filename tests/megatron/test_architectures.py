@@ -317,8 +317,14 @@ def test_same_choice_in_every_layout(name: str, arm: str, chain: Any) -> None:
     run = chain(name)
     single = run.records(arm, "single")
     assert [record.step for record in single] == list(range(STEPS))
+    # Scores are compared while the weights are the same, until an update has a rate above 0.
+    # Layouts then add gradients in another order, and Adam makes steps of the difference: with
+    # micro-batches of 1 instead of 2, one process alone drifts as far.
+    same_weights = 1 + metric(run.root / f"{arm}_single", "train/lr").count(0.0)
+    assert same_weights == 2
     for layout in run.layouts:
         for one, other in zip(single, run.records(arm, layout), strict=True):
             assert (one.block_ids == other.block_ids).all()
             assert (one.chosen == other.chosen).all(), (layout, one.step)
+        for one, other in zip(single[:same_weights], run.records(arm, layout), strict=False):
             np.testing.assert_allclose(one.score, other.score, rtol=0, atol=1e-5, err_msg=layout)
