@@ -39,7 +39,7 @@ except (RuntimeError, Stopped) as error:
 
 
 def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
-    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 100
+    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 300
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
         assert process.poll() is None, "the job ended by itself"
         assert time.monotonic() < deadline, "the job did not come to the step"
