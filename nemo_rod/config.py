@@ -148,6 +148,8 @@ class Model:
     """Where the base model comes from: a Hugging Face checkpoint, or training from scratch."""
 
     hf: str | None = None  # name or folder of a Hugging Face checkpoint
+    trust_remote_code: bool = False  # run the code that a checkpoint or tokenizer comes with
+    special_tokens: str = one_of("same", "renamed")  # their names, against the blocks' tokenizer
     architecture: dict[str, Any] | None = None  # Hugging Face config of a base trained from scratch
     shape: dict[str, Any] | None = None  # Hugging Face config of `hf`, for `plan` without a network
     precision: str = one_of("bf16", "fp32")  # precision of training and scoring
@@ -158,6 +160,7 @@ class Domain:
     """The corpora: the new domain (adaptation) and what must not be forgotten (replay)."""
 
     tokenizer: str = MISSING  # "byte", or the name or folder of a Hugging Face tokenizer
+    eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS
     block_size: int = key(4096, ">= 8")  # tokens per block (S)
     holdout_fraction: float = key(0.01, "in [0, 1)")  # held-out share of each source's blocks
     holdout_seed: int = key(42, "in [0, 2**128)")  # determines which blocks are held out

@@ -29,6 +29,7 @@ class ModelJob:
         scoring_micro_batch_size: blocks per forward-only pass of one replica.
         seed: seed of the trainer's random state.
         stall_seconds: time without progress after which the job is ended; 0: never.
+        trust_remote_code: whether code that lies beside a checkpoint may run.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelJob:
     scoring_micro_batch_size: int
     seed: int
     stall_seconds: float
+    trust_remote_code: bool = field(default=False, kw_only=True)
 
     @property
     def collective_minutes(self) -> int:

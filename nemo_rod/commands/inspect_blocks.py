@@ -112,14 +112,15 @@ def describe_block(store: BlockStore, index: int | None, number: int, name: str 
 
 def _tokenizer(store: BlockStore, name: str | None) -> Tokenizer:
     if name is not None:
-        tokenizer = load_tokenizer(name)
+        tokenizer = load_tokenizer(name, eod=store.eod_id)
         store.check_tokenizer(tokenizer)
         return tokenizer
     recorded = read_object(store.root / "manifest.json").get("inputs", {}).get("domain.tokenizer")
     beside = store.root.absolute().parent / "base" / "hf"
-    names = ["byte", str(beside) if beside.is_dir() else None, recorded]
+    names = ["byte" if store.eod_id == 0 else None]
+    names += [str(beside) if beside.is_dir() else None, recorded]
     for name in filter(None, names):
-        tokenizer = load_tokenizer(name)
+        tokenizer = load_tokenizer(name, eod=store.eod_id)
         if tokenizer.fingerprint == store.tokenizer_fingerprint:
             return tokenizer
     raise ValueError(

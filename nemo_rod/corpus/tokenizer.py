@@ -16,7 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_PROBES = (
+from nemo_rod.trust import UntrustedCodeError, code_of_its_own
+
+PROBES = (
     "The quick brown fox jumps over the lazy dog. It's 12,345.67 miles; isn't it?",
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich, § 433 Abs. 1 BGB.",
     "Les naïfs ægithales hâtifs pondant à Noël où il gèle… ¿Qué? Zażółć gęślą jaźń.",
@@ -35,11 +37,17 @@ class Tokenizer(Protocol):
         vocab_size: Number of ids; every id lies in [0, vocab_size).
         eod_id: The id that ends a document.
         fingerprint: Hex digest of the tokenizer's behaviour.
+        special_ids: Ids of its special tokens, which text in their names becomes.
     """
 
     vocab_size: int
     eod_id: int
     fingerprint: str
+    special_ids: frozenset[int]
+
+    def token(self, token_id: int) -> str | None:
+        """Returns the name of an id in the vocabulary; None if there is no such id."""
+        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Returns the token ids of each text, without added special tokens."""
@@ -54,17 +62,29 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(
+    name: str, *, eod: int | None = None, trust_remote_code: bool = False
+) -> Tokenizer:
     """Loads a tokenizer by name.
 
     Args:
         name: ``byte``, or the name or folder of a Hugging Face tokenizer.
+        eod: The id that ends a document; None for the tokenizer's own EOS token.
+        trust_remote_code: Whether code that lies beside the tokenizer may run.
 
     Raises:
-        ValueError: The tokenizer does not exist, is not a fast one, or has no token that ends a
-            document.
+        ValueError: The tokenizer does not exist, is not a fast one, has no token that ends a
+            document, or has code of its own that may not run.
     """
-    return ByteTokenizer() if name == "byte" else HuggingFaceTokenizer(name)
+    if name != "byte":
+        return HuggingFaceTokenizer(name, eod=eod, trust_remote_code=trust_remote_code)
+    tokenizer = ByteTokenizer()
+    if eod not in (None, tokenizer.eod_id):
+        raise ValueError(
+            f"domain.eod={eod} does not fit domain.tokenizer=byte, which ends documents with "
+            f"{tokenizer.eod_id}: leave it out"
+        )
+    return tokenizer
 
 
 class ByteTokenizer:
@@ -77,7 +97,14 @@ class ByteTokenizer:
     def __init__(self) -> None:
         self.vocab_size = 256
         self.eod_id = 0
+        self.special_ids = frozenset({0})
         self.fingerprint = _fingerprint(self)
+
+    def token(self, token_id: int) -> str | None:
+        """Returns a byte's printable substitute, as in the exported tokenizer."""
+        if token_id == self.eod_id:
+            return "\0"
+        return _alphabet()[token_id] if token_id < self.vocab_size else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Returns the UTF-8 bytes of each text, int32."""
@@ -96,33 +123,45 @@ class ByteTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A fast Hugging Face tokenizer; the id that ends a document is its EOS.
+    """A fast Hugging Face tokenizer.
 
     Ids are those of ``tokenizer(text, add_special_tokens=False)``.
 
     Args:
         name: Name or folder, for ``AutoTokenizer.from_pretrained``.
+        eod: The id that ends a document; None for its EOS token. The EOS token of a model with a
+            chat template may end turns of a conversation, and mean nothing to its base.
+        trust_remote_code: Whether code that lies beside it may run.
     """
 
-    def __init__(self, name: str) -> None:
-        tokenizer = _auto_tokenizer(name)
+    def __init__(
+        self, name: str, *, eod: int | None = None, trust_remote_code: bool = False
+    ) -> None:
+        tokenizer = _auto_tokenizer(name, trust_remote_code)
         if not getattr(tokenizer, "is_fast", False):
             raise ValueError(
                 f"tokenizer {name!r} is a slow one ({type(tokenizer).__name__}): "
                 "give one that has a tokenizer.json"
             )
-        if tokenizer.eos_token_id is None:
+        if eod is None and tokenizer.eos_token_id is None:
             raise ValueError(
                 f"tokenizer {name!r} has no EOS token to end documents with: "
-                "set eos_token in its tokenizer_config.json"
+                "set domain.eod to the id of the token that does"
             )
         self.vocab_size: int = len(tokenizer)
-        self.eod_id: int = int(tokenizer.eos_token_id)
+        self.eod_id: int = int(tokenizer.eos_token_id if eod is None else eod)
+        if self.eod_id >= self.vocab_size:
+            raise ValueError(
+                f"domain.eod={eod} is not an id of tokenizer {name!r}, which has "
+                f"{self.vocab_size}: give one below that"
+            )
         # Keep the backend, not its wrapper, so that worker processes start without transformers.
-        self._name = name
+        self._name, self._trust_remote_code = name, trust_remote_code
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.fingerprint: str = _fingerprint(self)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -131,20 +170,30 @@ class HuggingFaceTokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
+    def token(self, token_id: int) -> str | None:
+        """Returns the name of an id in the vocabulary; None if there is no such id."""
+        name: str | None = self._backend.id_to_token(token_id)
+        return name
+
     def decode(self, ids: ArrayLike) -> str:
         """Returns the text of the ids, special tokens included."""
         return str(self._backend.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Writes the tokenizer's own files."""
-        _auto_tokenizer(self._name).save_pretrained(str(directory))
+        _auto_tokenizer(self._name, self._trust_remote_code).save_pretrained(str(directory))
 
 
-def _auto_tokenizer(name: str) -> Any:
+def _auto_tokenizer(name: str, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name, use_fast=True)
+        with code_of_its_own(f"tokenizer {name!r}"):
+            return AutoTokenizer.from_pretrained(
+                name, use_fast=True, trust_remote_code=trust_remote_code
+            )
+    except UntrustedCodeError:
+        raise
     except Exception as error:  # the library passes on any error of its many loaders
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = "folder" if Path(name).exists() else "name"
@@ -161,7 +210,7 @@ def _fingerprint(tokenizer: Tokenizer) -> str:
     words = [tokenizer.decode([i]) for i in ids]
     state = hashlib.blake2b(digest_size=16, person=b"rod-tok-v1")
     state.update(np.array([tokenizer.vocab_size, tokenizer.eod_id], dtype="<u4").tobytes())
-    for tokens in tokenizer.encode_batch([*_PROBES, *words]):
+    for tokens in tokenizer.encode_batch([*PROBES, *words]):
         state.update(np.array([len(tokens), *tokens], dtype="<u4").tobytes())
     return state.hexdigest()
 

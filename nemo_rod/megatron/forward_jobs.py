@@ -80,7 +80,11 @@ def _scorer(
 ) -> MegatronScorer:
     functions.check("scoring", "trainer")
     _, provider = model_provider(
-        model, job.parallel, precision=job.precision, block_size=store.block_size
+        model,
+        job.parallel,
+        precision=job.precision,
+        block_size=store.block_size,
+        trust_remote_code=job.trust_remote_code,
     )
     provider.finalize()
     if not parallel_state.is_initialized():

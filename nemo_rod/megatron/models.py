@@ -14,10 +14,16 @@ from nemo_rod.megatron.cpu import trainers
 from nemo_rod.megatron.loading import refuse_gaps
 from nemo_rod.megatron.plain import conversion, layers
 from nemo_rod.megatron.scoring.text_positions import number_text
+from nemo_rod.trust import code_of_its_own
 
 
 def model_provider(
-    hf: str, parallel: Parallel, *, precision: str, block_size: int
+    hf: str,
+    parallel: Parallel,
+    *,
+    precision: str,
+    block_size: int,
+    trust_remote_code: bool = False,
 ) -> tuple[AutoBridge, Any]:
     """Loads a Hugging Face checkpoint's description for a parallel layout.
 
@@ -26,6 +32,7 @@ def model_provider(
         parallel: the parallel layout.
         precision: "fp32" or "bf16".
         block_size: tokens per block (S).
+        trust_remote_code: whether code that lies beside the checkpoint may run.
 
     Returns:
         The bridge, which can export the model again, and the provider, which builds the model with
@@ -33,12 +40,13 @@ def model_provider(
 
     Raises:
         ValueError: the model does not support the layout, or the number of processes does not
-            match it.
+            match it; or the checkpoint has code of its own that may not run.
     """
     trainers.install_megatron_bridge()
     if plain.needed():
         conversion.name_experts_globally()
-    bridge = AutoBridge.from_hf_pretrained(hf)
+    with code_of_its_own(f"The checkpoint {hf}"):
+        bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=trust_remote_code)
     provider = bridge.to_megatron_provider(load_weights=True)
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
     number_text(provider)

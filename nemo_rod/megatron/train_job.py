@@ -89,7 +89,11 @@ def train(
     identity = identity_of(header)
     refuse_foreign_checkpoint(out / "checkpoints", identity)
     bridge, provider = model_provider(
-        job.model, job.parallel, precision=job.precision, block_size=store.block_size
+        job.model,
+        job.parallel,
+        precision=job.precision,
+        block_size=store.block_size,
+        trust_remote_code=job.trust_remote_code,
     )
     validation = _validation(job)
     every = [

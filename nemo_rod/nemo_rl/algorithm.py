@@ -27,6 +27,7 @@ from nemo_rod.processes.signals import Stopped
 from nemo_rod.selection import CurriculumHeader, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
 from nemo_rod.selection.curriculum.journal import Journal
+from nemo_rod.trust import refuse_code_of_its_own
 
 
 @dataclass
@@ -105,7 +106,8 @@ def open_store(config: dict[str, Any]) -> BlockStore:
     """Opens the block store and checks that it matches the configured model.
 
     Raises:
-        ValueError: the block size or the tokenizer differs.
+        ValueError: the block size or the tokenizer differs, or NeMo-RL would run code that lies
+            beside the checkpoint and is not trusted.
     """
     policy, store = config["policy"], BlockStore(config["rod"]["blocks"])
     if policy["max_total_sequence_length"] != store.block_size:
@@ -113,7 +115,12 @@ def open_store(config: dict[str, Any]) -> BlockStore:
             f"policy.max_total_sequence_length is {policy['max_total_sequence_length']}, but the "
             f"blocks in {config['rod']['blocks']} have {store.block_size} tokens: set it to that."
         )
-    store.check_tokenizer(load_tokenizer(policy["tokenizer"]["name"]))
+    rod, trusted = config["rod"], config["rod"]["trust_remote_code"]
+    if not trusted:  # NeMo-RL itself asks nobody
+        for name in (policy["model_name"], policy["tokenizer"]["name"]):
+            refuse_code_of_its_own(name, "NeMo-RL", key="rod.trust_remote_code")
+    name = rod["tokenizer"] or policy["tokenizer"]["name"]
+    store.check_tokenizer(load_tokenizer(name, eod=rod["eod"], trust_remote_code=trusted))
     return store
 
 

@@ -33,6 +33,10 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
         block_size=config.domain.block_size,
         gpus_per_node=config.cluster.gpus_per_node,
     )
+    domain, trusted = config.domain, config.model.trust_remote_code
+    values["rod"] |= {"eod": domain.eod, "trust_remote_code": trusted}
+    if config.model.special_tokens == "renamed":  # compared with the base's when that was fetched
+        values["rod"]["tokenizer"] = domain.tokenizer
     merged: Any = OmegaConf.to_container(OmegaConf.merge(values, config.nemo_rl))
     command = "train" if isinstance(job, TrainJob) else "reference"
     cluster.run(command, settings.compose(merged))

@@ -37,6 +37,9 @@ class RoD:
     choose_in: str = one_of("workers", "driver")  # "driver": for workers that cannot be extended
     hf: bool = False  # whether to write a Hugging Face checkpoint to <out>/hf at the end
     role: str | None = one_of(None, "adaptation", "replay")  # what `nemo-rod reference` scores
+    tokenizer: str | None = None  # of the blocks; null: policy.tokenizer.name
+    eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS
+    trust_remote_code: bool = False  # NeMo-RL runs code beside a checkpoint: true if you trust it
     model_digest: str | None = None  # digest of the scored weights, for the references' manifest
     worker: str | None = MISSING  # full name of the Ray worker class; null for NeMo-RL's own
     stall_seconds: float = key(1800.0, ">= 0")  # without an answer, after which to end; 0: never

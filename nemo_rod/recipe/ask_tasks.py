@@ -103,7 +103,8 @@ def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
     from nemo_rod.evaluation.continuations import write_held_out_tasks
 
     folder = jobs.results.path / "tasks"
-    tokenizer = load_tokenizer(jobs.config.domain.tokenizer)
+    domain, trusted = jobs.config.domain, jobs.config.model.trust_remote_code
+    tokenizer = load_tokenizer(domain.tokenizer, eod=domain.eod, trust_remote_code=trusted)
     blocks = jobs.results.blocks
     made = write_held_out_tasks(blocks, folder, tokenizer, num_questions=tasks.held_out)
     return made, str(folder.absolute())
@@ -111,7 +112,8 @@ def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
 
 def _job(jobs: ModelJobs, name: str, out: Path) -> TaskJob:
     """Returns an arm's job without its tasks."""
-    tasks = jobs.config.tasks
+    tasks, model = jobs.config.tasks, jobs.config.model
+    trusted = {"trust_remote_code": True} if model.trust_remote_code else {}
     return TaskJob(
         name=name,
         model=str(jobs.results.checkpoint(name).absolute()),
@@ -119,7 +121,7 @@ def _job(jobs: ModelJobs, name: str, out: Path) -> TaskJob:
         capabilities={},
         include=None,
         backend=tasks.backend,
-        arguments={"dtype": _DTYPES[jobs.config.model.precision], **tasks.arguments},
+        arguments={"dtype": _DTYPES[model.precision], **trusted, **tasks.arguments},
         batch_size=tasks.batch_size,
         few_shot=tasks.few_shot,
         limit=tasks.limit,

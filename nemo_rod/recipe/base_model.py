@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.config import Domain, Model
 from nemo_rod.files import digest_of_files
+from nemo_rod.trust import code_of_its_own
 
 # Projections onto the residual stream; transformers itself scales those of Mamba blocks.
 _TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")
+# Published names of input embeddings; the ends of them, as some models lie inside others.
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|word_embeddings|wte)\.weight$")
 
 
 def initialise_base(
-    architecture: dict[str, Any], folder: Path, *, tokenizer: str, seed: int
+    architecture: dict[str, Any],
+    folder: Path,
+    *,
+    tokenizer: str,
+    seed: int,
+    eod: int | None = None,
 ) -> None:
     """Writes a randomly initialised Hugging Face checkpoint for a base that is trained here.
 
@@ -25,6 +36,7 @@ def initialise_base(
         folder: target folder; an existing checkpoint is kept.
         tokenizer: name of the tokenizer saved with the weights, so that the folder loads alone.
         seed: seed of the random weights.
+        eod: id that ends a document; None for the tokenizer's EOS token.
     """
     if (folder / "tokenizer_config.json").exists():  # written last
         return
@@ -36,7 +48,7 @@ def initialise_base(
 
     options = dict(architecture)
     config = AutoConfig.for_model(options.pop("model_type"), **options)
-    text = load_tokenizer(tokenizer)
+    text = load_tokenizer(tokenizer, eod=eod)
     config.eos_token_id = text.eod_id
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).to(torch.float32)
@@ -50,8 +62,23 @@ def initialise_base(
     text.save_pretrained(folder)
 
 
-def check_tokenizer(checkpoint: Path, blocks: Path) -> None:
+def check_tokenizer(
+    checkpoint: Path,
+    blocks: Path,
+    *,
+    eod: int | None = None,
+    trust_remote_code: bool = False,
+    renamed_from: str | None = None,
+) -> None:
     """Refuses a model whose tokenizer is not that of the blocks.
+
+    Args:
+        checkpoint: folder of the model.
+        blocks: block store.
+        eod: id that ends a document; None for the EOS token of the model's tokenizer.
+        trust_remote_code: whether code that lies beside the checkpoint may run.
+        renamed_from: the tokenizer of the blocks, where the model's may have other names for
+            special tokens; None where it may not.
 
     Raises:
         ValueError: if the tokenizers differ, or the model's vocabulary is smaller.
@@ -59,16 +86,72 @@ def check_tokenizer(checkpoint: Path, blocks: Path) -> None:
     from transformers import AutoConfig
 
     from nemo_rod.corpus import BlockStore, load_tokenizer
+    from nemo_rod.corpus.renamed_tokens import check_renamed
 
     store = BlockStore(blocks)
-    store.check_tokenizer(load_tokenizer(str(checkpoint)))
-    described = AutoConfig.from_pretrained(checkpoint)
+    options: dict[str, Any] = {"eod": eod, "trust_remote_code": trust_remote_code}
+    tokenizer = load_tokenizer(str(checkpoint), **options)
+    if renamed_from is None:
+        store.check_tokenizer(tokenizer)
+    else:
+        check_renamed(store, load_tokenizer(renamed_from, **options), tokenizer)
+    with code_of_its_own(f"The checkpoint {checkpoint}"):
+        described = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust_remote_code)
     vocab_size = described.get_text_config().vocab_size  # for a multimodal model: its text part
     if vocab_size < store.vocab_size:
         raise ValueError(
             f"The model in {checkpoint} knows {vocab_size} tokens, but the tokenizer of {blocks} "
             f"has {store.vocab_size}: set vocab_size of the architecture to at least that."
         )
+
+
+def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> None:
+    """Refuses a base that does not fit the blocks, and warns of one that never met their EOD.
+
+    Args:
+        checkpoint: folder of the base.
+        blocks: block store.
+        model: the recipe's model.
+        domain: the recipe's domain.
+
+    Raises:
+        ValueError: see `check_tokenizer`.
+    """
+    from nemo_rod.corpus import BlockStore
+
+    check_tokenizer(
+        checkpoint,
+        blocks,
+        eod=domain.eod,
+        trust_remote_code=model.trust_remote_code,
+        renamed_from=domain.tokenizer if model.special_tokens == "renamed" else None,
+    )
+    if (warning := unused_eod(checkpoint, BlockStore(blocks).eod_id)) is not None:
+        print(f"  Warning: {warning}.", file=sys.stderr, flush=True)
+
+
+def unused_eod(checkpoint: Path, eod: int) -> str | None:
+    """Returns a warning if a checkpoint never learned the token that ends documents.
+
+    Args:
+        checkpoint: folder of a Hugging Face checkpoint.
+        eod: id of the token.
+
+    Returns:
+        One sentence if its embedding is all zeros, None otherwise or if no embedding is found.
+    """
+    from safetensors import safe_open
+
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in filter(_EMBEDDING.search, tensors.keys()):
+                if not tensors.get_slice(name)[eod : eod + 1].any():
+                    return (
+                        f"the embedding of token {eod}, which ends documents, is zero in {name} of "
+                        f"{file}: the base never met it, and gradients may overflow; set "
+                        "domain.eod to the token that ended documents in its own training"
+                    )
+    return None
 
 
 def resolve_base(name: str, link: Path) -> None:

@@ -44,6 +44,7 @@ class ModelJobs:
             "scoring_micro_batch_size": scoring.micro_batch_size,
             "seed": self.config.seed,
             "stall_seconds": self.config.launcher.stall_seconds,
+            "trust_remote_code": self.config.model.trust_remote_code,
         }
 
     def run(self, job: Job, folder: Path) -> None:

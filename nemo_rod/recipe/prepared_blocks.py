@@ -14,8 +14,10 @@ from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.progress import Progress
 
 
-def prepare_blocks(domain: Domain, folder: Path) -> dict[str, Any]:
-    """Writes the block store of a domain.
+def prepare_blocks(
+    domain: Domain, folder: Path, *, trust_remote_code: bool = False
+) -> dict[str, Any]:
+    """Writes the block store of a domain; code beside its tokenizer runs only if trusted.
 
     Returns:
         Its digest and the number of training blocks of each role.
@@ -33,7 +35,9 @@ def prepare_blocks(domain: Domain, folder: Path) -> dict[str, Any]:
     prepare(
         folder,
         sources,
-        tokenizer=load_tokenizer(domain.tokenizer),
+        tokenizer=load_tokenizer(
+            domain.tokenizer, eod=domain.eod, trust_remote_code=trust_remote_code
+        ),
         block_size=domain.block_size,
         holdout_fraction=domain.holdout_fraction,
         holdout_seed=domain.holdout_seed,

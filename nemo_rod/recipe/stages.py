@@ -87,7 +87,8 @@ class Stages:
         def make(folder: Path) -> dict[str, Any]:
             from nemo_rod.recipe.prepared_blocks import prepare_blocks
 
-            return prepare_blocks(domain, folder)
+            trusted = self.config.model.trust_remote_code
+            return prepare_blocks(domain, folder, trust_remote_code=trusted)
 
         blocks = HandOver(
             "prepare",
@@ -105,7 +106,10 @@ class Stages:
 
         def inputs() -> Inputs:
             compared = dataclasses.asdict(model)
-            compared.pop("shape")  # only the plan reads it
+            for key in ("shape", "trust_remote_code"):  # read by the plan; how it is loaded
+                compared.pop(key)
+            if model.special_tokens == "same":
+                compared.pop("special_tokens")
             made_of = flatten("model", compared)
             if model.hf is None:
                 assert optimisation is not None
@@ -114,20 +118,22 @@ class Stages:
             return made_of
 
         def make(folder: Path) -> dict[str, Any]:
-            from nemo_rod.recipe.base_model import check_tokenizer, initialise_base, resolve_base
+            from nemo_rod.recipe.base_model import check_base, initialise_base, resolve_base
 
+            domain, blocks = self.config.domain, self.results.blocks
             if model.hf is not None:
                 resolve_base(model.hf, folder / "hf")
-                check_tokenizer(folder / "hf", self.results.blocks)
+                check_base(folder / "hf", blocks, model, domain)
             else:
                 assert model.architecture is not None
                 initialise_base(
                     model.architecture,
                     folder / "init",
-                    tokenizer=self.config.domain.tokenizer,
+                    tokenizer=domain.tokenizer,
                     seed=self.config.seed,
+                    eod=domain.eod,
                 )
-                check_tokenizer(folder / "init", self.results.blocks)
+                check_base(folder / "init", blocks, model, domain)
                 self.jobs.train(folder, folder / "init", self.jobs.arm("base"), [])
             return {"weights": checkpoint_digest(folder / "hf")}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -141,5 +142,42 @@ def test_a_tokenizer_without_an_end_is_refused(trained: Path, tmp_path: Path) ->
 
     endless = PreTrainedTokenizerFast(tokenizer_file=str(trained / "tokenizer.json"))
     endless.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has no EOS token"):
+    with pytest.raises(ValueError, match=r"has no EOS token .*: set domain\.eod to the id"):
         load_tokenizer(str(tmp_path))
+    assert load_tokenizer(str(tmp_path), eod=3).eod_id == 3
+
+
+def test_the_end_of_a_document_can_be_another_token(trained: Path) -> None:
+    own, other = load_tokenizer(str(trained)), load_tokenizer(str(trained), eod=7)
+    assert (own.eod_id, other.eod_id) == (0, 7)
+    assert own.fingerprint != other.fingerprint
+    assert load_tokenizer(str(trained), eod=0).fingerprint == own.fingerprint
+    assert other.encode_batch(["the cat"])[0].tolist() == own.encode_batch(["the cat"])[0].tolist()
+    size = own.vocab_size
+    with pytest.raises(ValueError, match=rf"domain\.eod={size} is not an id .* which has {size}:"):
+        load_tokenizer(str(trained), eod=size)
+    assert load_tokenizer("byte", eod=0).fingerprint == load_tokenizer("byte").fingerprint
+    with pytest.raises(ValueError, match=r"domain\.eod=1 does not fit domain\.tokenizer=byte"):
+        load_tokenizer("byte", eod=1)
+
+
+def test_code_beside_a_tokenizer_runs_only_when_asked_for(trained: Path, tmp_path: Path) -> None:
+    folder, ran = shutil.copytree(trained, tmp_path / "own"), tmp_path / "ran"
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        f"Path({str(ran)!r}).touch()\n"
+        "class Mine(PreTrainedTokenizerFast): ...\n"
+    )
+    with pytest.raises(ValueError) as refusal:
+        load_tokenizer(str(folder))
+    assert str(refusal.value) == (
+        f"tokenizer {str(folder)!r} comes with code of its own, which would run here: read that "
+        "code and set model.trust_remote_code=true, or install a transformers that has its class."
+    )
+    assert not ran.exists()
+    trusted = load_tokenizer(str(folder), trust_remote_code=True)
+    assert ran.exists() and trusted.fingerprint == load_tokenizer(str(trained)).fingerprint

@@ -55,7 +55,7 @@ def tree(root: Path) -> dict[str, str]:
     }
 
 
-def train_bpe(folder: Path, vocabulary: int) -> Path:
+def train_bpe(folder: Path, vocabulary: int, special: Sequence[str] = ("<|end|>",)) -> Path:
     """A folder with a small real tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -65,10 +65,10 @@ def train_bpe(folder: Path, vocabulary: int) -> Path:
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=["<|end|>"],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     backend.train_from_iterator(["the cat sat on the mat; the dog ate the cat's hat"] * 3, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=special[0]).save_pretrained(folder)
     return folder

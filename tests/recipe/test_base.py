@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from corpus_cases import BYTE, run, source, texts, write
 
-from nemo_rod.recipe.base_model import check_tokenizer, initialise_base
+from nemo_rod.config import Domain, Model
+from nemo_rod.recipe.base_model import check_base, check_tokenizer, initialise_base
+from nemo_rod.trust import refuse_code_of_its_own
 
 
 @pytest.fixture
@@ -36,6 +39,62 @@ def test_a_vocabulary_has_to_hold_the_tokenizers(
     check_tokenizer(checkpoint(tmp_path / "fits", 256, multimodal=multimodal), blocks)
     with pytest.raises(ValueError, match=r"knows 200 tokens, but the tokenizer of .* has 256"):
         check_tokenizer(checkpoint(tmp_path / "small", 200, multimodal=multimodal), blocks)
+
+
+def with_code(folder: Path, ran: Path) -> Path:
+    """A checkpoint of a model type that transformers lacks, with its class beside it."""
+    folder.mkdir()
+    BYTE.save_pretrained(folder)
+    described = {
+        "model_type": "mine", "vocab_size": 256, "architectures": ["MineForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_mine.Mine"},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "configuration_mine.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import PretrainedConfig\n"
+        f"Path({str(ran)!r}).touch()\n"
+        "class Mine(PretrainedConfig):\n"
+        "    model_type = 'mine'\n"
+    )
+    return folder
+
+
+def test_code_beside_a_checkpoint_runs_only_when_asked_for(blocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    base, ran = with_code(tmp_path / "base", tmp_path / "ran"), tmp_path / "ran"
+    with pytest.raises(ValueError) as refusal:
+        check_tokenizer(base, blocks)
+    assert "comes with code of its own" in str(refusal.value)
+    assert "set model.trust_remote_code=true" in str(refusal.value)
+    with pytest.raises(ValueError, match=r"config\.json of .* NeMo-RL would run: .* my\.key=true"):
+        refuse_code_of_its_own(str(base), "NeMo-RL", key="my.key")
+    assert not ran.exists()
+    check_tokenizer(base, blocks, trust_remote_code=True)
+    assert ran.exists()
+    refuse_code_of_its_own(str(checkpoint(tmp_path / "plain", 256, multimodal=False)), "", key="")
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens", "backbone.embeddings"])
+def test_an_end_that_the_base_never_met_is_said(
+    name: str, blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    base = checkpoint(tmp_path / "base", 256, multimodal=False)
+    rows = torch.ones(256, 4)
+    tensors = {"a.weight": torch.zeros(256, 4), f"{name}.weight": rows}
+    save_file(tensors, base / "model.safetensors")
+    model, domain = Model(hf=str(base)), Domain(tokenizer="byte")
+    check_base(base, blocks, model, domain)
+    assert capsys.readouterr().err == ""
+    rows[0] = 0  # the byte tokenizer's EOD
+    save_file(tensors, base / "model.safetensors")
+    check_base(base, blocks, model, domain)
+    said = capsys.readouterr().err
+    assert f"the embedding of token 0, which ends documents, is zero in {name}.weight of" in said
+    assert "set domain.eod" in said
 
 
 def test_a_new_base_has_the_published_names(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Checkpoints and tokenizers that come with code of their own, which runs only when asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class UntrustedCodeError(ValueError):
+    """A checkpoint or a tokenizer needs code of its own, which may not run."""
+
+
+@contextmanager
+def code_of_its_own(what: str) -> Iterator[None]:
+    """Names the key that lets the code run, where loading fails for want of it.
+
+    Args:
+        what: what is loaded, as the sentence begins.
+
+    Raises:
+        UntrustedCodeError: a library refused to run that code.
+    """
+    try:
+        yield
+    except Exception as error:  # each library wraps the refusal in an error of its own
+        if "trust_remote_code" not in str(error):
+            raise
+        raise UntrustedCodeError(
+            f"{what} comes with code of its own, which would run here: read that code and set "
+            "model.trust_remote_code=true, or install a transformers that has its class."
+        ) from error
+
+
+def refuse_code_of_its_own(checkpoint: str, host: str, *, key: str) -> None:
+    """Refuses a checkpoint with code of its own for a host that always runs such code.
+
+    Args:
+        checkpoint: name or folder of a checkpoint or a tokenizer.
+        host: what would run the code.
+        key: the key that says that it may.
+
+    Raises:
+        UntrustedCodeError: its config.json or tokenizer_config.json names such code.
+    """
+    for name in ("config.json", "tokenizer_config.json"):
+        if json.loads(_text_of(checkpoint, name) or "{}").get("auto_map"):
+            raise UntrustedCodeError(
+                f"{name} of {checkpoint} names code of its own, which {host} would run: read that "
+                f"code and set {key}=true, or take a checkpoint without it."
+            )
+
+
+def _text_of(checkpoint: str, name: str) -> str | None:
+    """Returns a file of a local or published checkpoint; None if it has no such file."""
+    file = Path(checkpoint, name)
+    if not Path(checkpoint).is_dir():
+        from transformers.utils import cached_file
+
+        try:
+            file = Path(str(cached_file(checkpoint, name)))
+        except OSError:
+            return None
+    return file.read_text("utf-8") if file.is_file() else None

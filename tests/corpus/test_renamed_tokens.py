@@ -1,0 +1,110 @@
+"""Another tokenizer for the same blocks: names of special tokens may differ, nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_cases import run, source, texts, train_bpe, write
+
+from nemo_rod.corpus import BlockStore, load_tokenizer
+from nemo_rod.corpus.renamed_tokens import check_renamed
+
+pytest.importorskip("transformers")
+NAMES = ["</s>", "<SPECIAL_10>", "<SPECIAL_11>"]
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_bpe(tmp_path_factory.mktemp("original"), vocabulary=300, special=NAMES)
+
+
+def copied(original: Path, folder: Path, change: Change) -> Path:
+    shutil.copytree(original, folder)
+    file = folder / "tokenizer.json"
+    described = json.loads(file.read_text())
+    change(described)
+    file.write_text(json.dumps(described))
+    return folder
+
+
+def rename(old: str, new: str) -> Change:
+    def change(described: dict[str, Any]) -> None:
+        vocabulary = described["model"]["vocab"]
+        vocabulary[new] = vocabulary.pop(old)
+        for token in described["added_tokens"]:
+            token["content"] = new if token["content"] == old else token["content"]
+
+    return change
+
+
+def store(folder: Path, tokenizer: Path, more: str = "") -> BlockStore:
+    lines = [text + more for text in texts(60, 1)]
+    return run(
+        folder,
+        [
+            source("web", [write(folder.parent / "web.jsonl", lines)]),
+            source("new", [write(folder.parent / "new.jsonl", texts(60, 2))], role="adaptation"),
+        ],
+        tokenizer=load_tokenizer(str(tokenizer)),
+    )
+
+
+def test_other_names_of_special_tokens_are_no_difference(original: Path, tmp_path: Path) -> None:
+    blocks = store(tmp_path / "blocks", original, " <|im_end|>")
+    made_by = load_tokenizer(str(original))
+    for change in (rename("<SPECIAL_11>", "<|im_end|>"), rename("<SPECIAL_10>", "<tool>")):
+        other = load_tokenizer(
+            str(copied(original, tmp_path / f"other_{len(list(tmp_path.iterdir()))}", change))
+        )
+        with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
+            blocks.check_tokenizer(other)
+        check_renamed(blocks, made_by, other)
+    check_renamed(blocks, made_by, made_by)
+
+
+def test_a_block_with_a_renamed_token_is_found(original: Path, tmp_path: Path) -> None:
+    blocks = store(tmp_path / "blocks", original, " <SPECIAL_11>")
+    other = copied(original, tmp_path / "other", rename("<SPECIAL_11>", "<|im_end|>"))
+    with pytest.raises(ValueError) as refusal:
+        check_renamed(blocks, load_tokenizer(str(original)), load_tokenizer(str(other)))
+    first = next(i for i in range(len(blocks)) if (blocks.tokens([i]) == 2).any())
+    refused = str(refusal.value)
+    assert f"block {first} of the train split of " in refused
+    assert "holds token 2, which was '<SPECIAL_11>' and is '<|im_end|>' to the" in refused
+
+
+def drop_last_merge(described: dict[str, Any]) -> None:
+    described["model"]["merges"].pop()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (drop_last_merge, r"the text '.*' is \[.*\] to the tokenizer of the blocks and \[.*\] to"),
+        (rename("q", "Ġqq"), r"token \d+ is 'q' to .* and 'Ġqq' to the model's, and it is not a"),
+        (rename("</s>", "<|im_end|>"), r"holds token 0, which was '</s>' and is '<\|im_end\|>' to"),
+    ],
+)
+def test_every_other_difference_is_refused(
+    change: Change, sentence: str, original: Path, tmp_path: Path
+) -> None:
+    blocks = store(tmp_path / "blocks", original)
+    other = copied(original, tmp_path / "other", change)
+    with pytest.raises(ValueError, match=sentence):
+        check_renamed(blocks, load_tokenizer(str(original)), load_tokenizer(str(other), eod=0))
+
+
+def test_both_end_documents_with_one_token(original: Path, tmp_path: Path) -> None:
+    blocks = store(tmp_path / "blocks", original)
+    other = load_tokenizer(str(original), eod=1)
+    with pytest.raises(ValueError, match=r"end documents with token 0, .* set domain\.eod to 0"):
+        check_renamed(blocks, load_tokenizer(str(original)), other)
+    foreign = load_tokenizer(str(train_bpe(tmp_path / "foreign", vocabulary=280)))
+    with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
+        check_renamed(blocks, foreign, other)
