@@ -13,7 +13,7 @@ import torch.distributed as dist
 # could be NaN.)
 _UNSET = -(2.0**100)
 # Tensors that Megatron-Bridge skips if the model class has no place for them: multi-token
-# predictors that the config does not enable, vision towers, and tables that models recompute.
+# predictors, which are turned off, vision towers, and tables that models recompute.
 _LEFT_OUT = re.compile(r"^mtp\.|(^|\.)visual\.|rotary_emb\.|\.masked_bias$")
 
 
@@ -82,11 +82,10 @@ def _refuse(hf: str, unset: list[str], unread: list[str]) -> None:
         )
         if names
     ]
-    if unset and all("mtp." in name for name in unset):
-        cure = "set mtp_num_hidden_layers or num_nextn_predict_layers to 0 in its config.json"
-    else:
-        cure = "give a checkpoint whose tensors have the published names and fit its config.json"
-    raise ValueError(f"{hf} leaves {' and '.join(found)}: {cure}.")
+    raise ValueError(
+        f"{hf} leaves {' and '.join(found)}: give a checkpoint whose tensors have the published "
+        "names and fit its config.json."
+    )
 
 
 def _first(names: Iterable[str], count: int = 3) -> str:

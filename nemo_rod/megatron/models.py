@@ -12,6 +12,7 @@ from nemo_rod.config import Parallel
 from nemo_rod.megatron import cpu, plain
 from nemo_rod.megatron.cpu import trainers
 from nemo_rod.megatron.loading import refuse_gaps
+from nemo_rod.megatron.objective import next_token_alone, refuse_other_losses
 from nemo_rod.megatron.plain import conversion, layers
 from nemo_rod.megatron.scoring.text_positions import number_text
 from nemo_rod.trust import code_of_its_own
@@ -50,6 +51,8 @@ def model_provider(
     provider = bridge.to_megatron_provider(load_weights=True)
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
     number_text(provider)
+    next_token_alone(provider)
+    provider.register_pre_wrap_hook(refuse_other_losses)
     _check_layout(provider, hf, parallel)
     # Bridge skips the initialisation of weights that it will load, and thereby the marks of
     # tensor-parallel parameters: the clipped gradient norm would silently lose shards.

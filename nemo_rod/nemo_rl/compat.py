@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,30 @@ def fused_loss_key(megatron_cfg: Mapping[str, Any]) -> str | None:
         if megatron_cfg.get(key):
             return key
     return None
+
+
+@contextmanager
+def providers(worker: Any, change: Callable[[Any], None]) -> Iterator[None]:
+    """Changes the model's provider before a worker builds its model from it.
+
+    Keys of the configuration reach some of its settings, and those of vision towers only on main.
+
+    Args:
+        worker: NeMo-RL's module of the worker.
+        change: called with the provider.
+    """
+    build = worker.setup_model_and_optimizer
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(build).bind(*args, **kwargs)
+        change(bound.arguments["megatron_cfg"].model)
+        return build(*args, **kwargs)
+
+    worker.setup_model_and_optimizer = changed
+    try:
+        yield
+    finally:
+        worker.setup_model_and_optimizer = build
 
 
 def make_cluster(cluster_cfg: Mapping[str, Any], *, use_gpus: bool) -> Any:

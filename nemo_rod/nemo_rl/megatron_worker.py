@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ray
 from nemo_rl.models.policy.utils import get_runtime_env_for_policy_worker
 from nemo_rl.models.policy.workers.megatron_policy_worker import MegatronPolicyWorkerImpl
 
+from nemo_rod.megatron.objective import next_token_alone
+from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.worker import RoDWorkerMixin
 
 
 class RoDMegatronPolicyWorkerImpl(RoDWorkerMixin, MegatronPolicyWorkerImpl):
-    """The stock worker with RoD's methods added."""
+    """The stock worker with RoD's methods added, which trains the language model alone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        from nemo_rl.models.policy.workers import megatron_policy_worker
+
+        with compat.providers(megatron_policy_worker, next_token_alone):
+            super().__init__(*args, **kwargs)
 
 
 # Empty, because Ray pickles the decorated class's own members and cannot pickle all of them.

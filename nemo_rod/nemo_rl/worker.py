@@ -69,6 +69,9 @@ class RoDWorkerMixin:
         self._rod_loss = compat.loss_function()
         self._rod_losses(self._rod_store)  # refuses what cannot be scored
         if task.arm is not None:
+            from nemo_rod.megatron.objective import refuse_other_losses
+
+            refuse_other_losses(self._rod_chunks())
             arm = Arm(**task.arm)
             references = None
             if task.references:

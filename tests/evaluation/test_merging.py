@@ -262,3 +262,16 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     (tmp_path / "torn" / "model-1.safetensors").write_bytes(b"x" * 20)
     with pytest.raises(ValueError, match=r"model-1\.safetensors is no whole safetensors file"):
         merge_checkpoints(tmp_path / "base", tmp_path / "torn", tmp_path / "out", 0.5)
+
+
+def test_predictors_that_training_left_out_are_not_merged(tmp_path: Path) -> None:
+    one, other = tensors_of(1), tensors_of(2)
+    base = write(tmp_path / "base", {**one, "mtp.fc.weight": torch.ones(2, 2)})
+    adapted = write(tmp_path / "adapted", other)
+    merge_checkpoints(base, adapted, tmp_path / "merged", 0.5)
+    expected = {name: torch.lerp(one[name], other[name], 0.5) for name in one}
+    assert_equal(read(tmp_path / "merged"), expected)
+    # both have them: they are merged like all others
+    both = write(tmp_path / "both", {**other, "mtp.fc.weight": torch.zeros(2, 2)})
+    merge_checkpoints(base, both, tmp_path / "whole", 0.5)
+    assert_equal(read(tmp_path / "whole"), {**expected, "mtp.fc.weight": torch.full((2, 2), 0.5)})

@@ -1,7 +1,8 @@
 """Small checkpoints of the paper's architectures, of transformers' own classes.
 
 Norms, biases and decays are moved off their start values, where a mistake in their mapping would
-not show. The published checkpoints of Qwen3.5 are of the classes for images and text.
+not show. The published checkpoints of Qwen3.5 are of the classes for images and text. Some have a
+head for further tokens, which neither transformers nor training uses.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 QWEN3_5: dict[str, Any] = {
     **COMMON,
     "num_hidden_layers": 4,
+    "mtp_num_hidden_layers": 1,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
     "linear_num_key_heads": 2,
@@ -93,7 +95,10 @@ NEMOTRON_EXPERTS = {
     "moe_intermediate_size": 16,
     "moe_shared_expert_intermediate_size": 16,
     "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 1,
+    "mtp_hybrid_override_pattern": "*E",
 }
+PREDICTORS = "mtp."  # where tensors of the head for further tokens begin
 # name -> class, its config's class, and what the config says
 ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": (
@@ -144,8 +149,14 @@ def make(name: str) -> Any:
 
 def write(name: str, folder: Path) -> Path:
     """Writes the checkpoint of an architecture."""
+    from safetensors.torch import load_file, save_file
+
     save_published(make(name), folder)
     load_tokenizer("byte").save_pretrained(folder)
+    if name != "nemotron_h":
+        file = folder / "model.safetensors"
+        head = {f"{PREDICTORS}fc.weight": torch.ones(32, 64)}
+        save_file({**load_file(file), **head}, file, {"format": "pt"})
     return folder
 
 
@@ -168,8 +179,9 @@ def token_losses(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint under the name that its files give it."""
+    """Every tensor of a checkpoint under the name that its files give it, but those of MTP."""
     from safetensors.torch import load_file
 
     files = sorted(folder.glob("*.safetensors"))
-    return {name: value for file in files for name, value in load_file(file).items()}
+    every = {name: value for file in files for name, value in load_file(file).items()}
+    return {name: value for name, value in every.items() if not name.startswith(PREDICTORS)}

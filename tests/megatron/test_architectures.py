@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,20 @@ ARMS: dict[str, dict[str, Any]] = {
     "averages": {"scored_every": 4},
 }
 MISNAMED, ONE_TOO_MANY = "misnamed", "one_too_many"
+# what a provider may have been left with: its architecture, the settings, and what is said
+LEFT_ON: dict[str, tuple[str, dict[str, Any], str]] = {
+    "balanced": (
+        "nemotron_3_nano",
+        {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 1e-4},
+        r"seq_aux_loss of decoder\.layers\.1\.mlp\.router.*: set moe_router_load_balancing_type=n",
+    ),
+    "z_loss": ("nemotron_3_nano", {"moe_z_loss_coeff": 1e-3}, r"by z_loss of .*router"),
+    "vision": (
+        "qwen3_5",
+        {"freeze_vision_model": False},
+        r"the weight decay of vision_model\..*: set freeze_vision_model=true",
+    ),
+}
 
 
 def refusals(name: str) -> dict[str, str]:
@@ -66,6 +81,7 @@ def refusals(name: str) -> dict[str, str]:
     return found
 
 
+TOGETHER = (*FAST, MISNAMED, ONE_TOO_MANY, *LEFT_ON)
 # Context parallelism needs attention of TransformerEngine, and the interleaved schedule of Qwen3.5
 # one layer of each kind per run of layers: where they are not refused, they are not tried here.
 TRIED = {
@@ -90,6 +106,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         elif name == ONE_TOO_MANY:
             write("qwen3_5_text", root / name)
             add_tensor(root / name, "model.layers.3.self_attn.q_proj.bias")
+        elif name in LEFT_ON:
+            return write(LEFT_ON[name][0], root / name)
         else:
             return write(name, root / name)
         load_tokenizer("byte").save_pretrained(root / name)
@@ -118,7 +136,9 @@ def scored(
         folder, *_ = {checkpoints(model).parent for model in models}
         chosen = {name: TWO_PROCESSES.get(name, {}) for name in layouts}
         plan = tmp_path_factory.mktemp("plan") / "plan.json"
-        plan.write_text(json.dumps({"folder": str(folder), "models": models, "layouts": chosen}))
+        changes = {name: LEFT_ON[name][1] for name in models if name in LEFT_ON}
+        asked = {"folder": str(folder), "models": models, "layouts": chosen, "changes": changes}
+        plan.write_text(json.dumps(asked))
         world_size = Parallel(**chosen[layouts[0]]).world_size
         said, *_ = torchrun(world_size, WORKERS / "architectures_worker.py", plan, timeout=900)
         rows = [json.loads(line) for line in said.splitlines() if line.startswith('{"model"')]
@@ -143,16 +163,34 @@ def assert_scores_and_exports(folder: Path, row: dict[str, Any]) -> None:
     assert np.array_equal(token_losses(load(exported), tokens), losses)
 
 
+def assert_trained_by_the_next_token_alone(name: str, found: dict[str, Any]) -> None:
+    assert (found["routers"] > 0) == (name in WITH_EXPERTS)
+    assert found["balancing"] == 0 and not any(found["z_loss"])
+    assert found["predictors"] == 0  # though the config of all but one names some
+    assert (found["vision"] > 0) == (name in WITH_IMAGES)
+    assert found["vision_trained"] == 0
+    assert found["trained"] == found["parameters"] - found["vision"] > 0
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FAST)
 def test_losses_are_hugging_faces(name: str, checkpoints: Any, scored: Any) -> None:
-    rows = scored((*FAST, MISNAMED, ONE_TOO_MANY), ("single",))
+    rows = scored(TOGETHER, ("single",))
     assert_scores_and_exports(checkpoints(name), rows[name, "single"])
+    assert_trained_by_the_next_token_alone(name, rows[name, "single"]["objective"])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", LEFT_ON)
+def test_any_other_loss_is_refused(name: str, scored: Any) -> None:
+    refused = scored(TOGETHER, ("single",))[name, "single"]["refused"]
+    assert re.search(LEFT_ON[name][2], refused), refused
+    assert refused.startswith("The model would also be trained by ")
 
 
 @pytest.mark.timeout(900)
 def test_a_load_that_leaves_something_out_is_refused(checkpoints: Any, scored: Any) -> None:
-    rows = scored((*FAST, MISNAMED, ONE_TOO_MANY), ("single",))
+    rows = scored(TOGETHER, ("single",))
     assert rows[MISNAMED, "single"]["refused"] == (
         f"{checkpoints(MISNAMED)} leaves 1 parameter(s) of the model without a tensor "
         "(embedding.word_embeddings.weight) and 1 tensor(s) without a place in the model "
@@ -170,7 +208,9 @@ def test_a_load_that_leaves_something_out_is_refused(checkpoints: Any, scored: A
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FAST])
 def test_losses_of_the_others_are_hugging_faces(name: str, checkpoints: Any, scored: Any) -> None:
     others = tuple(name for name in ARCHITECTURES if name not in FAST)
-    assert_scores_and_exports(checkpoints(name), scored(others, ("single",))[name, "single"])
+    row = scored(others, ("single",))[name, "single"]
+    assert_scores_and_exports(checkpoints(name), row)
+    assert_trained_by_the_next_token_alone(name, row["objective"])
 
 
 @pytest.mark.architectures
@@ -287,6 +327,11 @@ def test_every_job_runs_and_agrees_with_hugging_face(name: str, chain: Any) -> N
     losses = metric(run.root / "rod_single", "train/loss")
     assert len(losses) == STEPS
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    before, after = tensors(run.models["base"]), tensors(run.models["rod"])
+    seen = {tensor for tensor in before if ".visual." in tensor}
+    assert bool(seen) == (name in WITH_IMAGES)
+    assert all(torch.equal(before[tensor], after[tensor]) for tensor in seen)  # nor decayed
+    assert not all(torch.equal(before[tensor], after[tensor]) for tensor in before.keys() - seen)
 
 
 @pytest.mark.architectures

@@ -58,3 +58,7 @@ def test_scoring_does_not_run_heads_for_later_tokens(torchrun: Torchrun) -> None
     assert found["same"]
     assert found["scoring"] == {"output layer": 2, "head": 0}  # two micro-batches
     assert found["training"] == {"output layer": 2, "head": 1}  # one, with both heads
+    assert found["refused"] == (
+        "The model would also be trained by multi-token prediction in the model, which is not part "
+        "of the loss that selection and its references use: set mtp_num_layers=null."
+    )

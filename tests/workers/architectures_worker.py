@@ -2,9 +2,10 @@
 
 torchrun ... tests/workers/architectures_worker.py PLAN.json
 
-PLAN names a `folder` with a checkpoint per model, the `models`, and the `layouts` of this many
-processes. The models go to `folder`/exported/MODEL_LAYOUT. Rank 0 prints a line of JSON for each:
-the losses of every block and of the same parts of its prefixes, or why the layout is refused.
+PLAN names a `folder` with a checkpoint per model, the `models`, the `layouts` of this many
+processes, and `changes` of models' providers. The models go to `folder`/exported/MODEL_LAYOUT.
+Rank 0 prints a line of JSON for each: the losses of every block and of the same parts of its
+prefixes, and what trains the model, or why it is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,27 @@ class Store:
         return every[block_ids].astype(np.int32)
 
 
-def scored(hf: Path, parallel: Parallel, out: Path) -> dict[str, Any]:
+def objective(model: list) -> dict[str, Any]:
+    """What Megatron would train of a built model, and by which losses besides the next token's."""
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    modules = [module for chunk in model for module in chunk.modules()]
+    routers = [module for module in modules if isinstance(module, TopKRouter)]
+    parameters = [pair for chunk in model for pair in chunk.named_parameters()]
+    vision = [p.requires_grad for name, p in parameters if "vision_model." in name]
+    return {
+        "routers": len(routers),
+        "balancing": sum(router.is_aux_loss_enabled() for router in routers),
+        "z_loss": [router.config.moe_z_loss_coeff for router in routers if routers],
+        "predictors": sum(type(module).__name__.startswith("MultiToken") for module in modules),
+        "vision": len(vision),
+        "vision_trained": sum(vision),
+        "trained": sum(p.requires_grad for _, p in parameters),
+        "parameters": len(parameters),
+    }
+
+
+def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> dict[str, Any]:
     from megatron.core import parallel_state
     from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -50,6 +71,8 @@ def scored(hf: Path, parallel: Parallel, out: Path) -> dict[str, Any]:
         bridge, provider = model_provider(
             str(hf), parallel, precision="fp32", block_size=BLOCK_SIZE
         )
+        for name, value in changes.items():
+            setattr(provider, name, value)
         provider.finalize()
         provider.initialize_model_parallel(seed=0)
         model = provider.provide_distributed_model(wrap_with_ddp=False)
@@ -69,7 +92,7 @@ def scored(hf: Path, parallel: Parallel, out: Path) -> dict[str, Any]:
     save_hf(bridge, model, out)
     dist.barrier()
     parallel_state.destroy_model_parallel()
-    return {"sums": sums, "provider": type(provider).__name__}
+    return {"sums": sums, "provider": type(provider).__name__, "objective": objective(model)}
 
 
 def main() -> None:
@@ -80,7 +103,8 @@ def main() -> None:
     for model in plan["models"]:
         for name, layout in plan["layouts"].items():
             out = folder / "exported" / f"{model}_{name}"
-            found = scored(folder / model, Parallel(**layout), out)
+            changes = plan["changes"].get(model, {})
+            found = scored(folder / model, Parallel(**layout), out, changes)
             if dist.get_rank() == 0:
                 print(json.dumps({"model": model, "layout": name, **found}), flush=True)
     dist.destroy_process_group()

@@ -62,6 +62,7 @@ def main() -> None:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     from nemo_rod.megatron.batches import micro_batches
+    from nemo_rod.megatron.objective import refuse_other_losses
     from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     torch.set_num_threads(1)
@@ -96,7 +97,14 @@ def main() -> None:
     (batch,) = micro_batches(store, np.arange(BLOCKS), BLOCKS)  # type: ignore[arg-type]
     model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     training = {name: calls[name] - scoring[name] for name in calls}
-    print(json.dumps({"same": same, "scoring": scoring, "training": training}), flush=True)
+    refused = ""
+    assert refuse_other_losses([plain]) == [plain]
+    try:
+        refuse_other_losses([model])
+    except ValueError as error:
+        refused = str(error)
+    found = {"same": same, "scoring": scoring, "training": training, "refused": refused}
+    print(json.dumps(found), flush=True)
     dist.destroy_process_group()
 
 

@@ -2,7 +2,8 @@
 
 Works on one output shard at a time; the inputs may be sharded differently. The output has the
 base's tensors, in the base's order and under their published names, and the base's configuration
-and tokenizer files.
+and tokenizer files. Multi-token predictors that only the base has are left out: they would predict
+for a model that is not there any more.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".py", ".jinja", ".tiktoken"})
 _INDEX_NAME = "model.safetensors.index.json"
+_PREDICTORS = "mtp."  # of further tokens, which training leaves out
 
 
 def merge(
@@ -42,7 +44,7 @@ def merge(
     """
     with _Checkpoint.open(base_dir) as base, _Checkpoint.open(adapted_dir) as adapted:
         aliases = _check_tensors(base, adapted)
-        shards = _plan_shards(base, max_shard_bytes)
+        shards = _plan_shards(base, _merged_names(base, adapted), max_shard_bytes)
         weight_map = {}
         total_size = 0
         for index, names in enumerate(shards):
@@ -136,7 +138,7 @@ def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
     for side in (base, adapted):
         refuse_low_rank(side.names, side.folder)
     ours, theirs = set(base.names), set(adapted.names)
-    only_base = [name for name in base.names if name not in theirs]
+    only_base = [name for name in _merged_names(base, adapted) if name not in theirs]
     only_adapted = [name for name in adapted.names if name not in ours]
     common = [name for name in base.names if name in theirs]
     aliases = {name: _tied_to(base, name, common) for name in only_base}
@@ -152,6 +154,13 @@ def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
     return {name: tied for name, tied in aliases.items() if tied is not None}
 
 
+def _merged_names(base: _Checkpoint, adapted: _Checkpoint) -> list[str]:
+    """Returns the base's tensors, without multi-token predictors if the adapted model has none."""
+    if any(name.startswith(_PREDICTORS) for name in adapted.names):
+        return [*base.names]
+    return [name for name in base.names if not name.startswith(_PREDICTORS)]
+
+
 def _tied_to(checkpoint: _Checkpoint, name: str, candidates: list[str]) -> str | None:
     """Returns the tensor among `candidates` of which `name` is a bit-equal copy, if any."""
     import torch
@@ -165,11 +174,13 @@ def _tied_to(checkpoint: _Checkpoint, name: str, candidates: list[str]) -> str |
     return None
 
 
-def _plan_shards(checkpoint: _Checkpoint, max_shard_bytes: int) -> list[list[str]]:
+def _plan_shards(
+    checkpoint: _Checkpoint, names: list[str], max_shard_bytes: int
+) -> list[list[str]]:
     """Returns names per output shard, in the checkpoint's order, within the limit if possible."""
     shards: list[list[str]] = [[]]
     size = 0
-    for name in checkpoint.names:
+    for name in names:
         bits = int("".join(filter(str.isdigit, checkpoint.dtype(name))) or 8)  # "BF16", "BOOL"
         num_bytes = math.prod(checkpoint.shape(name)) * bits // 8
         if shards[-1] and size + num_bytes > max_shard_bytes:

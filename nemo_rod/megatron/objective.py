@@ -1,0 +1,86 @@
+"""What is trained, and by which loss: the language model, by the loss of the next token alone.
+
+Checkpoints bring losses of their own: Megatron-Bridge turns on the balancing losses of routers and
+the loss of multi-token prediction wherever a config mentions them. Neither is part of the paper's
+objective, and both would change what a comparison of arms compares. A vision tower, which text
+never reaches, would have no gradient but would still decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megatron.core.transformer.moe.router import Router
+
+from nemo_rod.megatron.ranks import all_or_none
+
+_PREDICTORS_FOLLOW = "/"  # in the pattern of a hybrid model
+_PROVIDER = {
+    "moe_router_load_balancing_type": "none",
+    "moe_aux_loss_coeff": 0.0,
+    "moe_z_loss_coeff": None,
+    "mtp_num_layers": None,
+    # hybrid models derive the number of predictors from their pattern
+    "mtp_hybrid_override_pattern": None,
+    "mtp_use_repeated_layer": False,
+    "keep_mtp_spec_in_bf16": False,
+    "freeze_vision_model": True,
+    "freeze_vision_projection": True,
+}
+
+
+def next_token_alone(provider: Any) -> None:
+    """Turns off every other loss in a Megatron-Bridge provider, and freezes its vision tower."""
+    for name, value in _PROVIDER.items():
+        if hasattr(provider, name):
+            setattr(provider, name, value)
+    if pattern := getattr(provider, "hybrid_layer_pattern", None):
+        provider.hybrid_layer_pattern = pattern.split(_PREDICTORS_FOLLOW)[0]
+
+
+def refuse_other_losses(model: list) -> list:
+    """Refuses a built model that would also be trained by another loss. Collective.
+
+    Args:
+        model: the model's chunks on this rank.
+
+    Returns:
+        The same chunks, as a hook that runs before they are wrapped must.
+
+    Raises:
+        ValueError: on every rank, with the first such loss or trained part of any rank.
+    """
+    all_or_none(lambda: _refuse(model))
+    return model
+
+
+def _refuse(model: list) -> None:
+    for chunk in model:
+        for what, cure in _others(chunk):
+            raise ValueError(
+                f"The model would also be trained by {what}, which is not part of the loss that "
+                f"selection and its references use: {cure}."
+            )
+
+
+def _others(chunk: Any) -> Iterator[tuple[str, str]]:
+    """Yields what else would be trained, and how it is turned off."""
+    for name, module in chunk.named_modules():
+        if isinstance(module, Router):
+            for loss in _router_losses(module.config):
+                yield f"{loss} of {name}", "set moe_router_load_balancing_type=none, without z loss"
+        if "mtp" in module._modules and getattr(module.config, "mtp_num_layers", None):
+            yield f"multi-token prediction in {name or 'the model'}", "set mtp_num_layers=null"
+    for name, parameter in chunk.named_parameters():
+        if "vision_model." in name and parameter.requires_grad:
+            yield f"the weight decay of {name}", "set freeze_vision_model=true"
+
+
+def _router_losses(config: Any) -> list[str]:
+    """Returns the losses of a router that a configuration turns on."""
+    kinds, sizes = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    sizes = sizes if isinstance(sizes, list) else [sizes] * len(kinds)
+    found = [k for k, size in zip(kinds, sizes, strict=True) if "aux_loss" in str(k) and size]
+    return [*found, "z_loss"] if config.moe_z_loss_coeff else found
