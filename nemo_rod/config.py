@@ -56,12 +56,30 @@ class Optimisation:
     lr: float = key(MISSING, "> 0")  # peak learning rate
     min_lr_ratio: float = key(0.1, "in [0, 1]")  # final learning rate as a share of the peak
     warmup_fraction: float = key(0.05, "in [0, 1)")  # share of the steps spent on linear warm-up
+    warmup_steps: int | None = key(None, ">= 0")  # the same in steps; null: by warmup_fraction
     decay_fraction: float = key(0.3, "in [0, 1]")  # share of the steps spent on final cosine decay
+    decay_steps: int | None = key(None, ">= 1")  # the same in steps; null: by decay_fraction
     adam_beta1: float = key(0.9, "in [0, 1)")  # decay rate of the first moment
     adam_beta2: float = key(0.95, "in [0, 1)")  # decay rate of the second moment
     adam_eps: float = key(1e-8, "> 0")  # added to the root of the second moment
     weight_decay: float = key(0.1, ">= 0")  # decoupled weight decay of matrices (AdamW)
     clip_grad: float = key(1.0, ">= 0")  # maximum norm of the gradient; 0: no limit
+    recompute: str = one_of("none", "selective", "full")  # activations recomputed: attention's, all
+    grad_reduce: str = one_of("fp32", "bf16")  # dtype in which gradients are added up
+    precision_aware_optimizer: bool = False  # TransformerEngine's Adam, on gradients as reduced
+    optimizer_offload: bool = False  # its state and update on the host; needs the one above
+
+    @property
+    def warmup(self) -> int:
+        """Steps of the linear warm-up."""
+        steps = self.warmup_steps
+        return round(self.warmup_fraction * self.steps) if steps is None else steps
+
+    @property
+    def decay(self) -> int:
+        """Steps of the final cosine decay, at least one."""
+        steps = self.decay_steps
+        return max(1, round(self.decay_fraction * self.steps)) if steps is None else steps
 
 
 @dataclass
@@ -245,6 +263,7 @@ class Plan:
     peak_tflops: float | None = key(None, "> 0")  # dense peak TFLOP/s of a GPU in model.precision
     utilisation: float | None = key(None, "> 0")  # share of the peak that training reaches
     backward: float | None = key(None, "> 0")  # time of a backward pass, in forward passes
+    offload_rate: float = key(20e9, "> 0")  # bytes of its state that a host updates, per GPU and s
     expert_imbalance: float = key(1.5, ">= 1")  # tokens of the busiest expert GPU over the mean
     memory_reserve: float = key(0.1, "in [0, 1)")  # share kept for CUDA, NCCL and fragmentation
     tokenise_rate: float = key(450_000.0, "> 0")  # tokens made of text per second and core

@@ -35,6 +35,7 @@ from nemo_rod.megatron.callbacks.kappa import SteeredKappa
 from nemo_rod.megatron.callbacks.recorder import HasMetrics, Recorder
 from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
 from nemo_rod.megatron.callbacks.validation import Validation
+from nemo_rod.megatron.economies import recompute, refuse_optimizer
 from nemo_rod.megatron.identity import (
     ChosenBlocks,
     identity_of,
@@ -95,6 +96,8 @@ def train(
         block_size=store.block_size,
         trust_remote_code=job.trust_remote_code,
     )
+    recompute(provider, job.optimisation.recompute)
+    refuse_optimizer(job.optimisation, sharded=_sharded(job))
     validation = _validation(job)
     every = [
         *callbacks,
@@ -159,9 +162,7 @@ def bridge_config(
 ) -> ConfigContainer:
     """Translates a job into Megatron-Bridge's configuration; weights are saved with `identity`."""
     o = job.optimisation
-    on_gpu = torch.cuda.is_available()
-    sharded = job.parallel.distributed_optimizer
-    sharded = on_gpu if sharded is None else sharded
+    on_gpu, sharded = torch.cuda.is_available(), _sharded(job)
     checkpoints = str(Path(job.out) / "checkpoints")
     return ConfigContainer(
         model=provider,
@@ -176,7 +177,7 @@ def bridge_config(
         optimizer=_optimizer(job, provider.params_dtype, sharded),
         scheduler=_scheduler(o),
         ddp=DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
+            grad_reduce_in_fp32=o.grad_reduce == "fp32",
             check_for_nan_in_grad=True,
             overlap_grad_reduce=on_gpu or sharded,
             overlap_param_gather=sharded,
@@ -211,6 +212,12 @@ def bridge_config(
     )
 
 
+def _sharded(job: TrainJob) -> bool:
+    """Returns whether replicas share the optimizer's state."""
+    sharded = job.parallel.distributed_optimizer
+    return torch.cuda.is_available() if sharded is None else sharded
+
+
 def _resuming(selector: Selector, out: Path) -> list[Callback]:
     """What brings the estimates of a resumed run up to date, where there are any."""
     if selector.averages is None or selector.references is None:
@@ -220,6 +227,8 @@ def _resuming(selector: Selector, out: Path) -> list[Callback]:
 
 def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerConfig:
     o = job.optimisation
+    # gradients reduced in bf16 need no copy in fp32 for an update that can read them
+    narrow = o.precision_aware_optimizer and o.grad_reduce == "bf16" and job.precision == "bf16"
     return OptimizerConfig(
         optimizer="adam",
         lr=o.lr,
@@ -233,6 +242,10 @@ def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerCon
         fp16=False,
         params_dtype=dtype,
         use_distributed_optimizer=sharded,
+        use_precision_aware_optimizer=o.precision_aware_optimizer,
+        main_grads_dtype=torch.bfloat16 if narrow else torch.float32,
+        optimizer_cpu_offload=o.optimizer_offload,
+        optimizer_offload_fraction=1.0 if o.optimizer_offload else 0.0,
     )
 
 
@@ -241,10 +254,9 @@ def _scheduler(o: Optimisation) -> SchedulerConfig:
     return SchedulerConfig(
         lr_decay_style="WSD",
         lr_wsd_decay_style="cosine",
-        lr_warmup_iters=round(o.warmup_fraction * o.steps),
+        lr_warmup_iters=o.warmup,
         lr_decay_iters=o.steps,
-        # by default, Bridge's decay spans the whole run
-        lr_wsd_decay_iters=max(1, round(o.decay_fraction * o.steps)),
+        lr_wsd_decay_iters=o.decay,  # by default, Bridge's decay spans the whole run
         start_weight_decay=o.weight_decay,
         end_weight_decay=o.weight_decay,
         weight_decay_incr_style="constant",

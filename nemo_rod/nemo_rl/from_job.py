@@ -127,6 +127,8 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
         "steps": o.steps,
         "warmup_fraction": o.warmup_fraction,
         "decay_fraction": o.decay_fraction,
+        "warmup_steps": o.warmup_steps,
+        "decay_steps": o.decay_steps,
         "selection": _selection(job),
         "scoring": {"prefix": prefix},
         "validation": {"every": job.validation_every, "blocks": job.validation_blocks},
@@ -139,12 +141,22 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
         "adam_beta1": o.adam_beta1,
         "adam_beta2": o.adam_beta2,
         "adam_eps": o.adam_eps,
+        "use_precision_aware_optimizer": o.precision_aware_optimizer,
+        "optimizer_cpu_offload": o.optimizer_offload,
+        "optimizer_offload_fraction": 1.0 if o.optimizer_offload else 0.0,
     }
+    megatron: dict[str, Any] = {
+        "optimizer": optimizer,
+        "activation_checkpointing": o.recompute != "none",
+        "distributed_data_parallel_config": {"grad_reduce_in_fp32": o.grad_reduce == "fp32"},
+    }
+    if o.recompute != "none":
+        megatron["recompute_granularity"] = o.recompute  # v0.6.0 always recomputes all
     policy = {
         "train_global_batch_size": o.batch_size,
         "train_micro_batch_size": o.micro_batch_size,
         "max_grad_norm": o.clip_grad,
-        "megatron_cfg": {"optimizer": optimizer},
+        "megatron_cfg": megatron,
     }
     checkpointing = {"save_period": job.checkpoint_every, "keep_top_k": job.checkpoint_keep}
     return {"rod": rod, "policy": policy, "checkpointing": checkpointing}

@@ -33,6 +33,8 @@ class RoD:
     steps: int = key(MISSING, ">= 1")  # number of updates
     warmup_fraction: float = key(Optimisation.warmup_fraction, "in [0, 1)")  # share of the steps
     decay_fraction: float = key(Optimisation.decay_fraction, "in [0, 1]")  # share of the steps
+    warmup_steps: int | None = key(None, ">= 0")  # the same in steps; null: by warmup_fraction
+    decay_steps: int | None = key(None, ">= 1")  # the same in steps; null: by decay_fraction
     seed: int = 42  # seed of the candidate stream
     choose_in: str = one_of("workers", "driver")  # "driver": for workers that cannot be extended
     hf: bool = False  # whether to write a Hugging Face checkpoint to <out>/hf at the end
@@ -103,7 +105,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     from nemo_rl.utils.config import register_omegaconf_resolvers
 
     register_omegaconf_resolvers()
-    OmegaConf.register_new_resolver("rod_part", lambda a, b: round(a * b), replace=True)
+    OmegaConf.register_new_resolver("rod_part", _part, replace=True)
     try:
         resolved: dict[str, Any] = {
             name: OmegaConf.to_container(config[name], resolve=True, throw_on_missing=True)
@@ -118,6 +120,11 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     check(resolved)
     compat.run_config(resolved)  # NeMo-RL's own validation
     return resolved
+
+
+def _part(given: int | None, share: float, steps: int) -> int:
+    """Returns a part of the schedule in steps, which may be given as such."""
+    return round(share * steps) if given is None else given
 
 
 def check(config: dict[str, Any]) -> None:

@@ -84,6 +84,7 @@ class Setup:
         block_size: tokens per block.
         micro_batch_size: blocks per training pass of one replica.
         scoring_micro_batch_size: blocks per forward-only pass of one replica.
+        host_seconds: time of an update of the optimizer on the host; 0 if it is on the GPU.
     """
 
     speed: Speed
@@ -91,6 +92,7 @@ class Setup:
     block_size: int
     micro_batch_size: int
     scoring_micro_batch_size: int
+    host_seconds: float = 0.0
 
     def padded(self, num_blocks: float) -> tuple[float, int]:
         """Returns the blocks read when `num_blocks` are scored, and the passes per replica."""
@@ -126,10 +128,11 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
     seconds = work.cpu_seconds + setup.scoring_seconds(work.read)
     if work.steps:
         num_micro_batches = work.batch_size // (setup.micro_batch_size * setup.parallel.data)
-        update = speed.training(work.batch_size * size, num_micro_batches)
+        update = speed.training(work.batch_size * size, num_micro_batches) + setup.host_seconds
         scoring = work.scored_share * candidates.scoring_seconds(work.pool_size)
         seconds += work.steps * (scoring + update)
-        trained = 3.0 * work.batch_size * size * speed.forward_flops
+        passes = 3.0 + speed.recomputed
+        trained = passes * work.batch_size * size * speed.forward_flops
         scored = work.scored_share * candidates.scoring_flops(work.pool_size)
         flops += work.steps * (trained + scored)
     on_gpu = bool(work.steps or work.read)

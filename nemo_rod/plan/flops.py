@@ -24,6 +24,14 @@ def forward_flops(shape: Shape, block_size: int, *, prefix: int | None = None) -
     return blocks + 2.0 * shape.embedding  # the output layer
 
 
+def recomputed_share(shape: Shape, block_size: int, recompute: str) -> float:
+    """Returns the share of a forward pass that `train.recompute` adds to a backward pass."""
+    if recompute == "selective":  # the core of attention
+        attending = sum(b.attending for b in shape.blocks) * (block_size + 1) / 2
+        return attending / forward_flops(shape, block_size)
+    return float(recompute == "full")
+
+
 def training_flops(shape: Shape, block_size: int) -> float:
     """Returns the mean FLOPs of one trained token: forward and backward, without recomputation."""
     return (1 + BACKWARD) * forward_flops(shape, block_size)

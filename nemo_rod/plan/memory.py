@@ -3,9 +3,11 @@
 These parts are counted, in this order:
 
 - weights: the GPU's share of the model
-- gradients: fp32, the dtype in which replicas sum them
-- optimizer: fp32 weights if training is in bf16, and Adam's moments; sharded over replicas
-- activations: inputs of the backward passes of all micro-batches in flight, without recomputation
+- gradients: in the dtype in which replicas sum them
+- optimizer: fp32 weights if training is in bf16, and Adam's moments; sharded over replicas. Also a
+  copy in fp32 of bf16 gradients, unless it is precision-aware; nothing if it is on the host
+- activations: inputs of the backward passes of all micro-batches in flight; of layers that are
+  recomputed, only their own input, and one whole layer
 - logits: those of one micro-batch in training, with their loss and gradient
 - scoring: what a forward-only pass needs beyond that: one layer, and a slice of the logits
 - reserve: CUDA, NCCL, fragmentation
@@ -21,7 +23,7 @@ from nemo_rod.config import MAX_LOGITS_BYTES, Parallel
 from nemo_rod.plan.shapes import Block, Shape
 
 GIB = 2.0**30
-GRADIENT_BYTES = 4
+_BYTES = {"bf16": 2, "fp32": 4}
 # Per logit and fp32 copy: Megatron's fused cross entropy keeps bf16 logits, their exponentials in
 # fp32, and the gradient in bf16. Scoring runs the plain one: bf16, fp32, and an fp32 temporary.
 TRAINING_LOGIT_BYTES = 8
@@ -36,11 +38,13 @@ class Memory:
         parts: bytes by name, in the order of the module's docstring.
         limit: memory of the GPU; None if unknown.
         stage: pipeline stage of the GPU.
+        host: bytes of its optimizer on its host.
     """
 
     parts: dict[str, float]
     limit: float | None
     stage: int
+    host: float = 0.0
 
     @property
     def total(self) -> float:
@@ -70,6 +74,11 @@ class Load:
         split_optimizer: whether replicas share the optimizer's state.
         expert_imbalance: tokens of the busiest GPU's experts over the mean.
         reserve: reserved share of the GPU's memory.
+        recompute: which activations are computed again; "none", "selective" or "full". Fused
+            attention keeps nothing of its core, so "selective" counts as "none".
+        grad_reduce: dtype of the gradients of bf16 training, "fp32" or "bf16".
+        precision_aware: whether the optimizer reads gradients in that dtype.
+        offload: whether the optimizer is on the host.
     """
 
     precision: str
@@ -80,6 +89,10 @@ class Load:
     split_optimizer: bool
     expert_imbalance: float
     reserve: float
+    recompute: str
+    grad_reduce: str
+    precision_aware: bool
+    offload: bool
 
 
 def memory_per_gpu(shape: Shape, parallel: Parallel, load: Load, limit: float | None) -> Memory:
@@ -104,20 +117,24 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     ends = shape.embedding * (int(stage == 0) + int(last and not (shape.tied and stage == 0)))
     dense = (sum(b.split for b in blocks) + ends) / tensor + sum(b.whole for b in blocks)
     experts = sum(b.expert * b.num_experts for b in blocks) / parallel.expert
-    weight_bytes = {"bf16": 2, "fp32": 4}[load.precision]
+    weight_bytes, gradient_bytes = _BYTES[load.precision], _BYTES[load.grad_reduce]
+    gradient_bytes = max(gradient_bytes, weight_bytes)  # those of fp32 weights are in fp32
     state_bytes = {"bf16": 12, "fp32": 8}[load.precision]  # fp32 weights are the weights
+    if gradient_bytes < 4 and not load.precision_aware:
+        state_bytes += 4
     copies = parallel.data * parallel.context if load.split_optimizer else 1
     expert_copies = copies * tensor / parallel.expert if load.split_optimizer else 1
 
     tokens = load.block_size / parallel.context
     in_flight = _under_way(parallel, load.num_micro_batches, stage)
-    saved = sum(_saved(block, parallel, load.expert_imbalance) for block in blocks)
-    activations = weight_bytes * tokens * load.micro_batch_size * saved * in_flight
+    saved = _kept(shape, layers, parallel, load, in_flight)
+    activations = weight_bytes * tokens * load.micro_batch_size * saved
+    optimizer = state_bytes * (dense / copies + experts / max(1.0, expert_copies))
     logits = tokens * load.micro_batch_size * shape.vocab_size / tensor * TRAINING_LOGIT_BYTES
     parts = {
         "weights": weight_bytes * (dense + experts),
-        "gradients": GRADIENT_BYTES * (dense + experts),
-        "optimizer": state_bytes * (dense / copies + experts / max(1.0, expert_copies)),
+        "gradients": gradient_bytes * (dense + experts),
+        "optimizer": 0.0 if load.offload else optimizer,
         "activations": activations,
         "logits": logits if last else 0.0,
         "scoring": 0.0,
@@ -126,7 +143,22 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     scoring = _scoring(shape, blocks, parallel, load, weight_bytes, last)
     # scoring precedes the update and frees its memory
     parts["scoring"] = max(0.0, scoring - parts["activations"] - parts["logits"])
-    return Memory(parts, limit, stage)
+    return Memory(parts, limit, stage, host=optimizer if load.offload else 0.0)
+
+
+def _kept(
+    shape: Shape,
+    layers: Sequence[Sequence[Block]],
+    parallel: Parallel,
+    load: Load,
+    in_flight: float,
+) -> float:
+    """Returns the values per token that one GPU keeps for all backward passes under way."""
+    of_layers = [sum(_saved(b, parallel, load.expert_imbalance) for b in layer) for layer in layers]
+    if load.recompute != "full":
+        return sum(of_layers) * in_flight
+    hidden = shape.hidden_size / (parallel.tensor if parallel.sequence else 1)
+    return len(layers) * hidden * in_flight + max(of_layers)
 
 
 def _scoring(

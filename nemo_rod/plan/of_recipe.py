@@ -19,7 +19,8 @@ from nemo_rod.plan.costs import (
     cost,
     prefix_saving,
 )
-from nemo_rod.plan.flops import forward_flops
+from nemo_rod.plan.fits import refuse_full_host, refuse_what_does_not_fit
+from nemo_rod.plan.flops import forward_flops, recomputed_share
 from nemo_rod.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
 from nemo_rod.plan.plan_text import format_plan
 from nemo_rod.plan.shapes import Shape, read_shape
@@ -41,6 +42,7 @@ def plan(config: Config) -> None:
     write_json(run_dir / "plan.json", result.as_dict())
     print(format_plan(result))
     refuse_what_does_not_fit(result.memory)
+    refuse_full_host(config, result.memory)
 
 
 def check_before_submitting(config: Config) -> None:
@@ -56,7 +58,9 @@ def check_before_submitting(config: Config) -> None:
     except ValueError:
         return
     _check_layout(config, shape)
-    refuse_what_does_not_fit(_memory(config, shape))
+    memory = _memory(config, shape)
+    refuse_what_does_not_fit(memory)
+    refuse_full_host(config, memory)
 
 
 def make_plan(config: Config) -> PlanResult:
@@ -75,15 +79,18 @@ def make_plan(config: Config) -> PlanResult:
         processes=parallel.world_size,
         flops_per_second=peak * 1e12 * reached,
         backward=backward,
+        recomputed=recomputed_share(shape, size, config.train.recompute),
         pipeline=parallel.pipeline,
         virtual_pipeline=parallel.virtual_pipeline,
     )
+    memory = _memory(config, shape)
     setup = Setup(
         speed=speed,
         parallel=parallel,
         block_size=size,
         micro_batch_size=config.train.micro_batch_size,
         scoring_micro_batch_size=config.scoring.micro_batch_size,
+        host_seconds=memory.host / config.plan.offload_rate,
     )
     blocks = corpus_blocks(config)
     works = stage_works(config, shape, blocks)
@@ -111,41 +118,14 @@ def make_plan(config: Config) -> PlanResult:
             "source": profile.source,
             **{key: getattr(config.plan, key) for key in _ASSUMED},
         },
-        memory=_memory(config, shape),
+        memory=memory,
         stages=costs,
         savings=_savings(works, setup, shape),
         notes=[*_notes(config, works, setup, blocks), *_measured(config, costs, reached)],
     )
 
 
-_ASSUMED = ("expert_imbalance", "memory_reserve", "tokenise_rate", "read_rate")
-
-
-def refuse_what_does_not_fit(memory: Memory) -> None:
-    """Refuses a layout that needs more memory than its GPUs have.
-
-    Raises:
-        ValueError: with the required memory by part, and the remedy.
-    """
-    if memory.fits:
-        return
-    assert memory.limit is not None
-    largest = max(memory.parts, key=lambda name: memory.parts[name])
-    raise ValueError(
-        f"The layout does not fit: a GPU of stage {memory.stage} would need {memory}, and has "
-        f"{memory.limit / GIB:.0f} GiB. Most are {largest}: {_CURES[largest]}."
-    )
-
-
-_CURES = {
-    "weights": "raise parallel.tensor, parallel.pipeline or, with experts, parallel.expert",
-    "gradients": "raise parallel.tensor, parallel.pipeline or, with experts, parallel.expert",
-    "optimizer": "raise parallel.data, whose replicas share its state",
-    "activations": "lower train.micro_batch_size, or raise parallel.tensor with sequence=true",
-    "logits": "lower train.micro_batch_size, or raise parallel.tensor",
-    "scoring": "lower scoring.micro_batch_size",
-    "reserve": "lower plan.memory_reserve",
-}
+_ASSUMED = ("offload_rate", "expert_imbalance", "memory_reserve", "tokenise_rate", "read_rate")
 
 
 def model_shape(config: Config) -> Shape:
@@ -223,6 +203,10 @@ def _memory(config: Config, shape: Shape) -> Memory:
         split_optimizer=bool(cluster.gpu) if split is None else split,
         expert_imbalance=config.plan.expert_imbalance,
         reserve=config.plan.memory_reserve,
+        recompute=train.recompute,
+        grad_reduce=train.grad_reduce,
+        precision_aware=train.precision_aware_optimizer,
+        offload=train.optimizer_offload,
     )
     limit = cluster.gpu_memory_gib * GIB or None
     return memory_per_gpu(shape, parallel, load, limit)

@@ -67,10 +67,11 @@ def _memory(plan: PlanResult, unit: str) -> list[str]:
     unit_bytes, name = (GIB, "GiB") if memory.total >= GIB else (2.0**20, "MiB")
     limit = "" if memory.limit is None else f" of {memory.limit / GIB:.0f} GiB"
     fits = "" if memory.limit is None else (", fits" if memory.fits else ", DOES NOT FIT")
+    host = f"; {memory.host / GIB:.1f} GiB on its host" if memory.host else ""
     shown = [f"{part} {size / unit_bytes:.1f}" for part, size in memory.parts.items() if size]
     return [
         f"  Memory of the fullest {unit}: {memory.total / unit_bytes:.1f} {name}{limit}{fits}",
-        f"    {', '.join(shown)}",
+        f"    {', '.join(shown)}{host}",
     ]
 
 

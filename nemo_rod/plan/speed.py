@@ -74,6 +74,7 @@ class Speed:
         processes: total number of processes.
         flops_per_second: FLOP/s that training reaches on one process.
         backward: time of a backward pass, in forward passes.
+        recomputed: share of a forward pass that a backward pass computes again.
         pipeline: number of pipeline stages.
         virtual_pipeline: model chunks per stage.
     """
@@ -82,6 +83,7 @@ class Speed:
     processes: int
     flops_per_second: float
     backward: float
+    recomputed: float = 0.0
     pipeline: int = 1
     virtual_pipeline: int = 1
 
@@ -92,12 +94,13 @@ class Speed:
             tokens: tokens per step, over all replicas.
             num_micro_batches: micro-batches per replica and step.
         """
-        ideal = 3.0 * self.forward_flops * tokens / (self.processes * self.flops_per_second)
-        return ideal * self._waiting(num_micro_batches)
+        passes = 1.0 + self.backward + self.recomputed
+        return passes * self.forward(tokens, num_micro_batches)
 
     def forward(self, tokens: float, num_micro_batches: float) -> float:
         """Returns the seconds of forward passes alone."""
-        return self.training(tokens, num_micro_batches) / (1.0 + self.backward)
+        ideal = 3.0 * self.forward_flops * tokens / (self.processes * self.flops_per_second)
+        return ideal / (1.0 + self.backward) * self._waiting(num_micro_batches)
 
     def _waiting(self, num_micro_batches: float) -> float:
         """Returns the slow-down by the pipeline bubble, while stages fill and drain."""

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import Config, Scoring, Selection
+from nemo_rod.config import Config, Optimisation, Scoring, Selection
 from nemo_rod.files import digest, read_lines, write_json
 from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.nemo_rl.from_job import run_on_nemo_rl
@@ -19,6 +19,8 @@ from nemo_rod.selection import Curriculum, replay_share
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.kappa_controller import Steering
+
+_OF_THE_MACHINE = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
 
 
 class ModelJobs:
@@ -116,8 +118,9 @@ class ModelJobs:
         if variant.curriculum is None:
             return None
         folder = Path(variant.curriculum)
-        file = folder / "curriculum.rod"
-        return file if file.exists() else folder / "arms" / "rod" / "curriculum.rod"
+        if folder.parent.name == "arms" or (folder / "curriculum.rod").exists():
+            return folder / "curriculum.rod"
+        return folder / "arms" / "rod" / "curriculum.rod"
 
     def _recorded_share(self, name: str) -> float:
         outputs(self.results.arm(name), made_by=f"{self.results.command('train')} arm={name}")
@@ -138,9 +141,9 @@ class ModelJobs:
         settings, rule = self.settings(arm.name), self.convergence(arm)
         optimisation = settings.train
         if rule is not None:  # same length of the decay, whenever it begins
-            decay = min(1.0, rule.decay_steps / optimisation.steps)
-            optimisation = dataclasses.replace(optimisation, decay_fraction=decay)
-        decides = {"arm": decided(arm), "train": dataclasses.asdict(optimisation)}
+            decay = min(rule.decay_steps, optimisation.steps)
+            optimisation = dataclasses.replace(optimisation, decay_steps=decay)
+        decides = {"arm": decided(arm), "train": trained_as(optimisation)}
         if rule is not None:
             decides["convergence"] = dataclasses.asdict(rule)
         job = TrainJob(
@@ -217,6 +220,17 @@ def decided(arm: Arm) -> dict[str, Any]:
     if arm.recorded is not None:
         values["recorded"] = digest(Path(arm.recorded).read_bytes())
     return values
+
+
+def trained_as(optimisation: Optimisation) -> dict[str, Any]:
+    """Returns what of a schedule decides what is trained, as plain values.
+
+    Like the layout, what saves memory may change between two attempts. A key that is not set is
+    left out, as if it did not exist.
+    """
+    values = dataclasses.asdict(optimisation)
+    kept = {key: value for key, value in values.items() if value is not None}
+    return {key: value for key, value in kept.items() if key not in _OF_THE_MACHINE}
 
 
 def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:

@@ -23,7 +23,7 @@ from nemo_rod.recipe.arm_references import REFERENCES, ArmReferences, own_refere
 from nemo_rod.recipe.base_model import checkpoint_digest
 from nemo_rod.recipe.evaluate import MEASURED, evaluate_stage
 from nemo_rod.recipe.handover import HandOver, Inputs, Stage, flatten
-from nemo_rod.recipe.model_jobs import ModelJobs, decided
+from nemo_rod.recipe.model_jobs import ModelJobs, decided, trained_as
 from nemo_rod.recipe.run_folder import RunFolder
 from nemo_rod.recipe.variants import SPECIALIST, ArmSettings
 from nemo_rod.selection.arms import merge_weight
@@ -113,7 +113,7 @@ class Stages:
             made_of = flatten("model", compared)
             if model.hf is None:
                 assert optimisation is not None
-                made_of |= flatten("pretrain", dataclasses.asdict(optimisation))
+                made_of |= flatten("pretrain", trained_as(optimisation))
                 made_of |= {"blocks": self.results.block_counts()["digest"]}
             return made_of
 
@@ -192,7 +192,7 @@ class Stages:
             if (rule := self.jobs.convergence(arm)) is not None:
                 made_of |= flatten("convergence", dataclasses.asdict(rule))
                 made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
-            made_of |= flatten("train", dataclasses.asdict(settings.train))
+            made_of |= flatten("train", trained_as(settings.train))
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
             return made_of | references.inputs()
 

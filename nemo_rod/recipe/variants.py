@@ -115,7 +115,7 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         scoring=_section(config.scoring, merged.scoring, f"{where}.scoring"),
         train=_section(schedule, merged.train, f"{where}.train"),
     )
-    return dataclasses.replace(settings, train=_schedule(settings))
+    return dataclasses.replace(settings, train=_schedule(settings, schedule))
 
 
 def _chain(config: Config, name: str) -> tuple[str, list[Variant]]:
@@ -185,8 +185,14 @@ def _check_choices(where: str, name: str, variant: Variant) -> None:
         raise ValueError(f"{where} follows itself: name another trained arm.")
 
 
-def _schedule(settings: ArmSettings) -> Optimisation:
-    """Returns an arm's schedule, with the length of its budget."""
+def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
+    """Returns an arm's schedule, with the length of its budget.
+
+    Args:
+        settings: the arm, with the length of its recipe.
+        given: the recipe's schedule. What it says in steps is of its own length, and what the
+            arm's variant says of the arm's.
+    """
     train, variant, scoring = settings.train, settings.variant, settings.scoring
     steps = float(train.steps)
     if variant.steps is not None:
@@ -199,7 +205,11 @@ def _schedule(settings: ArmSettings) -> Optimisation:
         steps *= variant.budget
     longer = dataclasses.replace(train, steps=max(1, round(steps)))
     if variant.converge:  # the warm-up does not depend on the maximum length
-        longer.warmup_fraction = train.warmup_fraction * train.steps / longer.steps
+        longer.warmup_steps = train.warmup
+    elif train.warmup_steps is not None and "warmup_steps" not in variant.train:
+        longer.warmup_steps = round(train.warmup_steps * longer.steps / given.steps)
+    if train.decay_steps is not None and "decay_steps" not in variant.train:
+        longer.decay_steps = max(1, round(train.decay_steps * longer.steps / given.steps))
     return longer
 
 

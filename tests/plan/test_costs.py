@@ -8,7 +8,7 @@ import pytest
 
 from nemo_rod.config import Parallel
 from nemo_rod.plan.costs import Setup, Work, cost, prefix_saving
-from nemo_rod.plan.flops import forward_flops
+from nemo_rod.plan.flops import forward_flops, recomputed_share
 from nemo_rod.plan.plan_text import count, hours, size, wall
 from nemo_rod.plan.shapes import read_shape
 from nemo_rod.plan.speed import Speed
@@ -78,6 +78,27 @@ def test_a_quick_backward_pass_makes_forward_passes_dearer() -> None:
     assert replace(SPEED, backward=1.5).forward(1e6, 1) == pytest.approx(
         SPEED.training(1e6, 1) / 2.5
     )
+
+
+def test_recomputing_takes_time_of_the_update_alone() -> None:
+    plain, full = cost(ROD, SETUP, SHAPE), replace(SPEED, recomputed=1.0)
+    found = cost(ROD, replace(SETUP, speed=full), SHAPE)
+    assert found.update_seconds == pytest.approx(plain.update_seconds * 4 / 3)
+    assert found.scoring_seconds == plain.scoring_seconds
+    assert found.scoring_share == pytest.approx(2 / 6)  # m / (m + 4)
+    assert found.flops == pytest.approx(10 * (4 * 32 + 64) * 1000 * 1e9)
+    slow = cost(ROD, replace(SETUP, host_seconds=0.5), SHAPE)
+    assert slow.update_seconds == pytest.approx(plain.update_seconds + 0.5)
+    assert slow.flops == plain.flops
+
+
+def test_what_is_recomputed_is_a_share_of_a_forward_pass() -> None:
+    assert recomputed_share(SHAPE, 1000, "none") == 0
+    assert recomputed_share(SHAPE, 1000, "full") == 1
+    # two layers with 4 FLOPs per channel of 16 and attended position, 500.5 on average
+    attending = 2 * 4 * 16 * 500.5
+    share = attending / forward_flops(SHAPE, 1000)
+    assert recomputed_share(SHAPE, 1000, "selective") == pytest.approx(share)
 
 
 def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not() -> None:

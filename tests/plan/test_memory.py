@@ -40,6 +40,10 @@ LOAD = Load(
     split_optimizer=True,
     expert_imbalance=1.5,
     reserve=0.0,
+    recompute="none",
+    grad_reduce="fp32",
+    precision_aware=False,
+    offload=False,
 )
 
 
@@ -108,6 +112,34 @@ def test_scoring_counts_where_it_needs_more_than_the_update() -> None:
     found = parts(larger, large)
     update = found["activations"] + found["logits"]
     assert found["scoring"] == hidden + 10 * 250 * 2**18 - update > 0
+
+
+def test_recomputed_layers_keep_their_input_alone() -> None:
+    full = dataclasses.replace(LOAD, recompute="full")
+    layer = 2 * H + (32 + 2 * 16) + 32 + 2 * H + 3 * F
+    assert parts(DENSE, full)["activations"] == 2 * S * 2 * (LAYERS * H + layer)
+    # the last stage, with the logits, is the fullest: one micro-batch is in flight there
+    assert parts(DENSE, full, pipeline=2)["activations"] == 2 * S * 2 * (2 * H + layer)
+    shared = parts(DENSE, full, tensor=2, sequence=True)["activations"]
+    assert shared == 2 * S * 2 * (LAYERS * H + layer) / 2
+    selective = dataclasses.replace(LOAD, recompute="selective")
+    assert parts(DENSE, selective) == parts(DENSE)
+
+
+def test_narrow_gradients_and_an_optimizer_elsewhere() -> None:
+    one = parts(DENSE)
+    narrow = dataclasses.replace(LOAD, grad_reduce="bf16")
+    assert parts(DENSE, narrow) == {
+        **one, "gradients": one["gradients"] / 2, "optimizer": one["optimizer"] / 12 * 16
+    }  # fmt: skip
+    aware = dataclasses.replace(narrow, precision_aware=True)
+    assert parts(DENSE, aware) == {**one, "gradients": one["gradients"] / 2}
+    wide = dataclasses.replace(aware, precision="fp32")
+    assert parts(DENSE, wide) == parts(DENSE, dataclasses.replace(LOAD, precision="fp32"))
+    offload = dataclasses.replace(aware, offload=True)
+    memory = memory_per_gpu(read_shape(DENSE), Parallel(data=4), offload, None)
+    assert memory.parts["optimizer"] == 0 and memory.host == one["optimizer"] / 4
+    assert memory_per_gpu(read_shape(DENSE), Parallel(), aware, None).host == 0
 
 
 def test_the_reserve_is_a_share_of_the_gpu() -> None:

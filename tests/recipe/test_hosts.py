@@ -31,12 +31,15 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "adaptation": {"share": 0.3},
     "replay": {"share": 0.3},
     "follow_by": {"follow": "rod"},
+    "train.optimizer_offload": {"train": {"precision_aware_optimizer": True}},
 }
 VALUES: dict[str, Any] = {
     "train.steps": 100, "train.batch_size": 64, "train.micro_batch_size": 4, "train.lr": 1e-5,
     "train.min_lr_ratio": 0.2, "train.warmup_fraction": 0.1, "train.decay_fraction": 0.2,
     "train.adam_beta1": 0.8, "train.adam_beta2": 0.9, "train.adam_eps": 1e-6,
-    "train.weight_decay": 0.2, "train.clip_grad": 2.0,
+    "train.weight_decay": 0.2, "train.clip_grad": 2.0, "train.warmup_steps": 3,
+    "train.decay_steps": 4, "train.recompute": "full", "train.grad_reduce": "bf16",
+    "train.precision_aware_optimizer": True, "train.optimizer_offload": True,
     "selection.multiplier": 4.0, "selection.balance": "expected", "selection.kappa": 0.5,
     "selection.target_share": 0.3, "selection.target_forgetting": 0.1, "selection.gain": 0.3,
     "selection.replay_score": "distillation", "selection.on_nonfinite": "exclude",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import nullcontext
 from functools import cache
+from typing import Any
 
 import pytest
 import yaml
@@ -62,6 +63,44 @@ def test_budgets() -> None:
     assert steps["max_replay"] == 640
     paper = recipe("german_qwen3_5_9b")
     assert arm_settings(paper, "max_replay").train.steps == 5869
+
+
+def test_warm_up_and_decay_in_steps() -> None:
+    config = toy(
+        half="{of: rod, budget: 0.5}",
+        own="{of: rod, budget: 0.5, train: {decay_steps: 7}}",
+        stops="{of: no_replay, budget: 4, converge: true}",
+    )
+    config.validation.every = 20
+    train = {name: arm_settings(config, name).train for name in ("rod", "half", "own", "stops")}
+    # shares of the arm's own steps
+    assert (train["rod"].warmup, train["rod"].decay) == (16, 96)
+    assert (train["half"].warmup, train["half"].decay) == (8, 48)
+    assert (train["own"].warmup, train["own"].decay) == (8, 7)
+    assert (train["stops"].steps, train["stops"].warmup) == (1280, 16)
+    # steps of the recipe's length, or of the variant's own
+    config = dataclasses.replace(
+        config, train=dataclasses.replace(config.train, warmup_steps=10, decay_steps=64)
+    )
+    train = {name: arm_settings(config, name).train for name in train}
+    assert (train["rod"].warmup, train["rod"].decay) == (10, 64)
+    assert (train["half"].warmup, train["half"].decay) == (5, 32)
+    assert (train["own"].warmup, train["own"].decay) == (5, 7)
+    assert train["stops"].warmup == 10
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"warmup_steps": 320}, "train.warmup_steps=320 leaves none of the 320 steps"),
+        ({"decay_steps": 321}, "train.decay_steps=321 is more than the 320 steps"),
+        ({"optimizer_offload": True}, "needs train.precision_aware_optimizer=true"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(values: dict[str, Any], sentence: str) -> None:
+    config = dataclasses.replace(recipe(), train=dataclasses.replace(recipe().train, **values))
+    with pytest.raises(ValueError, match=sentence):
+        check(config)
 
 
 @pytest.mark.parametrize(

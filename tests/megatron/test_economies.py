@@ -1,0 +1,130 @@
+"""Training in less memory: what it computes again changes nothing, and what is narrower runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import WORKERS
+from tiny import ARCHITECTURE, BATCH, Torchrun, metric, sources
+
+from nemo_rod.config import Optimisation, Parallel
+from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
+from nemo_rod.jobs import TrainJob, write_job
+from nemo_rod.selection.arms import make_arm
+
+torch = pytest.importorskip("torch")
+STEPS, MICRO_BATCHES, LOOKS = 4, BATCH // 2, 2
+# what is set, and the precision
+JOBS: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": ({}, "fp32"),
+    "selective": ({"recompute": "selective"}, "fp32"),
+    "full": ({"recompute": "full"}, "fp32"),
+    "narrow": ({"grad_reduce": "bf16"}, "bf16"),
+    "wide": ({}, "bf16"),
+    "aware": ({"precision_aware_optimizer": True}, "bf16"),
+    "offload": ({"precision_aware_optimizer": True, "optimizer_offload": True}, "bf16"),
+}
+Found = tuple[Path, dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Found:
+    """The folder of all jobs, and what the worker says of each."""
+    from nemo_rod.recipe.base_model import initialise_base
+
+    root = tmp_path_factory.mktemp("economies")
+    prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=64,
+            holdout_fraction=0.1)  # fmt: skip
+    initialise_base(ARCHITECTURE, root / "init", tokenizer="byte", seed=0)
+    files = [write(root, name) for name in JOBS]
+    (said,) = torchrun(1, WORKERS / "economies_worker.py", *files, timeout=600)
+    lines = [json.loads(line) for line in said.splitlines() if line[:2] == '{"']
+    return root, dict(zip(JOBS, lines, strict=True))
+
+
+def write(root: Path, name: str) -> Path:
+    store, (changes, precision) = BlockStore(root / "blocks"), JOBS[name]
+    arm = make_arm("no_replay", num_adaptation=store.num_adaptation,
+                   num_replay=store.num_replay, batch_size=BATCH, seed=7)  # fmt: skip
+    (root / name).mkdir()
+    job = TrainJob(
+        name=name,
+        blocks=str(root / "blocks"),
+        out=str(root / name),
+        parallel=Parallel(distributed_optimizer="precision_aware_optimizer" in changes),
+        precision=precision,
+        scoring_micro_batch_size=4,
+        seed=7,
+        stall_seconds=0,
+        model=str(root / "init"),
+        arm=dataclasses.asdict(arm),
+        optimisation=Optimisation(
+            steps=STEPS, batch_size=BATCH, micro_batch_size=2, lr=3e-3, **changes
+        ),
+        validation_every=STEPS // LOOKS,
+        validation_blocks=4,
+    )
+    write_job(job, root / f"{name}.json")
+    return root / f"{name}.json"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "again"), [("selective", "core"), ("full", "layer")])
+def test_what_is_computed_again_trains_the_same_to_the_bit(
+    name: str, again: str, trained: Found
+) -> None:
+    root, found = trained
+    plain, calls = found["plain"]["calls"], found[name]["calls"]
+    assert plain["layer training"] == plain["core training"] == STEPS * MICRO_BATCHES
+    assert calls[f"{again} training"] == 2 * STEPS * MICRO_BATCHES
+    # scoring computes nothing twice
+    assert plain["layer scoring"] > 0
+    assert calls["layer scoring"] == plain["layer scoring"]
+    assert calls["core scoring"] == plain["core scoring"]
+    rows = {n: read(root / n) for n in ("plain", name)}
+    assert len(rows[name]) == STEPS and rows[name] == rows["plain"]
+    assert any(key.startswith("validation/") for row in rows[name] for key in row)
+    one, other = (weights(root / n) for n in ("plain", name))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Every metric of every step, without times."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("timing/")} for row in rows]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "hf" / "model.safetensors")
+
+
+@pytest.mark.timeout(900)
+def test_gradients_are_added_up_in_the_dtype_that_is_asked_for(trained: Found) -> None:
+    root, found = trained
+    assert found["plain"]["gradients"] == found["wide"]["gradients"] == "torch.float32"
+    assert found["narrow"]["gradients"] == "torch.bfloat16"
+    narrow, wide = (metric(root / name, "train/loss") for name in ("narrow", "wide"))
+    assert narrow[0] == wide[0]  # the first loss is from before any update
+    assert narrow != wide
+    assert narrow == pytest.approx(wide, rel=0.02)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU refuses them")
+def test_an_optimizer_that_is_not_there_is_refused(trained: Found) -> None:
+    _, found = trained
+    assert found["aware"]["refused"] == (
+        "train.precision_aware_optimizer=true needs the Adam of TransformerEngine, which is not "
+        "installed: leave it out."
+    )
+    assert found["offload"]["refused"] == (
+        "train.optimizer_offload=true moves the optimizer from a GPU to its host, and there is no "
+        "GPU: leave it out."
+    )
