@@ -27,6 +27,7 @@ from nemo_rod.corpus.documents import Documents, SourceSpec
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.pack import Packer
+from nemo_rod.corpus.resplit import raise_holdout
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import digest, write_json
@@ -45,6 +46,8 @@ class Settings:
         holdout_seed: Seed that selects what is held out.
         blocks_per_shard: Maximum number of blocks per file.
         checkpoint_seconds: Time between two saved states.
+        holdout_floor: Held-out blocks of a source at least, to a fifth of it.
+        replay_ratio: Replay blocks at most, per adaptation block; None for no limit.
     """
 
     tokenizer: Tokenizer
@@ -53,6 +56,8 @@ class Settings:
     holdout_seed: int
     blocks_per_shard: int
     checkpoint_seconds: float
+    holdout_floor: int = 0
+    replay_ratio: float | None = None
 
 
 def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
@@ -76,6 +81,8 @@ def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
             "seed": settings.holdout_seed,
             "unit": "document" if spec.document_holdout else "block",
         },
+        "holdout_floor": settings.holdout_floor or None,
+        "replay_ratio": settings.replay_ratio if spec.role == "replay" else None,
         "blocks_per_shard": settings.blocks_per_shard,
         "reading": reading,
         "files": [{"name": i.name, "bytes": i.size} for i in Documents(spec).inputs],
@@ -124,9 +131,11 @@ def build_source(
                 if time.monotonic() - saved >= settings.checkpoint_seconds:
                     build.save(batch.state)
                     saved = time.monotonic()
-        return build.finish()
+        built = build.finish()
     finally:
         build.close()
+    floor, seed = settings.holdout_floor, settings.holdout_seed
+    return raise_holdout(built, folder / "floored", floor=floor, seed=seed) if floor else built
 
 
 class _Build:
@@ -257,7 +266,7 @@ class _Build:
                 f"{source} has {held} blocks and all of them are held out (holdout_fraction="
                 f"{fraction}): give it more text, or lower holdout_fraction"
             )
-        if held == 0 and fraction > 0:
+        if held == 0 and fraction > 0 and not self._settings.holdout_floor:
             raise ValueError(
                 f"{source} has {train} blocks and none of them is held out (holdout_fraction="
                 f"{fraction}): give it more text, raise holdout_fraction, or set it to 0"

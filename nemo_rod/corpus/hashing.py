@@ -107,6 +107,20 @@ def holdout_mask(
     return np.array([_below(data, limit, salt) for data in _rows(tokens_NS)], dtype=bool)
 
 
+def holdout_values(tokens_NS: NDArray[np.int32], *, seed: int = 42) -> NDArray[np.uint64]:
+    """Returns the hash of every row that `is_holdout` compares with the fraction.
+
+    Args:
+        tokens_NS: Token ids, [N, S].
+        seed: Seed that selects what is held out, in [0, 2**128).
+
+    Returns:
+        uint64 [N].
+    """
+    salt = _salt(seed)
+    return np.array([_value(data, salt) for data in _rows(tokens_NS)], dtype=np.uint64)
+
+
 def _rows(tokens_NS: NDArray[np.int32]) -> list[memoryview]:
     if len(tokens_NS) == 0:
         return []
@@ -123,9 +137,12 @@ def _named(source: str, data: bytes | memoryview) -> bytes:
 
 
 def _below(data: bytes | memoryview, limit: float, salt: bytes) -> bool:
-    digest = hashlib.blake2b(data, digest_size=8, salt=salt).digest()
     # Python compares an int with a float exactly, without rounding the int.
-    return int.from_bytes(digest, "little") < limit
+    return _value(data, salt) < limit
+
+
+def _value(data: bytes | memoryview, salt: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, salt=salt).digest(), "little")
 
 
 def _limit(fraction: float) -> float:

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,10 +23,11 @@ from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.hashing import is_holdout
 from nemo_rod.corpus.pack import Packer
+from nemo_rod.corpus.resplit import thin
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import sync, write_json
+from nemo_rod.files import read_json, sync, write_json
 
 _PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -42,6 +43,8 @@ def prepare(
     block_size: int,
     holdout_fraction: float = 0.01,
     holdout_seed: int = 42,
+    holdout_floor: int = 0,
+    replay_ratio: float | None = None,
     workers: int = 1,
     progress: Progress | None = None,
     rebuild: bool = False,
@@ -60,6 +63,9 @@ def prepare(
         block_size: Tokens per block (S).
         holdout_fraction: Fraction of each source that is held out.
         holdout_seed: Seed that selects what is held out.
+        holdout_floor: Held-out blocks of a source at least, to a fifth of it.
+        replay_ratio: Replay blocks at most, per adaptation block: all replay sources lose the same
+            share of their blocks. None keeps all.
         workers: Number of tokenising processes, each on one core; 1 uses the current process.
         progress: Called repeatedly with (bytes read, total bytes or None, label).
         rebuild: Rebuild existing sources that have other settings, and remove those that are no
@@ -83,13 +89,21 @@ def prepare(
         holdout_seed=holdout_seed,
         blocks_per_shard=blocks_per_shard,
         checkpoint_seconds=checkpoint_seconds,
+        holdout_floor=holdout_floor,
+        replay_ratio=replay_ratio,
     )
     _check_arguments(sources, settings)
     root.mkdir(parents=True, exist_ok=True)
     with _alone(root), _setbacks(root), Encoder(tokenizer, workers) as encoder:
         _check_strangers(root, sources, rebuild)
-        for spec in sources:
+
+        def build(spec: SourceSpec) -> None:
             _prepare_source(root, spec, settings, encoder, progress or _silent, rebuild)
+
+        for spec in sources:
+            build(spec)
+        if replay_ratio is not None:
+            _thin_replay(root, sources, settings, build, rebuild)
         _write_listing(root, sources)
     return BlockStore(root)
 
@@ -119,12 +133,51 @@ def _prepare_source(
     except ValueError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    _replace(target, made)
+    shutil.rmtree(partial)
+
+
+def _replace(target: Path, made: Path) -> None:
     if target.exists():
         shutil.rmtree(target)
     target.parent.mkdir(exist_ok=True)
     made.rename(target)
     sync(target.parent)
-    shutil.rmtree(partial)
+
+
+def _thin_replay(
+    root: Path,
+    sources: Sequence[SourceSpec],
+    settings: Settings,
+    build: Callable[[SourceSpec], None],
+    rebuild: bool,
+) -> None:
+    """Thins all replay sources to the same share, if there is more replay than asked for."""
+    assert settings.replay_ratio is not None
+    manifests = [read_json(root / s.role / s.name / "manifest.json", "count") for s in sources]
+    whole = dict.fromkeys(ROLES, 0)
+    for manifest in manifests:
+        whole[manifest["role"]] += manifest.get("thinned", {"of": manifest["count"]})["of"]
+    share = min(1.0, settings.replay_ratio * whole["adaptation"] / max(1, whole["replay"]))
+    for spec, manifest in zip(sources, manifests, strict=True):
+        if spec.role != "replay":
+            continue
+        target, found = root / spec.role / spec.name, manifest.get("thinned")
+        if share == (found["share"] if found else 1.0):
+            continue
+        (root / "store.json").unlink(missing_ok=True)
+        if found:
+            if not rebuild:
+                raise ValueError(
+                    f"{target} keeps a share of {found['share']:.4f} of its blocks, and the other "
+                    f"sources now leave {share:.4f}: set rebuild=[prepare] (in Python, "
+                    "rebuild=True) to make it again"
+                )
+            shutil.rmtree(target)
+            build(spec)
+        thinned = root / _PARTIAL / f"thinned-{spec.name}"
+        if share < 1.0:
+            _replace(target, thin(target, thinned, share=share, seed=settings.holdout_seed))
 
 
 def _check_arguments(sources: Sequence[SourceSpec], settings: Settings) -> None:

@@ -46,7 +46,10 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
     for role in ROLES:
         tokens = getattr(config.plan, f"{role}_tokens")
         stated.append(tokens is not None)
-        if tokens is None:
+        if tokens is None and role == "replay" and domain.replay_ratio is not None:
+            blocks = found["num_adaptation"] + found["held_adaptation"]
+            tokens = domain.replay_ratio * blocks * domain.block_size
+        elif tokens is None:
             tokens = sum(_cap(s, config) for s in source_specs(domain) if s.role == role)
         blocks = int(tokens // domain.block_size)
         found[f"held_{role}"] = round(blocks * domain.holdout_fraction)

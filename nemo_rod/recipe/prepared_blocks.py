@@ -41,6 +41,8 @@ def prepare_blocks(
         block_size=domain.block_size,
         holdout_fraction=domain.holdout_fraction,
         holdout_seed=domain.holdout_seed,
+        holdout_floor=domain.holdout_floor,
+        replay_ratio=domain.replay_ratio,
         workers=domain.workers,
         progress=progress,
         rebuild=True,  # replaces a source made otherwise, left in a folder not yet handed over
@@ -57,7 +59,8 @@ def source_specs(domain: Domain) -> list[SourceSpec]:
     """Returns the domain's sources.
 
     Raises:
-        ValueError: if there are none, or a source has an unknown key.
+        ValueError: if there are none, or a source has an unknown key, or holds out documents where
+            a floor would hold out further blocks of them.
     """
     known = {field.name for field in dataclasses.fields(SourceSpec)} - {"name"}
     specs = []
@@ -69,6 +72,12 @@ def source_specs(domain: Domain) -> list[SourceSpec]:
                 f"{', '.join(sorted(known))}."
             )
         specs.append(SourceSpec(name=name, **values))
+        if domain.holdout_floor and specs[-1].document_holdout:
+            raise ValueError(
+                f"domain.sources.{name}.document_holdout=true and domain.holdout_floor="
+                f"{domain.holdout_floor} exclude each other: a floor holds out single blocks; "
+                "leave out one of them."
+            )
     if not specs:
         raise ValueError("domain.sources is empty: name at least one source of each role.")
     return specs

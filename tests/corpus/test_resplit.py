@@ -1,0 +1,150 @@
+"""A floor of held-out blocks for small sources, and replay of the size of the adaptation corpus."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_cases import BYTE, S, run, source, texts, tree, write
+
+from nemo_rod.config import Domain
+from nemo_rod.corpus import BlockStore, SourceSpec
+from nemo_rod.corpus.hashing import block_hashes, holdout_mask, holdout_values
+from nemo_rod.corpus.pack import pack
+from nemo_rod.recipe.prepared_blocks import source_specs
+
+FRACTION = 0.05
+COUNTS = {"new": 120, "small": 60, "large": 900}  # documents
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[SourceSpec]:
+    roles = {"new": "adaptation", "small": "replay", "large": "replay"}
+    return [
+        source(name, [write(tmp_path / f"{name}.jsonl", texts(count, count))], role=roles[name])
+        for name, count in COUNTS.items()
+    ]
+
+
+def packed(name: str) -> np.ndarray[Any, np.dtype[np.int32]]:
+    documents = BYTE.encode_batch(texts(COUNTS[name], COUNTS[name]))
+    return np.stack(list(pack(documents, S, BYTE.eod_id)))
+
+
+def rows(store: BlockStore, name: str) -> set[bytes]:
+    (found,) = (s for s in store.sources if s.name == name)
+    return {row.tobytes() for row in store.tokens(found.start + np.arange(found.count))}
+
+
+def manifest(root: Path, name: str) -> dict[str, Any]:
+    role = "adaptation" if name == "new" else "replay"
+    return dict(json.loads((root / role / name / "manifest.json").read_text()))
+
+
+def test_a_floor_holds_out_the_blocks_with_the_lowest_hashes(
+    tmp_path: Path, corpus: list[SourceSpec]
+) -> None:
+    floor = 30
+    train = run(tmp_path / "b", corpus, holdout_fraction=FRACTION, holdout_floor=floor)
+    held = BlockStore(tmp_path / "b", "holdout")
+    for store in (train, held):
+        store.verify()
+    for name in COUNTS:
+        blocks = packed(name)
+        usual = holdout_mask(blocks, fraction=FRACTION)
+        wanted = max(int(usual.sum()), min(floor, len(blocks) // 5))
+        lowest = np.argsort(holdout_values(blocks), kind="stable")[:wanted]
+        expected = {blocks[i].tobytes() for i in lowest}
+        assert rows(held, name) == expected
+        assert {blocks[i].tobytes() for i in np.flatnonzero(usual)} <= expected
+        assert rows(train, name) == {block.tobytes() for block in blocks} - expected
+    small, large = packed("small"), packed("large")
+    assert len(small) // 5 < floor and len(rows(held, "small")) == len(small) // 5
+    assert len(rows(held, "large")) == holdout_mask(large, fraction=FRACTION).sum() > floor
+
+
+def test_without_a_floor_nothing_changes(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    one = run(tmp_path / "one", corpus)
+    two = run(tmp_path / "two", corpus, holdout_floor=1, replay_ratio=1000.0)
+    assert one.digest == two.digest
+
+
+def test_replay_is_thinned_alike_in_all_of_its_sources(
+    tmp_path: Path, corpus: list[SourceSpec]
+) -> None:
+    whole = run(tmp_path / "whole", corpus)
+    train = run(tmp_path / "thin", corpus, replay_ratio=1.5)
+    train.verify()
+    share = 1.5 * whole.num_adaptation / whole.num_replay
+    for split in ("train", "holdout"):
+        before, after = (BlockStore(tmp_path / f, split) for f in ("whole", "thin"))
+        after.verify()
+        assert rows(before, "new") == rows(after, "new")
+        for name in ("small", "large"):
+            blocks = [np.frombuffer(row, np.int32) for row in rows(before, name)]
+            values = holdout_values(np.stack(blocks), seed=42 ^ (1 << 127))
+            order = np.argsort(values)
+            kept = max(1, int((values < share * 2.0**64).sum()))
+            assert rows(after, name) == {blocks[i].tobytes() for i in order[:kept]}
+    assert manifest(tmp_path / "thin", "large")["thinned"] == {
+        "share": share,
+        "of": manifest(tmp_path / "whole", "large")["count"],
+    }
+    expected = 1.5 * whole.num_adaptation
+    assert abs(train.num_replay - expected) < 4 * (expected * (1 - share)) ** 0.5
+
+
+def test_a_second_run_changes_nothing_and_an_interrupted_one_ends_the_same(
+    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"holdout_floor": 20, "replay_ratio": 1.0}
+    run(tmp_path / "one", corpus, **options)
+    once = tree(tmp_path / "one")
+    run(tmp_path / "one", corpus, **options)
+    assert tree(tmp_path / "one") == once
+    module: Any = importlib.import_module("nemo_rod.corpus.prepare")
+    real, calls = module.thin, list[Path]()
+
+    def second_fails(built: Path, *arguments: Any, **named: Any) -> Path:
+        calls.append(built)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(built, *arguments, **named)
+
+    monkeypatch.setattr(module, "thin", second_fails)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "two", corpus, **options)
+    assert not (tmp_path / "two" / "store.json").exists()
+    run(tmp_path / "two", corpus, **options)
+    assert tree(tmp_path / "two") == once
+
+
+def test_another_share_is_refused_or_made_again(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    root = tmp_path / "blocks"
+    run(root, corpus, replay_ratio=1.0)
+    with pytest.raises(ValueError, match=r"replay_ratio was 1\.0 and is now 2\.0"):
+        run(root, corpus, replay_ratio=2.0)
+    with pytest.raises(ValueError, match=r"holdout_floor was None and is now 30"):
+        run(root, corpus, replay_ratio=1.0, holdout_floor=30)
+    more = source("more", [write(tmp_path / "more.jsonl", texts(90, 7))], role="adaptation")
+    with pytest.raises(ValueError, match=r"keeps a share of 0\.\d+ of its blocks, and the other"):
+        run(root, [*corpus, more], replay_ratio=1.0)
+    run(root, [*corpus, more], replay_ratio=1.0, rebuild=True)
+    assert tree(root) == tree(run(tmp_path / "new", [*corpus, more], replay_ratio=1.0).root)
+
+
+def test_a_floor_and_whole_documents_exclude_each_other() -> None:
+    values = {"role": "replay", "kind": "jsonl", "files": ["a"], "document_holdout": True}
+    with pytest.raises(ValueError, match=r"domain\.sources\.a\.document_holdout=true and domain"):
+        source_specs(Domain(tokenizer="byte", holdout_floor=5, sources={"a": values}))
+
+
+def test_hashes_of_blocks_are_kept(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+    store = run(tmp_path / "b", corpus, holdout_floor=20, replay_ratio=1.0)
+    for found in store.sources:
+        ids = found.start + np.arange(found.count)
+        assert (store.hashes(ids) == block_hashes(found.name, store.tokens(ids))).all()
