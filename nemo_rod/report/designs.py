@@ -13,12 +13,16 @@ WHOLE = 0.99  # scored share of the candidates' tokens that counts as whole
 def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
     """Returns an arm and its variants that differ in one key alone, sorted by its value.
 
+    Variants with other multipliers may also have other budgets, as the paper's have. The first arm
+    gives way to an equal one with the budget of more of them.
+
     Empty if the arm was not trained or lacks the key; the arm alone if it has no such variant.
     """
     designs = {name: arm["design"] or {} for name, arm in arms.items()}
     if designs.get(of, {}).get(key) is None:
         return []
-    skipped = {"of", key, *(("steps",) if key == "budget" else ())}
+    lengths = {"budget": ("steps",), "multiplier": ("steps", "budget")}.get(key, ())
+    skipped = {"of", key, *lengths}
 
     def rest(name: str) -> dict[str, Any]:
         return {k: value for k, value in designs[name].items() if k not in skipped}
@@ -31,7 +35,11 @@ def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
         and rest(name) == rest(of)
         and design[key] not in (None, designs[of][key])
     ]
-    return sorted([of, *variants], key=lambda name: float(designs[name][key]))
+    steps = [designs[name].get("steps") for name in variants]
+    alike = [n for n, d in designs.items() if rest(n) == rest(of) and d[key] == designs[of][key]]
+    # the first of equals is the arm itself
+    first = max([of, *alike], key=lambda name: steps.count(designs[name].get("steps")))
+    return sorted([first, *variants], key=lambda name: float(designs[name][key]))
 
 
 def continued(arms: Arms) -> list[list[str]]:

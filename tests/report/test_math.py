@@ -290,6 +290,9 @@ def test_variants_in_one_key_alone() -> None:
         lowest={"references": ["specialist", "base"]},
     )  # fmt: skip
     assert varying(arms, "multiplier") == ["narrow", "rod", "wide"]
+    longer = {name: {"multiplier": m, "steps": 120} for name, m in (("m4", 4.0), ("m8", 8.0))}
+    swept = arms_of(rod={}, beyond={"budget": 1.2, "steps": 120}, **longer)
+    assert varying(swept, "multiplier") == ["beyond", "m4", "m8"]
     assert varying(arms, "kappa") == ["heavy", "rod"]
     assert continued(arms) == [["rod", "beyond"], ["fixed_9", "fixed_9_long"]]
     assert with_fixed_share(arms) == ["random_rho", "control"]
