@@ -13,7 +13,7 @@ RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .PHONY: help venv demo lint lanes bench test-second test-matrix
-.PHONY: test test-slow test-layouts test-architectures test-swap-in test-megatron-lm test-nemo2
+.PHONY: test test-slow test-layouts test-architectures test-rehearsal test-swap-in test-megatron-lm test-nemo2
 .PHONY: test-slurm test-nemo-rl test-gpu test-images image image-cpu
 .DEFAULT_GOAL := help
 
@@ -53,6 +53,9 @@ test-layouts: $(READY) ## train and score in many parallel layouts on gloo
 
 test-architectures: $(READY) ## load, score, train and export Qwen3.5 and Nemotron-H in many layouts
 	$(PYTEST) -m architectures --timeout 3600 $(ARGS)
+
+test-rehearsal: $(READY) ## rehearse every setting of the paper, with all of its arms, on CPU
+	$(PYTEST) -m rehearsal --timeout 3600 $(ARGS)
 
 test-swap-in: $(READY) ## swap the selector into a job of Megatron-Bridge, in several layouts
 	$(PYTEST) -m swap_in --timeout 1800 $(ARGS)

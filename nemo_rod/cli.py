@@ -25,6 +25,7 @@ from nemo_rod.commands import (
     inspect,
     merge,
     reference,
+    rehearse,
     run_stages,
     status,
     train,
@@ -40,6 +41,7 @@ from nemo_rod.recipe.checks import to_config
 _OF_RECIPES: dict[str, Callable[[Config], None]] = {
     "run": run_stages.run,
     "plan": plan,
+    "rehearse": rehearse.rehearse,
     "prepare": run_stages.prepare,
     "pretrain": run_stages.pretrain,
     "reference": run_stages.reference,

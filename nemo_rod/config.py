@@ -236,6 +236,7 @@ class Tasks:
     """
 
     capabilities: dict[str, list[str]] = field(default_factory=dict)  # capability -> lm-eval tasks
+    include: str | None = None  # folder of all task definitions, in place of lm-eval's own
     held_out: int = key(0, ">= 0")  # questions from each replay source's held-out blocks; 0: none
     backend: str = one_of("hf", "vllm")  # model backend of lm-eval
     arguments: dict[str, Any] = field(default_factory=dict)  # options, such as tensor_parallel_size
@@ -251,6 +252,16 @@ class Report:
 
     seeds: list[str] = field(default_factory=list)  # runs of the same recipe with other seeds
     settings: list[str] = field(default_factory=list)  # runs of other recipes, shown side by side
+
+
+@dataclass
+class Rehearsal:
+    """How `nemo-rod rehearse` runs a recipe in small, before it is paid for (docs/rehearsal.md)."""
+
+    run_dir: str | None = None  # folder of the rehearsal; null: run_dir with "_rehearsal"
+    steps: int = key(8, ">= 2")  # updates of an arm with train.steps; the others in proportion
+    processes: int | None = key(None, ">= 1")  # at most; null: the GPUs here, or what CPU needs
+    part: str | None = one_of(None, "materials", "model", "losses")  # its own stages, for launchers
 
 
 @dataclass
@@ -300,6 +311,7 @@ class Config:
     launcher: Launcher = field(default_factory=Launcher)
     cluster: Cluster = field(default_factory=Cluster)
     plan: Plan = field(default_factory=Plan)
+    rehearsal: Rehearsal = field(default_factory=Rehearsal)
     nemo_rl: dict[str, Any] = field(default_factory=dict)  # keys of NeMo-RL, for launcher=nemo_rl
 
 

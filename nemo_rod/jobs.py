@@ -108,8 +108,24 @@ class EvaluateJob(ModelJob):
     models: dict[str, str]
 
 
-Job = TrainJob | ScoreJob | EvaluateJob
-_KINDS: dict[str, type] = {"train": TrainJob, "score": ScoreJob, "evaluate": EvaluateJob}
+@dataclass
+class CheckJob(ModelJob):
+    """Builds a model as training would, and refuses one that would train otherwise than meant.
+
+    Attributes:
+        model: Hugging Face checkpoint.
+    """
+
+    model: str
+
+
+Job = TrainJob | ScoreJob | EvaluateJob | CheckJob
+_KINDS: dict[str, type] = {
+    "train": TrainJob,
+    "score": ScoreJob,
+    "evaluate": EvaluateJob,
+    "check": CheckJob,
+}
 
 
 def write_job(job: Job, path: Path) -> None:

@@ -69,6 +69,7 @@ LANES = (
     Lane("layouts"),
     Lane("architectures"),
     Lane("swap_in"),
+    Lane("rehearsal", everything=True),
     Lane("slow", everything=True),
     Lane("slurm", ("slurmctld", "munged"), everything=True),
     Lane("images", ("buildah", "mmdebstrap"), everything=True),

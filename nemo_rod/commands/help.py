@@ -5,6 +5,7 @@ USAGE = """nemo-rod: continued pretraining with replay on demand
   nemo-rod run recipe=toy             every stage of a recipe, skipping what is done
   nemo-rod run recipe=toy dry_run=true            what would run
   nemo-rod plan recipe=toy                        what it would cost: tokens, time, memory, disk
+  nemo-rod rehearse recipe=NAME                   the recipe in small, whole, in minutes
   nemo-rod run -m recipe=toy seed=1,2             a sweep: one run folder each
 
 One stage at a time:

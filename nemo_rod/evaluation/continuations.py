@@ -82,10 +82,14 @@ def write_held_out_tasks(
         file = (folder / f"{name}.jsonl").absolute()
         lines = (json.dumps(q) + "\n" for q in questions(store, source, tokenizer, num_questions))
         file.write_text("".join(lines), encoding="utf-8")
-        yaml = _YAML.format(name=name, file=json.dumps(str(file)))
-        (folder / f"{name}.yaml").write_text(yaml, encoding="utf-8")
+        (folder / f"{name}.yaml").write_text(task_definition(name, file), encoding="utf-8")
         capabilities[source.name] = [name]
     return capabilities
+
+
+def task_definition(name: str, file: Path) -> str:
+    """Returns lm-eval's definition of a multiple-choice task with its questions in a file."""
+    return _YAML.format(name=name, file=json.dumps(str(file)))
 
 
 def questions(

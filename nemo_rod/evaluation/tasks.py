@@ -85,11 +85,16 @@ def check_installed(backend: str) -> None:
             )
 
 
-def missing_tasks(capabilities: Capabilities) -> list[str]:
-    """Returns the names that are neither a task nor a group of the installed lm-eval."""
+def missing_tasks(capabilities: Capabilities, include: str | None = None) -> list[str]:
+    """Returns the names that are neither a task nor a group of the installed lm-eval.
+
+    Args:
+        capabilities: Names by capability.
+        include: Folder of the definitions; None for lm-eval's own.
+    """
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager()
+    manager = TaskManager(include_path=include, include_defaults=include is None)
     known = {*manager.all_subtasks, *manager.all_groups}
     return [name for names in capabilities.values() for name in names if name not in known]
 

@@ -27,6 +27,7 @@ STOPPED = re.compile(r"nemo-rod stopped: (.*)")
 KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
 # Grace period for ranks to notice that another node's are gone, before they are terminated.
 _ALONE_SECONDS = 60.0
+_SHARED_SECONDS = 30.0  # for a file to appear on all nodes
 
 
 def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -> None:
@@ -66,6 +67,8 @@ def run_torchrun(
     """
     log = Path(order.log)
     if nodes.rank:
+        if not _appears(Path(order.job_file)):
+            return {"error": _not_shared(order.job_file)}
         log = log.with_name(f"{log.stem}.node{nodes.rank}{log.suffix}")
     first_rank = nodes.rank * (order.world_size // nodes.count)
     said = run_process(torchrun(order, nodes), log, launcher, is_alone, first_rank)
@@ -161,6 +164,23 @@ def torchrun(order: Order, nodes: Nodes) -> list[str]:
         *(f"--nproc-per-node={order.world_size // nodes.count}", "-m", "nemo_rod.megatron"),
         order.job_file,
     ]
+
+
+def _appears(file: Path) -> bool:
+    """Waits for a file that another node has just written; network file systems may be late."""
+    deadline = time.monotonic() + _SHARED_SECONDS
+    while not file.is_file():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def _not_shared(file: str) -> str:
+    return (
+        f"node {socket.gethostname()} does not see {file}, which the first node has written: put "
+        "run_dir on a file system that all nodes share"
+    )
 
 
 def free_port() -> int:

@@ -35,7 +35,7 @@ def check_tasks(config: Config) -> str:
     if config.tasks.held_out:
         return f"tasks: {config.tasks.held_out} questions of each replay source's held-out blocks"
     names = [name for listed in config.tasks.capabilities.values() for name in listed]
-    missing = missing_tasks(config.tasks.capabilities)
+    missing = missing_tasks(config.tasks.capabilities, config.tasks.include)
     if missing:
         raise ValueError(
             f"lm-eval does not know {len(missing)} of the {len(names)} tasks of tasks.capabilities "
@@ -98,7 +98,7 @@ def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
     """Returns tasks by capability, and the folder with their definitions if not lm-eval's own."""
     tasks = jobs.config.tasks
     if not tasks.held_out:
-        return tasks.capabilities, None
+        return tasks.capabilities, tasks.include
     from nemo_rod.corpus import load_tokenizer
     from nemo_rod.evaluation.continuations import write_held_out_tasks
 

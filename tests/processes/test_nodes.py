@@ -20,8 +20,9 @@ import pytest
 from test_faults import is_rank, wait_for_step
 from tiny import LAYOUTS, Setting
 
+from nemo_rod.config import Launcher
 from nemo_rod.processes.nodes import Ending, Nodes, Order
-from nemo_rod.processes.torchrun import free_port
+from nemo_rod.processes.torchrun import free_port, run_torchrun
 
 ORDERS = [Order("one.json", "one.log", 2, 1), Order("two.json", "two.log", 2, 2)]
 
@@ -75,6 +76,18 @@ def test_followers_do_every_order_and_say_how_it_ended(nodes: list[Nodes]) -> No
         assert not follower.done()
     assert done == ORDERS
     follower.result(timeout=60)
+
+
+def test_a_folder_that_nodes_do_not_share_is_named(
+    nodes: list[Nodes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.processes.torchrun._SHARED_SECONDS", 0.0)
+    order = Order(str(tmp_path / "job.json"), str(tmp_path / "log"), 2, 1)
+    said = run_torchrun(order, nodes[1], Launcher())
+    assert said["error"].endswith(
+        f"does not see {tmp_path}/job.json, which the first node has written: put run_dir on a "
+        "file system that all nodes share"
+    )
 
 
 def test_follower_of_a_stage_without_a_job_just_leaves(nodes: list[Nodes]) -> None:

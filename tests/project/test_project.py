@@ -46,9 +46,14 @@ ARROWS = {
     },
     "plan": {"corpus", "selection", "recipe", "config", "files"},
     "launch": {"recipe", "config"},
+    "rehearsal": {
+        *("corpus", "evaluation", "processes", "recipe", "plan"),
+        *("config", "files", "jobs", "published"),
+    },
     "commands": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in"),
-        *("processes", "recipe", "plan", "launch", "config", "files", "progress", "upstream"),
+        *("processes", "recipe", "plan", "launch", "rehearsal"),
+        *("config", "files", "progress", "upstream"),
     },
     "cli": {"commands", "processes", "recipe", "plan", "config"},
 }

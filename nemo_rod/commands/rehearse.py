@@ -1,0 +1,279 @@
+"""`nemo-rod rehearse`: a recipe in small, whole, before it is paid for."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import flag_override
+
+from nemo_rod.config import Config
+from nemo_rod.files import read_json, write_json
+from nemo_rod.launch import queue, ray, slurm
+from nemo_rod.launch.submit import check_idle, submit
+from nemo_rod.plan.costs import PlanResult
+from nemo_rod.plan.of_recipe import make_plan
+from nemo_rod.processes.signals import Stopped
+from nemo_rod.recipe.attempts import Record
+from nemo_rod.recipe.checks import check, to_config
+from nemo_rod.recipe.handover import Stage
+from nemo_rod.rehearsal.derive import Places, other_runs, rehearsal_of
+from nemo_rod.rehearsal.forms import SmallModel, shrunken
+from nemo_rod.rehearsal.looks import NotLooked, looks, published_config
+from nemo_rod.rehearsal.materials import TABLE, describe, is_rehearsal
+from nemo_rod.rehearsal.rehearsal_stages import RehearsalStages
+from nemo_rod.rehearsal.small_layout import small_layout
+from nemo_rod.rehearsal.table import DONE, FAILED, LEFT_OUT, UNSEEN, Row, as_dict, format_table
+
+_RENDERERS = {"slurm": slurm.render, "ray": ray.render}
+_LOOK_SECONDS = 5.0  # between two looks at a queue
+# overrides that belong to one recipe, not to those whose runs it uses
+_OWN = ("recipe", "run_dir", "arms", "arm", "parallel", "model", "variants", "rehearsal.run_dir")
+
+
+def rehearse(config: Config) -> None:
+    """Rehearses a recipe and prints the table in which it ends.
+
+    Raises:
+        ValueError: if there is no shrunken form, or the folder is not a rehearsal's.
+        RuntimeError: if a part of the rehearsal failed.
+    """
+    if config.rehearsal.part is not None:
+        RehearsalStages(config).part(config.rehearsal.part).run()
+        return
+    folder = rehearsal_folder(config)
+    model = small_model(config)
+    check_idle_and_clear(folder)
+    rows = [_looked(name, look) for name, look in looks(config).items()]
+    if not any(row.state == FAILED for row in rows) and not config.dry_run:
+        scale = config.rehearsal.steps / config.train.steps
+        rows += _rehearsed(config, folder, model, scale)
+    plan = _plan(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / TABLE, as_dict(config.recipe, rows, plan))
+    print(format_table(config.recipe, rows, plan))
+    failed = [row for row in rows if row.state == FAILED]
+    if failed:
+        raise RuntimeError(
+            f"{failed[0].name}: {failed[0].note} (The rehearsal of {config.recipe} failed; its "
+            f"table is in {folder / 'table.json'}.)"
+        )
+
+
+def rehearsal_folder(config: Config) -> Path:
+    """Returns the folder of the rehearsal.
+
+    Raises:
+        ValueError: if it is, or touches, the folder of the real run, or holds something else.
+    """
+    real = Path(config.run_dir).absolute().resolve()
+    folder = Path(config.rehearsal.run_dir or f"{str(config.run_dir).rstrip('/')}_rehearsal")
+    found = folder.absolute().resolve()
+    if found == real or real in found.parents or found in real.parents:
+        raise ValueError(
+            f"rehearsal.run_dir={folder} and run_dir={config.run_dir} share a folder: a rehearsal "
+            "never writes into the folder of the real run; choose one beside it."
+        )
+    if folder.exists() and any(folder.iterdir()) and not is_rehearsal(folder):
+        raise ValueError(
+            f"{folder} holds files, and no rehearsal: choose another rehearsal.run_dir."
+        )
+    return folder
+
+
+def small_model(config: Config, stages: int | None = None) -> SmallModel | None:
+    """Returns the recipe's model in small; None for a base that the recipe trains itself.
+
+    Raises:
+        ValueError: if its architecture has no shrunken form, or is not known here.
+    """
+    if config.model.hf is None:
+        return None
+    described = published_config(config.model.hf) or config.model.shape
+    if described is None:
+        raise ValueError(
+            f"The architecture of {config.model.hf} is not known here: set model.shape to the "
+            "content of its config.json, or model.hf to a folder that holds it."
+        )
+    if stages is None:
+        parallel, _ = small_layout(config.parallel, _processes(config))
+        stages = parallel.pipeline * parallel.virtual_pipeline
+    return shrunken(described, where=config.model.hf, stages=stages)
+
+
+def check_idle_and_clear(folder: Path) -> None:
+    """Removes an earlier rehearsal, unless it is at work."""
+    if folder.is_dir():
+        config = _only_folder(folder)
+        check_idle(config)
+        for record in folder.glob("launch/stages/*.jsonl"):
+            if Record(folder, record.stem).is_held():
+                raise ValueError(f"Another rehearsal is at work in {folder}: wait for it to end.")
+        shutil.rmtree(folder)
+
+
+def _only_folder(folder: Path) -> Config:
+    config = Config()
+    config.run_dir = str(folder)
+    return config
+
+
+def _rehearsed(
+    config: Config, folder: Path, model: SmallModel | None, scale: float, prefix: str = ""
+) -> list[Row]:
+    """Runs the rehearsals that this one uses, then its own stages."""
+    rows: list[Row] = []
+    for run, arms in other_runs(config).items():
+        other = _recipe_of(run)
+        other.arms = arms
+        inner = Places(folder.absolute()).other(run)
+        rows += _rehearsed(other, inner, small_model(other), scale, f"{prefix}{other.recipe}: ")
+    small = make_rehearsal(config, folder, model, scale)
+    stages = RehearsalStages(small).all()
+    run_all = _submitted if small.launcher.kind in _RENDERERS else _run_here
+    return rows + [_named(row, prefix) for row in run_all(small, stages)]
+
+
+def make_rehearsal(config: Config, folder: Path, model: SmallModel | None, scale: float) -> Config:
+    """Writes the description of a rehearsal, and returns its configuration, checked."""
+    parallel, lost = small_layout(config.parallel, _processes(config))
+    if lost:
+        _say(
+            f"{config.recipe}: parallel.{', parallel.'.join(lost)} cannot be kept above 1 on "
+            f"{_processes(config)} processes, and is rehearsed at 1"
+        )
+    small = rehearsal_of(config, folder, parallel=parallel, scale=scale)
+    check(small)
+    folder.mkdir(parents=True, exist_ok=True)
+    describe(config, folder, model)
+    return small
+
+
+def _named(row: Row, prefix: str) -> Row:
+    return Row(name=prefix + row.name, state=row.state, note=row.note, seconds=row.seconds)
+
+
+def _looked(name: str, look: Callable[[], str]) -> Row:
+    start = time.monotonic()
+    try:
+        state, note = DONE, look()
+    except NotLooked as why:
+        state, note = UNSEEN, str(why)
+    except (ValueError, OSError) as error:
+        state, note = FAILED, " ".join(str(error).split())
+    return Row(name=name, state=state, note=note, seconds=time.monotonic() - start)
+
+
+def _run_here(config: Config, stages: list[Stage]) -> list[Row]:
+    """Runs the stages one after the other; those that need one that failed are left out."""
+    rows: dict[str, Row] = {}
+    for number, stage in enumerate(stages, start=1):
+        _say(f"[{number}/{len(stages)}] {stage.title}")
+        missing = [n for n in stage.needs if n in rows and rows[n].state != DONE]
+        if missing:
+            note = f"needs {', '.join(missing)}"
+            rows[stage.name] = Row(name=stage.name, state=LEFT_OUT, note=note)
+            continue
+        record = Record(Path(config.run_dir), stage.name)
+        start = time.monotonic()
+        state, note = DONE, ""
+        try:
+            with record.only_one(), record.attempt():
+                stage.run()
+        except Stopped:
+            raise
+        except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
+            state, note = FAILED, " ".join(str(error).split())
+        rows[stage.name] = Row(
+            name=stage.name, state=state, note=note, seconds=time.monotonic() - start
+        )
+    return [_with_finding(config, row) for row in rows.values()]
+
+
+def _submitted(config: Config, stages: list[Stage]) -> list[Row]:
+    """Submits the stages and waits for the end of the last; what ran is in the stages' records."""
+    submit(config, stages, _RENDERERS[config.launcher.kind])
+    while queue.alive(Path(config.run_dir)):
+        time.sleep(_LOOK_SECONDS)
+    rows: dict[str, Row] = {}
+    for stage in stages:
+        events = Record(Path(config.run_dir), stage.name).events()
+        last = events[-1] if events else {}
+        state = {"done": DONE, None: LEFT_OUT}.get(last.get("event"), FAILED)
+        note = last.get("why", "")
+        if state == LEFT_OUT:
+            needed = [n for n in stage.needs if n in rows and rows[n].state != DONE]
+            note = f"needs {', '.join(needed)}" if needed else "its job left no record"
+        elif state == FAILED and not note:
+            note = f"its job ended without a word: see {config.run_dir}/logs/slurm"
+        began = [event["time"] for event in events if event["event"] == "began"]
+        seconds = last["time"] - began[-1] if began else None
+        rows[stage.name] = Row(name=stage.name, state=state, note=note, seconds=seconds)
+    return [_with_finding(config, row) for row in rows.values()]
+
+
+def _with_finding(config: Config, row: Row) -> Row:
+    """Adds what a stage of the rehearsal found, for its note."""
+    if row.state != DONE or row.name != "losses":
+        return row
+    found = read_json(Path(config.run_dir) / "losses" / "losses.json", "difference")["difference"]
+    worst = max(found, key=lambda name: found[name])
+    note = (
+        f"the exports of {len(found)} models reload; their losses are Hugging Face's to "
+        f"{found[worst]:.1g} nats ({config.model.precision})"
+    )
+    return Row(name=row.name, state=row.state, note=note, seconds=row.seconds)
+
+
+def _processes(config: Config) -> int | None:
+    """Returns the most processes that can run; None if there is no limit."""
+    if config.rehearsal.processes is not None or config.launcher.kind != "local":
+        return config.rehearsal.processes
+    if not any(Path("/dev").glob("nvidia[0-9]*")):  # torch need not be imported to know that
+        return None
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else None
+
+
+def _recipe_of(run: str) -> Config:
+    """Composes the recipe behind the folder of a run, with this command's other overrides.
+
+    Raises:
+        ValueError: if there is no recipe of that name.
+    """
+    name = next((part for part in Path(run).parts if _is_recipe(part)), None)
+    if name is None:
+        raise ValueError(
+            f"{run} names no recipe, so the run that it holds cannot be rehearsed: expected a "
+            "folder such as runs/german_qwen3_5_4b."
+        )
+    own = HydraConfig.get().overrides.task
+    kept = [o for o in own if not o.lstrip("+~").startswith(_OWN)]
+    composed = compose("config", overrides=[f"recipe={name}", *kept], return_hydra_config=True)
+    with flag_override(composed, "struct", False):
+        del composed["hydra"]
+    return to_config(composed)
+
+
+def _is_recipe(name: str) -> bool:
+    from hydra.core.global_hydra import GlobalHydra
+
+    loader = GlobalHydra.instance().config_loader()
+    return name in loader.get_group_options("recipe")
+
+
+def _plan(config: Config) -> PlanResult | None:
+    try:
+        return make_plan(config)
+    except ValueError:
+        return None  # a row says why
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

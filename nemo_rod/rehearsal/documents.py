@@ -1,0 +1,163 @@
+"""A few documents for every source of a recipe, in files like the ones that the source reads.
+
+A source keeps its reader, fields, filter, files, split and subsample. What it reads lies in the
+rehearsal's folder: a Hugging Face dataset becomes a folder with the same configuration and splits,
+and globs become files that match them. Texts are made up, one Markov chain a source.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.filters import Comparison, parse_filter
+from nemo_rod.corpus.toy.synthetic import synthetic_documents
+
+BLOCKS = 48  # of a source; enough that each has held-out ones
+_TAKEN = 12  # documents of about 540 tokens that pass a source's subsample, twice what is needed
+_COLLECTIONS = ("one", "two")  # splits of a configuration of which all are read
+
+
+def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str, Any]:
+    """Returns the keys that differ in the rehearsal's source: what it reads, and its caps.
+
+    Args:
+        spec: a source of the recipe.
+        folder: folder of the made files.
+        block_size: tokens per block of the rehearsal.
+    """
+    changed: dict[str, Any] = {}
+    if spec.kind == "huggingface":
+        changed["path"] = str(_dataset(spec, folder))
+    elif spec.kind in ("text", "jsonl", "parquet"):
+        changed["files"] = [str(folder / spec.name / _below_root(glob)) for glob in spec.files]
+    else:  # a toy's, which is made as it is read
+        changed["max_bytes"] = BLOCKS * block_size
+    for cap, most in (("max_tokens", BLOCKS * block_size), ("max_bytes", BLOCKS * block_size)):
+        if (found := getattr(spec, cap)) is not None:
+            changed[cap] = min(found, most)
+    return changed
+
+
+def write_sources(specs: Sequence[SourceSpec], folder: Path) -> None:
+    """Writes the documents of every source of the recipe into the rehearsal's folder."""
+    cards: dict[Path, list[dict[str, Any]]] = {}
+    for number, spec in enumerate(specs):
+        count = math.ceil(_TAKEN / spec.subsample * _num_files(spec) / (_num_files(spec) - 1))
+        rows = list(islice(_records(spec, number), count))
+        if spec.kind == "huggingface":
+            dataset = _dataset(spec, folder)
+            cards.setdefault(dataset, []).append(_write_dataset(spec, dataset, rows))
+        elif spec.kind in ("text", "jsonl", "parquet"):
+            for glob in spec.files:
+                _write_glob(spec, folder / spec.name / _below_root(glob), rows)
+    for dataset, configurations in cards.items():
+        # the card of a dataset is YAML, of which JSON is a part
+        card = f"---\nconfigs: {json.dumps(configurations)}\n---\n"
+        (dataset / "README.md").write_text(card)
+
+
+def _num_files(spec: SourceSpec) -> int:
+    """Returns the files of a split: one more than the source may read."""
+    return (spec.max_files or 1) + 1
+
+
+def _dataset(spec: SourceSpec, folder: Path) -> Path:
+    assert spec.path is not None
+    return folder / "datasets" / _below_root(spec.path)
+
+
+def _below_root(path: str) -> str:
+    """Returns a path without its root, so that it can lie in another folder."""
+    parts = [part for part in Path(path).expanduser().parts if part not in ("/", "..", ".")]
+    return str(Path(*parts))
+
+
+def _records(spec: SourceSpec, number: int) -> Iterator[dict[str, Any]]:
+    """Yields rows with the fields that the source reads, and one more."""
+    comparisons = parse_filter(spec.filter)
+    for index, text in enumerate(synthetic_documents(number)):
+        row: dict[str, Any] = {"id": index}
+        # each text once, and with what tokenizers treat apart
+        _set(row, spec.text_field, f"{spec.name} {index}: Größe § 1, «naïf» <|im_end|> {text}")
+        for comparison in comparisons:
+            if comparison.field != spec.text_field:
+                _set(row, comparison.field, _passing(comparison))
+        yield row
+
+
+def _passing(comparison: Comparison) -> Any:
+    """Returns a value that passes a comparison."""
+    value, operator = comparison.value, comparison.operator
+    if operator in ("==", ">=", "<="):
+        return value
+    if isinstance(value, bool) or value is None:
+        return value is not True
+    if isinstance(value, str):
+        return f"{value}a" if operator != "<" else ""
+    return value - 1 if operator == "<" else value + 1
+
+
+def _set(row: dict[str, Any], field: str, value: Any) -> None:
+    *outer, last = field.split(".")
+    for name in outer:
+        row = row.setdefault(name, {})
+    row[last] = value
+
+
+def _write_dataset(spec: SourceSpec, dataset: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Writes one configuration of a dataset; returns its entry in the dataset's card."""
+    from nemo_rod.corpus.hub import ALL_SPLITS
+
+    subset = spec.subset or "default"
+    splits = _COLLECTIONS if spec.split == ALL_SPLITS else (spec.split,)
+    files = _num_files(spec)
+    entries = []
+    for place, split in enumerate(splits):
+        mine = rows[place :: len(splits)]
+        for number in range(files):
+            part = mine[number::files]
+            name = f"{split}-{number:05d}-of-{files:05d}.parquet"
+            _write_parquet(dataset / subset / name, part)
+        entries.append({"split": split, "path": f"{subset}/{split}-*.parquet"})
+    return {"config_name": subset, "data_files": entries}
+
+
+def _write_glob(spec: SourceSpec, glob: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes two files that match a glob."""
+    for number in range(2):
+        parts = [part.replace("**", f"part{number}").replace("*", f"made{number}")
+                 .replace("?", str(number)) for part in glob.parts]  # fmt: skip
+        path, part = Path(*parts), rows[number::2]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if spec.kind == "parquet":
+            _write_parquet(path, part)
+        elif spec.kind == "jsonl":
+            _write_packed(path, "".join(json.dumps(row) + "\n" for row in part))
+        else:
+            _write_packed(path, "\n".join(str(row["text"]) for row in part))
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=64)
+
+
+def _write_packed(path: Path, text: str) -> None:
+    data = text.encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    elif path.suffix == ".zst":
+        import zstandard
+
+        data = zstandard.compress(data)
+    path.write_bytes(data)

@@ -1,0 +1,128 @@
+"""The stages of a rehearsal: the recipe's own, between making what it reads and a comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from nemo_rod.config import Config
+from nemo_rod.files import write_json
+from nemo_rod.jobs import CheckJob
+from nemo_rod.processes.torchrun import refuse_bad_ending, run_process
+from nemo_rod.recipe.handover import Stage
+from nemo_rod.recipe.stages import Stages
+from nemo_rod.rehearsal.derive import Places
+from nemo_rod.rehearsal.materials import make_materials
+
+
+class RehearsalStages:
+    """Builds the stages of a rehearsal.
+
+    Args:
+        config: the rehearsal's own configuration (`derive.rehearsal_of`).
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.folder = config, Path(config.run_dir)
+        self.places, self.stages = Places(self.folder), Stages(config)
+
+    def all(self) -> list[Stage]:
+        """Returns every stage, in an order in which they can run."""
+        first = self.materials()
+        before = [first]
+        on_megatron_bridge = self.config.launcher.kind in ("local", "slurm")
+        if self.config.model.hf is not None and on_megatron_bridge:
+            before.append(self.model())
+        own = [
+            dataclasses.replace(stage, needs=(*stage.needs, *(s.name for s in before)))
+            for stage in self.stages.all()
+        ]
+        return [*before, *own, self.losses()]
+
+    def part(self, name: str) -> Stage:
+        """Returns one of the rehearsal's own stages."""
+        parts: dict[str, Callable[[], Stage]] = {
+            "materials": self.materials,
+            "model": self.model,
+            "losses": self.losses,
+        }
+        return parts[name]()
+
+    def materials(self) -> Stage:
+        """Returns the stage that makes documents, tokenizers and the base in small."""
+
+        def make() -> None:
+            make_materials(self.folder)
+            write_json(self.places.made / "manifest.json", {})
+
+        return self._stage(
+            "materials",
+            "documents, tokenizer and base in small",
+            self.places.made / "manifest.json",
+            make,
+        )
+
+    def model(self) -> Stage:
+        """Returns the stage that builds the model as training would."""
+        folder = self.folder / "model"
+
+        def build() -> None:
+            folder.mkdir(exist_ok=True)
+            job = CheckJob(
+                **self.stages.jobs.common("model", folder), model=str(self.places.checkpoint)
+            )
+            self.stages.jobs.run(job, folder)
+
+        title = "build the model in its layout"
+        return self._stage(
+            "model", title, folder / "model.json", build, needs=("materials",), runs_model=True
+        )
+
+    def losses(self) -> Stage:
+        """Returns the stage that compares the losses of every export with Hugging Face's."""
+        out = self.folder / "losses" / "losses.json"
+
+        def compare() -> None:
+            out.parent.mkdir(exist_ok=True)
+            arms = ["base", *(name for name in self.config.arms if name != "base")]
+            file = out.with_name("job.json")
+            write_json(
+                file,
+                {
+                    "run_dir": str(self.folder),
+                    "arms": arms,
+                    "recipe": self.config.recipe,
+                    "precision": self.config.model.precision,
+                    "out": str(out),
+                },
+            )
+            log = self.stages.results.log("losses")
+            command = [sys.executable, "-m", "nemo_rod.rehearsal", str(file)]
+            refuse_bad_ending([run_process(command, log, self.config.launcher)], log)
+
+        title = "compare with Hugging Face's losses of the exports"
+        return self._stage("losses", title, out, compare, needs=("evaluate",), runs_model=True)
+
+    def _stage(
+        self,
+        name: str,
+        title: str,
+        proof: Path,
+        run: Callable[[], None],
+        *,
+        needs: tuple[str, ...] = (),
+        runs_model: bool = False,
+    ) -> Stage:
+        return Stage(
+            name=name,
+            command=f"rehearse rehearsal.part={name}",
+            title=title,
+            folder=proof.parent,
+            proof=(proof,),
+            is_done=proof.exists,
+            run=run,
+            needs=needs,
+            runs_model=runs_model,
+        )

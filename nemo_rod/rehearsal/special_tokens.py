@@ -1,0 +1,147 @@
+"""Special tokens of published tokenizers, and a small tokenizer with the same ones.
+
+The small one encodes text as its UTF-8 bytes. Its special tokens have the names and the order of
+the published ones; where those come first, they have the same ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_rod.files import read_json
+
+NUM_LOW = 64  # ids that are kept for special tokens which come before the text's
+NUM_HIGH = 128  # at most, of those that come after it
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The special tokens of a published tokenizer.
+
+    Attributes:
+        ids: published id by name.
+        eos: name of the one that the tokenizer calls its EOS.
+        separator: name of the one that separated documents in pretraining.
+    """
+
+    ids: Mapping[str, int]
+    eos: str
+    separator: str
+
+    @property
+    def come_first(self) -> bool:
+        """Whether they precede the tokens of the text."""
+        return min(self.ids.values()) < NUM_LOW
+
+    def name_of(self, published: int) -> str:
+        """Returns the name of a published id."""
+        names = {number: name for name, number in self.ids.items()}
+        return names.get(published, "an ordinary token")
+
+    def small_ids(self) -> dict[str, int]:
+        """Returns the ids in the small tokenizer: the published ones, or those after 256 bytes."""
+        if self.come_first:
+            return {name: number for name, number in self.ids.items() if number < NUM_LOW}
+        ordered = sorted(self.ids, key=lambda name: self.ids[name])[:NUM_HIGH]
+        return {name: 256 + place for place, name in enumerate(ordered)}
+
+
+_QWEN = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
+    *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
+    *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+_NEMOTRON = ("<unk>", "<s>", "</s>")
+
+
+def _numbered(first: int, names: tuple[str, ...]) -> dict[str, int]:
+    return {name: first + place for place, name in enumerate(names)}
+
+
+# Names of models, as a pattern -> their special tokens. Qwen3.5's ids follow from its config
+# (image_token_id 248056); that documents of Nemotron models end with id 2 is the authors' finding.
+_KNOWN = {
+    r"Qwen3\.5": SpecialTokens(_numbered(248_044, _QWEN), "<|endoftext|>", "<|endoftext|>"),
+    r"Qwen3": SpecialTokens(_numbered(151_643, _QWEN), "<|endoftext|>", "<|endoftext|>"),
+    r"Nemotron-3": SpecialTokens(
+        {
+            **_numbered(0, _NEMOTRON),
+            **_numbered(10, ("<|im_start|>", "<|im_end|>", "<think>", "</think>")),
+        },
+        "<|im_end|>",
+        "</s>",
+    ),
+    r"Nemotron": SpecialTokens(
+        {
+            **_numbered(0, _NEMOTRON),
+            **_numbered(10, ("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>", "<SPECIAL_13>")),
+        },
+        "</s>",
+        "</s>",
+    ),
+}
+
+
+def special_tokens(name: str) -> SpecialTokens:
+    """Returns the special tokens of a published tokenizer, or of one in a folder.
+
+    Raises:
+        ValueError: if they are not known.
+    """
+    if (Path(name).expanduser() / "tokenizer.json").is_file():
+        return _of_folder(Path(name).expanduser())
+    for pattern, tokens in _KNOWN.items():
+        if re.search(pattern, name):
+            return tokens
+    raise ValueError(
+        f"The special tokens of {name} are not known: a rehearsal knows those of Qwen3, Qwen3.5, "
+        "Nemotron-Nano-v2 and Nemotron-3; give a folder with its tokenizer.json."
+    )
+
+
+def _of_folder(folder: Path) -> SpecialTokens:
+    added = read_json(folder / "tokenizer.json", "added_tokens")["added_tokens"]
+    ids = {token["content"]: token["id"] for token in added if token["special"]}
+    config = read_json(folder / "tokenizer_config.json")
+    eos = config.get("eos_token")
+    eos = eos["content"] if isinstance(eos, dict) else eos
+    if eos not in ids:
+        raise ValueError(
+            f"{folder} has no special token for eos_token={eos}: correct its tokenizer_config.json."
+        )
+    # a published tokenizer whose names are known says what its EOS may not: what was trained on
+    known = [t for t in _KNOWN.values() if t.ids.items() <= ids.items() and t.eos == eos]
+    return SpecialTokens(ids, eos, known[0].separator if known else eos)
+
+
+def write_tokenizer(tokens: SpecialTokens, folder: Path) -> None:
+    """Writes the small tokenizer, as `AutoTokenizer.from_pretrained` reads it."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = tokens.small_ids()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: place for place, letter in enumerate(letters)}
+    if tokens.come_first:
+        vocabulary = {letter: NUM_LOW + place for letter, place in vocabulary.items()}
+        unused = set(range(NUM_LOW)) - set(special.values())
+        special |= {f"<unused_{number}>": number for number in unused}
+    backend = Tokenizer(models.BPE(vocab={**vocabulary, **special}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    ordered = sorted(special, key=lambda name: special[name])
+    backend.add_special_tokens(
+        [AddedToken(name, normalized=False, special=True) for name in ordered]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=tokens.eos,
+        pad_token=tokens.eos,
+        clean_up_tokenization_spaces=False,
+        model_max_length=10**9,
+        model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(str(folder))

@@ -1,0 +1,192 @@
+"""A rehearsal's recipe is derived from the real one: what changes, and that nothing else does."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import RECIPES, composed
+
+from nemo_rod.commands.rehearse import rehearsal_folder, small_model
+from nemo_rod.config import Config, Parallel, config_folder
+from nemo_rod.files import write_json
+from nemo_rod.recipe.checks import check
+from nemo_rod.recipe.handover import flatten
+from nemo_rod.rehearsal.derive import BATCH_SIZE, other_runs, rehearsal_of
+from nemo_rod.rehearsal.forms import FORMS, SIZES, shrunken
+from nemo_rod.rehearsal.materials import DESCRIPTION
+from nemo_rod.rehearsal.small_layout import small_layout
+
+OF_THE_PAPER = [name for name in RECIPES if not name.startswith("toy") and "/" not in name]
+LAYOUTS = sorted((config_folder() / "parallel").glob("*/*.yaml"))
+# keys that may differ, besides those of sources and variants
+CHANGED = {
+    *("run_dir", "arm", "rebuild", "parallel", "model.hf", "model.shape"),
+    *("domain.tokenizer", "domain.eod", "domain.block_size", "domain.holdout_fraction"),
+    *("domain.workers", "domain.sources", "train.steps", "train.batch_size"),
+    *("train.micro_batch_size", "scoring.micro_batch_size", "checkpoint.every"),
+    *("validation.every", "validation.blocks", "variants", "cluster.gpu_memory_gib"),
+    *("cluster.gpus_per_node", "cluster.node_memory_gib", "report", "tasks.limit"),
+}
+
+
+def derived(recipe: str, *overrides: str, processes: int | None = None) -> tuple[Config, Config]:
+    config = composed(f"recipe={recipe}", *overrides)
+    parallel, _ = small_layout(config.parallel, processes)
+    folder = Path("somewhere") / "else"
+    return config, rehearsal_of(config, folder, parallel=parallel, scale=8 / config.train.steps)
+
+
+@pytest.mark.parametrize("recipe", OF_THE_PAPER)
+def test_only_sizes_and_places_change(recipe: str) -> None:
+    config, small = derived(recipe)
+    check(small)
+    before, after = (flatten("", dataclasses.asdict(c)) for c in (config, small))
+    different = {key.lstrip(".") for key in {*before, *after} if before.get(key) != after.get(key)}
+    wrong = [key for key in different if not any(key.startswith(name) for name in CHANGED)]
+    assert not wrong
+    assert small.arms == config.arms
+    assert small.train.steps == 8 and small.train.batch_size == BATCH_SIZE
+    assert small.model.precision == config.model.precision
+    for name, source in config.domain.sources.items():
+        rehearsed = small.domain.sources[name]
+        changed = {key for key in source if source[key] != rehearsed[key]}
+        assert changed <= {"path", "max_tokens"}, name
+        assert rehearsed["path"].startswith(str(Path.cwd() / "somewhere" / "else" / "made"))
+    for name, variant in config.variants.items():
+        changed = {k for k in variant if variant[k] != small.variants[name][k]}
+        assert changed <= {"steps", "curriculum", "references"}, name
+
+
+def test_steps_keep_their_proportion() -> None:
+    config, small = derived("german_qwen3_5_4b")
+    assert config.variants["max_replay"]["steps"] == 6487
+    assert small.variants["max_replay"]["steps"] == round(6487 / 2862 * 8) == 18
+
+
+@pytest.mark.parametrize("file", LAYOUTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_axis_above_one_stays_above_one(file: Path) -> None:
+    recipe = next(name for name in OF_THE_PAPER if name.endswith(f"_{file.parent.name}"))
+    choice = f"{file.parent.name}/{file.stem}"
+    config = composed(f"recipe={recipe}", f"parallel={choice}", f"cluster={file.stem}")
+    small, lost = small_layout(config.parallel, None)
+    for axis in ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert"):
+        assert getattr(small, axis) == min(2, getattr(config.parallel, axis)), axis
+    assert small.sequence == config.parallel.sequence
+    assert not lost
+
+
+@pytest.mark.parametrize(
+    ("parallel", "processes", "expected", "lost"),
+    [
+        (Parallel(data=8), 1, Parallel(), ["data"]),
+        (Parallel(data=4, tensor=4, sequence=True), 2, Parallel(tensor=2, sequence=True), ["data"]),
+        (Parallel(data=4, tensor=4, sequence=True), 1, Parallel(), ["data", "tensor"]),
+        (Parallel(data=16, pipeline=2, expert=8), 2, Parallel(pipeline=2), ["data", "expert"]),
+    ],
+)  # fmt: skip
+def test_what_too_few_processes_cannot_keep_is_named(
+    parallel: Parallel, processes: int, expected: Parallel, lost: list[str]
+) -> None:
+    assert small_layout(parallel, processes) == (expected, lost)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "class_name", "pattern", "tied"),
+    [
+        ("german_qwen3_5_4b", "Qwen3_5ForConditionalGeneration", "linear", True),
+        ("german_qwen3_5_9b", "Qwen3_5ForConditionalGeneration", "linear", False),
+        ("german_qwen3_5_35b_a3b", "Qwen3_5MoeForConditionalGeneration", "linear", False),
+        ("german_nemotron_nano_12b_v2", "NemotronHForCausalLM", "M-M-M-M*", False),
+        ("german_nemotron_3_nano_30b_a3b", "NemotronHForCausalLM", "MEMEM*", False),
+    ],
+)
+def test_a_model_in_small_keeps_what_decides_which_code_runs(
+    recipe: str, class_name: str, pattern: str, tied: bool
+) -> None:
+    config = composed(f"recipe={recipe}")
+    small = small_model(config, stages=2)
+    assert small is not None and config.model.shape is not None
+    assert small.class_name == class_name
+    text = small.values.get("text_config", small.values)
+    assert text["tie_word_embeddings"] is small.values["tie_word_embeddings"] is tied
+    if "nemotron" in recipe:
+        assert text["hybrid_override_pattern"] == 2 * pattern
+        assert text["num_hidden_layers"] == 2 * len(pattern)
+        assert small.predictors == 0
+    else:
+        assert text["num_hidden_layers"] == 2 * config.model.shape["full_attention_interval"]
+        assert text["mtp_num_hidden_layers"] == small.predictors == 1
+        assert "vision_config" in small.values
+    for key, value in config.model.shape.items():
+        if key not in {*SIZES, "model_type", "num_hidden_layers", "hybrid_override_pattern"}:
+            assert text[key] == value, key
+
+
+def test_a_config_of_its_own_is_what_is_shrunk() -> None:
+    described = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "layer_types": ["linear_attention", "full_attention"] * 8,
+        "hidden_size": 4096,
+        "mtp_num_hidden_layers": 0,
+        "rms_norm_eps": 0.5,
+    }
+    small = shrunken(described, where="folder")
+    assert (small.class_name, small.config_class) == ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig")
+    assert small.values["layer_types"] == ["linear_attention", "full_attention"]
+    assert small.values["rms_norm_eps"] == 0.5
+    assert small.values["hidden_size"] == 32
+    assert small.predictors == 0
+
+
+@pytest.mark.parametrize(
+    "described",
+    [{"model_type": "llama"}, {"model_type": "qwen3", "architectures": ["FancyForCausalLM"]}],
+)
+def test_an_architecture_without_a_form_is_refused(described: dict[str, Any]) -> None:
+    found = described.get("architectures", ["llama"])[0]
+    with pytest.raises(ValueError, match=f"architecture {found}, which has no shrunken form") as e:
+        shrunken(described, where="some/model")
+    assert all(form.class_name in str(e.value) for form in FORMS.values())
+
+
+def test_transfers_name_the_runs_that_are_rehearsed_first() -> None:
+    run = "runs/german_qwen3_5_4b"
+    config, small = derived("german_qwen3_5_9b")
+    assert other_runs(config) == {run: ["no_replay", "rod"]}
+    other = Path.cwd() / "somewhere/else/others/runs--german_qwen3_5_4b"
+    assert small.variants["rod_small_reference"]["references"] == [str(other)]
+    assert small.variants["rod_transfer"]["curriculum"] == str(other / "arms" / "rod")
+    assert other_runs(composed("recipe=german_qwen3_5_35b_a3b")) == {run: ["rod"]}
+    assert other_runs(composed("recipe=german_qwen3_5_4b")) == {}
+
+
+def test_a_run_on_several_nodes_is_rehearsed_on_two() -> None:
+    _, small = derived("german_nemotron_nano_12b_v2", "cluster=h100_8",
+                       "parallel=nemotron_nano_12b_v2/h100_8")  # fmt: skip
+    assert (small.parallel.world_size, small.cluster.gpus_per_node) == (4, 2)
+    _, small = derived("german_qwen3_5_4b")  # on one
+    assert (small.parallel.world_size, small.cluster.gpus_per_node) == (2, 8)
+
+
+@pytest.mark.parametrize("folder", ["real", "real/inside", "."])
+def test_the_folder_of_the_real_run_is_never_written_into(folder: str, tmp_path: Path) -> None:
+    config = composed("recipe=german_qwen3_5_4b")
+    config.run_dir, config.rehearsal.run_dir = str(tmp_path / "real"), str(tmp_path / folder)
+    with pytest.raises(ValueError, match="never writes into the folder of the real run"):
+        rehearsal_folder(config)
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+    folder = tmp_path / "real_rehearsal"
+    assert rehearsal_folder(config) == folder
+    folder.mkdir()
+    (folder / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds files, and no rehearsal"):
+        rehearsal_folder(config)
+    write_json(folder / DESCRIPTION, {})
+    assert rehearsal_folder(config) == folder

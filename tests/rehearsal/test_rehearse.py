@@ -1,0 +1,97 @@
+"""Recipes rehearsed whole, by the command itself: one small here, all of them in a lane.
+
+`make test-rehearsal` rehearses every setting of the paper with all of its arms.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import composed, nemo_rod
+from test_derive import OF_THE_PAPER
+
+for module in ("megatron.bridge", "datasets", "pyarrow"):
+    pytest.importorskip(module)
+transformers = pytest.importorskip("transformers")
+if not hasattr(transformers, "Qwen3_5TextConfig"):
+    pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
+
+# One of each class, and a transfer
+IN_FULL_PRECISION = {
+    "german_qwen3_5_9b": "[base,no_replay]",
+    "german_qwen3_5_35b_a3b": "[base,no_replay]",
+    "legal_nemotron_nano_12b_v2": "[base,no_replay]",
+    "german_nemotron_3_nano_30b_a3b": "[base,no_replay]",
+}
+
+
+def rehearse(recipe: str, folder: Path, *overrides: str) -> tuple[dict[str, Any], str]:
+    """The table of a rehearsal, and what was printed."""
+    done = nemo_rod("rehearse", f"recipe={recipe}", f"run_dir={folder / 'run'}", *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (folder / "run").exists()
+    return json.loads((folder / "run_rehearsal" / "table.json").read_text()), done.stdout
+
+
+def states(table: dict[str, Any]) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in table["rows"]}
+
+
+@pytest.mark.timeout(600)
+def test_a_recipe_is_rehearsed_from_text_to_report(tmp_path: Path) -> None:
+    recipe = "german_nemotron_nano_12b_v2"
+    few = ("arms=[no_replay]", "rehearsal.steps=2", "rehearsal.processes=1")
+    table, said = rehearse(recipe, tmp_path, *few)
+    found = states(table)
+    assert [name for name, state in found.items() if state != "not seen"][-7:] == [
+        *("model", "prepare", "base", "no_replay", "evaluate", "report", "losses"),
+    ]
+    assert set(found.values()) <= {"done", "not seen"}
+    folder = tmp_path / "run_rehearsal"
+    results = json.loads((folder / "report" / "results.json").read_text())
+    assert set(results["arms"]) == {"base", "no_replay"}
+    planned = {stage["name"]: stage for stage in table["plan"]["stages"]}
+    assert planned["no_replay"]["gpu_hours"] > 100  # what the real run needs, not the rehearsal
+    assert "no_replay" in said and "16 B200 on 2 nodes" in said
+    again, _ = rehearse(recipe, tmp_path, *few, "dry_run=true")
+    assert "no_replay" not in states(again)
+
+
+@pytest.mark.rehearsal
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("recipe", OF_THE_PAPER)
+def test_every_arm_of_a_setting(recipe: str, tmp_path: Path) -> None:
+    table, _ = rehearse(recipe, tmp_path)
+    assert set(states(table).values()) <= {"done", "not seen"}
+    folder = tmp_path / "run_rehearsal"
+    arms = {"base", *composed(f"recipe={recipe}").arms}
+    results = json.loads((folder / "report" / "results.json").read_text())
+    assert set(results["arms"]) == arms
+    near = json.loads((folder / "losses" / "losses.json").read_text())["difference"]
+    assert set(near) == arms
+
+
+@pytest.mark.rehearsal
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("recipe", IN_FULL_PRECISION)
+def test_losses_are_hugging_faces_in_full_precision(recipe: str, tmp_path: Path) -> None:
+    arms = f"arms={IN_FULL_PRECISION[recipe]}"
+    rehearse(recipe, tmp_path, arms, "model.precision=fp32")
+    file = tmp_path / "run_rehearsal" / "losses" / "losses.json"
+    near = json.loads(file.read_text())["difference"]
+    assert set(near) == {"base", "no_replay"} and max(near.values()) <= 1e-5
+
+
+@pytest.mark.rehearsal
+@pytest.mark.timeout(1800)
+def test_tasks_are_asked_by_lm_eval(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    rehearse("german_nemotron_nano_12b_v2", tmp_path, "arms=[no_replay]", "tasks=paper")
+    file = tmp_path / "run_rehearsal" / "arms" / "no_replay" / "tasks.json"
+    asked = json.loads(file.read_text())
+    wanted = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
+    assert set(asked["capabilities"]) == set(wanted)
+    assert all(task["questions"] == 8 for task in asked["tasks"].values())
