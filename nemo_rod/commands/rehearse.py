@@ -6,6 +6,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from hydra import compose
@@ -31,9 +33,13 @@ from nemo_rod.rehearsal.small_layout import small_layout
 from nemo_rod.rehearsal.table import DONE, FAILED, LEFT_OUT, UNSEEN, Row, as_dict, format_table
 
 _RENDERERS = {"slurm": slurm.render, "ray": ray.render}
+_SENTENCES = (ValueError, OSError, RuntimeError)  # errors that say what to do
 _LOOK_SECONDS = 5.0  # between two looks at a queue
 # overrides that belong to one recipe, not to those whose runs it uses
-_OWN = ("recipe", "run_dir", "arms", "arm", "parallel", "model", "variants", "rehearsal.run_dir")
+_OWN = (
+    *("recipe", "run_dir", "arm", "parallel", "variants", "rehearsal.run_dir"),
+    *("model=", "model.hf", "model.shape", "model.architecture"),
+)
 
 
 def rehearse(config: Config) -> None:
@@ -44,24 +50,28 @@ def rehearse(config: Config) -> None:
         RuntimeError: if a part of the rehearsal failed.
     """
     if config.rehearsal.part is not None:
-        RehearsalStages(config).part(config.rehearsal.part).run()
+        stage = RehearsalStages(config).part(config.rehearsal.part)
+        record = Record(Path(config.run_dir), stage.name)
+        with record.only_one(), record.attempt():
+            stage.run()
         return
     folder = rehearsal_folder(config)
     model = small_model(config)
-    check_idle_and_clear(folder)
+    if not config.dry_run:
+        check_idle_and_clear(folder)
     rows = [_looked(name, look) for name, look in looks(config).items()]
     if not any(row.state == FAILED for row in rows) and not config.dry_run:
         scale = config.rehearsal.steps / config.train.steps
         rows += _rehearsed(config, folder, model, scale)
     plan = _plan(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / TABLE, as_dict(config.recipe, rows, plan))
     print(format_table(config.recipe, rows, plan))
+    if not config.dry_run:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / TABLE, as_dict(config.recipe, rows, plan))
     failed = [row for row in rows if row.state == FAILED]
     if failed:
         raise RuntimeError(
-            f"{failed[0].name}: {failed[0].note} (The rehearsal of {config.recipe} failed; its "
-            f"table is in {folder / 'table.json'}.)"
+            f"the rehearsal of {config.recipe} failed at {failed[0].name}: see above"
         )
 
 
@@ -109,18 +119,14 @@ def small_model(config: Config, stages: int | None = None) -> SmallModel | None:
 def check_idle_and_clear(folder: Path) -> None:
     """Removes an earlier rehearsal, unless it is at work."""
     if folder.is_dir():
-        config = _only_folder(folder)
-        check_idle(config)
-        for record in folder.glob("launch/stages/*.jsonl"):
-            if Record(folder, record.stem).is_held():
-                raise ValueError(f"Another rehearsal is at work in {folder}: wait for it to end.")
+        for run in (folder, *folder.glob("others/*")):
+            config = Config()
+            config.run_dir = str(run)
+            check_idle(config)
+            for record in run.glob("launch/stages/*.jsonl"):
+                if Record(run, record.stem).is_held():
+                    raise ValueError(f"Another rehearsal is at work in {run}: wait for it to end.")
         shutil.rmtree(folder)
-
-
-def _only_folder(folder: Path) -> Config:
-    config = Config()
-    config.run_dir = str(folder)
-    return config
 
 
 def _rehearsed(
@@ -183,12 +189,14 @@ def _run_here(config: Config, stages: list[Stage]) -> list[Row]:
         start = time.monotonic()
         state, note = DONE, ""
         try:
-            with record.only_one(), record.attempt():
+            # the report prints its verdicts, which mean nothing here
+            with record.only_one(), record.attempt(), redirect_stdout(StringIO()):
                 stage.run()
         except Stopped:
             raise
-        except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
-            state, note = FAILED, " ".join(str(error).split())
+        except Exception as error:  # whatever it is, the table says so, and the others still run
+            kind = "" if isinstance(error, _SENTENCES) else f"{type(error).__name__}: "
+            state, note = FAILED, kind + " ".join(str(error).split())
         rows[stage.name] = Row(
             name=stage.name, state=state, note=note, seconds=time.monotonic() - start
         )

@@ -17,18 +17,18 @@ def small_layout(parallel: Parallel, processes: int | None) -> tuple[Parallel, l
         processes: the most processes that can run; None if there is no limit.
     """
     axes = ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert")
-    small = dataclasses.replace(
-        parallel, **{axis: min(2, getattr(parallel, axis)) for axis in axes}
-    )
+    small = dataclasses.replace(parallel)
+    for axis in axes:
+        setattr(small, axis, min(2, getattr(parallel, axis)))
     for axis in _GIVEN_UP:
         if processes is None or small.world_size <= processes:
             break
-        small = dataclasses.replace(small, **{axis: 1})
+        setattr(small, axis, 1)
     if small.pipeline == 1:
-        small = dataclasses.replace(small, virtual_pipeline=1)
+        small.virtual_pipeline = 1
     if small.tensor == 1:
-        small = dataclasses.replace(small, sequence=False)
+        small.sequence = False
     if small.data * small.tensor * small.context % small.expert:
-        small = dataclasses.replace(small, expert=1)
-    lost = [axis for axis in axes if getattr(parallel, axis) > 1 == getattr(small, axis)]
+        small.expert = 1
+    lost = [axis for axis in axes if getattr(small, axis) < min(2, getattr(parallel, axis))]
     return small, lost

@@ -108,6 +108,24 @@ class Chain:
         wait_for(lambda: not self.cluster.ask("squeue", "-h"), seconds, "jobs did not end")
 
 
+def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """A recipe of the paper, whose eight replicas here fill eight nodes of one GPU each."""
+    options = [o for o in ON_SLURM if o != "cluster.gpu=pretended"]
+    run = ["recipe=german_qwen3_5_4b", "arms=[no_replay,rod,merge_0.4]", "rehearsal.steps=4"]
+    said = nemo_rod("rehearse", *run, *options, f"run_dir={tmp_path}/run", cluster=cluster)
+    table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())
+    assert {row["state"] for row in table["rows"]} <= {"done", "not seen"}
+    assert {"model", "no_replay", "rod", "merge_0.4", "report", "losses"} <= {
+        row["name"] for row in table["rows"]
+    }
+    assert "Rehearsal of german_qwen3_5_4b" in said
+    model = json.loads((tmp_path / "run_rehearsal" / "model" / "model.json").read_text())
+    assert len(model["ranks"]) == 2
+    job = (tmp_path / "run_rehearsal" / "launch" / "slurm" / "rod.sbatch").read_text()
+    assert "#SBATCH --nodes=2" in job
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture(scope="module")
 def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     """The recipe as a chain of jobs, interrupted in three ways."""
