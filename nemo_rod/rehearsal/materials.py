@@ -53,7 +53,10 @@ def make_materials(folder: Path) -> None:
     write_tasks(described["tasks"], places.tasks)
     if described["model"] is not None:
         small = SmallModel(**described["model"])
-        write_checkpoint(small, places.checkpoint, precision=described["precision"])
+        tokens = special_tokens(described["tokenizers"][str(places.checkpoint)])
+        never = [] if tokens.eos == tokens.separator else [tokens.small_ids()[tokens.eos]]
+        precision = described["precision"]
+        write_checkpoint(small, places.checkpoint, precision=precision, untrained=never)
     for target, name in described["tokenizers"].items():
         write_tokenizer(special_tokens(name), Path(target))
 

@@ -6,6 +6,7 @@ not show.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,20 @@ def random_model(small: SmallModel) -> Any:
     return model
 
 
-def write_checkpoint(small: SmallModel, folder: Path, *, precision: str) -> None:
-    """Writes a random checkpoint, with the tensors that transformers itself does not write."""
+def write_checkpoint(
+    small: SmallModel, folder: Path, *, precision: str, untrained: Sequence[int] = ()
+) -> None:
+    """Writes a random checkpoint, with the tensors that transformers itself does not write.
+
+    Args:
+        small: the model.
+        folder: target folder.
+        precision: "fp32" or "bf16".
+        untrained: tokens that pretraining has never seen: their embedding is 0.
+    """
     model = random_model(small).to(_DTYPES[precision])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[list(untrained)] = 0
     save_published(model, folder)
     if small.predictors:
         _add_predictors(folder, small)

@@ -108,7 +108,7 @@ def _of_folder(folder: Path) -> SpecialTokens:
     ids = {token["content"]: token["id"] for token in added if token["special"]}
     config = read_json(folder / "tokenizer_config.json")
     eos = config.get("eos_token")
-    eos = eos["content"] if isinstance(eos, dict) else eos
+    eos = str(eos["content"] if isinstance(eos, dict) else eos)
     if eos not in ids:
         raise ValueError(
             f"{folder} has no special token for eos_token={eos}: correct its tokenizer_config.json."
