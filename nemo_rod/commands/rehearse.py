@@ -154,6 +154,11 @@ def make_rehearsal(config: Config, folder: Path, model: SmallModel | None, scale
             f"{_processes(config)} processes, and is rehearsed at 1"
         )
     small = rehearsal_of(config, folder, parallel=parallel, scale=scale)
+    if config.launcher.kind == "local" and not _has_gpu():
+        for key in ("precision_aware_optimizer", "optimizer_offload"):
+            if getattr(small.train, key):
+                setattr(small.train, key, False)
+                _say(f"{config.recipe}: train.{key} needs a GPU, and is rehearsed without")
     check(small)
     folder.mkdir(parents=True, exist_ok=True)
     describe(config, folder, model)
@@ -242,11 +247,19 @@ def _processes(config: Config) -> int | None:
     """Returns the most processes that can run; None if there is no limit."""
     if config.rehearsal.processes is not None or config.launcher.kind != "local":
         return config.rehearsal.processes
-    if not any(Path("/dev").glob("nvidia[0-9]*")):  # torch need not be imported to know that
+    if not _has_gpu():
         return None
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else None
+    return torch.cuda.device_count()
+
+
+def _has_gpu() -> bool:
+    if not any(Path("/dev").glob("nvidia[0-9]*")):  # torch need not be imported to know that
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _recipe_of(run: str) -> Config:

@@ -127,7 +127,7 @@ def _tokenizer(config: Config, places: Places) -> dict[str, Any]:
         return {}
     own = places.checkpoint if name == config.model.hf else places.tokenizer(name)
     keys: dict[str, Any] = {"tokenizer": str(own)}
-    if (eod := getattr(config.domain, "eod", None)) is not None:
+    if (eod := config.domain.eod) is not None:
         tokens = special_tokens(name)
         keys["eod"] = tokens.small_ids().get(tokens.name_of(eod), eod)
     return keys
@@ -148,21 +148,16 @@ def _schedule(train: Optimisation, parallel: Parallel, scale: float) -> Optimisa
     most = 2 if parallel.data * parallel.pipeline <= 2 else 1
     return dataclasses.replace(
         train,
-        steps=small_steps(train.steps, scale),
+        **_small_steps_of(dataclasses.asdict(train), scale),
         micro_batch_size=min(train.micro_batch_size, most),
         batch_size=BATCH_SIZE,
     )
 
 
-def small_steps(steps: int, scale: float) -> int:
-    """Returns the steps of the rehearsal for a number of steps in the recipe."""
-    return max(1, round(steps * scale))
-
-
 def _variant(variant: Any, places: Places, scale: float) -> Any:
     changed = dict(variant or {})
     if changed.get("steps") is not None:
-        changed["steps"] = small_steps(changed["steps"], scale)
+        changed |= _small_steps_of({"steps": changed["steps"]}, scale)
     if changed.get("curriculum") is not None:
         run, arm = run_and_arm(changed["curriculum"])
         changed["curriculum"] = str(places.other(run) / "arms" / arm)
@@ -180,9 +175,17 @@ def _variant(variant: Any, places: Places, scale: float) -> Any:
 def _small_section(values: dict[str, Any], scale: float) -> dict[str, Any]:
     """Returns a variant's overrides without batch sizes, which the rehearsal chooses itself."""
     kept = {k: v for k, v in values.items() if k not in ("batch_size", "micro_batch_size")}
-    if kept.get("steps") is not None:
-        kept["steps"] = small_steps(kept["steps"], scale)
-    return kept
+    return kept | _small_steps_of(kept, scale)
+
+
+def _small_steps_of(values: dict[str, Any], scale: float) -> dict[str, int]:
+    """Returns the keys of a schedule that are steps, in small; a warm-up may vanish."""
+    least = {"steps": 1, "warmup_steps": 0, "decay_steps": 1}
+    return {
+        name: max(fewest, round(values[name] * scale))
+        for name, fewest in least.items()
+        if values.get(name) is not None
+    }
 
 
 def _per_node(config: Config, parallel: Parallel) -> int:

@@ -68,6 +68,13 @@ def look_at_tokenizer(config: Config) -> str:
             f"({token} is id {theirs[token]}, the model has it at {own.get(token)}): its ids mean "
             "other text to the model; set domain.tokenizer=${model.hf}."
         )
+    renamed = [token for token in theirs if token not in own]
+    if renamed and config.model.special_tokens == "same":
+        raise ValueError(
+            f"domain.tokenizer={name} has special tokens that are not those of model.hf={model} "
+            f"({', '.join(renamed[:3])}): set model.special_tokens=renamed if only their names "
+            "differ, or domain.tokenizer=${model.hf}."
+        )
     return f"{name}, with the ids of {model}"
 
 
@@ -78,8 +85,8 @@ def look_at_separator(config: Config) -> str:
         ValueError: if they do not.
     """
     tokens = special_tokens(config.domain.tokenizer)
-    chosen = getattr(config.domain, "eod", None)
-    eod, expected = tokens.ids[tokens.eos] if chosen is None else int(chosen), tokens.separator
+    chosen, expected = config.domain.eod, tokens.separator
+    eod = tokens.ids[tokens.eos] if chosen is None else chosen
     if eod == tokens.ids[expected]:
         return f"id {eod}, {expected}"
     raise ValueError(
@@ -104,7 +111,7 @@ def look_at_class(config: Config) -> str:
     named = str((described.get("architectures") or ["no class"])[0])
     if hasattr(transformers, named):
         return named
-    if "auto_map" in described and getattr(config.model, "trust_remote_code", False):
+    if "auto_map" in described and config.model.trust_remote_code:
         return f"{named}, by the checkpoint's own code"
     cure = "install one that has it"
     if "auto_map" in described:

@@ -30,16 +30,12 @@ class RehearsalStages:
 
     def all(self) -> list[Stage]:
         """Returns every stage, in an order in which they can run."""
-        first = self.materials()
-        before = [first]
+        materials, (prepare, *others) = self.materials(), self.stages.all()
+        before = [materials, _after(prepare, materials)]
         on_megatron_bridge = self.config.launcher.kind in ("local", "slurm")
         if self.config.model.hf is not None and on_megatron_bridge:
             before.append(self.model())
-        own = [
-            dataclasses.replace(stage, needs=(*stage.needs, *(s.name for s in before)))
-            for stage in self.stages.all()
-        ]
-        return [*before, *own, self.losses()]
+        return [*before, *(_after(stage, *before) for stage in others), self.losses()]
 
     def part(self, name: str) -> Stage:
         """Returns one of the rehearsal's own stages."""
@@ -77,7 +73,7 @@ class RehearsalStages:
 
         title = "build the model in its layout"
         return self._stage(
-            "model", title, folder / "model.json", build, needs=("materials",), runs_model=True
+            "model", title, folder / "model.json", build, needs=("prepare",), runs_model=True
         )
 
     def losses(self) -> Stage:
@@ -126,3 +122,8 @@ class RehearsalStages:
             needs=needs,
             runs_model=runs_model,
         )
+
+
+def _after(stage: Stage, *others: Stage) -> Stage:
+    names = dict.fromkeys([*stage.needs, *(other.name for other in others)])
+    return dataclasses.replace(stage, needs=tuple(names))

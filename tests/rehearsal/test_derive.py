@@ -26,6 +26,7 @@ CHANGED = {
     *("run_dir", "arm", "rebuild", "parallel", "model.hf", "model.shape"),
     *("domain.tokenizer", "domain.eod", "domain.block_size", "domain.holdout_fraction"),
     *("domain.workers", "domain.sources", "train.steps", "train.batch_size"),
+    *("train.warmup_steps", "train.decay_steps"),
     *("train.micro_batch_size", "scoring.micro_batch_size", "checkpoint.every"),
     *("validation.every", "validation.blocks", "variants", "cluster.gpu_memory_gib"),
     *("cluster.gpus_per_node", "cluster.node_memory_gib", "report", "tasks.limit"),
@@ -57,20 +58,26 @@ def test_only_sizes_and_places_change(recipe: str) -> None:
         assert rehearsed["path"].startswith(str(Path.cwd() / "somewhere" / "else" / "made"))
     for name, variant in config.variants.items():
         changed = {k for k in variant if variant[k] != small.variants[name][k]}
-        assert changed <= {"steps", "curriculum", "references"}, name
+        assert changed <= {"steps", "curriculum", "references", "train"}, name
 
 
 def test_steps_keep_their_proportion() -> None:
     config, small = derived("german_qwen3_5_4b")
-    assert config.variants["max_replay"]["steps"] == 6487
-    assert small.variants["max_replay"]["steps"] == round(6487 / 2862 * 8) == 18
+    assert (config.train.steps, config.train.warmup_steps, config.train.decay_steps) == (
+        *(2862, 50, 588),
+    )
+    assert (small.train.steps, small.train.warmup_steps, small.train.decay_steps) == (8, 0, 2)
+    longer = config.variants["max_replay"]
+    assert longer == {"steps": 6487, "train": {"warmup_steps": 25, "decay_steps": 1298}}
+    expected = {"steps": 18, "train": {"warmup_steps": 0, "decay_steps": 4}}  # 8 / 2862 times
+    assert small.variants["max_replay"] == expected
 
 
 @pytest.mark.parametrize("file", LAYOUTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_every_axis_above_one_stays_above_one(file: Path) -> None:
     recipe = next(name for name in OF_THE_PAPER if name.endswith(f"_{file.parent.name}"))
-    choice = f"{file.parent.name}/{file.stem}"
-    config = composed(f"recipe={recipe}", f"parallel={choice}", f"cluster={file.stem}")
+    choice, cluster = f"{file.parent.name}/{file.stem}", file.stem.removesuffix("_one_node")
+    config = composed(f"recipe={recipe}", f"parallel={choice}", f"cluster={cluster}")
     small, lost = small_layout(config.parallel, None)
     for axis in ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert"):
         assert getattr(small, axis) == min(2, getattr(config.parallel, axis)), axis
@@ -161,6 +168,13 @@ def test_transfers_name_the_runs_that_are_rehearsed_first() -> None:
     assert small.variants["rod_small_reference"]["references"] == [str(other)]
     assert small.variants["rod_transfer"]["curriculum"] == str(other / "arms" / "rod")
     assert other_runs(composed("recipe=german_qwen3_5_35b_a3b")) == {run: ["rod"]}
+    config, small = derived("german_nemotron_3_nano_30b_a3b")
+    run = "runs/german_nemotron_nano_12b_v2"
+    assert config.variants["rod_transfer"]["curriculum"] == f"{run}/arms/rod_beyond"
+    assert other_runs(config) == {run: ["rod_beyond"]}
+    recorded = small.variants["rod_transfer"]["curriculum"]
+    assert recorded.endswith("others/runs--german_nemotron_nano_12b_v2/arms/rod_beyond")
+    assert small.domain.eod == 2 and small.domain.tokenizer != small.model.hf
     assert other_runs(composed("recipe=german_qwen3_5_4b")) == {}
 
 

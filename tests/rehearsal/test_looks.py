@@ -29,8 +29,8 @@ def test_a_wrong_end_of_documents_is_found() -> None:
     assert look_at_separator(qwen) == "id 248044, <|endoftext|>"
     config = composed("recipe=german_nemotron_3_nano_30b_a3b")
     config.domain.tokenizer = NEMOTRON_3
-    if hasattr(config.domain, "eod"):
-        config.domain.eod = None
+    assert look_at_separator(config) == "id 2, </s>"  # the recipe says so
+    config.domain.eod = None
     with pytest.raises(ValueError) as refused:
         look_at_separator(config)
     assert str(refused.value) == (
@@ -50,6 +50,14 @@ def test_a_tokenizer_of_another_model_is_found() -> None:
     )
     config.domain.tokenizer = NEMOTRON_3  # no token in common
     with pytest.raises(ValueError, match="of another model"):
+        look_at_tokenizer(config)
+
+
+def test_renamed_special_tokens_have_to_be_accepted() -> None:
+    config = composed("recipe=german_nemotron_3_nano_30b_a3b")
+    assert look_at_tokenizer(config).endswith(f"with the ids of {NEMOTRON_3}")
+    config.model.special_tokens = "same"
+    with pytest.raises(ValueError, match=r"\(<SPECIAL_10>, .*set model\.special_tokens=renamed"):
         look_at_tokenizer(config)
 
 
