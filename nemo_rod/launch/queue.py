@@ -38,20 +38,24 @@ def slurm_logs(run_dir: Path) -> Path:
     return run_dir.absolute() / "logs" / "slurm"
 
 
-def read_jobs(run_dir: Path, launcher: str = "*") -> dict[str, str]:
+@dataclass(frozen=True)
+class SubmittedJob:
+    """A line of a launch's `jobs.tsv`: the stage that a job runs, and who submitted it."""
+
+    stage: str
+    launcher: str
+
+
+def read_jobs(run_dir: Path) -> dict[str, SubmittedJob]:
     """Reads which stage each job runs, as recorded by `submit.sh`, the latest launch last.
 
-    Args:
-        run_dir: folder of the run.
-        launcher: whose launch; by default those of all launchers.
-
     Returns:
-        Stages by job number, as sbatch printed it: 101, or 101;name on one of several clusters.
+        Jobs by number, as sbatch printed it: 101, or 101;name on one of several clusters.
 
     Raises:
         ValueError: if a line is damaged.
     """
-    files = run_dir.glob(f"launch/{launcher}/jobs.tsv")
+    files = run_dir.glob("launch/*/jobs.tsv")
     found = {}
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
         for line in file.read_text().splitlines():
@@ -61,7 +65,7 @@ def read_jobs(run_dir: Path, launcher: str = "*") -> dict[str, str]:
                     f"{file} has the line {line!r}, expected a stage and its job's number: correct "
                     "it with what squeue shows, or remove it if there is no such job."
                 )
-            found[number] = stage
+            found[number] = SubmittedJob(stage, file.parent.name)
     return found
 
 
@@ -71,7 +75,7 @@ def alive(run_dir: Path) -> dict[str, QueuedJob]:
     Raises:
         ValueError: if squeue does not answer.
     """
-    own, _ = _in_queue(run_dir)
+    own, _ = _in_queue(run_dir, read_jobs(run_dir))
     return own
 
 
@@ -87,12 +91,13 @@ def look(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]
     Raises:
         ValueError: if squeue does not answer.
     """
-    own, others = _in_queue(run_dir)
-    latest = [number for number in read_jobs(run_dir, launcher) if number not in others]
+    jobs = read_jobs(run_dir)
+    own, others = _in_queue(run_dir, jobs)
+    of_latest = [number for number, job in jobs.items() if job.launcher == launcher]
+    latest = [number for number in of_latest if number not in others]
     ended = sorted(set(latest) - set(own))
     known = own | (_from_accounting(ended) or _from_controller(ended) if ended else {})
-    stages = read_jobs(run_dir)
-    return {stages[number]: (number, known.get(number)) for number in [*latest, *own]}
+    return {jobs[number].stage: (number, known.get(number)) for number in [*latest, *own]}
 
 
 def cancel(numbers: Iterable[str]) -> None:
@@ -107,11 +112,11 @@ def cancel(numbers: Iterable[str]) -> None:
             raise ValueError(f"Slurm did not cancel jobs {', '.join(found)} ({answer}): try again.")
 
 
-def _in_queue(run_dir: Path) -> tuple[dict[str, QueuedJob], set[str]]:
+def _in_queue(run_dir: Path, numbers: Iterable[str]) -> tuple[dict[str, QueuedJob], set[str]]:
     """Returns the run's jobs in the queue, and the numbers in its records that are others' now."""
     own: dict[str, QueuedJob] = {}
     others = set()
-    for cluster, found in _by_cluster(read_jobs(run_dir)).items():
+    for cluster, found in _by_cluster(numbers).items():
         states = _squeue(run_dir, *cluster, "--format=%i|%T|%N|%r|%L")
         logs = _squeue(run_dir, *cluster, "--Format=jobarrayid:24,stdout:4096")
         log_of = {number: log for number, _, log in (line.partition(" ") for line in logs)}

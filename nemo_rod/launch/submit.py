@@ -45,10 +45,11 @@ def submit(config: Config, stages: list[Stage], render: Render) -> None:
     done = subprocess.run(["bash", str(folder / "submit.sh")], stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise ValueError(f"Slurm refused the chain: {done.stderr.strip()}")
-    jobs = queue.read_jobs(Path(config.run_dir), config.launcher.kind)
+    everything = queue.read_jobs(Path(config.run_dir))
+    jobs = {n: job for n, job in everything.items() if job.launcher == config.launcher.kind}
     titles = {stage.name: stage.title for stage in stages}
-    for number, name in jobs.items():
-        _say(f"{number:>10}  {titles[name]}")
+    for number, job in jobs.items():
+        _say(f"{number:>10}  {titles[job.stage]}")
     _say(f"Submitted {len(jobs)} jobs. How they fare: nemo-rod status {config.run_dir}")
 
 
