@@ -52,9 +52,8 @@ class Checkpoint:
             ValueError: if a file with a used entry is missing, or `.metadata` is foreign.
         """
         self.folder = folder
-        load_metadata(folder / ".metadata")
+        metadata = load_metadata(folder / ".metadata")  # not by the reader, whose pickle may do all
         self._reader = FileSystemReader(folder)
-        metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         entries = {n: e for n, e in metadata.state_dict_metadata.items() if wanted(n)}
         self.tensors = {n: e for n, e in entries.items() if isinstance(e, TensorStorageMetadata)}
