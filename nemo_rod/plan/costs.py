@@ -95,10 +95,14 @@ class Setup:
     host_seconds: float = 0.0
 
     def padded(self, num_blocks: float) -> tuple[float, int]:
-        """Returns the blocks read when `num_blocks` are scored, and the passes per replica."""
-        per_pass = self.scoring_micro_batch_size * self.parallel.data
-        passes = ceil(num_blocks / per_pass)
-        return float(passes * per_pass), passes
+        """Returns the blocks read when `num_blocks` are scored, and the passes per replica.
+
+        Every replica reads the same number, split evenly over its passes (`MegatronScorer`).
+        """
+        of_replica = ceil(num_blocks / self.parallel.data)
+        passes = ceil(of_replica / self.scoring_micro_batch_size)
+        size = ceil(of_replica / passes) if passes else 0
+        return float(passes * size * self.parallel.data), passes
 
     def scoring_seconds(self, num_blocks: float) -> float:
         """Returns the seconds of a forward-only pass over blocks."""

@@ -54,15 +54,14 @@ def test_the_share_of_scoring_follows_the_multiplier(multiplier: int, share: flo
     assert stage.scoring_share == pytest.approx(share)
 
 
-def test_pools_are_filled_up_to_whole_micro_batches_of_every_replica() -> None:
+def test_replicas_split_their_share_of_a_pool_evenly_over_their_passes() -> None:
     assert SETUP.padded(64) == (64.0, 4)
     assert SETUP.padded(65) == (80.0, 5)
     assert SETUP.padded(0) == (0.0, 0)
     wide = replace(SETUP, scoring_micro_batch_size=32)
-    assert wide.padded(64) == (128.0, 1)
-    assert cost(ROD, wide, SHAPE).scoring_seconds == pytest.approx(
-        2 * cost(ROD, SETUP, SHAPE).scoring_seconds
-    )
+    assert wide.padded(64) == (64.0, 1)
+    many = replace(SETUP, parallel=Parallel(data=1000), scoring_micro_batch_size=4)
+    assert many.padded(2048) == (3000.0, 1)  # not 4 on each of them
 
 
 def test_stages_of_a_pipeline_wait() -> None:
