@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from nemo_rod.megatron.ranks import of_any_rank, on_all_ranks
 
 # A value that no weight takes and that fp32 and bf16 both represent exactly. (A diverged weight
 # could be NaN.)
@@ -43,8 +44,10 @@ def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
     def check(model: list) -> list:
         source.load_tensors = load_tensors
         unset = [name for name, parameter in _parameters(model) if (parameter == _UNSET).any()]
-        unread = [n for n in source.get_all_keys() if n not in read and _counts(n, provider)]
-        _refuse(hf, *_of_all_ranks(unset, unread))
+        relevant = sorted(name for name in source.get_all_keys() if _counts(name, provider))
+        unread = on_all_ranks([name not in read for name in relevant])
+        names = [name for name, is_unread in zip(relevant, unread, strict=True) if is_unread]
+        _refuse(hf, sorted({*of_any_rank(unset)}), names)
         return model
 
     provider.register_pre_wrap_hook(mark, prepend=True)
@@ -61,14 +64,6 @@ def _counts(name: str, provider: Any) -> bool:
         return False
     layer = re.search(r"\.layers\.(\d+)\.", name)  # multi-token predictors may follow the last
     return not _LEFT_OUT.search(name) and not (layer and int(layer[1]) >= provider.num_layers)
-
-
-def _of_all_ranks(unset: list[str], unread: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the parameters that some rank has not set and the tensors that no rank has read."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (unset, unread))
-    gaps = sorted({name for rank_unset, _ in everyone for name in rank_unset})
-    return gaps, sorted(set.intersection(*(set(rank_unread) for _, rank_unread in everyone)))
 
 
 def _refuse(hf: str, unset: list[str], unread: list[str]) -> None:

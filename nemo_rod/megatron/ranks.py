@@ -1,8 +1,13 @@
-"""Agreement between ranks: which one writes, how a fault spreads, and that choices are equal."""
+"""Agreement between ranks: which one writes, how a fault spreads, and that choices are equal.
+
+No collective here gathers an object of every rank: torch makes room for as many of the largest one
+as there are ranks, on every rank.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,7 +27,6 @@ def is_recorder() -> bool:
 
 def from_recorder(find: Callable[[], T]) -> T:
     """Returns on every rank what `find` returns on the recording rank. Collective."""
-    # a broadcast, as gathering would allocate one result per rank on every rank
     found = [find() if is_recorder() else None]
     dist.broadcast_object_list(found, src=dist.get_world_size() - 1)
     return found[0]  # type: ignore[return-value]
@@ -43,12 +47,52 @@ def all_or_none(function: Callable[[], T]) -> T:
         result = function()
     except (ValueError, OSError) as error:
         fault = str(error)
-    faults: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(faults, fault)
-    for found in faults:
-        if found is not None:
-            raise ValueError(found)
+    # the first rank at fault, then its message alone: as in `from_recorder`, no gathering
+    world_size = dist.get_world_size()
+    first = torch.tensor(world_size if fault is None else dist.get_rank()).cuda()
+    dist.all_reduce(first, op=dist.ReduceOp.MIN)
+    if first < world_size:
+        said = [fault]
+        dist.broadcast_object_list(said, src=int(first))
+        raise ValueError(said[0])
     return result  # type: ignore[return-value]
+
+
+def once_a_node(work: Callable[[], object]) -> None:
+    """Calls a function on the first rank of every node while its other ranks wait. Collective.
+
+    Raises:
+        ValueError: the function raised ValueError or OSError on some rank.
+    """
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    all_or_none(lambda: work() if is_first else None)
+
+
+def on_all_ranks(facts: list[bool]) -> list[bool]:
+    """Returns which of some facts hold on every rank. Collective.
+
+    Args:
+        facts: the same facts in the same order on every rank.
+    """
+    holds = torch.tensor(facts, dtype=torch.uint8).cuda()
+    dist.all_reduce(holds, op=dist.ReduceOp.MIN)
+    return [bool(value) for value in holds.tolist()]
+
+
+def of_any_rank(mine: list[T]) -> list[T]:
+    """Returns what the ranks found that found anything, on every rank. Collective.
+
+    One such rank after the other speaks, so that memory does not grow with the number of ranks.
+    """
+    found = torch.zeros(dist.get_world_size(), dtype=torch.uint8).cuda()
+    found[dist.get_rank()] = bool(mine)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    everything: list[T] = []
+    for rank in found.nonzero().flatten().tolist():
+        said = [mine]
+        dist.broadcast_object_list(said, src=rank)
+        everything += said[0]
+    return everything
 
 
 def refuse_different_choices(choice: Choice) -> None:

@@ -20,7 +20,20 @@ def ranks(torchrun: Torchrun) -> list[dict[str, Any]]:
 
 
 def test_every_rank_learns_what_the_recorder_finds(ranks: list[dict[str, Any]]) -> None:
-    assert [rank["found"] for rank in ranks] == [{"rank": 1}] * 2
+    assert [rank["agreed"]["found"] for rank in ranks] == [{"rank": 1}] * 2
+
+
+def test_ranks_agree_without_room_for_the_answers_of_all(ranks: list[dict[str, Any]]) -> None:
+    for number, rank in enumerate(ranks):
+        agreed = rank["agreed"]
+        assert agreed["any"] == ["rank 1 lacks it"]
+        assert agreed["all"] == [True, False, False]
+        assert agreed["none fails"] == number
+        assert "No space left on device: 'curriculum.rod'" in agreed["one fails"]
+
+
+def test_only_the_first_rank_of_a_node_reads_ahead(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["agreed"]["worked"] for rank in ranks] == [[0], []]
 
 
 def test_ranks_whose_losses_differ_in_the_last_bit_choose_the_same(

@@ -112,18 +112,40 @@ def said(host: Any, groups: Any) -> str:
     return "nothing"
 
 
-def found_by_the_recorder() -> Any:
-    """What all ranks learn of its files, by no collective whose memory grows with the ranks."""
+def agreed() -> dict[str, Any]:
+    """What ranks learn of each other, by no collective whose memory grows with the ranks."""
     from nemo_rod.megatron import ranks
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("every rank makes room for the answers of all")
 
+    rank, worked = dist.get_rank(), []
     gather, dist.all_gather_object = dist.all_gather_object, refuse
     try:
-        return ranks.from_recorder(lambda: {"rank": dist.get_rank()})
+        ranks.once_a_node(lambda: worked.append(rank))
+        return {
+            "found": ranks.from_recorder(lambda: {"rank": rank}),
+            "any": ranks.of_any_rank([f"rank {rank} lacks it"] * rank),
+            "all": ranks.on_all_ranks([True, rank == 0, rank == 1]),
+            "worked": worked,
+            "none fails": ranks.all_or_none(lambda: rank),
+            "one fails": refused(lambda: ranks.all_or_none(fails_on_rank_1)),
+        }
     finally:
         dist.all_gather_object = gather
+
+
+def fails_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        raise OSError(28, "No space left on device", "curriculum.rod")
+
+
+def refused(function: Any) -> str:
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    return "nothing"
 
 
 def main() -> None:
@@ -135,7 +157,7 @@ def main() -> None:
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     groups = ProcessGroupCollection.use_mpu_process_groups()
     found = {
-        "found": found_by_the_recorder(),
+        "agreed": agreed(),
         "one ulp": chosen_one_ulp_apart(groups),
         "said": {
             host.__name__: said(host, groups) for host in (own_job, somebodys_job, nemo_rl_worker)
