@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,28 @@ def with_advice(error: OSError, path: Path) -> OSError:
     advice = ": make room and run it again, it resumes where it stopped"
     reason = f"{error.strerror}{advice if error.errno in _FULL else ''}"
     return OSError(error.errno, reason, str(path))
+
+
+def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda what: None) -> int:
+    """Reads whole files in order, so that the machine holds them before they are read at random.
+
+    A shared file system serves a file in order a thousand times faster than by pages of 4 kB.
+
+    Args:
+        paths: the files.
+        on_read: called with what is about to be read, and with "" afterwards.
+
+    Returns:
+        Bytes read.
+    """
+    total = 0
+    for path in paths:
+        on_read(f"reads {path}")
+        with path.open("rb", buffering=0) as stream:
+            while part := stream.read(1 << 24):
+                total += len(part)
+    on_read("")
+    return total
 
 
 def digest(data: bytes) -> str:

@@ -15,6 +15,7 @@ Shape suffixes: C = requested block ids, S = tokens per block, N = blocks.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class BlockStore:
     Args:
         root: The store's folder.
         split: ``train`` or ``holdout``.
+        on_read: Called with what is about to be read, and with "" afterwards.
 
     Attributes:
         block_size: Tokens per block (S).
@@ -78,9 +80,15 @@ class BlockStore:
             not belong together.
     """
 
-    def __init__(self, root: str | os.PathLike[str], split: str = "train") -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        split: str = "train",
+        *,
+        on_read: Callable[[str], object] = lambda what: None,
+    ) -> None:
         assert split in SPLITS, f"split is one of {SPLITS}"
-        self.root, self.split = Path(root), split
+        self.root, self.split, self._on_read = Path(root), split, on_read
         manifests = [(folder, _manifest(folder)) for folder in self._folders()]
         self._check_shared(manifests)
         first = manifests[0][1]
@@ -102,6 +110,11 @@ class BlockStore:
         self._manifests = manifests
         self._map()
         self._spot_check()
+
+    @property
+    def hash_files(self) -> list[Path]:
+        """The files of the block hashes, which lookups of references read at random."""
+        return [folder / "hash.npy" for folder, _ in self._manifests]
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -127,7 +140,9 @@ class BlockStore:
         shard_C = np.searchsorted(self._shard_starts, ids, side="right") - 1
         for shard in np.unique(shard_C):
             here = np.flatnonzero(shard_C == shard)
+            self._on_read(f"reads blocks of {self._shards[shard].filename}")
             tokens_CS[here] = self._shards[shard][ids[here] - self._shard_starts[shard]]
+        self._on_read("")
         return tokens_CS
 
     def checked_tokens(self, block_ids: ArrayLike) -> NDArray[np.int32]:
@@ -137,9 +152,9 @@ class BlockStore:
             ValueError: A block was changed or damaged; the message names the file and the block.
         """
         ids = self._checked(block_ids)
-        tokens_CS, hashes = self.tokens(ids), self.hashes(ids)
-        for source in np.unique(self._source(ids)):
-            here = np.flatnonzero(self._source(ids) == source)
+        tokens_CS, hashes, source_C = self.tokens(ids), self.hashes(ids), self._source(ids)
+        for source in np.unique(source_C):
+            here = np.flatnonzero(source_C == source)
             found = block_hashes(self.sources[source].name, tokens_CS[here])
             wrong = here[(hashes[here] != found).any(axis=1)]
             if wrong.size:
@@ -236,7 +251,7 @@ class BlockStore:
                     )
 
     def _map(self) -> None:
-        self._shards: list[NDArray[np.int32]] = []
+        self._shards: list[np.memmap] = []
         self._hashes: list[NDArray[np.uint8]] = []
         starts: list[int] = []
         for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):

@@ -66,11 +66,11 @@ def _run(job: Job, watch: Watch) -> None:
     if isinstance(job, TrainJob):
         from nemo_rod.megatron.train_job import train
 
-        train(job, beat=watch.beat)
+        train(job, beat=watch.beat, announce=watch.announce)
     elif isinstance(job, ScoreJob):
         from nemo_rod.megatron.forward_jobs import score
 
-        score(job, beat=watch.beat)
+        score(job, beat=watch.beat, announce=watch.announce)
     elif isinstance(job, CheckJob):
         from nemo_rod.megatron.check_job import check_model
 
@@ -78,7 +78,7 @@ def _run(job: Job, watch: Watch) -> None:
     else:
         from nemo_rod.megatron.forward_jobs import evaluate
 
-        evaluate(job, beat=watch.beat)
+        evaluate(job, beat=watch.beat, announce=watch.announce)
     dist.barrier()
 
 

@@ -26,8 +26,17 @@ from nemo_rod.selection.references.teacher import distilled_loss
 from nemo_rod.upstream import functions
 
 
-def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
+def score(
+    job: ScoreJob,
+    beat: Callable[[], None] = lambda: None,
+    announce: Callable[[str], None] = lambda doing: None,
+) -> None:
     """Writes a model's losses on all training blocks of one role (paper, "reference caching").
+
+    Args:
+        job: the job.
+        beat: heartbeat, called whenever this rank makes progress.
+        announce: called with what this rank begins to read, and with "" when it has.
 
     Raises:
         ValueError: `teacher_top_k` is larger than the vocabulary.
@@ -35,7 +44,7 @@ def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
     out = Path(job.out)
     if is_complete(out):  # an earlier run was interrupted only during the hand-over
         return
-    store = BlockStore(job.blocks)
+    store = BlockStore(job.blocks, on_read=announce)
     top_k = job.teacher_top_k
     if top_k is not None and top_k > store.vocab_size:
         raise ValueError(
@@ -50,9 +59,13 @@ def score(job: ScoreJob, beat: Callable[[], None] = lambda: None) -> None:
     write_references(losses, store, out, manifest=manifest, name=job.name)
 
 
-def evaluate(job: EvaluateJob, beat: Callable[[], None] = lambda: None) -> None:
-    """Writes every model's held-out loss per role and source, in nats per token."""
-    store = BlockStore(job.blocks, split="holdout")
+def evaluate(
+    job: EvaluateJob,
+    beat: Callable[[], None] = lambda: None,
+    announce: Callable[[str], None] = lambda doing: None,
+) -> None:
+    """Writes every model's held-out loss per role and source, in nats per token; see `score`."""
+    store = BlockStore(job.blocks, split="holdout", on_read=announce)
     ids = np.arange(len(store))
     source = store.source_index(ids)
     progress = Progress(job.name, len(job.models), unit="models")

@@ -29,6 +29,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from nemo_rod.config import Optimisation
 from nemo_rod.corpus.store import BlockStore
+from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
 from nemo_rod.megatron.callbacks.early_end import UntilConverged
 from nemo_rod.megatron.callbacks.kappa import SteeredKappa
@@ -43,10 +44,11 @@ from nemo_rod.megatron.identity import (
     versions,
 )
 from nemo_rod.megatron.models import model_provider, save_hf
+from nemo_rod.megatron.ranks import once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.processes.signals import Stopped
-from nemo_rod.selection import CurriculumHeader, Selector, open_references
+from nemo_rod.selection import CurriculumHeader, ReferenceLosses, Selector, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.kappa_controller import Steering
@@ -58,6 +60,7 @@ def train(
     job: TrainJob,
     callbacks: Sequence[Callback] = (),
     beat: Callable[[], None] = lambda: None,
+    announce: Callable[[str], None] = lambda doing: None,
 ) -> None:
     """Trains one arm from its base, or resumes an interrupted run.
 
@@ -67,6 +70,7 @@ def train(
         job: the training job.
         callbacks: additional Megatron-Bridge callbacks.
         beat: heartbeat, called whenever this rank makes progress.
+        announce: called with what this rank begins to read, and with "" when it has.
 
     Raises:
         Stopped: the run was asked to stop, and has saved a checkpoint.
@@ -75,7 +79,7 @@ def train(
     """
     functions.check("scoring", "trainer")
     out = Path(job.out)
-    store = BlockStore(job.blocks)
+    store = BlockStore(job.blocks, on_read=announce)
     arm = Arm(**job.arm)
     references = open_references(job.references, store, distilled=True) if job.references else None
     chooser = Selector.of(arm, store, references, job.on_nonfinite)  # type: ignore[arg-type]
@@ -115,6 +119,7 @@ def train(
     if chooser.averages is not None:
         refuse_dropout(provider)
     _collect_write_results_here()
+    _read_ahead(references, store, announce)
     try:
         with selector.installed():
             pretrain(config, forward_step, callbacks=every)
@@ -122,6 +127,15 @@ def train(
         raise Stopped(
             f"{job.name} was asked to stop and has saved: run it again to resume"
         ) from None
+
+
+def _read_ahead(
+    references: ReferenceLosses | None, store: BlockStore, announce: Callable[[str], None]
+) -> None:
+    """Reads the files of all lookups once on every node, before its ranks do at random."""
+    if references is not None:
+        files = [*references.files, *store.hash_files]
+        once_a_node(lambda: read_ahead(files, announce))
 
 
 def _validation(job: TrainJob) -> Validation:

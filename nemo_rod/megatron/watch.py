@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from nemo_rod.processes.signals import SignOfLife
+from nemo_rod.progress import PREFIX
 
 FAULT_KEY = "fault"
 GONE_SECONDS = 15.0  # time without a report after which a process counts as dead
@@ -64,7 +65,8 @@ class Watch:
     ) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
         self.stall_seconds, self.leave, self.sign = stall_seconds, leave, sign
-        self.beats = 0
+        self.beats, self.doing = 0, ""
+        self._warned = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nemo-rod-watch", daemon=True)
 
@@ -78,6 +80,10 @@ class Watch:
         Among ranks that wait for each other, the one with the fewest beats is the cause.
         """
         self.beats += 1
+
+    def announce(self, doing: str) -> None:
+        """Says what the main thread begins, where it may wait for a disk; "" when it is done."""
+        self.doing = doing
 
     def fail(self, why: str) -> None:
         """Reports to all ranks that this one failed, and why."""
@@ -97,7 +103,7 @@ class Watch:
             while not self._stop.wait(1.0):
                 if self.sign is not None:
                     self.sign.give()
-                self.store.set(self._key(self.rank), f"{time.time_ns()} {self.beats}")
+                self.store.set(self._key(self.rank), f"{time.time_ns()} {self.beats} {self.doing}")
                 self._listen(heard, moved)
                 if self.store.check([FAULT_KEY]):
                     self._end(self.store.get(FAULT_KEY).decode())
@@ -108,30 +114,52 @@ class Watch:
     def _listen(self, heard: dict, moved: dict) -> None:
         now = time.monotonic()
         patience = GONE_SECONDS if self.rank == 0 else FIRST_GONE_SECONDS
-        for rank in range(self.world_size) if self.rank == 0 else (0,):
-            if not self.store.check([self._key(rank)]):
-                continue  # not started yet; torchrun monitors the start
-            alive, beats = self.store.get(self._key(rank)).decode().split()
+        reports = self._reports()
+        for rank, (alive, beats, _) in reports.items():
             for last, value in ((heard, alive), (moved, beats)):
                 if last.get(rank, ("", 0.0))[0] != value:
                     last[rank] = (value, now)
             if now - heard[rank][1] > patience:
                 self._declare(f"rank {rank}: its process is gone")
         if self.rank == 0:
-            self._find_stalled(moved, now)
+            self._find_stalled(moved, now, {rank: doing for rank, (*_, doing) in reports.items()})
 
-    def _find_stalled(self, moved: dict, now: float) -> None:
-        """Declares stalled the ranks with the fewest beats; all others wait for them."""
+    def _reports(self) -> dict[int, list[str]]:
+        """Returns time, beats and doing of the ranks that this one listens to and that have begun.
+
+        Two questions to the store, however many ranks there are, once all of them have.
+        """
+        ranks = range(self.world_size) if self.rank == 0 else range(1)
+        if not self.store.check([self._key(rank) for rank in ranks]):
+            # torchrun monitors the start
+            ranks = [rank for rank in ranks if self.store.check([self._key(rank)])]
+        reports = self.store.multi_get([self._key(rank) for rank in ranks]) if ranks else []
+        texts = zip(ranks, reports, strict=True)
+        return {rank: text.decode().split(" ", 2) for rank, text in texts}
+
+    def _find_stalled(self, moved: dict, now: float, doing: dict[int, str]) -> None:
+        """Declares stalled the ranks with the fewest beats; all others wait for them.
+
+        After half of that time it says so, to give a slow disk's owner the other half.
+        """
         still = {rank: now - since for rank, (beats, since) in moved.items() if beats != "0"}
-        if not self.stall_seconds or not still or max(still.values()) <= self.stall_seconds:
+        longest = max(still.values(), default=0.0)
+        if not self.stall_seconds or longest <= self.stall_seconds / 2:
+            self._warned = False
             return
         fewest = min(int(moved[rank][0]) for rank in still)
         behind = [rank for rank in still if int(moved[rank][0]) == fewest]
+        # the others wait for one that reads
+        behind = [rank for rank in behind if doing.get(rank)] or behind
         whom = "all ranks" if len(behind) == self.world_size else f"rank {behind[0]}"
-        self._declare(
-            f"{whom}: stalled for {max(still.values()):.0f} s, longer than "
-            f"launcher.stall_seconds={self.stall_seconds:g}"
-        )
+        what = f" while it {doing[behind[0]]}" if doing.get(behind[0]) else ""
+        limit = f"launcher.stall_seconds={self.stall_seconds:g}"
+        if longest > self.stall_seconds:
+            self._declare(f"{whom}: stalled for {longest:.0f} s{what}, longer than {limit}")
+        elif not self._warned:
+            self._warned = True
+            waits = f"no progress for {longest:.0f} s{what}; {limit} ends the job"
+            print(f"{PREFIX}{whom}: {waits}", flush=True)
 
     def _declare(self, fault: str) -> None:
         # the first fault is the cause; later ones follow from it

@@ -14,6 +14,7 @@ from corpus_cases import BYTE, S, make_corpus, run, train_bpe
 
 from nemo_rod.corpus import BlockStore, block_hash, load_tokenizer
 from nemo_rod.corpus.shards import HASH_HEADER_BYTES, hash_header, index_bytes, shard_sizes
+from nemo_rod.files import read_ahead
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,20 @@ def test_blocks_and_hashes_are_looked_up_in_any_order(root: Path) -> None:
         name = store.sources[int(store.source_index([i])[0])].name
         assert hashes[i].tobytes() == block_hash(name, everything[i])
     assert store.tokens([3, 3]).dtype == np.int32 and store.tokens([]).shape == (0, S)
+
+
+def test_reader_says_which_file_it_reads(root: Path) -> None:
+    said: list[str] = []
+    store = BlockStore(root, on_read=said.append)
+    said.clear()
+    store.checked_tokens([0, len(store) - 1, 1])
+    names = [root / "adaptation/new/tokens-00000.bin", store.hash_files[-1].parent]
+    assert said[0] == f"reads blocks of {names[0]}" and said[-1] == ""
+    assert said[1].startswith(f"reads blocks of {names[1]}/tokens-")
+    said.clear()
+    size = sum(file.stat().st_size for file in store.hash_files)
+    assert read_ahead(store.hash_files, said.append) == size
+    assert said == [*(f"reads {file}" for file in store.hash_files), ""]
 
 
 def test_a_pickled_store_opens_the_files_again(root: Path) -> None:

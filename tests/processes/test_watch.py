@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -59,6 +61,64 @@ def test_other_ranks_find_a_frozen_rank_0(
     assert left.wait(60)
     other.close()
     assert "nemo-rod error on rank 0: its process is gone" in capsys.readouterr().out
+
+
+class Counted:
+    """A store that counts the questions it is asked."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.questions = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.questions += 1
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("world_size", [2, 1024])
+def test_rank_0_asks_as_often_for_two_ranks_as_for_a_thousand(world_size: int) -> None:
+    from torch.distributed import HashStore
+
+    from nemo_rod.megatron.watch import Watch
+
+    store = HashStore()
+    for rank in range(world_size):
+        store.set(f"alive/{rank}", f"{rank} 5 ")
+    counted = Counted(store)
+    watch = Watch(counted, 0, world_size, stall_seconds=60)
+    assert watch._reports()[world_size - 1] == [str(world_size - 1), "5", ""]
+    assert counted.questions == 2
+    store.delete_key("alive/1")  # not started yet
+    assert watch._reports().keys() == {*range(world_size)} - {1}
+
+
+def test_reader_of_a_slow_disk_is_named_before_the_watch_ends_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from torch.distributed import HashStore
+
+    from nemo_rod.megatron.watch import Watch
+
+    left = threading.Event()
+    watches = [
+        Watch(store, rank, 3, stall_seconds=6, leave=lambda status: left.set())
+        for store in [HashStore()]
+        for rank in range(3)
+    ]
+    for watch in watches:
+        watch.beat()
+        watch.start()
+    watches[2].announce("reads blocks of /slow/tokens-00007.bin")  # the others wait for it
+    said = ""
+    while "no progress" not in said:
+        assert not left.wait(0.2), "ended without a warning"
+        said += capsys.readouterr().out
+    where = r"while it reads blocks of /slow/tokens-00007.bin"
+    assert re.search(rf"progress: rank 2: no progress for [3-5] s {where}; .* ends the job", said)
+    assert left.wait(60)
+    for watch in watches:
+        watch.close()
+    said += capsys.readouterr().out
+    assert re.search(rf"nemo-rod error on rank 2: stalled for \d s {where}, longer than", said)
 
 
 HOLDS = """

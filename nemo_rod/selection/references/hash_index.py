@@ -14,21 +14,24 @@ class HashIndex:
     """
 
     def __init__(self, heads_N: npt.NDArray[np.uint64]) -> None:
-        self._order_N = np.argsort(heads_N, kind="stable")
+        # every rank of a node holds an index of its own, so the numbers are as small as they can be
+        size = np.uint32 if len(heads_N) < 1 << 32 else np.int64
+        self._order_N = np.argsort(heads_N, kind="stable").astype(size)
         self._sorted_N = heads_N[self._order_N]
         bits = max(1, len(heads_N).bit_length() - 1)
         self._shift = np.uint64(64 - bits)
         buckets = np.arange((1 << bits) + 1, dtype=np.uint64)
-        self._begin = np.searchsorted(self._sorted_N >> self._shift, buckets).astype(np.int64)
+        self._begin = np.searchsorted(self._sorted_N >> self._shift, buckets).astype(size)
 
     def find(self, wanted_C: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return the first index of every head, int64 [C]; -1 if it is absent."""
         bucket_C = (wanted_C >> self._shift).astype(np.int64)
-        at_C, end_C = self._begin[bucket_C], self._begin[bucket_C + 1]
+        at_C = self._begin[bucket_C].astype(np.int64)
+        end_C = self._begin[bucket_C + 1].astype(np.int64)
         last = len(self._sorted_N) - 1
         behind_C = at_C < end_C
         while behind_C.any():
             behind_C = (at_C < end_C) & (self._sorted_N[np.minimum(at_C, last)] < wanted_C)
             at_C = at_C + behind_C
         at_C = np.minimum(at_C, last)
-        return np.where(self._sorted_N[at_C] == wanted_C, self._order_N[at_C], -1)
+        return np.where(self._sorted_N[at_C] == wanted_C, self._order_N[at_C].astype(np.int64), -1)

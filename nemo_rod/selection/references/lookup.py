@@ -85,6 +85,12 @@ class References:
         _check_tiling(folders, None if store is None else len(store))
         return cls(folders, store)
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that lookups read at random."""
+        names = ("sums.npy", "hash.npy", "check.npy")
+        return [folder.path / name for folder in self._folders for name in names]
+
     def __len__(self) -> int:
         """Return the number of blocks with a reference."""
         return sum(len(folder.heads) for folder in self._folders)
@@ -137,7 +143,7 @@ class References:
     def find(self, hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
         """Return the ids of blocks known only by content.
 
-        The first call sorts the hashes of all blocks (24 bytes a block in memory).
+        The first call sorts the hashes of all blocks (16 bytes a block in memory).
 
         Args:
             hashes: Block hashes, uint8 [C, 16].

@@ -25,6 +25,10 @@ class ReferenceLosses(Protocol):
 
     digest: str
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that lookups read at random."""
+
     def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Return reference losses, nats per token, float32 [C]."""
 
@@ -44,6 +48,11 @@ class LowestReferences:
         self._references = tuple(references)
         digests = "\n".join(one.digest for one in references).encode()
         self.digest = hashlib.blake2b(digests, digest_size=16, person=b"rod-refs-low").hexdigest()
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that lookups read at random, each once."""
+        return list(dict.fromkeys(file for one in self._references for file in one.files))
 
     def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Return the lowest reference loss of each block, nats per token, float32 [C]."""
