@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from nemo_rod.commands.packages import check_packages
 from nemo_rod.config import Config
 from nemo_rod.launch import ray, slurm
 from nemo_rod.launch.render import render_local, write_files
@@ -20,6 +21,8 @@ from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.recipe.variants import BASE_REFERENCES, SPECIALIST, arm_settings
+
+_RENDERERS = {"slurm": slurm.render, "ray": ray.render}  # of launchers that submit, not run here
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -49,8 +52,9 @@ def _leave_it_to_the_first_node(number: int, _: object) -> None:
 def run(config: Config) -> None:
     """Runs every stage of the recipe, then evaluation and report."""
     stages = Stages(config).all()
-    if not config.dry_run:
+    if config.launcher.kind not in _RENDERERS and not config.dry_run:
         check_idle(config)
+        check_packages([stage for stage in stages if not stage.is_there()], config.launcher)
     if config.launcher.kind == "local" and not config.dry_run:
         write_files(Path(config.run_dir) / "launch" / "local", render_local(config, stages))
     _carry_out(config, stages)
@@ -114,10 +118,9 @@ def _carry_out(config: Config, stages: list[Stage]) -> None:
     for name in config.rebuild:
         if name not in known:
             raise ValueError(f"rebuild=[{name}] names no stage: expected some of {known}.")
-    renderers = {"slurm": slurm.render, "ray": ray.render}
-    if config.launcher.kind in renderers:
+    if config.launcher.kind in _RENDERERS:
         check_before_submitting(config)
-        submit(config, stages, renderers[config.launcher.kind])
+        submit(config, stages, _RENDERERS[config.launcher.kind])
     else:
         _here(config, stages)
 
@@ -139,6 +142,7 @@ def _here(config: Config, stages: list[Stage]) -> None:
             if stage.is_done():
                 _say(f"{label}: done before")
                 continue
+            check_packages([stage], config.launcher)
             _say(label)
             start = time.monotonic()
             with record.attempt():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -233,6 +235,47 @@ def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     found = Path(done.stdout.strip())
     assert found.is_relative_to(tmp_path.resolve())
     assert found.is_file()
+
+
+@pytest.fixture(scope="module")
+def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install nemo-rod` makes of an empty environment: the wheel and what it requires."""
+    folder = tmp_path_factory.mktemp("plain")
+    zipfile.ZipFile(wheel).extractall(folder)
+    for name in (
+        "numpy",
+        "hydra-core",
+        "omegaconf",
+        "antlr4-python3-runtime",
+        "pyyaml",
+        "packaging",
+    ):
+        distribution = importlib.metadata.distribution(name)
+        for top in {Path(file).parts[0] for file in distribution.files or ()} - {"..", "."}:
+            if (source := Path(str(distribution.locate_file(top)))).exists():
+                (folder / top).symlink_to(source)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "extras"),
+    [("run", "data,bridge,report"), ("prepare", "data"), ("report", "report")],
+)
+def test_plain_wheel_says_in_one_sentence_what_to_install(
+    plain: Path, tmp_path: Path, command: str, extras: str
+) -> None:
+    done = subprocess.run(
+        # without site-packages
+        [sys.executable, "-S", "-m", "nemo_rod.cli", command, "recipe=toy", "arms=[merge_0.6]"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(plain)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"pip install 'nemo-rod[{extras}]'" in done.stderr
+    assert "images.md" in done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
 
 
 def kept_files() -> list[Path]:

@@ -1,0 +1,58 @@
+"""Refuses to begin a run whose packages are not installed: all of them in one sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+
+from nemo_rod.config import Launcher
+from nemo_rod.recipe.handover import Stage
+
+_OF_MODELS = ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge")
+# command of a stage -> the extra of nemo-rod and the modules that it imports
+_NEEDS = {
+    "prepare": ("data", ("tokenizers", "transformers")),
+    "pretrain": ("bridge", _OF_MODELS),
+    "reference": ("bridge", _OF_MODELS),
+    "train": ("bridge", _OF_MODELS),
+    "evaluate": ("bridge", _OF_MODELS),
+    "merge": ("eval", ("torch", "safetensors")),
+    "report": ("report", ("jinja2", "matplotlib")),
+}
+
+
+def check_packages(stages: Iterable[Stage], launcher: Launcher) -> None:
+    """Refuses stages that would end in a missing package, before the first of them begins.
+
+    Args:
+        stages: stages that are still to be done.
+        launcher: where they run; NeMo-RL brings its own packages.
+
+    Raises:
+        ValueError: naming the packages, the stage that needs them, and the extras that bring them.
+    """
+    missing: dict[str, str] = {}  # module -> extra
+    names = []
+    for stage in stages:
+        extra, modules = _NEEDS[stage.command.split()[0]]
+        if launcher.kind == "nemo_rl" and extra == "bridge":
+            continue
+        lacks = [module for module in modules if not _is_there(module)]
+        for module in lacks:
+            missing.setdefault(module, extra)
+        names += [stage.name] if lacks else []
+    if missing:
+        extras = ",".join(dict.fromkeys(missing.values()))
+        raise ValueError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, which "
+            f"{names[0]} needs{' first' if len(names) > 1 else ''}: pip install "
+            f"'nemo-rod[{extras}]', run `make venv` in a checkout on a machine without a GPU, or "
+            "use an image of docs/images.md."
+        )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package that is not there
+        return False
