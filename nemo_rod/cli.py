@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -32,6 +35,7 @@ from nemo_rod.commands import (
 )
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.help import USAGE
+from nemo_rod.commands.values_only import values_only
 from nemo_rod.config import Config, config_folder
 from nemo_rod.plan.of_recipe import plan
 from nemo_rod.processes.signals import Stopped, leave_ray
@@ -64,6 +68,7 @@ _OF_PATHS: dict[str, Callable[[Arguments], None]] = {
 _MARKS = {"train": {"--config"}, "reference": {"--config", "job"}, "merge": {"lambda"}}
 _FORMER = {"score": "reference"}  # deprecated names, removed in the next release
 _HELP = ("-h", "--help")
+_BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell says of a program that a closed pipe ended
 
 
 def main() -> None:
@@ -90,11 +95,14 @@ def _run_command() -> None:
     if takes_paths(command, words):
         _with_paths(command, words)
         return
+    _check_grammar(words)
     sys.argv = [f"nemo-rod {command}", *words]
     ConfigStore.instance().store(name="schema", node=Config)
-    hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(
-        _checked(_OF_RECIPES[command])
-    )()
+    task = _checked(_OF_RECIPES[command])
+    with values_only(_leave):
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(
+            task
+        )()
 
 
 def takes_paths(command: str, words: Sequence[str]) -> bool:
@@ -131,10 +139,32 @@ def _renamed(command: str) -> str:
     return _FORMER[command]
 
 
+def _check_grammar(words: Sequence[str]) -> None:
+    """Refuses a word that Hydra would answer with what its lexer calls it."""
+    parser = OverridesParser.create()
+    options = ["", *words]
+    for before, word in zip(options, words, strict=False):
+        if word.startswith("-") or (before.startswith("-") and "=" not in before):
+            continue  # an option, or its value
+        try:
+            parser.parse_override(word)
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            name, _, value = word.partition("=")
+            _leave(
+                f"{word} is no override in Hydra's grammar ({reason}): expected KEY=VALUE, with "
+                f"other letters than ASCII's in quotes inside of quotes, \"{name}='{value}'\"."
+            )
+
+
 def _with_paths(command: str, words: Sequence[str]) -> None:
     try:
         options = path_parser().parse_args([command, *words])
         options.main(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `nemo-rod status RUN_DIR | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(_BROKEN_PIPE) from None
     except (ValueError, OSError) as error:
         _leave(str(error))
     except ModuleNotFoundError as error:
