@@ -22,6 +22,12 @@ def describe_references(path: Path) -> str:
     folder = open_folder(path)
     sums = np.asarray(folder.sums[:: -(-len(folder.sums) // _SAMPLE)])
     loss = block_loss(sums, folder.manifest.block_size).astype(np.float64)
+    if not np.isfinite(loss).all():
+        raise ValueError(
+            f"{path / 'sums.npy'} has losses that are not finite, the first of the block in row "
+            f"{int(np.argmin(np.isfinite(loss))) * -(-len(folder.sums) // _SAMPLE)}: restore the "
+            "folder from a copy, or remove it to score again"
+        )
     eighth = folder.manifest.block_size // NUM_PARTS
     targets = np.array([eighth] * (NUM_PARTS - 1) + [eighth - 1])  # the last token has no target
     by_eighth = sums.mean(axis=0, dtype=np.float64) / targets

@@ -17,7 +17,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         header: names of the columns; all empty for no header.
         rows: cells; None is left blank.
     """
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     names = [name.removeprefix(">") for name in header]
     lines = [names, *cells] if any(names) else cells
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(header))]
@@ -29,6 +29,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+def printable(text: str) -> str:
+    """Returns text with escapes in the place of what would change a terminal's state or lines."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:

@@ -185,6 +185,11 @@ class HuggingFaceTokenizer:
 
 
 def _auto_tokenizer(name: str, trust_remote_code: bool) -> Any:
+    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
+        raise ValueError(
+            f"tokenizer {name!r} does not exist: "
+            'give "byte", a folder with a tokenizer.json, or a Hugging Face name'
+        )
     from transformers import AutoTokenizer
 
     try:

@@ -106,6 +106,7 @@ def run_process(
     log.parent.mkdir(parents=True, exist_ok=True)
     said: Ending = {}
     with open(log, "a") as file, tempfile.TemporaryDirectory() as folder:
+        env["PET_LOG_DIR"] = folder  # torchrun's, which it would leave behind elsewhere
         sign = SignOfLife(Path(folder) / "rank-0")
         env[SignOfLife.variable] = str(sign.file)
         process = subprocess.Popen(

@@ -73,13 +73,16 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
         ]
     )
     steps = max(1, _EXPORT_ROWS // curriculum.header.num_candidates)
-    with pq.ParquetWriter(temporary, schema) as writer:
-        for first in range(0, len(curriculum), steps):
-            records = [curriculum[i] for i in range(first, min(first + steps, len(curriculum)))]
-            columns = _columns(curriculum.header, records)
-            arrays = [pa.array(columns[f.name], f.type, from_pandas=True) for f in schema]
-            writer.write_table(pa.table(arrays, schema=schema))
-    move_whole(temporary, path)
+    try:
+        with pq.ParquetWriter(temporary, schema) as writer:
+            for first in range(0, len(curriculum), steps):
+                records = [curriculum[i] for i in range(first, min(first + steps, len(curriculum)))]
+                columns = _columns(curriculum.header, records)
+                arrays = [pa.array(columns[f.name], f.type, from_pandas=True) for f in schema]
+                writer.write_table(pa.table(arrays, schema=schema))
+        move_whole(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def verify(curriculum: Curriculum, store: Blocks) -> None:
