@@ -208,7 +208,8 @@ class Cluster:
     cpu_stage_memory_gib: int = key(64, ">= 1")  # memory of a stage without GPUs
     sbatch: dict[str, Any] = field(default_factory=dict)  # sbatch options, stages with GPUs
     cpu_sbatch: dict[str, Any] = field(default_factory=dict)  # sbatch options, stages without GPUs
-    image: str | None = None  # container image: a .sqsh file or a registry address
+    image: str | None = None  # container image: a .sqsh or .sif file, or a registry address
+    container: str = one_of("pyxis", "apptainer")  # program that starts the image
     mounts: list[str] = field(default_factory=list)  # container mounts besides run_dir and the cwd
     python: str | None = None  # Python with nemo_rod; null: the image's, or the submitting one
     setup: list[str] = field(default_factory=list)  # shell lines run on every node first

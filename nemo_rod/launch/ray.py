@@ -1,7 +1,9 @@
-"""`launcher=ray`: stages that NeMo-RL runs, each on a Ray cluster started by its ray.sub.
+"""`launcher=ray`: stages that NeMo-RL runs, each on a Ray cluster of its own.
 
 Rendered under `<run_dir>/launch/ray/`: for each stage of NeMo-RL a `<stage>.sh`, which sets the
-variables of ray.sub and submits it. Other stages are ordinary Slurm jobs, as in `launcher=slurm`.
+variables of NeMo-RL's ray.sub and submits `ray.sbatch`, and that runs ray.sub with ports of this
+job alone. Since ray.sub knows no container but pyxis's, with Apptainer these stages are jobs as in
+`launcher=slurm`, and `ray_node.py` starts Ray. So are all other stages.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ import shlex
 from pathlib import Path
 
 from nemo_rod.config import Config
-from nemo_rod.launch import slurm
-from nemo_rod.launch.render import launch_folder, stage_command
+from nemo_rod.launch import containers, ray_node, slurm
+from nemo_rod.launch.render import launch_folder, python_of, stage_command
 from nemo_rod.recipe.handover import Stage
 
 _COMMANDS = ("train", "reference")  # stages of NeMo-RL; the others need no Ray
+_ON_NEMO_RL = "launcher.kind=nemo_rl"  # its workers, on a cluster that is there, run the stage
 _SUBMIT_ONE = f"""\
 if [[ -e $folder/$name.sh ]]; then
     bash "$folder/$name.sh" ${{after:+"--dependency=afterok$after"}}
@@ -23,15 +26,59 @@ if [[ -e $folder/$name.sh ]]; then
   fi"""
 
 
+_RAY_SBATCH = """\
+#!/bin/bash
+# NeMo-RL's ray.sub, with ports that no other job's Ray uses, and a key without which nobody can use
+# this one's. Variables that are set, by cluster.env say, are left as they are.
+set -euo pipefail
+"""
+
+
 def render(config: Config, stages: list[Stage]) -> dict[str, str]:
     """Returns the files of `launcher=ray`, by name."""
     files = slurm.render(config, stages)
-    for stage in stages:
-        if stage.command.split()[0] in _COMMANDS:
-            del files[f"{stage.name}.sbatch"]
-            files[f"{stage.name}.sh"] = _render_ray(config, stage)
+    if containers.in_apptainer(config):
+        return files | {
+            f"{stage.name}.sbatch": slurm.render_job(config, stage, _with_ray(config, stage))
+            for stage in stages
+            if _on_nemo_rl(stage)
+        }
+    files["ray.sbatch"] = _render_ray_sbatch(config)
+    for stage in filter(_on_nemo_rl, stages):
+        del files[f"{stage.name}.sbatch"]
+        files[f"{stage.name}.sh"] = _render_ray(config, stage)
     files["submit.sh"] = slurm.render_submit(config, stages, _SUBMIT_ONE)
     return files
+
+
+def _on_nemo_rl(stage: Stage) -> bool:
+    return stage.command.split()[0] in _COMMANDS
+
+
+def _with_ray(config: Config, stage: Stage) -> str:
+    """Returns the command of a node that starts Ray itself."""
+    start = shlex.join([python_of(config), "-m", "nemo_rod.launch.ray_node"])
+    return f"{start} {stage_command(config, stage)} {_ON_NEMO_RL}"
+
+
+def _render_ray_sbatch(config: Config) -> str:
+    """Returns the job script of all stages of NeMo-RL."""
+    offsets = {**ray_node.HEAD_PORTS, **ray_node.NODE_PORTS}
+    low, high = ray_node.WORKER_PORTS
+    offsets |= {"MIN_WORKER_PORT": low, "MAX_WORKER_PORT": high}
+    slot = f"SLURM_JOB_ID % {ray_node.JOBS} * {ray_node.PORTS_PER_JOB}"
+    store = ray_node.OBJECT_STORE_BYTES
+    lines = [
+        f"base=$(({ray_node.FIRST_PORT} + {slot}))",
+        *(f"export {name}=${{{name}:-$((base + {offset}))}}" for name, offset in offsets.items()),
+        f"export RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES="
+        f"${{RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES:-{store}}}",
+        "export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}",
+        "RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}",
+        "export RAY_AUTH_TOKEN",
+        f"exec bash {shlex.quote(str(Path(config.launcher.nemo_rl or '') / 'ray.sub'))}",
+    ]
+    return _RAY_SBATCH + "\n".join(lines) + "\n"
 
 
 def _render_ray(config: Config, stage: Stage) -> str:
@@ -41,18 +88,15 @@ def _render_ray(config: Config, stage: Stage) -> str:
     logs = Path(config.run_dir).absolute() / "logs" / "ray"
     environment = {
         "CONTAINER": cluster.image or "",
-        "MOUNTS": ",".join(slurm.container_mounts(config)),
+        "MOUNTS": ",".join(containers.mounts(config)),
         "GPUS_PER_NODE": str(cluster.gpus_per_node),
         "BASE_LOG_DIR": str(logs),
-        # NeMo-RL's workers, on the cluster started by ray.sub, run the stage
-        "COMMAND": f"bash {shlex.quote(str(node))} {stage_command(config, stage)} "
-        "launcher.kind=nemo_rl",
+        "COMMAND": f"bash {shlex.quote(str(node))} {stage_command(config, stage)} {_ON_NEMO_RL}",
     }
     options = slurm.job_options(config, stage)
     options |= {"nodes": str(slurm.num_nodes(config)), "exclusive": None}
     count = cluster.gpus_per_node
     options[cluster.gpu_option] = str(count) if cluster.gpu_option != "gres" else f"gpu:{count}"
-    assert config.launcher.nemo_rl is not None
     lines = [
         "#!/bin/bash",
         slurm.comment(
@@ -64,6 +108,6 @@ def _render_ray(config: Config, stage: Stage) -> str:
         *slurm.exports({**cluster.env, **environment}),
         "exec sbatch --parsable \\",
         *(f"  {option} \\" for option in slurm.shell_options(options)),
-        f'  "$@" {shlex.quote(str(Path(config.launcher.nemo_rl) / "ray.sub"))}',
+        f'  "$@" {shlex.quote(str(launch_folder(config) / "ray.sbatch"))}',
     ]
     return "\n".join(lines) + "\n"

@@ -64,12 +64,16 @@ def frozen_config(config: Config) -> str:
     return _CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(frozen)))
 
 
+def python_of(config: Config) -> str:
+    """Returns the Python that runs the stages."""
+    return config.cluster.python or ("python3" if config.cluster.image else sys.executable)
+
+
 def stage_command(config: Config, stage: Stage) -> str:
     """Returns the shell command of a stage, with the frozen configuration."""
     command, *overrides = stage.command.split()
-    python = config.cluster.python or ("python3" if config.cluster.image else sys.executable)
     config_path = ["--config-path", str(launch_folder(config)), "--config-name", "config"]
-    return shlex.join([python, "-m", "nemo_rod.cli", command, *config_path, *overrides])
+    return shlex.join([python_of(config), "-m", "nemo_rod.cli", command, *config_path, *overrides])
 
 
 def render_local(config: Config, stages: list[Stage]) -> dict[str, str]:

@@ -5,6 +5,7 @@ Rendered under `<run_dir>/launch/slurm/`:
     config.yaml      the whole configuration
     <stage>.sbatch   resources and command of a job
     stage.sh         common part of all jobs: run the command on all nodes, requeue when stopped
+    container.sh     with Apptainer, what starts it on every node
     node.sh          script of every node, inside the container if there is one
     submit.sh        submits all jobs and writes jobs.tsv with the number of each
 """
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nemo_rod.config import Config
+from nemo_rod.launch import containers
 from nemo_rod.launch.queue import slurm_logs
 from nemo_rod.launch.render import frozen_config, launch_folder, stage_command
 from nemo_rod.recipe.attempts import Record
@@ -72,10 +74,12 @@ def render(config: Config, stages: list[Stage]) -> dict[str, str]:
         config: the checked configuration.
         stages: stages to submit; all others that they need are done.
     """
+    inside = containers.in_apptainer(config)
     return {
         "config.yaml": frozen_config(config),
         **{f"{stage.name}.sbatch": render_job(config, stage) for stage in stages},
         "stage.sh": render_stage(config),
+        **({"container.sh": containers.render_apptainer(config)} if inside else {}),
         "node.sh": render_node(config),
         "submit.sh": render_submit(config, stages, SBATCH),
     }
@@ -86,16 +90,28 @@ def num_nodes(config: Config) -> int:
     return -(-config.parallel.world_size // config.cluster.gpus_per_node)
 
 
-def render_job(config: Config, stage: Stage) -> str:
-    """Returns the job script of a stage."""
-    folder = launch_folder(config)
+def render_job(config: Config, stage: Stage, command: str | None = None) -> str:
+    """Returns the job script of a stage.
+
+    Args:
+        config: the checked configuration.
+        stage: the stage.
+        command: shell command of every node; None for the stage's own.
+    """
+    folder, command = launch_folder(config), command or stage_command(config, stage)
     lines = ["#!/bin/bash", *_directives(config, stage), comment(stage.title), ""]
     lines += [
-        f"command=(bash {shlex.quote(str(folder / 'node.sh'))} {stage_command(config, stage)})",
+        f"command=({shlex.join(node_scripts(config))} {command})",
         f"record={shlex.quote(str(Record(Path(config.run_dir).absolute(), stage.name).path))}",
         f"source {shlex.quote(str(folder / 'stage.sh'))}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def node_scripts(config: Config) -> list[str]:
+    """Returns the words before a stage's command: what a node runs outside and inside."""
+    names = (*(("container.sh",) if containers.in_apptainer(config) else ()), "node.sh")
+    return [word for name in names for word in ("bash", str(launch_folder(config) / name))]
 
 
 def render_stage(config: Config) -> str:
@@ -112,7 +128,8 @@ def render_stage(config: Config) -> str:
 
 def render_node(config: Config) -> str:
     """Returns the script of every node."""
-    lines = [*exports(config.cluster.env), *config.cluster.setup, 'exec "$@"']
+    environment = containers.node_caches(config) | config.cluster.env
+    lines = [*exports(environment), *config.cluster.setup, 'exec "$@"']
     return _NODE + "\n".join(lines) + "\n"
 
 
@@ -200,12 +217,6 @@ def _quoted(value: str) -> str:
     return f"'{value}'" if shlex.quote(value) == value and "," in value else shlex.quote(value)
 
 
-def container_mounts(config: Config) -> list[str]:
-    """Returns the container's mounts: the run's folder, the working folder, and the cluster's."""
-    own = dict.fromkeys([str(Path(config.run_dir).absolute()), str(Path.cwd())])
-    return [*(f"{folder}:{folder}" for folder in own), *config.cluster.mounts]
-
-
 def _directives(config: Config, stage: Stage) -> Iterable[str]:
     options = job_options(config, stage)
     options |= _with_gpus(config) if stage.runs_model else _without_gpus(config, stage)
@@ -248,12 +259,4 @@ def _srun_options(config: Config) -> list[str]:
         "kill-on-bad-exit": "1",
     }
     words = [f"--{key}={value}" for key, value in options.items()]
-    if config.cluster.image is not None:
-        container: dict[str, str | None] = {
-            "container-image": config.cluster.image,
-            "container-mounts": ",".join(container_mounts(config)),
-            "container-workdir": str(Path.cwd()),
-            "no-container-mount-home": None,
-        }
-        words += shell_options(container)
-    return words
+    return words + shell_options(containers.pyxis_options(config))

@@ -112,17 +112,20 @@ def _check_cluster(config: Config) -> None:
                 "remove it, and read run_dir/logs/slurm."
             )
     if cluster.image is not None:
-        _check_image(cluster.image, must_exist=not config.dry_run)
+        check = _check_sif if cluster.container == "apptainer" else _check_image
+        check(cluster.image, must_exist=not config.dry_run)
     world_size = config.parallel.world_size
     if world_size > cluster.gpus_per_node and world_size % cluster.gpus_per_node:
         raise ValueError(
             f"The layout's {world_size} processes do not fill nodes of "
             f"cluster.gpus_per_node={cluster.gpus_per_node}: change parallel.data, or the cluster."
         )
-    if launcher.kind == "ray" and (launcher.nemo_rl is None or cluster.image is None):
+    if launcher.kind == "ray" and cluster.image is None:
+        raise ValueError("launcher=ray needs a container with NeMo-RL: set cluster.image.")
+    if launcher.kind == "ray" and launcher.nemo_rl is None and cluster.container == "pyxis":
         raise ValueError(
-            "launcher=ray needs NeMo-RL's checkout and a container: set launcher.nemo_rl and "
-            "cluster.image."
+            "launcher=ray submits ray.sub of NeMo-RL's checkout: set launcher.nemo_rl, or "
+            "cluster.container=apptainer, which does without."
         )
 
 
@@ -140,6 +143,21 @@ def _check_image(image: str, *, must_exist: bool) -> None:
         raise ValueError(
             f"cluster.image={image} is not there: expected a file that `enroot import` made, on a "
             "file system that all nodes share, or a registry's address."
+        )
+
+
+def _check_sif(image: str, *, must_exist: bool) -> None:
+    """Refuses an address, which Apptainer would fetch once per node, and a missing file."""
+    file = Path(image)
+    if not file.is_absolute():
+        raise ValueError(
+            f"cluster.image={image} is no whole path: with cluster.container=apptainer, expected "
+            "that of a .sif file, which `apptainer build` makes, or of an unpacked image."
+        )
+    if must_exist and not file.exists():
+        raise ValueError(
+            f"cluster.image={image} is not there: expected a file that `apptainer build` made, on "
+            "a file system that all nodes share."
         )
 
 

@@ -1,0 +1,142 @@
+"""Jobs of a real Slurm in real containers of Apptainer: preempted, requeued, and gone at the end.
+
+Part of `make test-slurm`. Needs `apptainer` (Debian has it in its unstable suite), `mmdebstrap` and
+root, and is skipped without. The image is a small Debian, into which this machine's Python is
+mounted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import composed
+from places import ROOT
+from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
+
+from nemo_rod.config import Config
+from nemo_rod.launch.containers import render_apptainer
+from nemo_rod.launch.slurm import render_node, render_stage
+
+pytestmark = pytest.mark.slurm
+
+PYTHON = Path(sys.base_prefix).resolve()
+LIBRARIES = "libssl3,libffi8,libsqlite3-0,zlib1g,libbz2-1.0,liblzma5,libgomp1"
+# A stage that starts a daemon, as Ray does, and trains until it is asked to stop.
+STAGE = """
+import os, pathlib, signal, subprocess, sys, time
+place = pathlib.Path(sys.argv[1])
+count = os.environ.get("SLURM_RESTART_COUNT", "0")
+daemon = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+subprocess.Popen([sys.executable, "-c", daemon], start_new_session=True)
+pathlib.Path("/tmp/of-this-job").touch()
+pathlib.Path("/written-to-the-image").touch()
+(place / f"began{count}").write_text("\\n".join([
+    os.readlink("/proc/self/ns/pid"), os.environ["TRITON_CACHE_DIR"], os.environ["HOME"],
+    " ".join(os.listdir(os.environ["HOME"])), " ".join(os.listdir("/tmp")),
+]))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+while count == "0" and not (place / "go").exists():
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A .sif file of a small Debian; NEMO_ROD_TEST_SIF names one that is there."""
+    if shutil.which("apptainer") is None:
+        pytest.skip("apptainer is not installed: Debian's unstable suite has it")
+    if given := os.environ.get("NEMO_ROD_TEST_SIF"):
+        return Path(given)
+    folder = tmp_path_factory.mktemp("image")
+    debian = ["mmdebstrap", "--variant=minbase", f"--include={LIBRARIES}", "bookworm"]
+    subprocess.run(["unshare", "--mount", *debian, str(folder / "root")], check=True)
+    build = ["apptainer", "build", str(folder / "image.sif"), str(folder / "root")]
+    subprocess.run(build, check=True)
+    return folder / "image.sif"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if missing := missing_programs():
+        pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
+
+
+def configured(image: Path, run_dir: Path) -> Config:
+    places = [PYTHON, ROOT, Path(sys.prefix)]
+    return composed(
+        "recipe=toy_synthetic",
+        "launcher=slurm",
+        "cluster.gpus_per_node=1",
+        "cluster.container=apptainer",
+        f"cluster.image={image}",
+        f"cluster.mounts=[{','.join(f'{place}:{place}' for place in places)}]",
+        f"run_dir={run_dir}",
+    )
+
+
+def write_job(config: Config, folder: Path, command: Sequence[str]) -> Path:
+    """A job as `launcher=slurm` writes it, with a command of the test's."""
+    (folder / "stage.sh").write_text(render_stage(config))
+    (folder / "container.sh").write_text(render_apptainer(config))
+    (folder / "node.sh").write_text(render_node(config))
+    words = ["bash", f"{folder}/container.sh", "bash", f"{folder}/node.sh", *command]
+    (folder / "job.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --time=00:30:00 --requeue --open-mode=append --cpus-per-task=1\n"
+        f"#SBATCH --output={folder}/out\nrecord={folder}/record\n"
+        f"command=({' '.join(words)})\nsource {folder}/stage.sh\n"
+    )
+    return folder / "job.sbatch"
+
+
+def test_jobs_in_apptainer_are_requeued_and_leave_nothing(
+    cluster: Cluster, image: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "stage.py").write_text(STAGE)
+    config = configured(image, tmp_path)
+    python = str(Path(sys.executable).resolve())
+    script = write_job(config, tmp_path, [python, f"{tmp_path}/stage.py", str(tmp_path)])
+    first = cluster.ask("sbatch", "--parsable", str(script))
+    after = write_job(config, tmp_path, [python, "-c", "print()"])
+    second = cluster.ask("sbatch", "--parsable", f"--dependency=afterok:{first}", str(after))
+
+    wait_for((tmp_path / "began0").exists, 600, "the job did not begin")
+    namespace, triton, _, at_home, in_tmp = (tmp_path / "began0").read_text().split("\n")
+    assert namespace != os.readlink("/proc/self/ns/pid")
+    assert triton == "/tmp/triton"
+    assert (at_home, in_tmp) == ("", "of-this-job")
+    urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
+    cluster.ask("sbatch", *urgent, "--wrap=sleep 2")
+    wait_for((tmp_path / "began1").exists, 900, "the job did not begin again")
+    wait_for(lambda: not cluster.ask("squeue", "-h"), 900, "the jobs did not end")
+
+    print((tmp_path / "out").read_text())
+    assert (cluster.job(first)["JobState"], cluster.job(first)["Restarts"]) == ("COMPLETED", "1")
+    assert cluster.job(second)["JobState"] == "COMPLETED"
+    left = processes_of(first, second)
+    print(f"processes of the jobs that are left: {left}")
+    assert left == []
+    scratch = Path(os.environ.get("TMPDIR", "/tmp")).glob("nemo-rod.*")
+    assert [p for p in scratch if re.search(rf"\.({first}|{second})\.", p.name)] == []
+
+
+def processes_of(*jobs: str) -> list[str]:
+    """Every process of this machine that Slurm's variables say is of one of these jobs."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SLURM_JOB_ID") in jobs:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
