@@ -5,6 +5,7 @@ Code here checks for features rather than version numbers: main still calls itse
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -163,6 +164,22 @@ def register_worker(name: str) -> None:
     prebuilt = Path(os.environ.get("NEMO_RL_VENV_DIR", "")) / MEGATRON_WORKER / "bin" / "python"
     found = "NEMO_RL_VENV_DIR" in os.environ and prebuilt.exists()
     ACTOR_ENVIRONMENT_REGISTRY[name] = str(prebuilt) if found else PY_EXECUTABLES.SYSTEM
+
+
+def complete_vision_configs() -> None:
+    """Gives Qwen3.5's vision configurations the list that v0.6.0's Megatron-Bridge reads.
+
+    It copies `deepstack_visual_indexes`, which Qwen3-VL has and Qwen3.5 has not; later versions
+    take a missing list for an empty one.
+    """
+    for family in ("qwen3_5", "qwen3_5_moe"):
+        try:
+            module = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
+        except ModuleNotFoundError:  # an older transformers has no such models to train
+            continue
+        for name, config in vars(module).items():
+            if name.endswith("VisionConfig") and not hasattr(config, "deepstack_visual_indexes"):
+                config.deepstack_visual_indexes = []
 
 
 def finish_checkpoint(checkpointer: Any, policy: Any, path: Any) -> None:

@@ -12,6 +12,8 @@ from nemo_rod.megatron.objective import next_token_alone
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.worker import RoDWorkerMixin
 
+compat.complete_vision_configs()
+
 
 class RoDMegatronPolicyWorkerImpl(RoDWorkerMixin, MegatronPolicyWorkerImpl):
     """The stock worker with RoD's methods added, which trains the language model alone."""

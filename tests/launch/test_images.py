@@ -141,7 +141,8 @@ def test_layer_over_nemo_rl_adds_the_package_and_nothing_else(
     assert {re.split("==| @ ", line)[0] for line in after - before} == {"nemo-rod"}
     worker = f"{WORKERS}/bin/python"
     names = {re.split("==| @ ", line)[0] for line in packages(gpu_image, "--python", worker)}
-    assert {"nemo-rod", "hydra-core", "omegaconf", "numpy"} <= names
+    assert {"nemo-rod", "hydra-core", "omegaconf", "numpy", "nvidia-modelopt"} <= names
+    assert "pulp" in {name.lower() for name in names}
     assert "torch" not in names
 
 

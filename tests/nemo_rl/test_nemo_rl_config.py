@@ -18,6 +18,7 @@ from places import ROOT
 
 from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
+from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.nemo_rl.settings import RoD, check
 from nemo_rod.nemo_rl.worker import update_metrics
@@ -113,6 +114,37 @@ def test_recipe_follows_the_schema_and_the_naming(path: Path) -> None:
     assert values["cluster"] == {"num_nodes": int(nodes), "gpus_per_node": int(gpus)}
     tensor = values["policy"]["megatron_cfg"]["tensor_model_parallel_size"]
     assert modifiers == f"tp{tensor}"
+
+
+def test_recipe_trains_the_papers_model_by_the_papers_schedule() -> None:
+    (path,) = RECIPES
+    values = yaml.safe_load(path.read_text())
+    legal = yaml.safe_load((ROOT / "recipes" / "legal_nemotron_nano_12b_v2.yaml").read_text())
+    model = yaml.safe_load((config_folder() / "model" / "nemotron_nano_12b_v2.yaml").read_text())
+    schedule = ("steps", "warmup_fraction", "decay_fraction")
+    assert {key: values["rod"][key] for key in schedule} == {
+        key: legal["train"][key] for key in schedule
+    }
+    policy = values["policy"]
+    assert policy["train_global_batch_size"] == legal["train"]["batch_size"]
+    assert policy["model_name"] == policy["tokenizer"]["name"] == model["hf"]
+
+
+def test_our_defaults_train_on_the_loss_alone_and_start_with_every_activation() -> None:
+    values = yaml.safe_load((config_folder() / "nemo_rl" / "rod.yaml").read_text())
+    megatron = values["policy"]["megatron_cfg"]
+    assert megatron["moe_router_load_balancing_type"] == "none"
+    assert megatron["mtp_num_layers"] == 0
+    assert not megatron["bias_activation_fusion"] and not megatron["apply_rope_fusion"]
+
+
+def test_vision_configurations_have_the_list_that_an_older_bridge_copies() -> None:
+    configuration = pytest.importorskip("transformers.models.qwen3_5.configuration_qwen3_5")
+    compat.complete_vision_configs()
+    found = configuration.Qwen3_5VisionConfig()
+    assert list(copy.deepcopy(found.deepstack_visual_indexes)) == []
+    given = configuration.Qwen3_5VisionConfig(deepstack_visual_indexes=[1])
+    assert given.deepstack_visual_indexes == [1]
 
 
 def test_our_defaults_follow_the_schema() -> None:
