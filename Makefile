@@ -9,12 +9,13 @@ PYTEST := $(BIN)/python -m pytest
 ENGINE ?= podman
 RL_BIN := .venv-nemo-rl/bin
 RL_READY := .venv-nemo-rl/.ready
+RL_WORKER := .venv-nemo-rl-worker
 RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .PHONY: help venv demo lint lanes bench test-second test-matrix
-.PHONY: test test-slow test-layouts test-architectures test-rehearsal test-swap-in test-megatron-lm test-nemo2
-.PHONY: test-slurm test-nemo-rl test-gpu test-images image image-cpu
+.PHONY: test test-slow test-layouts test-architectures test-rehearsal test-swap-in test-megatron-lm
+.PHONY: test-nemo2 test-slurm test-nemo-rl test-nemo-rl-worker test-gpu test-images image image-cpu
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -98,6 +99,14 @@ test-nemo-rl: ## run RoD on NeMo-RL without a GPU; NEMO_RL=<a checkout, v0.6.0 o
 	@test -d "$(NEMO_RL)/nemo_rl" || { echo "NEMO_RL='$(NEMO_RL)' is no checkout of NeMo-RL: make test-nemo-rl NEMO_RL=<folder>"; exit 2; }
 	@$(MAKE) --no-print-directory $(RL_READY)
 	NEMO_RL=$(abspath $(NEMO_RL)) $(RL_BIN)/python -m pytest -m nemo_rl -o timeout=3000 $(ARGS)
+
+# With the Megatron that NeMo-RL pins, which a recursive clone has; its transformers is TRANSFORMERS.
+test-nemo-rl-worker: TRANSFORMERS := $(or $(TRANSFORMERS),5.8.1)
+test-nemo-rl-worker: ## run NeMo-RL's own Megatron worker; NEMO_RL=<a recursive clone>, TRANSFORMERS=5.3.0 for v0.6.0
+	@test -d "$(NEMO_RL)/nemo_rl" || { echo "NEMO_RL='$(NEMO_RL)' is no checkout of NeMo-RL: make test-nemo-rl-worker NEMO_RL=<folder>"; exit 2; }
+	@SET=bridge-0.6 requirements/install.sh $(RL_WORKER) requirements/dev.txt requirements/nemo-rl.txt
+	@$(RL_WORKER)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/nemo-rl-worker.txt transformers==$(TRANSFORMERS)
+	NEMO_RL=$(abspath $(NEMO_RL)) $(RL_WORKER)/bin/python -m pytest -m nemo_rl tests/nemo_rl/test_own_worker.py tests/nemo_rl/test_ray_node.py -o timeout=3000 $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
 test-gpu: PYTHON := $(or $(PYTHON),python3)

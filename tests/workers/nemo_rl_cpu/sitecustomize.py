@@ -1,18 +1,23 @@
 """Lets NeMo-RL run on this environment: an older Python and transformers, and no CUDA.
 
 Every Python process with this folder on its path runs it, Ray's workers included. Nothing happens
-until `nemo_rl` is imported.
+until `nemo_rl` is imported, and its own Megatron worker.
 """
 
 import importlib.abc
 import sys
 
 
-class _BeforeNemoRL(importlib.abc.MetaPathFinder):
+class _Before(importlib.abc.MetaPathFinder):
+    """Calls a function before a module is imported for the first time."""
+
+    def __init__(self, module, call):
+        self._module, self._call = module, call
+
     def find_spec(self, name, path=None, target=None):
-        if name == "nemo_rl":
+        if name == self._module:
             sys.meta_path.remove(self)
-            _prepare()
+            self._call()
         return None
 
 
@@ -32,4 +37,12 @@ def _prepare():
         tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS = set()
 
 
-sys.meta_path.insert(0, _BeforeNemoRL())
+def _stand_in():
+    import without_cuda
+
+    without_cuda.install()
+
+
+sys.meta_path.insert(0, _Before("nemo_rl", _prepare))
+worker = "nemo_rl.models.policy.workers.megatron_policy_worker"
+sys.meta_path.insert(0, _Before(worker, _stand_in))

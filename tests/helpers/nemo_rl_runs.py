@@ -1,0 +1,161 @@
+"""Runs of `nemo-rod train --config` on real Ray, with a checkout of NeMo-RL on the path."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from places import ROOT, WORKERS
+from tiny import BATCH, STEPS, Setting
+
+from nemo_rod.selection import Curriculum
+
+CHECKOUT = os.environ.get("NEMO_RL", "")
+CLI = [sys.executable, "-W", "ignore", "-m", "nemo_rod.cli"]
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[dict[str, str]]:
+    """A Ray cluster of one node and four logical CPUs; what a process needs to join it."""
+    assert (Path(CHECKOUT) / "nemo_rl").is_dir(), f"NEMO_RL={CHECKOUT!r} is no checkout of NeMo-RL"
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    path = [CHECKOUT, str(ROOT), str(WORKERS / "nemo_rl_cpu")]
+    shared = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_register_timeout_seconds": "900",  # on a loaded machine a worker starts slowly
+        "TORCH_CUDA_ARCH_LIST": "9.0",  # NeMo-RL asks for it, whatever it is
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    temp = tempfile.mkdtemp(prefix="rod")  # Ray's sockets lie below, and their paths must be short
+    ray = str(Path(sys.executable).parent / "ray")
+    command = [
+        *(ray, "start", "--head", "--block", f"--port={port}", "--num-cpus=4", "--num-gpus=0"),
+        *("--include-dashboard=false", "--object-store-memory=150000000", f"--temp-dir={temp}"),
+    ]
+    head = subprocess.Popen(command, env=shared, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 300
+        status = [ray, "status", f"--address=127.0.0.1:{port}"]
+        while subprocess.run(status, env=shared, capture_output=True).returncode != 0:
+            assert time.monotonic() < deadline, "Ray did not start"
+            if head.poll() is not None:  # it gives up after 30 s, too soon on a loaded machine
+                head = subprocess.Popen(command, env=shared, stdout=subprocess.DEVNULL)
+            time.sleep(1)
+        yield {**shared, "RAY_ADDRESS": f"127.0.0.1:{port}"}
+    finally:
+        for member in [*psutil.Process(head.pid).children(recursive=True), head]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        head.wait()
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+class Runs:
+    """Writes recipes and runs them by the command line."""
+
+    def __init__(self, tiny: Setting, environment: dict[str, str]) -> None:
+        self.tiny, self.environment = tiny, environment
+
+    def recipe(self, out: Path, model: Path | None = None) -> Path:
+        """The tiny setting's RoD run in NeMo-RL's form."""
+        optimizer = {"lr": 3e-3, "min_lr": 3e-4, "bf16": False}
+        optimizer |= {"use_distributed_optimizer": False, "use_precision_aware_optimizer": False}
+        values = {
+            "rod": {
+                "worker": "cpu_worker.CpuWorker",
+                "blocks": str(self.tiny.blocks),
+                "references": [str(folder) for folder in self.tiny.references],
+                "out": str(out),
+                "steps": STEPS,
+                "seed": 7,
+                "warmup_fraction": 0.1,
+                "scoring": {"micro_batch_size": 4},
+                "validation": {"every": 10, "blocks": 8},
+            },
+            "policy": {
+                "model_name": str(model or self.tiny.base),
+                "train_global_batch_size": BATCH,
+                "train_micro_batch_size": 2,
+                "max_total_sequence_length": 64,
+                "precision": "float32",
+                "megatron_cfg": {"optimizer": optimizer},
+            },
+            "checkpointing": {"save_period": 8},
+            "cluster": {"gpus_per_node": 2, "num_nodes": 1},
+        }
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / "recipe.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    def start(self, command: str, *arguments: object, fault: str = "none:0:0") -> subprocess.Popen:
+        return subprocess.Popen(
+            [*CLI, command, *map(str, arguments)],
+            env={**self.environment, "TEST_FAULT": fault},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, command: str, *arguments: object) -> str:
+        process = self.start(command, *arguments)
+        try:
+            output, _ = process.communicate(timeout=1000)
+        finally:
+            process.kill()
+        assert process.returncode == 0, output[-5000:]
+        return output
+
+    def train(self, name: str, *overrides: str) -> Path:
+        out = self.tiny.root / name
+        self.run("train", "--config", self.recipe(out), *overrides)
+        return out
+
+
+def records(folder: Path) -> list[Any]:
+    return list(Curriculum.open(folder / "curriculum.rod", read_only=True))
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [
+        {
+            key: value
+            for key, value in json.loads(line).items()
+            if not key.startswith(("timing/", "rod/overhead"))
+        }
+        for line in lines
+    ]
+
+
+def chosen_ids(folder: Path) -> list[list[int]]:
+    return [record.block_ids[record.chosen].tolist() for record in records(folder)]
+
+
+def kill_after(process: subprocess.Popen, out: Path, step: int) -> None:
+    """Ends a driver with SIGKILL once it has done `step` steps."""
+    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 300
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
+        assert process.poll() is None, process.communicate()[0][-5000:]
+        assert time.monotonic() < deadline, "the run did not come to the step"
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
