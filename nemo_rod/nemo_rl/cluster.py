@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nemo_rod.nemo_rl import conversions
 from nemo_rod.nemo_rl.remote import WorkerFailed, sentence
 from nemo_rod.processes.signals import Stopped
 
@@ -19,6 +20,7 @@ def run(command: str, config: dict[str, Any]) -> None:
     Raises:
         RuntimeError: A worker failed or the run was asked to stop; the message says which and why.
     """
+    conversions.keep_apart(config["policy"]["model_name"], config["rod"]["out"])
     start_ray()
     from ray.exceptions import RayError
 

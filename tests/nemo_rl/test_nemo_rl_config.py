@@ -18,7 +18,7 @@ from places import ROOT
 
 from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
-from nemo_rod.nemo_rl import compat
+from nemo_rod.nemo_rl import compat, conversions
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.nemo_rl.settings import RoD, check
 from nemo_rod.nemo_rl.worker import update_metrics
@@ -145,6 +145,26 @@ def test_vision_configurations_have_the_list_that_an_older_bridge_copies() -> No
     assert list(copy.deepcopy(found.deepstack_visual_indexes)) == []
     given = configuration.Qwen3_5VisionConfig(deepstack_visual_indexes=[1])
     assert given.deepstack_visual_indexes == [1]
+
+
+def test_a_checkpoint_that_was_made_anew_is_converted_anew(tmp_path: Path) -> None:
+    model, weights = tmp_path / "hf", tmp_path / "hf" / "model.safetensors"
+    model.mkdir()
+    weights.write_bytes(b"old")
+
+    def place(name: str = str(model), **variables: str) -> str:
+        conversions.keep_apart(name, str(tmp_path / "out"), variables)
+        return variables[conversions.FOLDER]
+
+    old = place(HF_HOME="/shared/hf")
+    assert old == place(HF_HOME="/shared/hf")  # every start of a run takes the same
+    assert Path(old).parent == Path("/shared/hf/nemo_rl")
+    weights.write_bytes(b"new ones")
+    assert place(HF_HOME="/shared/hf") != old
+    # what the user says wins, and without a word it is a folder that every node sees
+    assert Path(place(NRL_MEGATRON_CHECKPOINT_DIR="/x")).parent == Path("/x")
+    assert Path(place()).parent == tmp_path / "out" / "converted"
+    assert place("team/model", HF_HOME="/shared/hf") == "/shared/hf/nemo_rl"
 
 
 def test_our_defaults_follow_the_schema() -> None:
