@@ -65,6 +65,7 @@ def ray_options(environment: Mapping[str, str]) -> list[str]:
     if head:
         words += ["--head", f"--node-ip-address={_head(environment)}", f"--port={base}"]
         words += ["--include-dashboard=false"]
+        options["ray-client-server-port"] = base + HEAD_PORTS["RAY_CLIENT_SERVER_PORT"]
     else:
         words += [f"--address={_head(environment)}:{base}"]
     return words + [f"--{name}={value}" for name, value in options.items()]

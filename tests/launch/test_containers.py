@@ -104,7 +104,7 @@ def ports_of(number: int, node: int) -> set[int]:
     )
     low, high = int(options["min-worker-port"]), int(options["max-worker-port"])
     single = {int(v) for k, v in options.items() if k.endswith("port") and "-worker-" not in k}
-    assert len(single) == len(ray_node.NODE_PORTS) + (node == 0)
+    assert len(single) == len(ray_node.NODE_PORTS) + 2 * (node == 0)
     return single | set(range(low, high + 1))
 
 
