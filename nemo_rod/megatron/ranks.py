@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -23,6 +24,14 @@ T = TypeVar("T")
 def is_recorder() -> bool:
     """Returns whether this rank writes: the last one, which is on the last pipeline stage."""
     return dist.get_rank() == dist.get_world_size() - 1
+
+
+def peak_memory() -> dict[str, float]:
+    """Returns `memory/peak_gib` of this rank: CUDA's, or without a GPU the process's."""
+    if torch.cuda.is_available():
+        return {"memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"memory/peak_gib": kibibytes / 2**20}
 
 
 def from_recorder(find: Callable[[], T]) -> T:

@@ -35,6 +35,9 @@ class Learner(Protocol):
     def validate(self) -> dict[str, float]:
         """Returns held-out losses, `validation/<role>/<source>/loss`."""
 
+    def update_flops(self, num_blocks: int) -> float | None:
+        """Returns the operations of training on so many blocks; None if unknown."""
+
 
 class InWorkers:
     """The policy's workers hold the selector (`worker.py`).
@@ -60,6 +63,15 @@ class InWorkers:
     def validate(self) -> dict[str, float]:
         """Validates on the workers."""
         return self._call("rod_validate")[-1]
+
+    def update_flops(self, num_blocks: int) -> float | None:
+        """Counts by the policy's tracker, which only its own `train` uses."""
+        tracker = getattr(self.policy, "flops_tracker", None)
+        if tracker is None:
+            return None
+        tracker.reset()
+        tracker.track_batch([self.policy.cfg["max_total_sequence_length"]] * num_blocks)
+        return tracker.total_flops
 
     def _call(self, method: str, **arguments: Any) -> list[Any]:
         return call_all(self.policy, method, stall_seconds=self.stall_seconds, **arguments)
@@ -101,6 +113,10 @@ class InDriver:
             mbs=self.micro_batch_size,
         )
         return choice, update_metrics(trained["loss"], trained, time.perf_counter() - start)
+
+    def update_flops(self, num_blocks: int) -> float | None:
+        """Returns None: the policy's `train` has told it, if it could."""
+        return None
 
     def validate(self) -> dict[str, float]:
         """Scores held-out blocks like candidates."""

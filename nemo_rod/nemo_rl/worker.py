@@ -88,7 +88,7 @@ class RoDWorkerMixin:
         """
         import torch.distributed as dist
 
-        from nemo_rod.megatron.ranks import refuse_different_choices
+        from nemo_rod.megatron.ranks import peak_memory, refuse_different_choices
 
         store, selector = self._rod_store, self._rod_selector
         choice = selector.choose(step, self._rod_losses(store))
@@ -114,7 +114,7 @@ class RoDWorkerMixin:
             "excluded": choice.excluded,
             "seconds": choice.seconds,
             "compared": choice.compared,
-            "metrics": update_metrics(trained["global_loss"], trained, seconds),
+            "metrics": update_metrics(trained["global_loss"], trained, seconds) | peak_memory(),
         }
 
     def rod_validate(self) -> dict[str, float]:
@@ -169,9 +169,15 @@ def update_metrics(loss: Any, trained: dict[str, Any], seconds: float) -> dict[s
         loss: loss of the global batch, one value or one per global batch.
         trained: result of `train`, with `grad_norm` and, per micro-batch, `all_mb_metrics`.
         seconds: duration of the update in seconds.
+
+    Returns:
+        Metrics by name, and `flops`, the operations of the update, if NeMo-RL has counted them.
     """
     lr = trained["all_mb_metrics"].get("lr", [np.nan])
+    # NeMo-RL's own count; its workers of v0.6.0 and v0.7.0 have none
+    flops = {"flops": trained["total_flops"]} if "total_flops" in trained else {}
     return {
+        **flops,
         "train/loss": float(np.mean(np.asarray(loss))),
         "train/grad_norm": float(np.mean(np.asarray(trained["grad_norm"]))),
         "train/lr": float(np.mean(lr)),

@@ -17,7 +17,8 @@ from nemo_rod.selection.candidates import (
     Pools,
     retention_for_share,
 )
-from nemo_rod.selection.choice import Choice, OnNonfinite, choose, selection_metrics
+from nemo_rod.selection.choice import Choice, OnNonfinite, choose
+from nemo_rod.selection.competition import selection_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
 from nemo_rod.selection.curriculum.log import Curriculum, StepRecord
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, RecordedPools, replay_share

@@ -139,33 +139,3 @@ def _check_nonfinite(
             f"{found}, and too few are left for a batch of {batch_size}: the model diverged; "
             "resume from an earlier checkpoint with a lower train.lr."
         )
-
-
-def selection_metrics(
-    choice: Choice, source_of_chosen: npt.NDArray[np.int64], names: list[str]
-) -> dict[str, float | None]:
-    """Returns the logged metrics of a choice, under names `rod/...`.
-
-    Args:
-        choice: The choice of one step.
-        source_of_chosen: Index in `names` of the source of every chosen block, int64 `[K]`.
-        names: Names of the sources.
-
-    Returns:
-        Shares in [0, 1] and mean scores in nats; None if there is nothing to average.
-    """
-    count = np.bincount(source_of_chosen, minlength=len(names)) / len(source_of_chosen)
-    is_replay, score = choice.pool.is_replay, choice.score
-    means: dict[str, float | None] = {"rod/rho_adaptation": None, "rod/rho_replay": None}
-    if score is not None:
-        for role, mask in (("adaptation", ~is_replay), ("replay", is_replay)):
-            if (finite := mask & np.isfinite(score)).any():
-                means[f"rod/rho_{role}"] = float(score[finite].mean())
-    return {
-        "rod/replay_share": float(is_replay[choice.chosen].mean()),
-        "rod/threshold": None if score is None else float(choice.threshold),
-        "rod/excluded": choice.excluded,
-        **means,
-        **choice.compared,
-        **{f"rod/share/{name}": float(c) for name, c in zip(names, count, strict=True)},
-    }

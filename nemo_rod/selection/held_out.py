@@ -8,6 +8,8 @@ from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.references import block_loss
 from nemo_rod.selection.selector import BlockScorer
 
+START_FILE = "validation_start.json"  # of a run's folder: the losses before its first step
+
 
 def source_losses(scorer: BlockScorer, store: Blocks, *, num_blocks: int) -> dict[str, float]:
     """Returns `validation/<role>/<source>/loss`, the mean over a source's first blocks.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from nemo_rod.files import digest
-from nemo_rod.megatron.ranks import all_or_none, is_recorder
+from nemo_rod.megatron.ranks import all_or_none, is_recorder, peak_memory
 from nemo_rod.selection import (
     Choice,
     Curriculum,
@@ -49,6 +50,8 @@ class ChoiceRecord:
         self.folder, self.names = folder, [row.name for row in blend.sources]
         self.curriculum: Curriculum | None = None
         self.header: CurriculumHeader | None = None
+        self.block_size = blend.block_size
+        self.last_choice: float | None = None  # when it was made
         if references is not None:
             self.header = CurriculumHeader(
                 num_candidates=num_chosen * multiplier,
@@ -75,14 +78,23 @@ class ChoiceRecord:
         """Records one step; returns its metrics on the recording rank, an empty dict elsewhere."""
         if not is_recorder():
             return {}
-        metrics = selection_metrics(choice, source_C[choice.chosen], self.names)
+        metrics = selection_metrics(choice, source_C, self.names)
         metrics |= {f"timing/train/{part}": value for part, value in choice.seconds.items()}
+        metrics |= {**self._pace(len(choice.chosen)), **peak_memory()}
         step = choice.pool.step
         if self.curriculum is not None:
             self.curriculum.append(choice)
         if self.folder is not None:
             append_line(self.folder / "metrics.jsonl", {"step": step, **metrics})
         return metrics
+
+    def _pace(self, num_chosen: int) -> dict[str, float]:
+        """Returns the speed from the choice before to this one: the host ends its steps itself."""
+        before, self.last_choice = self.last_choice, time.perf_counter()
+        if before is None:
+            return {}
+        seconds = self.last_choice - before
+        return {"throughput/tokens_per_second": num_chosen * self.block_size / seconds}
 
     def _open(self, step: int) -> None:
         if self.folder is None:

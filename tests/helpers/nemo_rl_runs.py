@@ -140,7 +140,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
         {
             key: value
             for key, value in json.loads(line).items()
-            if not key.startswith(("timing/", "rod/overhead"))
+            if not key.startswith(("timing/", "throughput/", "memory/", "rod/overhead"))
         }
         for line in lines
     ]

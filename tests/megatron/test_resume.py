@@ -20,7 +20,8 @@ from tiny import LAYOUTS, STEPS, Setting
 from nemo_rod.config import Parallel
 from nemo_rod.selection import Curriculum
 
-NEVER = ("timing/", "rod/overhead")  # metrics that no two runs share
+# metrics that no two runs share
+NEVER = ("timing/", "throughput/", "memory/", "rod/overhead")
 
 
 def kill_after(step: int, job: Path, world_size: int) -> None:

@@ -24,7 +24,7 @@ def test_highest_scores_and_their_threshold() -> None:
     assert choice.block_ids.tolist() == [10, 21, 12]
     assert choice.threshold == 0.5
     assert choice.excluded == 0
-    metrics = selection_metrics(choice, np.array([0, 1, 0]), ["new", "old"])
+    metrics = selection_metrics(choice, IS_REPLAY.astype(np.int64), ["new", "old"])
     assert metrics["rod/replay_share"] == pytest.approx(1 / 3)
     assert metrics["rod/rho_adaptation"] == pytest.approx((0.5 + 0.0 + 1.0) / 3)
     assert metrics["rod/rho_replay"] == pytest.approx((0.25 + 2.0 - 0.5) / 3)
@@ -51,8 +51,8 @@ def test_a_score_that_is_no_number_is_excluded_and_counted(bad: float) -> None:
     choice = chosen_from(1.5, bad, 1.0, bad, 2.0, 0.5, on_nonfinite="exclude")
     assert choice.block_ids.tolist() == [10, 11, 12]
     assert choice.excluded == 2
-    assert selection_metrics(choice, np.zeros(3, dtype=np.int64), ["new"])["rod/excluded"] == 2
-    metrics = selection_metrics(choice, np.zeros(3, dtype=np.int64), ["new"])
+    metrics = selection_metrics(choice, IS_REPLAY.astype(np.int64), ["new", "old"])
+    assert metrics["rod/excluded"] == 2
     assert metrics["rod/rho_replay"] == pytest.approx(-0.5)
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.ranks import is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
+from nemo_rod.megatron.throughput import throughput
 from nemo_rod.progress import Progress
 from nemo_rod.selection import Choice, CurriculumHeader
 from nemo_rod.selection.curriculum.journal import Journal, number
+from nemo_rod.selection.references import NUM_PARTS
 
 
 class HasMetrics(Protocol):
@@ -32,6 +34,9 @@ class Recorder(Callback):
         header: the curriculum's header: sizes, digests, seed and sources.
         steps: steps of the whole run, for the progress line.
         name: name of the run, for the progress line.
+
+    Attributes:
+        row: metrics of the step that just ended, on the recording rank.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Recorder(Callback):
         self.progress = Progress(name, steps)
         self.journal: Journal | None = None
         self.lr = math.nan
+        self.row: dict[str, Any] = {}
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Opens the files at the step training starts from and drops later entries."""
@@ -80,21 +86,23 @@ class Recorder(Callback):
         assert self.journal is not None and self.selector.choice is not None
         # the step counter advances after this callback, so it still holds the step that ran
         step = context.state.train_state.step
-        metrics = self._training(context)
+        metrics = self._training(context, self.selector.choice)
         for one in self.measured:
             metrics |= one.metrics
-        row = self.journal.append(step, self.selector.choice, metrics)
+        row = self.row = self.journal.append(step, self.selector.choice, metrics)
         note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
         self.progress.step(step + 1, note)
 
-    def _training(self, context: CallbackContext) -> dict[str, float | None]:
+    def _training(self, context: CallbackContext, choice: Choice) -> dict[str, float | None]:
         loss = (context.loss_dict or {}).get("lm loss")
-        seconds = self.selector.step_seconds
-        parts = self.selector.choice.seconds if self.selector.choice else {}
+        seconds, parts = self.selector.step_seconds, choice.seconds
+        scored_share = self.selector.selector.eighths / NUM_PARTS
         timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
         return {
             "train/loss": number(loss),
             "train/grad_norm": number(context.grad_norm),
             "train/lr": self.lr,
             **{f"timing/train/{part}": value for part, value in timing.items()},
+            **throughput(context.state.cfg, choice, seconds, scored_share=scored_share),
+            **peak_memory(),
         }

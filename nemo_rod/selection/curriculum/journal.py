@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import read_lines, write_whole
-from nemo_rod.selection.choice import Choice, selection_metrics
+from nemo_rod.selection.choice import Choice
+from nemo_rod.selection.competition import selection_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 
@@ -78,12 +79,14 @@ class Journal:
         self._begun.result()
         self._begun = None
         header = self._curriculum.header
-        source = header.source_index(choice.block_ids)
+        source_C = header.source_index(choice.pool.block_ids)
         names = [row.name for row in header.sources]
         total, update = (metrics[f"timing/train/{part}"] for part in ("total", "update"))
-        # cost of the selection as a fraction of a plain step
-        overhead = {"rod/overhead": total / update - 1}
-        row = {"step": step, **metrics, **overhead, **selection_metrics(choice, source, names)}
+        pace = {
+            "rod/overhead": total / update - 1,  # cost of the selection, in plain steps
+            "throughput/tokens_per_second": header.num_chosen * header.block_size / total,
+        }
+        row = {"step": step, **metrics, **pace, **selection_metrics(choice, source_C, names)}
         append_line(self._metrics, row)
         return row
 

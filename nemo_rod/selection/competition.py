@@ -1,0 +1,151 @@
+"""Who competed at a step, and who won: the metrics of a choice, from what it already holds.
+
+One sort of the scores serves every quantile, so that the cost does not grow with the sources.
+
+Shape suffixes: C = candidates, K = chosen, F = candidates with a finite score, G = groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.selection.choice import Choice
+
+QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+ROLES = ("adaptation", "replay")
+
+FORWARD = 1 / 3  # of the operations of training: a backward pass costs two forward ones
+
+Metrics = dict[str, float | None]
+
+
+def selection_metrics(
+    choice: Choice, source_C: npt.NDArray[np.int64], names: Sequence[str]
+) -> Metrics:
+    """Returns the logged metrics of a choice, under names `rod/...`.
+
+    Args:
+        choice: The choice of one step.
+        source_C: Index in `names` of the source of every candidate, int64 `[C]`; -1 for padding.
+        names: Names of the sources.
+
+    Returns:
+        Shares in [0, 1], counts, and scores in nats; None if there is nothing to average. Those of
+        scores by source are left out if the pool has no scores.
+    """
+    is_replay_C = choice.pool.is_replay
+    drawn = np.bincount(source_C[source_C >= 0], minlength=len(names)).tolist()
+    chosen = np.bincount(source_C[choice.chosen], minlength=len(names)).tolist()
+    return {
+        "rod/replay_share": float(is_replay_C[choice.chosen].mean()),
+        "rod/threshold": None if choice.score is None else float(choice.threshold),
+        "rod/excluded": choice.excluded,
+        **_score_metrics(choice, source_C, names),
+        **choice.compared,
+        **{f"rod/candidates/{name}": count for name, count in zip(names, drawn, strict=True)},
+        **{f"rod/chosen/{name}": count for name, count in zip(names, chosen, strict=True)},
+        **{
+            f"rod/share/{name}": count / len(choice.chosen)
+            for name, count in zip(names, chosen, strict=True)
+        },
+    }
+
+
+def model_tflops(choice: Choice, update: float, seconds: float, *, scored_share: float) -> float:
+    """Returns the model's TFLOP/s over a step, scoring included, of all GPUs together.
+
+    Args:
+        choice: The choice of the step.
+        update: Operations of training on the chosen blocks, forward and backward.
+        seconds: Duration of the step.
+        scored_share: Share of every candidate that was scored, in [0, 1].
+    """
+    was_scored = choice.score is not None and not choice.is_estimated
+    num_scored = len(choice.pool.block_ids) if was_scored else 0
+    work = 1 + FORWARD * scored_share * num_scored / len(choice.chosen)
+    return update * work / seconds / 1e12
+
+
+def _score_metrics(
+    choice: Choice, source_C: npt.NDArray[np.int64], names: Sequence[str]
+) -> Metrics:
+    if choice.score is None:
+        return {"rod/rho_adaptation": None, "rod/rho_replay": None}
+    is_chosen_C = np.zeros(len(choice.score), dtype=bool)
+    is_chosen_C[choice.chosen] = True
+    order = np.argsort(choice.score)
+    # padding and excluded candidates have no finite score, and did not compete
+    order_F = order[np.isfinite(choice.score[order]) & (source_C[order] >= 0)]
+    score_F = choice.score[order_F].astype(np.float64)
+    is_replay_F = choice.pool.is_replay[order_F]
+    roles = spread(score_F, is_replay_F, 2)
+    is_chosen_F = is_chosen_C[order_F]
+    sources = spread(score_F, source_C[order_F], len(names))
+    metrics: Metrics = {
+        "rod/replay_above_zero": _mean(score_F[is_replay_F] > 0),
+        "rod/rho_chosen": _mean(score_F[is_chosen_F]),
+        "rod/rho_dropped": _mean(score_F[~is_chosen_F]),
+    }
+    for role, one in zip(ROLES, roles, strict=True):
+        metrics[f"rod/rho_{role}"] = one.mean
+        metrics |= {f"rod/rho_{role}_{name}": value for name, value in one.quantiles()}
+    for name, one in zip(names, sources, strict=True):
+        metrics[f"rod/rho/{name}/mean"] = one.mean
+        metrics |= {f"rod/rho/{name}/{quantile}": value for quantile, value in one.quantiles()}
+    return metrics
+
+
+def _mean(values: npt.NDArray[np.generic]) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+class Spread(NamedTuple):
+    """Mean and quantiles of a group's scores, in nats; None for an empty group."""
+
+    mean: float | None
+    p10: float | None
+    p50: float | None
+    p90: float | None
+
+    def quantiles(self) -> list[tuple[str, float | None]]:
+        """Returns the quantiles by name."""
+        return list(zip(QUANTILES, self[1:], strict=True))
+
+
+def spread(
+    score_F: npt.NDArray[np.float64], group_F: npt.NDArray[np.generic], num_groups: int
+) -> list[Spread]:
+    """Returns mean and quantiles of every group; quantiles are interpolated as NumPy's are.
+
+    Args:
+        score_F: Finite scores, ascending, float64 `[F]`, nats.
+        group_F: Group of every score, integers in [0, G) or bool, `[F]`.
+        num_groups: Number of groups (G).
+    """
+    # NumPy sorts 16-bit integers by radix, which is stable and several times as fast
+    group_F = group_F.astype(np.int16 if num_groups < 2**15 else np.int64)
+    count_G = np.bincount(group_F, minlength=num_groups)
+    if not len(score_F):
+        return [Spread(None, None, None, None)] * num_groups
+    grouped_F = score_F[np.argsort(group_F, kind="stable")]
+    total_G = np.bincount(group_F, weights=score_F, minlength=num_groups)
+    start_G = np.cumsum(count_G) - count_G
+    last_G = np.maximum(count_G - 1, 0)
+    table = [total_G / np.maximum(count_G, 1)]
+    for share in QUANTILES.values():
+        place_G = share * last_G
+        low_G = place_G.astype(np.int64)
+        high_G = np.minimum(low_G + 1, last_G)
+        first = start_G.clip(max=len(score_F) - 1)  # of an empty last group
+        below_G = grouped_F[np.minimum(first + low_G, len(score_F) - 1)]
+        above_G = grouped_F[np.minimum(first + high_G, len(score_F) - 1)]
+        table.append(below_G + (place_G - low_G) * (above_G - below_G))
+    rows = zip(*(column.tolist() for column in table), strict=True)
+    return [
+        Spread(*row) if count else Spread(None, None, None, None)
+        for row, count in zip(rows, count_G.tolist(), strict=True)
+    ]
