@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from nemo_rod.bounds import Bound, key, one_of
+from nemo_rod.loggers import LOGGERS, are_loggers
 
 PREFIXES = {"1": 8, "1/2": 4, "1/4": 2, "1/8": 1}  # scoring.prefix -> eighths of a block
 MAX_LOGITS_BYTES = 250 * 2**20  # fp32 logits that scoring holds at once on one rank
@@ -25,6 +26,7 @@ SHARE = Bound(
     "a share in [0, 1], or a trained arm",
     lambda found: isinstance(found, str) or (isinstance(found, int | float) and 0 <= found <= 1),
 )
+SHOWN = Bound(f"some of {', '.join(LOGGERS)}, such as [tensorboard,wandb]", are_loggers)
 
 
 @dataclass
@@ -308,6 +310,7 @@ class Config:
     report: Report = field(default_factory=Report)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
+    logger: Any = key(None, SHOWN)  # where metrics are shown besides metrics.jsonl; null: nowhere
     convergence: Convergence = field(default_factory=Convergence)
     launcher: Launcher = field(default_factory=Launcher)
     cluster: Cluster = field(default_factory=Cluster)

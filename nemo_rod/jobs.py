@@ -64,6 +64,8 @@ class TrainJob(ModelJob):
         validation_blocks: maximum number of held-out blocks per source.
         config_digest: digest of the configuration, for the curriculum's header.
         convergence: rule for an early stop (`selection.convergence.Rule`), or None.
+        loggers: names of the loggers besides `metrics.jsonl` (`loggers.LOGGERS`).
+        run_name: name of the run in these loggers.
     """
 
     model: str
@@ -77,6 +79,8 @@ class TrainJob(ModelJob):
     validation_blocks: int = 64
     config_digest: str = ""
     convergence: dict[str, Any] | None = None
+    loggers: list[str] = field(default_factory=list)
+    run_name: str = ""
 
 
 @dataclass

@@ -27,12 +27,14 @@ from megatron.bridge.training.pretrain import pretrain
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+from nemo_rod import loggers
 from nemo_rod.config import Optimisation
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
 from nemo_rod.megatron.callbacks.early_end import UntilConverged
 from nemo_rod.megatron.callbacks.kappa import SteeredKappa
+from nemo_rod.megatron.callbacks.loggers import Loggers
 from nemo_rod.megatron.callbacks.recorder import HasMetrics, Recorder
 from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
 from nemo_rod.megatron.callbacks.validation import Validation
@@ -44,7 +46,7 @@ from nemo_rod.megatron.identity import (
     versions,
 )
 from nemo_rod.megatron.models import model_provider, save_hf
-from nemo_rod.megatron.ranks import once_a_node
+from nemo_rod.megatron.ranks import is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.processes.signals import Stopped
@@ -78,6 +80,7 @@ def train(
             version is untested.
     """
     functions.check("scoring", "trainer")
+    loggers.check_installed(job.loggers)
     out = Path(job.out)
     store = BlockStore(job.blocks, on_read=announce)
     arm = Arm(**job.arm)
@@ -120,6 +123,8 @@ def train(
         refuse_dropout(provider)
     _collect_write_results_here()
     _read_ahead(references, store, announce)
+    if is_recorder():
+        loggers.prepare_runs(job.loggers, out)
     try:
         with selector.installed():
             pretrain(config, forward_step, callbacks=every)
@@ -141,6 +146,7 @@ def _read_ahead(
 def _validation(job: TrainJob) -> Validation:
     return Validation(
         BlockStore(job.blocks, split="holdout"),
+        Path(job.out),
         every=job.validation_every,
         num_blocks=job.validation_blocks,
         micro_batch_size=job.scoring_micro_batch_size,
@@ -160,7 +166,7 @@ def _recording(
     validation: Validation,
     header: CurriculumHeader,
 ) -> list[Callback]:
-    """Validation, the run's record and, where kappa is steered, what steers it; in this order."""
+    """Validation, the run's record, the loggers and what steers kappa, if so; in this order."""
     out, steps = Path(job.out), job.optimisation.steps
     steered = []
     if arm.steering is not None:
@@ -168,7 +174,8 @@ def _recording(
     measured: list[HasMetrics] = [validation, *steered]
     recorder = Recorder(out, selector, measured, header=header, steps=steps, name=job.name)
     selector.on_choice = recorder.on_choice
-    return [validation, recorder, *steered]
+    shown = [Loggers(recorder, validation, out)] if job.loggers else []
+    return [validation, recorder, *shown, *steered]
 
 
 def bridge_config(
@@ -205,7 +212,7 @@ def bridge_config(
             num_workers=0,
             pin_memory=on_gpu,
         ),
-        logger=LoggerConfig(log_interval=max(1, o.steps // 20), tensorboard_dir=None),
+        logger=_logger(job),
         # the selector reads the tokens; the trainer only needs the vocabulary size
         tokenizer=TokenizerConfig(
             tokenizer_type="NullTokenizer", vocab_size=provider.vocab_size - 1
@@ -230,6 +237,30 @@ def _sharded(job: TrainJob) -> bool:
     """Returns whether replicas share the optimizer's state."""
     sharded = job.parallel.distributed_optimizer
     return torch.cuda.is_available() if sharded is None else sharded
+
+
+def _logger(job: TrainJob) -> LoggerConfig:
+    """Returns the loggers that the job names; Bridge writes to none that has no name."""
+    out, names = Path(job.out), job.loggers
+    options: dict[str, Any] = {}
+    if "wandb" in names:
+        options |= {
+            "wandb_project": loggers.project("WANDB_PROJECT"),
+            "wandb_exp_name": job.run_name,
+            "wandb_save_dir": str(out),
+        }
+    if "mlflow" in names:
+        options |= {
+            "mlflow_experiment": loggers.project("MLFLOW_EXPERIMENT_NAME"),
+            "mlflow_run_name": job.run_name,
+        }
+        if hasattr(LoggerConfig, "mlflow_log_artifacts"):
+            options["mlflow_log_artifacts"] = False  # checkpoints stay in the run's folder
+    return LoggerConfig(
+        log_interval=max(1, job.optimisation.steps // 20),
+        tensorboard_dir=str(out / "tensorboard") if "tensorboard" in names else None,
+        **options,
+    )
 
 
 def _resuming(selector: Selector, out: Path) -> list[Callback]:

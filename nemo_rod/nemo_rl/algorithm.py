@@ -19,14 +19,17 @@ from typing import Any
 from nemo_rod.config import PREFIXES
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
-from nemo_rod.files import digest
+from nemo_rod.files import digest, write_json
+from nemo_rod.loggers import LOGGERS, check_installed, keep_run, mark_restart, prepare_runs
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.learners import Learner, make_learner
 from nemo_rod.nemo_rl.remote import call_all
 from nemo_rod.processes.signals import Stopped
-from nemo_rod.selection import CurriculumHeader, open_references
+from nemo_rod.selection import Choice, CurriculumHeader, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
+from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal
+from nemo_rod.selection.held_out import START_FILE
 from nemo_rod.trust import refuse_code_of_its_own
 
 
@@ -93,13 +96,34 @@ def setup(config: dict[str, Any]) -> Run:
     policy, cluster = make_policy(config, resume_paths=checkpointer.get_resume_paths(latest))
     try:
         learner = make_learner(policy, arm, config)
+        use_loggers(config["logger"], Path(rod["out"]))
         logger = Logger(config["logger"])
         logger.log_hyperparams(config)
+        keep_runs(logger, Path(rod["out"]), step=info["step"])
         run = Run(config, policy, cluster, learner, header, logger, checkpointer, info["step"])
     except BaseException:
         policy.worker_group.shutdown(force=True)
         raise
     return run
+
+
+def use_loggers(section: dict[str, Any], out: Path) -> None:
+    """Makes NeMo-RL's loggers go on with the runs of an earlier attempt; see `loggers.py`."""
+    names = [name for name in LOGGERS if section.get(f"{name}_enabled")]
+    check_installed(names)
+    out.mkdir(parents=True, exist_ok=True)
+    prepare_runs(names, out)
+
+
+def keep_runs(logger: Any, out: Path, *, step: int) -> None:
+    """Notes MLflow's run, and marks where TensorBoard's curves are written again."""
+    for backend in logger.loggers:
+        if step and hasattr(backend, "writer"):
+            mark_restart(backend.writer, step + 1)
+        if type(backend).__name__ == "MLflowLogger":
+            import mlflow
+
+            keep_run(out, "mlflow", mlflow.active_run().info.run_id)
 
 
 def open_store(config: dict[str, Any]) -> BlockStore:
@@ -198,6 +222,8 @@ def rod_train(run: Run) -> None:
     timeout = TimeoutChecker(timeout=saving["checkpoint_must_save_by"], fit_last_save_time=True)
     timeout.start_iterations()
     run.policy.prepare_for_training()
+    if every and run.step == 0:
+        log(run.logger, first_look(run, out), step=0)
     with _asked_to_stop() as asked:
         while run.step < rod["steps"]:
             with timer.time("total"):
@@ -206,6 +232,7 @@ def rod_train(run: Run) -> None:
             metrics["timing/train/total"] = timer.reduce("total", "sum")
             timer.reset()
             done = run.step + 1
+            metrics |= pace(run, choice, metrics)
             looked = validate(run) if every and done % every == 0 else {}
             row = journal.append(run.step, choice, metrics | looked)
             log(run.logger, row, step=done)
@@ -222,6 +249,24 @@ def rod_train(run: Run) -> None:
 def validate(run: Run) -> dict[str, float]:
     """Returns the loss on held-out blocks of every source, nats per token."""
     return run.learner.validate()
+
+
+def first_look(run: Run, out: Path) -> dict[str, float]:
+    """Returns the initial weights' held-out losses, and keeps them in `validation_start.json`."""
+    losses = validate(run)
+    write_json(out / START_FILE, losses)
+    return losses
+
+
+def pace(run: Run, choice: Choice, metrics: dict[str, Any]) -> dict[str, float]:
+    """Returns `throughput/model_tflops_per_gpu`, if NeMo-RL can count this model's operations."""
+    flops = metrics.pop("flops", None) or run.learner.update_flops(len(choice.chosen))
+    if not flops:
+        return {}
+    share = PREFIXES[run.config["rod"]["scoring"]["prefix"]] / PREFIXES["1"]
+    seconds = metrics["timing/train/total"]
+    tflops = model_tflops(choice, flops, seconds, scored_share=share)
+    return {"throughput/model_tflops_per_gpu": tflops / run.cluster.world_size()}
 
 
 def save(run: Run, metrics: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from nemo_rod.config import PREFIXES, Config
 from nemo_rod.jobs import Job, ScoreJob, TrainJob
+from nemo_rod.loggers import LOGGERS, project
 from nemo_rod.nemo_rl.settings import SHORT_PRECISION
 
 LONG_PRECISION = {short: long for long, short in SHORT_PRECISION.items()}
@@ -159,7 +160,15 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
         "megatron_cfg": megatron,
     }
     checkpointing = {"save_period": job.checkpoint_every, "keep_top_k": job.checkpoint_keep}
-    return {"rod": rod, "policy": policy, "checkpointing": checkpointing}
+    logger = {
+        **{f"{name}_enabled": name in job.loggers for name in LOGGERS},
+        "wandb": {"project": project("WANDB_PROJECT"), "name": job.run_name},
+        "mlflow": {
+            "experiment_name": project("MLFLOW_EXPERIMENT_NAME"),
+            "run_name": job.run_name,
+        },
+    }
+    return {"rod": rod, "policy": policy, "checkpointing": checkpointing, "logger": logger}
 
 
 def _selection(job: TrainJob) -> dict[str, Any]:

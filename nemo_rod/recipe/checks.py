@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import Config, Optimisation, Parallel, Scoring, Selection
+from nemo_rod.loggers import SECRETS, check_installed, logger_names
 from nemo_rod.recipe.variants import BASE_REFERENCES, arm_settings
 
 
@@ -53,6 +54,7 @@ def check(config: Config) -> None:
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)
     _check_base(config)
+    _check_loggers(config)
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
     for name in [config.arm] if config.arm else config.arms:
@@ -71,6 +73,18 @@ def _check_base(config: Config) -> None:
         raise ValueError("model.architecture is set without pretrain: say how the base is trained.")
     if config.model.architecture is not None:
         _check_architecture(config.model.architecture, config.parallel)
+
+
+def _check_loggers(config: Config) -> None:
+    """Refuses a logger that this environment lacks, and an account's secret in a file."""
+    if config.launcher.kind == "local":  # elsewhere, jobs may have another environment
+        check_installed(logger_names(config.logger))
+    for name in SECRETS:
+        if name in config.cluster.env:
+            raise ValueError(
+                f"cluster.env.{name} would be written to the run's folder: leave it out and export "
+                "it in the shell, or read it from a file of yours in a line of cluster.setup."
+            )
 
 
 def _check_trained(config: Config, name: str) -> None:

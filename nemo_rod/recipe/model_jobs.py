@@ -10,6 +10,7 @@ from typing import Any
 from nemo_rod.config import Config, Optimisation, Scoring, Selection
 from nemo_rod.files import digest, read_lines, write_json
 from nemo_rod.jobs import Job, TrainJob, write_job
+from nemo_rod.loggers import logger_names
 from nemo_rod.nemo_rl.from_job import run_on_nemo_rl
 from nemo_rod.processes.torchrun import run_job
 from nemo_rod.recipe.handover import outputs
@@ -159,6 +160,8 @@ class ModelJobs:
             validation_blocks=self.config.validation.blocks,
             config_digest=digest(json.dumps(decides, sort_keys=True).encode()),
             convergence=dataclasses.asdict(rule) if rule else None,
+            loggers=list(logger_names(self.config.logger)),
+            run_name=f"{self.config.recipe}/{arm.name}",
         )
         self.run(job, folder)
 

@@ -22,7 +22,8 @@ PACKAGE = ROOT / "nemo_rod"
 ARROWS = {
     "files": set(),
     "bounds": set(),
-    "config": {"bounds"},
+    "config": {"bounds", "loggers"},
+    "loggers": {"files"},
     "progress": set(),
     "trust": set(),
     "published": {"files"},
@@ -34,17 +35,17 @@ ARROWS = {
     "processes": {"config", "progress"},
     "megatron": {
         *("corpus", "selection", "processes"),
-        *("config", "files", "jobs", "progress", "trust", "upstream"),
+        *("config", "files", "jobs", "loggers", "progress", "trust", "upstream"),
     },
     "nemo_rl": {
         *("corpus", "selection", "megatron", "processes"),
-        *("bounds", "config", "files", "jobs", "progress", "trust", "upstream"),
+        *("bounds", "config", "files", "jobs", "loggers", "progress", "trust", "upstream"),
     },
     "evaluation": {"corpus", "selection", "processes", "files", "progress", "published"},
     "swap_in": {"corpus", "selection", "megatron", "files", "upstream"},
     "recipe": {
         *("corpus", "selection", "processes", "nemo_rl", "evaluation", "report"),
-        *("bounds", "config", "files", "jobs", "progress", "published", "trust"),
+        *("bounds", "config", "files", "jobs", "loggers", "progress", "published", "trust"),
     },
     "plan": {"corpus", "selection", "recipe", "config", "files"},
     "launch": {"recipe", "config"},

@@ -55,9 +55,9 @@ class SteeredKappa(Callback):
         self._set(self.steering.next_kappa(self.metrics["rod/kappa"], found))
 
     def _base_losses(self, context: CallbackContext) -> dict[str, float]:
-        """Returns the initial weights' held-out losses, measured once and then kept in a file."""
+        """Returns the initial weights' held-out losses, which are kept in a file."""
         if context.state.train_state.step == 0:
-            losses = held_out_replay(self.validation.measure(context))
+            losses = held_out_replay(self.validation.metrics)
             if is_recorder():
                 write_json(self.base_file, losses)
             return losses

@@ -1,35 +1,61 @@
-"""Held-out losses per source during training."""
+"""Held-out losses per source during training, and before it."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.utils.pg_utils import get_pg_collection
 
 from nemo_rod.corpus.store import BlockStore
+from nemo_rod.files import write_json
+from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
-from nemo_rod.selection.held_out import source_losses
+from nemo_rod.selection.held_out import START_FILE, source_losses
 
 
 class Validation(Callback):
     """Measures the loss on the first held-out blocks of every source at regular intervals.
 
+    Before the first step, too: `validation_start.json` of the run's folder has these losses, since
+    `metrics.jsonl` has a line per step. All arms are measured on the same blocks.
+
     Args:
         store: the held-out blocks.
+        folder: the run's folder.
         every: steps between two validations; 0 for never.
         num_blocks: maximum number of blocks per source.
         micro_batch_size: blocks in one forward pass of one replica.
 
     Attributes:
         metrics: `validation/<role>/<source>/loss` in nats per token after the step that just
-            ended; empty if that step had no validation.
+            ended, or of the initial weights before the first; empty if there was no validation.
     """
 
     def __init__(
-        self, store: BlockStore, *, every: int, num_blocks: int, micro_batch_size: int
+        self,
+        store: BlockStore,
+        folder: Path,
+        *,
+        every: int,
+        num_blocks: int,
+        micro_batch_size: int,
     ) -> None:
+        self.folder = folder
         self.store, self.every, self.micro_batch_size = store, every, micro_batch_size
         self.num_blocks = num_blocks
         self.metrics: dict[str, float] = {}
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Scores the held-out blocks with the initial weights, unless the run resumes. Collective.
+
+        A run that was killed before its first checkpoint starts, and measures, again.
+        """
+        if not self.every or context.state.train_state.step:
+            return
+        self.metrics = self.measure(context)
+        if is_recorder():
+            write_json(self.folder / START_FILE, self.metrics)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Scores the held-out blocks if a validation is due. Collective."""

@@ -1,0 +1,116 @@
+"""Where metrics are shown besides `metrics.jsonl`: TensorBoard, W&B and MLflow, on every host.
+
+The hosts' own loggers write. What is kept here is what makes a resumed run one curve: the ids of
+its runs, in `loggers.json` of the run's folder, and TensorBoard's mark of a restart. Accounts and
+addresses are read from the environment by W&B and MLflow themselves, and never written to a file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.files import read_json, write_json
+
+LOGGERS = ("tensorboard", "wandb", "mlflow")
+PROJECT = "nemo-rod"  # of W&B, and MLflow's experiment, unless the environment names one
+SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+
+
+def logger_names(found: Any) -> tuple[str, ...]:
+    """Returns the loggers that `logger=` names: none, one, or a list of them."""
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, str) else tuple(dict.fromkeys(found))
+
+
+def are_loggers(found: Any) -> bool:
+    """Returns whether a value of `logger=` is valid."""
+    is_list = isinstance(found, str | list | tuple)
+    return is_list and all(name in LOGGERS for name in logger_names(found))
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Refuses a logger whose package is missing, before anything starts.
+
+    Raises:
+        ValueError: naming the package and the extra that brings it.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(
+                f"logger={name} is set, but the package {name} is not installed: pip install "
+                f"'nemo-rod[{name}]' brings it, or leave the logger out."
+            )
+
+
+def project(variable: str) -> str:
+    """Returns W&B's project, or MLflow's experiment, from its variable of the environment."""
+    return os.environ.get(variable) or PROJECT
+
+
+def prepare_runs(names: Sequence[str], folder: Path) -> None:
+    """Makes the loggers of this process go on with the runs that the folder knows.
+
+    Called before the host starts its loggers, in the process that logs. Without an account, W&B
+    writes to files, which `wandb sync` uploads later.
+
+    Args:
+        names: Loggers of the run.
+        folder: The run's folder, which keeps `loggers.json`.
+    """
+    runs = known_runs(folder)
+    if "wandb" in names:
+        if "wandb" not in runs:
+            keep_run(folder, "wandb", uuid.uuid4().hex[:16])
+            runs = known_runs(folder)
+        os.environ |= {"WANDB_RUN_ID": runs["wandb"], "WANDB_RESUME": "allow"}
+        if "WANDB_MODE" not in os.environ and not _has_account():
+            os.environ["WANDB_MODE"] = "offline"
+            print(
+                "nemo-rod: W&B has no account here (set WANDB_API_KEY, or `wandb login`): the run "
+                f"is logged to files in {folder}, which `wandb sync` uploads.",
+                file=sys.stderr,
+                flush=True,
+            )
+    if "mlflow" in names:
+        os.environ.setdefault("MLFLOW_TRACKING_URI", (folder.absolute() / "mlruns").as_uri())
+        if "mlflow" in runs:
+            os.environ["MLFLOW_RUN_ID"] = runs["mlflow"]
+
+
+def known_runs(folder: Path) -> Mapping[str, str]:
+    """Returns the ids of the folder's runs, by logger."""
+    path = folder / "loggers.json"
+    return read_json(path) if path.exists() else {}
+
+
+def keep_run(folder: Path, name: str, run_id: str) -> None:
+    """Notes the id of a logger's run."""
+    write_json(folder / "loggers.json", {**known_runs(folder), name: run_id})
+
+
+def mark_restart(writer: Any, step: int) -> None:
+    """Makes TensorBoard drop what a killed run wrote of this step and later ones.
+
+    Args:
+        writer: torch's SummaryWriter of the resumed run.
+        step: First step that is written again.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    # what torch writes for `purge_step`, which no host passes on
+    start = SessionLog(status=SessionLog.START)
+    writer.file_writer.add_event(Event(step=step, file_version="brain.Event:2"))
+    writer.file_writer.add_event(Event(step=step, session_log=start))
+
+
+def _has_account() -> bool:
+    import wandb
+
+    return bool(os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or wandb.api.api_key)

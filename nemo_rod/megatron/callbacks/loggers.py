@@ -1,0 +1,66 @@
+"""Shows every step's metrics in Megatron-Bridge's own loggers: TensorBoard, W&B, MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+
+from nemo_rod.loggers import keep_run, mark_restart
+from nemo_rod.megatron.callbacks.recorder import Recorder
+from nemo_rod.megatron.callbacks.validation import Validation
+from nemo_rod.megatron.ranks import is_recorder
+
+
+class Loggers(Callback):
+    """Logs what the recorder has written; placed after it.
+
+    Args:
+        recorder: the recorder, with the row of the step that just ended.
+        validation: the validation, with the losses at step 0.
+        folder: the run's folder.
+    """
+
+    def __init__(self, recorder: Recorder, validation: Validation, folder: Path) -> None:
+        self.recorder, self.validation, self.folder = recorder, validation, folder
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Marks where a resumed run begins, and shows the losses at step 0."""
+        state = context.state
+        if not is_recorder():
+            return
+        if state.train_state.step > 0 and state.tensorboard_logger:
+            mark_restart(state.tensorboard_logger, state.train_state.step + 1)
+        if mlflow := _mlflow(state):
+            keep_run(self.folder, "mlflow", mlflow.active_run().info.run_id)
+        if self.validation.metrics:
+            show(state, 0, self.validation.metrics)
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Shows the step's row, as number of the steps done."""
+        if is_recorder() and self.recorder.row:
+            show(context.state, self.recorder.row["step"] + 1, self.recorder.row)
+
+
+def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
+    """Shows metrics in every logger that the trainer has.
+
+    Args:
+        state: the trainer's GlobalState, on the rank that logs.
+        done: steps done, as the trainer counts what it logs.
+        metrics: values by name; None and the number of the step are left out.
+    """
+    known = {name: v for name, v in metrics.items() if v is not None and name != "step"}
+    if writer := state.tensorboard_logger:
+        for name, value in known.items():
+            writer.add_scalar(name, value, done)
+    if wandb := state.wandb_logger:
+        wandb.log(known, done)
+    if mlflow := _mlflow(state):
+        mlflow.log_metrics(known, step=done)
+
+
+def _mlflow(state: Any) -> Any:
+    return getattr(state, "mlflow_logger", None)  # Bridge has it from 0.3 on
