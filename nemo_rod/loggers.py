@@ -8,12 +8,14 @@ addresses are read from the environment by W&B and MLflow themselves, and never 
 from __future__ import annotations
 
 import importlib.util
+import netrc
 import os
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from nemo_rod.files import read_json, write_json
 
@@ -111,6 +113,15 @@ def mark_restart(writer: Any, step: int) -> None:
 
 
 def _has_account() -> bool:
-    import wandb
-
-    return bool(os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or wandb.api.api_key)
+    """Returns whether W&B finds a key, where it looks itself; asking it would fix its settings."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
+    named = os.environ.get("NETRC")
+    for path in [Path(named)] if named else [Path.home() / name for name in (".netrc", "_netrc")]:
+        try:
+            if host and netrc.netrc(path).authenticators(host):
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False

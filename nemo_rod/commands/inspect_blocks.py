@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from nemo_rod.commands.text import facts, read_object, table
-from nemo_rod.corpus import BlockStore, Tokenizer, load_tokenizer, overlap_report
+from nemo_rod.corpus import BlockStore, overlap_report
+from nemo_rod.corpus.block_text import block_text, find_tokenizer
 
 
 def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] | None:
@@ -92,41 +93,17 @@ def describe_block(store: BlockStore, index: int | None, number: int, name: str 
         raise ValueError(f"block={number} is not there: expected a number from 0 to {count - 1}.")
     ids = np.array([first + number])
     source = store.sources[int(store.source_index(ids)[0])]
-    tokens, tokenizer = store.tokens(ids)[0], _tokenizer(store, name)
-    ends = np.flatnonzero(tokens == store.eod_id)
-    begins = np.concatenate([[0], ends + 1])
-    texts = [
-        tokenizer.decode(tokens[begin:end])
-        for begin, end in zip(begins, [*ends, len(tokens)], strict=True)
-    ]
+    num_ends = int((store.tokens(ids)[0] == store.eod_id).sum())
+    text = block_text(store, find_tokenizer(store, name), int(ids[0]))
     place = f"number {ids[0] - source.start} of {source.role}/{source.name}"
     about = facts(
         [
             ("block", f"{ids[0]} of the {store.split} split, {place}"),
             ("hash", store.hashes(ids)[0].tobytes().hex()),
-            ("tokens", f"{len(tokens)}, ends of documents: {len(ends)}"),
+            ("tokens", f"{store.block_size}, ends of documents: {num_ends}"),
         ]
     )
-    return about + "\n\n" + "\n--- end of document ---\n".join(texts)
-
-
-def _tokenizer(store: BlockStore, name: str | None) -> Tokenizer:
-    if name is not None:
-        tokenizer = load_tokenizer(name, eod=store.eod_id)
-        store.check_tokenizer(tokenizer)
-        return tokenizer
-    recorded = read_object(store.root / "manifest.json").get("inputs", {}).get("domain.tokenizer")
-    beside = store.root.absolute().parent / "base" / "hf"
-    names = ["byte" if store.eod_id == 0 else None]
-    names += [str(beside) if beside.is_dir() else None, recorded]
-    for name in filter(None, names):
-        tokenizer = load_tokenizer(name, eod=store.eod_id)
-        if tokenizer.fingerprint == store.tokenizer_fingerprint:
-            return tokenizer
-    raise ValueError(
-        f"the tokenizer that made {store.root} (fingerprint {store.tokenizer_fingerprint}) does "
-        "not lie beside it: name it with tokenizer=NAME."
-    )
+    return f"{about}\n\n{text}"
 
 
 def describe_overlap(root: Path, window: int) -> str:

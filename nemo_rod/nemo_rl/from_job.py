@@ -165,6 +165,7 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
         "wandb": {"project": project("WANDB_PROJECT"), "name": job.run_name},
         "mlflow": {
             "experiment_name": project("MLFLOW_EXPERIMENT_NAME"),
+            "tracking_uri": None,  # MLFLOW_TRACKING_URI of the environment
             "run_name": job.run_name,
         },
     }

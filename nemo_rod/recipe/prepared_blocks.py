@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Domain
+from nemo_rod.corpus.block_text import first_texts
 from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.progress import Progress
+
+_SHOWN_TOKENS = 512  # of a block, in the report
 
 
 def prepare_blocks(
@@ -81,3 +85,15 @@ def source_specs(domain: Domain) -> list[SourceSpec]:
     if not specs:
         raise ValueError("domain.sources is empty: name at least one source of each role.")
     return specs
+
+
+def block_texts(blocks: Path, block_ids: Sequence[int]) -> list[str]:
+    """Returns the beginnings of blocks of a run as text, for its report.
+
+    Raises:
+        ValueError: if the blocks or their tokenizer cannot be read.
+    """
+    try:
+        return first_texts(BlockStore(blocks), block_ids, length=_SHOWN_TOKENS)
+    except (OSError, ImportError) as error:
+        raise ValueError(f"the blocks' tokenizer cannot be read ({error}).") from None

@@ -13,6 +13,7 @@ the parallel layout is only noted, so that a base and its references serve any l
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -258,10 +259,11 @@ class Stages:
         run_dir, report = self.results.path, self.results.path / "report"
 
         def run() -> None:
-            from nemo_rod.report import build_report, format_checks
+            from nemo_rod.recipe.prepared_blocks import block_texts
+            from nemo_rod.report import build_report, format_checks, has_begun
 
             seeds = sorted(run_dir.glob("*seed_*"))
-            runs = [run for run in (run_dir, *seeds) if (run / "arms").is_dir()]
+            runs = [run for run in (run_dir, *seeds) if has_begun(run)]
             if not runs:
                 command = self.results.command("run")
                 raise ValueError(f"{run_dir} holds no arm: run `nemo-rod {command}` first.")
@@ -271,8 +273,11 @@ class Stages:
                 replicates=[*runs[1:], *map(Path, self.config.report.seeds)],
                 settings=list(map(Path, self.config.report.settings)),
                 report_dir=report,
+                arms=self.config.arms,
+                texts=partial(block_texts, self.results.blocks),
             )
-            print(format_checks(results))
+            page = report / "index.html"
+            print(format_checks(results) if results else f"No arm is evaluated yet: see {page}.")
 
         return Stage(
             name="report",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nemo_rod.report.build_report import build_report
+from nemo_rod.report.under_way import has_begun
 from nemo_rod.report.verdicts import format_checks
 
-__all__ = ["build_report", "format_checks"]
+__all__ = ["build_report", "format_checks", "has_begun"]

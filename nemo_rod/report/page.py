@@ -5,8 +5,8 @@ Markup, style and fixed prose are in the template `page.html`; what it fills in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemo_rod.report import table
@@ -16,33 +16,62 @@ from nemo_rod.report.paper import paper_arms, title_of
 from nemo_rod.report.paper_tables import paper_table
 from nemo_rod.report.style import COLOURS, arm_colour, css_variables
 from nemo_rod.report.summary import summarise
+from nemo_rod.report.templates import environment
+from nemo_rod.report.under_way import Part
 
 Results = Mapping[str, Any]
 Pictures = Mapping[str, tuple[str, str]]  # name -> SVG for desktops, SVG for phones
 
 
-def render_page(results: Results, pictures: Pictures) -> str:
+def render_page(
+    results: Results, pictures: Pictures, parts: Sequence[Part] = (), *, explorer: bool = False
+) -> str:
     """Returns the whole page.
 
     Args:
         results: Content of `results.json`, with checks and replicates.
         pictures: Inline SVGs by figure name; missing figures are left out.
+        parts: What the run makes; shown if some of it is missing.
+        explorer: Whether there is a curriculum explorer to lead to.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup, escape
+    page = environment().get_template("page.html")
+    disagreements = [text for run in _runs(results) for text in run["disagreements"]]
+    return page.render(
+        _header(results), **_body(results), **_standing(parts), disagreements=disagreements,
+        pictures=pictures, explorer=explorer,
+    )  # fmt: skip
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-    )
-    subscript = Markup("F<sub>val</sub>")
-    environment.filters["typeset"] = lambda text: escape(text).replace("F_val", subscript)
-    page = environment.get_template("page.html")
-    return page.render(_header(results), **_body(results), pictures=pictures)
+
+def render_under_way(
+    recipe: str, parts: Sequence[Part], figure: tuple[str, str] | None, *, explorer: bool
+) -> str:
+    """Returns the page of a run of which no arm has been evaluated yet.
+
+    Args:
+        recipe: Name of the recipe.
+        parts: What the run makes.
+        figure: Inline SVG of how training goes, for desktops and for phones; None without a step.
+        explorer: Whether there is a curriculum explorer to lead to.
+    """
+    page = environment().get_template("under_way.html")
+    return page.render(
+        recipe=recipe, figure=figure, explorer=explorer, disagreements=[], **_standing(parts),
+        light=css_variables(0), dark=css_variables(1),
+    )  # fmt: skip
+
+
+def _runs(results: Results) -> list[Results]:
+    return [results, *results["replicates"], *results.get("settings", [])]
+
+
+def _standing(parts: Sequence[Part]) -> dict[str, Any]:
+    """Returns what there is and what is missing; nothing of a run that is complete."""
+    missing = [part.label for part in parts if part.is_missing]
+    return {
+        "standing": list(parts) if missing else [],
+        "missing": ", ".join(missing),
+        "as_of": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    }
 
 
 def _header(results: Results) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def results_of(run: Run) -> dict[str, Any]:
         "prefixes": run.arms["rod"].prefixes if "rod" in run.arms else {},
         "sources": run.block_counts,
         "base_loss_by_source": run.arms["base"].replay_loss if "base" in run.arms else None,
+        "disagreements": list(run.disagreements),
         "notes": notes + _notes(run),
     }
 

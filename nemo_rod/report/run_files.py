@@ -42,6 +42,7 @@ class Arm:
         adaptation_loss: Held-out loss per adaptation source, in nats per token.
         replay_loss: Held-out loss per replay source, in nats per token.
         tasks: Configuration and answers of the tasks; None if none were run.
+        blocks: Digest of the blocks that it was evaluated on; None if unknown.
         steps: Updates; None if not trained.
         batch_size: Blocks per update (k); None if not trained.
         block_size: Tokens per block (S); None if not trained.
@@ -61,6 +62,7 @@ class Arm:
     adaptation_loss: dict[str, float]
     replay_loss: dict[str, float]
     tasks: dict[str, Any] | None
+    blocks: str | None
     steps: int | None
     batch_size: int | None
     block_size: int | None
@@ -88,12 +90,14 @@ class Run:
         arms: Evaluated arms by name, from the base over the baselines to RoD.
         block_counts: Training blocks by role and source.
         left_out: Names of arms that have files but no evaluation.
+        disagreements: Sentences on evaluated arms that cannot be compared, and are left out.
     """
 
     recipe: str
     arms: dict[str, Arm]
     block_counts: dict[str, dict[str, int]]
     left_out: tuple[str, ...]
+    disagreements: tuple[str, ...] = ()
 
     @property
     def seed(self) -> int | None:
@@ -111,7 +115,7 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
         shared_dir: Folder of a run whose blocks and base model replace missing ones.
 
     Raises:
-        ValueError: If no arm has been evaluated, or a file is damaged or disagrees with another.
+        ValueError: If no arm has been evaluated, or a file is damaged.
     """
     folders = sorted(folder for folder in (run_dir / "arms").glob("*") if folder.is_dir())
     evaluated = [folder for folder in folders if is_evaluated(folder)]
@@ -130,13 +134,13 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     block_counts = {role: _block_counts(blocks_dir / role) for role in ROLES}
     arms = [_read_arm(folder, block_counts) for folder in evaluated]
     arms.sort(key=lambda arm: arm.name.order)
-    _check_same_sources(run_dir, arms)
-    _check_same_tasks(run_dir, arms)
+    arms, disagreements = _comparable(run_dir, arms)
     return Run(
         recipe=run_dir.resolve().name,
         arms={arm.name.name: arm for arm in arms},
         block_counts=block_counts,
         left_out=left_out,
+        disagreements=tuple(disagreements),
     )
 
 
@@ -178,6 +182,7 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         tasks=read_json(tasks_file, "configuration", "capabilities", "tasks")
         if (tasks_file := folder / "tasks.json").is_file()
         else None,
+        blocks=evaluation.get("inputs", {}).get("blocks"),
         steps=facts.get("steps"),
         batch_size=facts.get("batch_size"),
         block_size=facts.get("block_size"),
@@ -203,29 +208,40 @@ def _losses(evaluation: Mapping[str, Any], file: Path, role: str) -> dict[str, f
     return losses
 
 
-def _check_same_sources(run_dir: Path, arms: list[Arm]) -> None:
-    """Refuses arms with different sources, which are not comparable."""
-    first = arms[0]
-    for arm in arms:
-        for role in ROLES:
-            expected = set(getattr(first, f"{role}_loss"))
-            found = set(getattr(arm, f"{role}_loss"))
-            if found != expected:
-                raise ValueError(
-                    f"{run_dir}/arms/{arm.name.name}/evaluation.json has {role} sources "
-                    f"{sorted(found)} but arm {first.name.name!r} has {sorted(expected)}; "
-                    f"evaluate both on the same blocks"
-                )
+def _comparable(run_dir: Path, arms: list[Arm]) -> tuple[list[Arm], list[str]]:
+    """Returns the arms that agree with the first, and a sentence on each of the others."""
+    kept, sentences = arms[:1], []
+    asked = arms[0] if arms[0].tasks else None
+    for arm in arms[1:]:
+        where = f"{run_dir}/arms/{arm.name.name}"
+        wrong = next(_disagreements(arm, kept[0], asked), None)
+        if wrong is not None:
+            sentences.append(f"{where}/{wrong}; {arm.name.name} is left out.")
+            continue
+        kept.append(arm)
+        asked = asked or (arm if arm.tasks else None)
+    return kept, sentences
 
 
-def _check_same_tasks(run_dir: Path, arms: list[Arm]) -> None:
-    """Refuses arms with different tasks, whose accuracies are not comparable."""
-    asked = [arm for arm in arms if arm.tasks]
-    for arm in asked[1:]:
-        for what, found, expected in _differences_of_tasks(arm, asked[0]):
-            raise ValueError(
-                f"{run_dir}/arms/{arm.name.name}/tasks.json has {what} {found} but arm "
-                f"{asked[0].name.name!r} has {expected}; ask both again with one task configuration"
+def _disagreements(arm: Arm, first: Arm, asked: Arm | None) -> Iterator[str]:
+    """Yields what makes an arm's losses or accuracies incomparable with those of others."""
+    if arm.blocks and first.blocks and arm.blocks != first.blocks:
+        yield (
+            f"evaluation.json is of blocks {arm.blocks} but that of arm {first.name.name!r} of "
+            f"{first.blocks}; evaluate both on the same blocks"
+        )
+    for role in ROLES:
+        found, expected = set(getattr(arm, f"{role}_loss")), set(getattr(first, f"{role}_loss"))
+        if found != expected:
+            yield (
+                f"evaluation.json has {role} sources {sorted(found)} but arm "
+                f"{first.name.name!r} has {sorted(expected)}; evaluate both on the same blocks"
+            )
+    if arm.tasks and asked is not None:
+        for what, got, expected in _differences_of_tasks(arm, asked):
+            yield (
+                f"tasks.json has {what} {got} but arm {asked.name.name!r} has {expected}; ask "
+                "both again with one task configuration"
             )
 
 

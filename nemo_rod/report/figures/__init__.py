@@ -18,6 +18,7 @@ from nemo_rod.report.figures.during_training import Training, replay_share, scor
 from nemo_rod.report.figures.frontier import frontier, settings_frontier
 from nemo_rod.report.figures.rows import capabilities, seeds
 from nemo_rod.report.figures.sources import forgetting_profile, sampling_ratio
+from nemo_rod.report.figures.under_way import under_way
 
 __all__ = [
     "Canvas",
@@ -36,5 +37,6 @@ __all__ = [
     "seeds",
     "settings_frontier",
     "transfer",
+    "under_way",
     "weighting",
 ]

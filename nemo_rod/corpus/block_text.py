@@ -1,0 +1,67 @@
+"""Blocks of a store as text, by the tokenizer that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
+from nemo_rod.files import read_json
+
+END_OF_DOCUMENT = "\n--- end of document ---\n"
+
+
+def block_text(store: BlockStore, tokenizer: Tokenizer, block_id: int, *, length: int = 0) -> str:
+    """Returns a block's text, with its ends of documents.
+
+    Args:
+        store: The store.
+        tokenizer: The tokenizer that made it.
+        block_id: The block.
+        length: Number of tokens from the start; 0 for all.
+    """
+    tokens = store.tokens(np.array([block_id]))[0][: length or None]
+    ends = np.flatnonzero(tokens == store.eod_id)
+    begins = np.concatenate([[0], ends + 1])
+    return END_OF_DOCUMENT.join(
+        tokenizer.decode(tokens[begin:end])
+        for begin, end in zip(begins, [*ends, len(tokens)], strict=True)
+    )
+
+
+def first_texts(store: BlockStore, block_ids: Sequence[int], *, length: int) -> list[str]:
+    """Returns the text of the first tokens of blocks."""
+    tokenizer = find_tokenizer(store)
+    return [block_text(store, tokenizer, int(number), length=length) for number in block_ids]
+
+
+def find_tokenizer(store: BlockStore, name: str | None = None) -> Tokenizer:
+    """Returns the tokenizer that made a store.
+
+    Args:
+        store: The store.
+        name: Name of the tokenizer; None for bytes, that of the run's base, or the recorded name.
+
+    Raises:
+        ValueError: If it cannot be found, or is another one.
+    """
+    if name is not None:
+        tokenizer = load_tokenizer(name, eod=store.eod_id)
+        store.check_tokenizer(tokenizer)
+        return tokenizer
+    manifest = Path(store.root) / "manifest.json"
+    inputs = read_json(manifest).get("inputs", {}) if manifest.exists() else {}
+    beside = Path(store.root).absolute().parent / "base" / "hf"
+    names = ["byte" if store.eod_id == 0 else None]
+    names += [str(beside) if beside.is_dir() else None, inputs.get("domain.tokenizer")]
+    for name in filter(None, names):
+        tokenizer = load_tokenizer(name, eod=store.eod_id)
+        if tokenizer.fingerprint == store.tokenizer_fingerprint:
+            return tokenizer
+    raise ValueError(
+        f"the tokenizer that made {store.root} (fingerprint {store.tokenizer_fingerprint}) does "
+        "not lie beside it: name it with tokenizer=NAME."
+    )
