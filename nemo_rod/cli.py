@@ -30,6 +30,7 @@ from nemo_rod.commands import (
     reference,
     rehearse,
     run_stages,
+    serve,
     status,
     train,
 )
@@ -52,10 +53,12 @@ _OF_RECIPES: dict[str, Callable[[Config], None]] = {
     "train": run_stages.train,
     "merge": run_stages.merge,
     "evaluate": run_stages.evaluate,
+    "export": run_stages.export,
     "report": run_stages.report,
 }
 _OF_PATHS: dict[str, Callable[[Arguments], None]] = {
     "status": status.declare,
+    "serve": serve.declare,
     "cancel": cancel.declare,
     "inspect": inspect.declare,
     "curriculum": curriculum.declare,

@@ -294,6 +294,7 @@ class Config:
     run_dir: str = MISSING  # folder of all results
     arms: list[str] = field(default_factory=list)  # arms to compare
     arm: str | None = None  # arm of a single-stage command
+    step: int | None = key(None, ">= 1")  # saved step of `arm` to export, or to evaluate
     variants: dict[str, Any] = field(default_factory=dict)  # name -> derivation of an arm (Variant)
     # Megatron refuses 0, and adds to it by rank where NumPy ends at 2**32
     seed: int = key(42, "in [1, 2**31)")  # random seed of every stage that is run

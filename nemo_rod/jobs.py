@@ -123,12 +123,26 @@ class CheckJob(ModelJob):
     model: str
 
 
-Job = TrainJob | ScoreJob | EvaluateJob | CheckJob
+@dataclass
+class ExportJob(ModelJob):
+    """Writes a step of a training run as a Hugging Face checkpoint, to `<out>/hf`.
+
+    Attributes:
+        model: Hugging Face checkpoint that the run started from.
+        checkpoint: folder of the step's distributed checkpoint.
+    """
+
+    model: str
+    checkpoint: str
+
+
+Job = TrainJob | ScoreJob | EvaluateJob | CheckJob | ExportJob
 _KINDS: dict[str, type] = {
     "train": TrainJob,
     "score": ScoreJob,
     "evaluate": EvaluateJob,
     "check": CheckJob,
+    "export": ExportJob,
 }
 
 

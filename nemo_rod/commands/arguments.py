@@ -133,3 +133,14 @@ def whole_number(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(text)
     return int(text)
+
+
+def seconds(text: str) -> int:
+    """Converts a number of seconds.
+
+    Raises:
+        ValueError: if it is not a whole number of at least 1.
+    """
+    if whole_number(text) < 1:
+        raise ValueError(text)
+    return int(text)

@@ -16,6 +16,8 @@ One stage at a time:
   nemo-rod merge     recipe=NAME arm=merge_0.4    weights between base and specialist
   nemo-rod evaluate  recipe=NAME                  held-out losses of every arm
   nemo-rod evaluate  recipe=NAME tasks=paper      and benchmarks, through lm-eval
+  nemo-rod evaluate  recipe=NAME arm=ARM step=N   held-out losses of a saved step
+  nemo-rod export    recipe=NAME arm=ARM step=N   a saved step as a Hugging Face checkpoint
   nemo-rod report    recipe=NAME                  tables, figures and the page
 
 On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
@@ -24,6 +26,8 @@ On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
 
 Without a recipe:
   nemo-rod status RUN_DIR                         what ran, where, how far it is, how it ended
+  nemo-rod status RUN_DIR --watch                 the same with bars, kept fresh
+  nemo-rod serve RUN_DIR [port=8008]              the page of a run under way, kept fresh
   nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared

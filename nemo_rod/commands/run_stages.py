@@ -18,6 +18,7 @@ from nemo_rod.processes.nodes import Nodes
 from nemo_rod.processes.signals import STOP_SIGNALS, Stopped
 from nemo_rod.processes.torchrun import run_torchrun
 from nemo_rod.recipe.attempts import Record
+from nemo_rod.recipe.exports import evaluate_export_stage, export_stage
 from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.recipe.variants import BASE_REFERENCES, SPECIALIST, arm_settings
@@ -94,8 +95,17 @@ def merge(config: Config) -> None:
 
 
 def evaluate(config: Config) -> None:
-    """Measures held-out losses and tasks of every arm without them."""
-    _carry_out(config, [Stages(config).evaluate()])
+    """Measures held-out losses and tasks of every arm without them, or losses of a saved step."""
+    stages = Stages(config)
+    if config.step is not None:
+        _carry_out(config, [export_stage(stages.jobs), evaluate_export_stage(stages.jobs)])
+        return
+    _carry_out(config, [stages.evaluate()])
+
+
+def export(config: Config) -> None:
+    """Writes a saved step of an arm as a Hugging Face checkpoint."""
+    _carry_out(config, [export_stage(Stages(config).jobs)])
 
 
 def report(config: Config) -> None:
@@ -114,7 +124,7 @@ def _arms(config: Config, kind: str) -> list[str]:
 
 
 def _carry_out(config: Config, stages: list[Stage]) -> None:
-    known = [stage.name for stage in Stages(config).all() if stage.results]
+    known = [stage.name for stage in [*Stages(config).all(), *stages] if stage.results]
     for name in config.rebuild:
         if name not in known:
             raise ValueError(f"rebuild=[{name}] names no stage: expected some of {known}.")

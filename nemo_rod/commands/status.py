@@ -5,6 +5,7 @@ Everything is read from the run's folder; if jobs were submitted, Slurm is queri
 
 from __future__ import annotations
 
+import re
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.commands.arguments import Arguments
+from nemo_rod.commands.arguments import Arguments, Key, seconds
 from nemo_rod.commands.text import table
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.launch import queue
@@ -27,6 +28,9 @@ _DESCRIPTION = """\
 Shows every stage of a run: its state, job, place, progress, time left and last metrics. It reads
 the run's folder, and asks Slurm where jobs were submitted; nothing is changed."""
 _RECENT = 20  # steps for the estimate of the time left
+_EVERY = 5  # seconds between two looks of --watch
+_BAR = 20  # characters
+_CLEAR = "\x1b[H\x1b[2J\x1b[3J"  # home, screen and scrollback, as `clear` does
 _FINE = ("done", "running", "waiting", "requeued", "to do")
 _HEADER = ("stage", "state", "job", "where", "progress", "left", "last")
 
@@ -47,14 +51,43 @@ class Standing:
 
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod status`."""
-    parser.usage, parser.description = "nemo-rod status RUN_DIR", _DESCRIPTION
+    parser.usage = "nemo-rod status RUN_DIR [--watch [every=SECONDS]]"
+    parser.description = _DESCRIPTION
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
+    parser.add_argument("--watch", action="store_true", help="show it with bars, and keep it fresh")
+    parser.add_keys(
+        Key(
+            name="every",
+            value="SECONDS",
+            help=f"with --watch, seconds between two looks, {_EVERY} by default",
+            expected="a whole number of seconds, 1 or more",
+            read=seconds,
+        )
+    )
     parser.set_defaults(main=main)
 
 
 def main(options: Namespace) -> None:
-    """Prints a table of the run's stages, and a sentence for each that did not end well."""
-    run_dir = options.run_dir
+    """Prints the state of a run, once, or with --watch until Ctrl-C."""
+    if not options.watch:
+        print(standing_text(options.run_dir))
+        return
+    try:
+        while True:
+            text = standing_text(options.run_dir, bars=True)
+            print(f"{_CLEAR}{text}\n\n{time.strftime('%H:%M:%S')}, Ctrl-C ends", flush=True)
+            time.sleep(options.every or _EVERY)
+    except KeyboardInterrupt:
+        return
+
+
+def standing_text(run_dir: Path, *, bars: bool = False) -> str:
+    """Returns a table of the run's stages, and a sentence for each that did not end well.
+
+    Args:
+        run_dir: folder of the run.
+        bars: whether every stage has a bar of its progress.
+    """
     launcher, config = read_launch(run_dir)
     if config.arm is not None:  # a single command was launched, but the whole run is shown
         config.arms, config.arm = list(dict.fromkeys([*config.arms, config.arm])), None
@@ -69,12 +102,25 @@ def main(options: Namespace) -> None:
         where = (job.nodes if job else "") or place(events)
         far, left, last = _how_far(run_dir, stage, standing, events)
         last = last or (standing.why if standing.state in _FINE else "")
+        far = f"{bar(standing, far)} {far}".rstrip() if bars else far
         rows.append((stage.name, standing.state, number, where, far, left, last))
-    print(f"{config.recipe} in {run_dir}, launcher={launcher}")
-    print(table(_HEADER, rows))
-    for name, standing in standings.items():
-        if standing.why and standing.state not in _FINE:
-            print(f"{name}: {standing.state}: {standing.why}")
+    sentences = [
+        f"{name}: {standing.state}: {standing.why}"
+        for name, standing in standings.items()
+        if standing.why and standing.state not in _FINE
+    ]
+    title = f"{config.recipe} in {run_dir}, launcher={launcher}"
+    return "\n".join([title, table(_HEADER, rows), *sentences])
+
+
+def bar(standing: Standing, far: str) -> str:
+    """Returns a bar of a stage's progress, which is "done/all" at its beginning, or unknown."""
+    share = 1.0 if standing.state == "done" else 0.0
+    if match := re.match(r"([\d,]+)/([\d,]+)", far):
+        done, total = (int(text.replace(",", "")) for text in match.groups())
+        share = min(1.0, done / max(1, total))
+    full = int(share * _BAR)
+    return "\u2588" * full + "\u2591" * (_BAR - full)
 
 
 def stand(

@@ -15,7 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import CheckJob, Job, ScoreJob, TrainJob, read_job
+from nemo_rod.jobs import CheckJob, ExportJob, Job, ScoreJob, TrainJob, read_job
 from nemo_rod.megatron.watch import Watch
 from nemo_rod.processes.signals import (
     STOP_SIGNALS,
@@ -75,6 +75,10 @@ def _run(job: Job, watch: Watch) -> None:
         from nemo_rod.megatron.check_job import check_model
 
         check_model(job)
+    elif isinstance(job, ExportJob):
+        from nemo_rod.megatron.export_job import export
+
+        export(job, beat=watch.beat)
     else:
         from nemo_rod.megatron.forward_jobs import evaluate
 

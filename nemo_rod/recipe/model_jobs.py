@@ -57,10 +57,9 @@ class ModelJobs:
         if self.config.launcher.kind == "nemo_rl":
             run_on_nemo_rl(job, self.config)
             return
-        world_size = self.config.parallel.world_size
         run_job(
             file,
-            world_size=world_size,
+            world_size=job.parallel.world_size,
             launcher=self.config.launcher,
             log=self.results.log(job.name),
         )

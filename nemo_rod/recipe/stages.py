@@ -256,27 +256,12 @@ class Stages:
 
     def report(self) -> Stage:
         """Returns the stage of the report: tables, figures, page and verdicts, over all seeds."""
-        run_dir, report = self.results.path, self.results.path / "report"
+        report = self.results.path / "report"
 
         def run() -> None:
-            from nemo_rod.recipe.prepared_blocks import block_texts
-            from nemo_rod.report import build_report, format_checks, has_begun
+            from nemo_rod.report import format_checks
 
-            seeds = sorted(run_dir.glob("*seed_*"))
-            runs = [run for run in (run_dir, *seeds) if has_begun(run)]
-            if not runs:
-                command = self.results.command("run")
-                raise ValueError(f"{run_dir} holds no arm: run `nemo-rod {command}` first.")
-            results = build_report(
-                runs[0],
-                recipe=self.config.recipe,
-                replicates=[*runs[1:], *map(Path, self.config.report.seeds)],
-                settings=list(map(Path, self.config.report.settings)),
-                report_dir=report,
-                arms=self.config.arms,
-                texts=partial(block_texts, self.results.blocks),
-            )
-            page = report / "index.html"
+            results, page = self.build_report(), report / "index.html"
             print(format_checks(results) if results else f"No arm is evaluated yet: see {page}.")
 
         return Stage(
@@ -289,6 +274,31 @@ class Stages:
             run=run,
             needs=("evaluate",),
             runs_model=False,
+        )
+
+    def build_report(self) -> dict[str, Any] | None:
+        """Writes the report's files; returns its results, or None before any evaluation.
+
+        Raises:
+            ValueError: if the run has not begun, or a file is damaged.
+        """
+        from nemo_rod.recipe.prepared_blocks import block_texts
+        from nemo_rod.report import build_report, has_begun
+
+        run_dir = self.results.path
+        seeds = sorted(run_dir.glob("*seed_*"))
+        runs = [run for run in (run_dir, *seeds) if has_begun(run)]
+        if not runs:
+            command = self.results.command("run")
+            raise ValueError(f"{run_dir} holds no arm: run `nemo-rod {command}` first.")
+        return build_report(
+            runs[0],
+            recipe=self.config.recipe,
+            replicates=[*runs[1:], *map(Path, self.config.report.seeds)],
+            settings=list(map(Path, self.config.report.settings)),
+            report_dir=run_dir / "report",
+            arms=self.config.arms,
+            texts=partial(block_texts, self.results.blocks),
         )
 
     def _note(self) -> dict[str, Any]:

@@ -302,6 +302,18 @@ FUNCTIONS = (
         "config, forward_step_func, *, callbacks",
     ),
     Function(f"{_BRIDGE}.training.utils.pg_utils:get_pg_collection", "called", TRAINER, "model"),
+    Function(
+        f"{_BRIDGE}.training.utils.flop_utils:num_floating_point_operations",
+        "called",
+        TRAINER,
+        "cfg, batch_size",
+    ),
+    Function(
+        f"{_BRIDGE}.training.checkpointing:_load_model_weights_from_checkpoint",
+        "called",
+        TRAINER,
+        "checkpoint_path, model",
+    ),
     Function(f"{_BRIDGE}:AutoBridge.from_hf_pretrained", "called", TRAINER, "path"),
     Function(
         f"{_BRIDGE}:AutoBridge.to_megatron_provider", "called", TRAINER, "self, *, load_weights"

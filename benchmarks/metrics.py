@@ -1,0 +1,107 @@
+"""What the metrics of a step cost beside a step of the toy: the competition's, and the loggers'.
+
+A pool of 2,048 candidates from the sources of the paper's German setting is measured as a step of
+the journal measures it: the metrics, and their line of JSON. Beside it stands one plain update of
+the toy's model on a batch of the toy's size: forward, backward and optimizer, in plain torch, which
+is less than a whole step of RoD.
+
+    metrics          the metrics of the competition, over the update
+    line             their line of JSON, over the update
+    ms tensorboard   what showing the line in TensorBoard takes, if asked for
+
+Times are the processor's, medians of neighbouring rounds.
+
+    python benchmarks/metrics.py --json rows.json [--quick]
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _rows import Measurement, Row, Setting, run, under
+from omegaconf import OmegaConf
+
+from nemo_rod.config import config_folder
+from nemo_rod.selection import Choice, Joint, Pool, choose, selection_metrics
+
+NUM_CANDIDATES, NUM_SOURCES = 2048, 18
+GOAL = 0.5  # percent of an update
+
+
+def made_up_choice() -> tuple[Choice, np.ndarray, list[str]]:
+    """A choice among candidates of 4 adaptation and 14 replay sources."""
+    rng = np.random.default_rng(0)
+    source_C = rng.integers(0, NUM_SOURCES, NUM_CANDIDATES)
+    pool = Pool(0, np.arange(NUM_CANDIDATES), source_C >= 4)
+    loss_C = rng.normal(2.0, 0.5, NUM_CANDIDATES).astype(np.float32)
+    choice = choose(pool, Joint(), NUM_CANDIDATES // 2, loss_C, np.ones_like(loss_C))
+    return choice, source_C, [f"source_{number}" for number in range(NUM_SOURCES)]
+
+
+def update_of_the_toy() -> Callable[[], object]:
+    """One update of the toy's model on a batch of the toy's size, in plain torch."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    torch.set_num_threads(1)
+    group = config_folder()
+    model_of = OmegaConf.load(group / "model" / "toy_qwen3.yaml")
+    block_size = OmegaConf.load(group / "domain" / "debian_german.yaml").block_size
+    recipe = OmegaConf.load(Path(__file__).parent.parent / "recipes" / "toy.yaml")
+    values: Any = OmegaConf.to_container(model_of.architecture)
+    model = AutoModelForCausalLM.from_config(Qwen3Config(**values))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    size = recipe.train.micro_batch_size
+    tokens = torch.randint(0, 256, (recipe.train.batch_size, block_size))
+
+    def update() -> None:
+        optimizer.zero_grad()
+        for part in tokens.split(size):
+            model(input_ids=part, labels=part).loss.backward()
+        optimizer.step()
+
+    return update
+
+
+def seconds(action: Callable[[], object]) -> float:
+    begin = time.process_time()
+    action()
+    return time.process_time() - begin
+
+
+def metrics(setting: Setting) -> Iterator[Row]:
+    """The metrics of a step, over an update of the toy."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    choice, source_C, names = made_up_choice()
+    update, rounds = update_of_the_toy(), 5 if setting.quick else 20
+    row = selection_metrics(choice, source_C, names)
+    writer = SummaryWriter(str(setting.folder / "tensorboard"))
+    shown = {name: value for name, value in row.items() if value is not None}
+    times: dict[str, list[float]] = {name: [] for name in ("update", "metrics", "line", "board")}
+    for number in range(rounds):
+        times["update"].append(seconds(update))
+        for _ in range(20):
+            times["metrics"].append(seconds(lambda: selection_metrics(choice, source_C, names)))
+            times["line"].append(seconds(lambda: json.dumps(row)))
+        times["board"].append(
+            seconds(lambda: [writer.add_scalar(*one, number) for one in shown.items()])
+        )
+    median = {name: float(np.median(values)) for name, values in times.items()}
+    share = 100 * (median["metrics"] + median["line"]) / median["update"]
+    yield under(f"metrics {NUM_CANDIDATES} candidates", share, "%", GOAL)
+    yield Row("ms update of the toy", 1e3 * median["update"], "ms")
+    yield Row("ms metrics", 1e3 * median["metrics"], "ms")
+    yield Row("ms line", 1e3 * median["line"], "ms")
+    yield Row(f"ms tensorboard, {len(shown)} values", 1e3 * median["board"], "ms")
+
+
+MEASUREMENTS: dict[str, Measurement] = {"metrics": metrics}
+
+if __name__ == "__main__":
+    run(__doc__, MEASUREMENTS)

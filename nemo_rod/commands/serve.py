@@ -1,0 +1,137 @@
+"""`nemo-rod serve RUN_DIR`: the report of a run under way, kept fresh, on this machine alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from nemo_rod.commands.arguments import Arguments, Key, seconds, whole_number
+from nemo_rod.launch.render import read_launch
+from nemo_rod.recipe.stages import Stages
+
+_DESCRIPTION = """\
+Builds the report of a run again whenever the run has gone on, and serves it on 127.0.0.1. The page
+in the browser reloads itself. Ctrl-C ends it; the run does not notice."""
+_PORT, _EVERY = 8008, 30
+_WATCHED = ("arms/*/metrics.jsonl", "arms/*/*.json", "base*/metrics.jsonl", "references/*")
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod serve`."""
+    parser.usage = "nemo-rod serve RUN_DIR [port=PORT] [every=SECONDS]"
+    parser.description = _DESCRIPTION
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
+    parser.add_keys(
+        Key(
+            name="port",
+            value="PORT",
+            help=f"port on 127.0.0.1, {_PORT} by default; 0 for any that is free",
+            expected="a number from 0 to 65535",
+            read=_port,
+        ),
+        Key(
+            name="every",
+            value="SECONDS",
+            help=f"seconds between two looks at the run, {_EVERY} by default",
+            expected="a whole number of seconds, 1 or more",
+            read=seconds,
+        ),
+    )
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
+    """Serves the report until the process is ended.
+
+    Raises:
+        ValueError: if the folder is not a run's.
+        OSError: if the port is taken.
+    """
+    run_dir, every = options.run_dir, options.every or _EVERY
+    _, config = read_launch(run_dir)
+    stages = Stages(config)
+    report = stages.report().folder
+    report.mkdir(parents=True, exist_ok=True)
+    port = _PORT if options.port is None else options.port
+    server = serve(report, port=port, every=every)
+    print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends)", flush=True)
+    try:
+        keep_fresh(run_dir, stages.build_report, every=every)
+    except KeyboardInterrupt:
+        server.shutdown()
+
+
+def serve(folder: Path, *, port: int, every: int) -> ThreadingHTTPServer:
+    """Serves a folder on 127.0.0.1 from a thread; its first page reloads itself.
+
+    Args:
+        folder: the folder.
+        port: the port; 0 for any that is free.
+        every: seconds between two reloads.
+    """
+    handler = partial(_Handler, every, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def keep_fresh(
+    run_dir: Path,
+    build: Callable[[], object],
+    *,
+    every: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Builds the report again whenever files of the run have changed; never returns.
+
+    A file that cannot be read, perhaps because it is being written, leaves the old page.
+    """
+    seen: dict[Path, int] | None = None
+    while True:
+        now = _state(run_dir)
+        if now != seen:
+            try:
+                build()
+                seen = now
+            except (ValueError, OSError) as error:
+                print(f"nemo-rod: {error}", file=sys.stderr, flush=True)
+        sleep(every)
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def __init__(self, every: int, *arguments: object, **options: object) -> None:
+        self.every = every
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+
+    def end_headers(self) -> None:
+        if self.path.split("?")[0] in ("/", "/index.html"):
+            self.send_header("Refresh", str(self.every))
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Prints nothing: a page that reloads itself would fill the terminal."""
+
+
+def _state(run_dir: Path) -> dict[Path, int]:
+    files = (file for pattern in _WATCHED for file in run_dir.glob(pattern))
+    found: dict[Path, int] = {}
+    for file in files:
+        try:
+            found[file] = file.stat().st_mtime_ns
+        except FileNotFoundError:  # its stage has just ended
+            continue
+    return found
+
+
+def _port(text: str) -> int:
+    port = whole_number(text)
+    if port > 65535:
+        raise ValueError(text)
+    return port

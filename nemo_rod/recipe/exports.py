@@ -1,0 +1,136 @@
+"""Any saved step of an arm as a Hugging Face checkpoint, and its evaluation.
+
+    <run_dir>/exports/<arm>/step_<step>/hf  evaluation.json
+
+The arm may still be in training: its checkpoints are read from where it works.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Parallel
+from nemo_rod.files import read_json, write_json
+from nemo_rod.jobs import EvaluateJob, ExportJob
+from nemo_rod.recipe.base_model import checkpoint_digest
+from nemo_rod.recipe.evaluate import FILE
+from nemo_rod.recipe.handover import HandOver, Inputs, Stage, outputs, partial
+from nemo_rod.recipe.model_jobs import ModelJobs
+
+
+def export_stage(jobs: ModelJobs) -> Stage:
+    """Returns the stage that exports `step` of `arm`.
+
+    Raises:
+        ValueError: if one of both keys is missing.
+    """
+    name, step = _what(jobs)
+    folder = export_folder(jobs, name, step)
+
+    def inputs() -> Inputs:
+        trained = read_json(_trained(jobs, name) / "job.json", "config_digest", "seed")
+        return {"arm": trained["config_digest"], "seed": trained["seed"], "step": step}
+
+    def make(into: Path) -> dict[str, Any]:
+        trained = _trained(jobs, name)
+        job = ExportJob(
+            **jobs.common(f"export_{name}_{step}", into) | {"parallel": Parallel()},
+            model=read_json(trained / "job.json", "model")["model"],
+            checkpoint=str(find_checkpoint(trained, step)),
+        )
+        jobs.run(job, into)
+        return {"weights": checkpoint_digest(into / "hf")}
+
+    return HandOver(f"export_{name}_{step}", folder, inputs, make).stage(
+        f"export arm={name} step={step}", f"export {name} at step {step}", needs=(name,)
+    )
+
+
+def evaluate_export_stage(jobs: ModelJobs) -> Stage:
+    """Returns the stage that measures the held-out losses of the exported step."""
+    name, step = _what(jobs)
+    folder = export_folder(jobs, name, step)
+    file = folder / FILE
+
+    def run() -> None:
+        work = folder / "evaluation.partial"
+        work.mkdir(exist_ok=True)
+        job = EvaluateJob(**jobs.common("evaluate", work), models={name: str(folder / "hf")})
+        jobs.run(job, work)
+        made_of = {
+            "model": outputs(folder, made_by=jobs.results.command("export"))["weights"],
+            "blocks": jobs.results.block_counts()["digest"],
+        }
+        result = read_json(work / f"{name}.json")
+        write_json(file, result | {"arm": name, "step": step, "inputs": made_of})
+        for left in work.iterdir():
+            left.unlink()
+        work.rmdir()
+
+    return Stage(
+        name=f"evaluate_{name}_{step}",
+        command=f"evaluate arm={name} step={step}",
+        title=f"evaluate {name} at step {step}",
+        folder=folder,
+        proof=(file,),
+        is_done=file.exists,
+        run=run,
+        results=(file,),
+        needs=(f"export_{name}_{step}",),
+    )
+
+
+def export_folder(jobs: ModelJobs, name: str, step: int) -> Path:
+    """Returns the folder of an exported step."""
+    return jobs.results.path / "exports" / name / f"step_{step}"
+
+
+def find_checkpoint(trained: Path, step: int) -> Path:
+    """Returns the folder of a checkpoint.
+
+    Args:
+        trained: folder of the arm, finished or not.
+        step: steps done when it was saved.
+
+    Raises:
+        ValueError: if it is not there; naming those that are.
+    """
+    found = {
+        int(match[1]): path
+        for path in trained.glob("checkpoints/iter_*")
+        if (match := re.fullmatch(r"iter_(\d+)", path.name)) and (path / "metadata.json").exists()
+    }
+    if step not in found:
+        there = ", ".join(map(str, sorted(found))) or "none"
+        raise ValueError(
+            f"step={step} has no checkpoint in {trained / 'checkpoints'}: expected one of {there}; "
+            "checkpoint.every and checkpoint.keep say which ones a run saves and keeps."
+        )
+    return found[step]
+
+
+def _what(jobs: ModelJobs) -> tuple[str, int]:
+    config = jobs.config
+    if config.arm is None or config.step is None:
+        raise ValueError(
+            f"arm={config.arm} step={config.step} names no checkpoint: expected both, such as "
+            "arm=rod step=1200."
+        )
+    if config.launcher.kind == "nemo_rl":
+        raise ValueError(
+            "launcher=nemo_rl does not export a step: NeMo-RL's examples/converters convert its "
+            "checkpoints."
+        )
+    return config.arm, config.step
+
+
+def _trained(jobs: ModelJobs, name: str) -> Path:
+    """Returns the folder of an arm, or that in which it is being trained."""
+    folder = jobs.results.base if name == "base" else jobs.results.arm(name)
+    for found in (folder, partial(folder)):
+        if (found / "job.json").exists():
+            return found
+    command = jobs.results.command("train")
+    raise ValueError(f"{folder} is not there yet: run `nemo-rod {command} arm={name}` first.")
