@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import composed, nemo_rod
 
-from nemo_rod.commands.status import Standing, last_progress, place, stand, training_progress
+from nemo_rod.commands import status
+from nemo_rod.commands.status import Standing, bar, last_progress, place, stand, training_progress
 from nemo_rod.launch.queue import QueuedJob
 from nemo_rod.launch.render import launch_folder, render_local, write_files
 from nemo_rod.progress import Progress
@@ -137,6 +139,36 @@ def test_progress_of_other_jobs_is_what_they_printed(tmp_path: Path) -> None:
         progress.step(40)
     far, left, last = last_progress(log)
     assert (far, left, last) == ("40/100 blocks", "0:00:15", "4 blocks/s")
+
+
+def test_a_bar_is_as_long_as_what_is_done() -> None:
+    running = Standing("running")
+    assert bar(running, "0/100 blocks") == "\u2591" * 20
+    assert bar(running, "1,000/4,000 blocks") == "\u2588" * 5 + "\u2591" * 15
+    assert bar(running, "99/100").count("\u2588") == 19  # full only when it is done
+    assert bar(running, "") == bar(Standing("to do"), "") == "\u2591" * 20
+    assert bar(Standing("done"), "in 00:10:00") == "\u2588" * 20
+
+
+def test_watching_shows_bars_until_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = composed("recipe=toy", "arms=[rod]")
+    write_files(launch_folder(config), render_local(config, Stages(config).all()))
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    status.main(Namespace(run_dir=Path("runs/toy"), watch=True, every=7))
+    shown = capsys.readouterr().out.split("\x1b[H\x1b[2J\x1b[3J")
+    assert slept == [7, 7] and len(shown) == 3
+    stages = shown[1].splitlines()[2:10]
+    assert all("\u2591" * 20 in line for line in stages) and stages[0].startswith("prepare")
 
 
 def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

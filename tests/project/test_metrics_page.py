@@ -25,7 +25,7 @@ def documented() -> set[str]:
         first, *others = re.findall(r"`(.*?)`", line)
         names.add(first)
         for word in others:
-            end = r"_p10$" if word.startswith("_") else r"[^/]*$"
+            end = r"_p10$" if word.startswith("_") else r"[^/]+$"
             names.add(word if "/" in word else re.sub(end, word, first))
     return names
 

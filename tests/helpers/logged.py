@@ -1,0 +1,64 @@
+"""What loggers have written, read back by their own packages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Curves = dict[str, dict[int, float]]  # name -> step -> value
+
+
+def of_tensorboard(folder: Path) -> Curves:
+    """All event files of a folder as one run, as TensorBoard shows them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    found.Reload()
+    curves: Curves = {}
+    for name in found.Tags()["scalars"]:
+        events = found.Scalars(name)
+        curves[name] = {event.step: event.value for event in events}
+        assert len(curves[name]) == len(events), f"{name} has a step twice"
+    return curves
+
+
+def of_wandb(folder: Path) -> tuple[Curves, set[str]]:
+    """All offline files of a folder in the order of their runs, and the ids of these runs.
+
+    As in W&B, a step that is already there keeps its value.
+    """
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    curves: Curves = {}
+    ids: set[str] = set()
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        store = DataStore()
+        store.open_for_scan(str(file))
+        while data := store.scan_data():
+            record: Any = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.HasField("run"):
+                ids.add(record.run.run_id)
+            if record.HasField("history"):
+                row = {
+                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                    for item in record.history.item
+                }
+                for name, value in row.items():
+                    curves.setdefault(name, {}).setdefault(record.history.step.num, value)
+    return curves, ids
+
+
+def of_metrics(folder: Path) -> Curves:
+    """`metrics.jsonl` and `validation_start.json`, by the number of steps done."""
+    start = json.loads((folder / "validation_start.json").read_text())
+    curves: Curves = {name: {0: value} for name, value in start.items()}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        done = row.pop("step") + 1
+        for name, value in row.items():
+            if value is not None:
+                curves.setdefault(name, {})[done] = value
+    return curves

@@ -1,0 +1,129 @@
+"""`logger=`: what it accepts, whose account it uses, and which runs go on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import composed, nemo_rod
+
+from nemo_rod.loggers import (
+    check_installed,
+    keep_run,
+    known_runs,
+    logger_names,
+    mark_restart,
+    prepare_runs,
+)
+
+ENVIRONMENT = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_RUN_ID",
+               "WANDB_RESUME", "WANDB_BASE_URL", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.setenv(name, "")  # so that what a test sets is gone after it
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        ("null", ()),
+        ("wandb", ("wandb",)),
+        ("[tensorboard,wandb]", ("tensorboard", "wandb")),
+        ("[wandb,wandb]", ("wandb",)),
+        ("[]", ()),
+    ],
+)
+def test_none_one_or_several(typed: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", f"logger={typed}")
+    assert logger_names(config.logger) == names
+
+
+@pytest.mark.parametrize("typed", ["tensorbord", "[wandb,comet]", "3", "{wandb: true}"])
+def test_an_unknown_logger_is_refused_in_one_sentence(typed: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^logger=.* expected some of tensorboard, wandb, mlflow"):
+        composed("recipe=toy_synthetic", f"run_dir={tmp_path}", f"logger={typed}")
+
+
+def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"package wandb is not .* 'nemo-rod\[wandb\]' brings it"):
+        check_installed(["wandb"])
+
+
+def test_a_secret_for_a_file_of_the_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cluster.env.WANDB_API_KEY would be written"):
+        composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "+cluster.env.WANDB_API_KEY=hidden")
+
+
+def test_wandb_without_an_account_writes_to_files_and_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare_runs(["wandb"], tmp_path)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "no account here (set WANDB_API_KEY" in said
+    assert os.environ["WANDB_MODE"] == "offline"
+    first = os.environ["WANDB_RUN_ID"]
+    assert os.environ["WANDB_RESUME"] == "allow" and known_runs(tmp_path) == {"wandb": first}
+    prepare_runs(["wandb"], tmp_path)  # resumed
+    assert os.environ["WANDB_RUN_ID"] == first
+
+
+@pytest.mark.parametrize("how", ["key", "netrc", "mode"])
+def test_an_account_or_a_mode_of_the_users_is_left_alone(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if how == "key":
+        monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    elif how == "mode":
+        monkeypatch.setenv("WANDB_MODE", "disabled")
+    else:
+        (tmp_path / "netrc").write_text("machine api.wandb.ai login user password hidden\n")
+    prepare_runs(["wandb"], tmp_path / "run")
+    assert os.environ.get("WANDB_MODE") == ("disabled" if how == "mode" else None)
+    assert capsys.readouterr().err == ""
+    assert "hidden" not in (tmp_path / "run" / "loggers.json").read_text()
+
+
+def test_mlflow_goes_on_with_the_run_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_runs(["mlflow"], tmp_path)
+    assert "MLFLOW_RUN_ID" not in os.environ
+    assert os.environ["MLFLOW_TRACKING_URI"] == (tmp_path / "mlruns").as_uri()
+    keep_run(tmp_path, "mlflow", "abc")
+    prepare_runs(["mlflow"], tmp_path)
+    assert os.environ["MLFLOW_RUN_ID"] == "abc"
+    assert json.loads((tmp_path / "loggers.json").read_text()) == {"mlflow": "abc"}
+
+
+def test_tensorboard_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from logged import of_tensorboard
+    from torch.utils.tensorboard import SummaryWriter
+
+    def write(steps: range, value: float, *, restart: bool) -> None:
+        with SummaryWriter(str(tmp_path), filename_suffix=f".{value}") as writer:
+            if restart:
+                mark_restart(writer, steps.start)
+            for step in steps:
+                writer.add_scalar("x", value, step)
+
+    write(range(1, 9), 1.0, restart=False)
+    write(range(6, 11), 2.0, restart=True)
+    found = of_tensorboard(tmp_path)["x"]
+    assert found == {step: 1.0 if step < 6 else 2.0 for step in range(1, 11)}
+
+
+def test_the_command_says_it_in_one_sentence(tmp_path: Path) -> None:
+    done: Any = nemo_rod("run", "recipe=toy_synthetic", f"run_dir={tmp_path}", "logger=comet")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "logger='comet' is not valid" in done.stderr

@@ -1,0 +1,82 @@
+"""Which checkpoint of which arm is exported, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import composed
+
+from nemo_rod.recipe.exports import (
+    evaluate_export_stage,
+    export_folder,
+    export_stage,
+    find_checkpoint,
+)
+from nemo_rod.recipe.stages import Stages
+
+
+def save(folder: Path, *steps: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "job.json").write_text(
+        json.dumps({"config_digest": "c", "seed": 42, "model": "base/hf"})
+    )
+    for step in steps:
+        checkpoint = folder / "checkpoints" / f"iter_{step:07d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "metadata.json").write_text("{}")
+
+
+def test_a_step_is_found_by_its_number(tmp_path: Path) -> None:
+    save(tmp_path, 200, 1200)
+    (tmp_path / "checkpoints" / "iter_0001400").mkdir()  # being written
+    assert find_checkpoint(tmp_path, 1200).name == "iter_0001200"
+    with pytest.raises(ValueError, match=r"step=1400 has no checkpoint .* one of 200, 1200; "):
+        find_checkpoint(tmp_path, 1400)
+    with pytest.raises(ValueError, match=r"expected one of none; "):
+        find_checkpoint(tmp_path / "elsewhere", 1400)
+
+
+def test_an_arm_in_training_is_exported_from_where_it_works(tmp_path: Path) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
+    jobs = Stages(config).jobs
+    stage = export_stage(jobs)
+    assert (stage.name, stage.command) == ("export_rod_20", "export arm=rod step=20")
+    assert stage.folder == export_folder(jobs, "rod", 20) == tmp_path / "exports/rod/step_20"
+    save(tmp_path / "arms" / "rod.partial", 20)
+    assert not stage.is_done()
+    looked = evaluate_export_stage(jobs)
+    assert looked.needs == (stage.name,) and not looked.is_done()
+    stage.folder.mkdir(parents=True)
+    inputs = {"arm": "c", "seed": 42, "step": 20}
+    (stage.folder / "manifest.json").write_text(json.dumps({"inputs": inputs}))
+    assert stage.is_done()
+    save(tmp_path / "arms" / "rod.partial")
+    job = tmp_path / "arms" / "rod.partial" / "job.json"
+    job.write_text(job.read_text().replace('"c"', '"another"'))
+    with pytest.raises(ValueError, match=r"made with arm=c, but now it is another"):
+        stage.is_done()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["arm=rod"], "arm=rod step=None names no checkpoint"),
+        (["step=20"], "arm=None step=20 names no checkpoint"),
+        (["arm=rod", "step=20", "launcher=nemo_rl"], "launcher=nemo_rl does not export"),
+    ],
+)
+def test_what_names_no_checkpoint_is_refused(
+    words: list[str], expected: str, tmp_path: Path
+) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", *words)
+    with pytest.raises(ValueError, match=expected):
+        export_stage(Stages(config).jobs)
+
+
+def test_an_arm_that_has_not_begun_is_refused(tmp_path: Path) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
+    with pytest.raises(ValueError, match=r"run `nemo-rod train recipe=toy_synthetic arm=rod`"):
+        export_stage(Stages(config).jobs).run()
+    assert not (tmp_path / "exports" / "rod" / "step_20").exists()
