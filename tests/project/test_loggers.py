@@ -20,8 +20,16 @@ from nemo_rod.loggers import (
     prepare_runs,
 )
 
-ENVIRONMENT = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_RUN_ID",
-               "WANDB_RESUME", "WANDB_BASE_URL", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")  # fmt: skip
+ENVIRONMENT = (
+    "WANDB_API_KEY",
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "WANDB_MODE",
+    "WANDB_RUN_ID",
+    "WANDB_RESUME",
+    "WANDB_BASE_URL",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_RUN_ID",
+)
 
 
 @pytest.fixture(autouse=True)
