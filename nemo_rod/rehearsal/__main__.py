@@ -1,28 +1,12 @@
-"""Compares the held-out losses of exported models with those of Hugging Face's own classes.
-
-python -m nemo_rod.rehearsal JOB.json
-
-Shape suffixes: C = blocks, S = tokens of a block.
-"""
+"""Compares exported models with Hugging Face: `python -m nemo_rod.rehearsal JOB.json`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from nemo_rod.corpus.store import BlockStore
-from nemo_rod.files import read_json, write_json
-from nemo_rod.recipe.run_folder import RunFolder
-
-# Nats per token, the mean of a source: what rounding may do in another order of the operations.
-TOLERANCE = {"fp32": 1e-5, "bf16": 0.02}
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-_AT_ONCE = 16  # blocks per forward pass
+from nemo_rod.files import read_json
+from nemo_rod.rehearsal.exported_losses import compare
 
 
 def main() -> int:
@@ -34,56 +18,6 @@ def main() -> int:
         print(f"nemo-rod error on rank 0: {' '.join(str(error).split())}", flush=True)
         return 1
     return 0
-
-
-def compare(job: dict[str, Any]) -> None:
-    """Writes the largest difference of every arm, over the sources.
-
-    Raises:
-        ValueError: if one is larger than rounding explains.
-    """
-    results = RunFolder(Path(job["run_dir"]), job["recipe"])
-    store = BlockStore(results.blocks, split="holdout")
-    found = {}
-    for arm in job["arms"]:
-        model = load(results.checkpoint(arm), _DTYPES[job["precision"]])
-        measured = read_json(results.arm(arm) / "evaluation.json", "loss")["loss"]
-        differences = []
-        for source in store.sources:
-            ids = source.start + np.arange(source.count)
-            expected = block_losses(model, store.tokens(ids)).mean()
-            differences.append(abs(measured[source.role][source.name] - expected))
-        found[arm] = float(max(differences))
-        if not found[arm] <= TOLERANCE[job["precision"]]:
-            raise ValueError(
-                f"The held-out losses of {arm} differ by up to {found[arm]:.2g} nats from those of "
-                f"Hugging Face's {type(model).__name__} on the same weights, expected at most "
-                f"{TOLERANCE[job['precision']]:g}: the checkpoint and its conversion do not agree."
-            )
-    write_json(Path(job["out"]), {"difference": found, "precision": job["precision"]})
-
-
-def load(folder: Path, dtype: torch.dtype) -> Any:
-    """Returns the model of a checkpoint, of the class that its config names."""
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(folder)
-    model: Any = getattr(transformers, config.architectures[0])
-    return model.from_pretrained(folder, dtype=dtype).eval()
-
-
-def block_losses(model: Any, tokens_CS: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Returns the mean loss of the next-token targets of every block, nats, `[C]`."""
-    means = []
-    for start in range(0, len(tokens_CS), _AT_ONCE):
-        ids = torch.from_numpy(tokens_CS[start : start + _AT_ONCE].astype(np.int64))
-        with torch.no_grad():
-            logits = model(input_ids=ids).logits[:, :-1].double()
-        losses = torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), ids[:, 1:], reduction="none"
-        )
-        means.append(losses.mean(1).numpy())
-    return np.concatenate(means)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import torch
 from nemo_rod.corpus import load_tokenizer
 from nemo_rod.published import save_published
 from nemo_rod.rehearsal import forms
-from nemo_rod.rehearsal.__main__ import load as load_model
 from nemo_rod.rehearsal.small_checkpoint import random_model
 
 COMMON: dict[str, Any] = {
@@ -118,11 +117,6 @@ def write(name: str, folder: Path) -> Path:
         head = {f"{PREDICTORS}fc.weight": torch.ones(32, 64)}
         save_file({**load_file(file), **head}, file, {"format": "pt"})
     return folder
-
-
-def load(folder: Path) -> Any:
-    """The model of a checkpoint, of the class that its config names."""
-    return load_model(folder, torch.float32)
 
 
 def token_losses(model: Any, tokens: np.ndarray) -> np.ndarray:

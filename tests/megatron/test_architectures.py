@@ -21,13 +21,14 @@ transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "Qwen3_5TextConfig"):
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
 
-from architectures import ARCHITECTURES, load, make, tensors, token_losses, write  # noqa: E402
+from architectures import ARCHITECTURES, make, tensors, token_losses, write  # noqa: E402
 from architectures_worker import BLOCKS, Store  # noqa: E402
 from tiny import BATCH, Setting, Torchrun, metric  # noqa: E402
 
 from nemo_rod.config import Parallel  # noqa: E402
 from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
 from nemo_rod.jobs import EvaluateJob, write_job  # noqa: E402
+from nemo_rod.rehearsal.exported_losses import load  # noqa: E402
 from nemo_rod.selection import Curriculum  # noqa: E402
 
 STEPS, MERGED_AT = 8, 0.25
