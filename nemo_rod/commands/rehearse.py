@@ -50,10 +50,7 @@ def rehearse(config: Config) -> None:
         RuntimeError: if a part of the rehearsal failed.
     """
     if config.rehearsal.part is not None:
-        stage = RehearsalStages(config).part(config.rehearsal.part)
-        record = Record(Path(config.run_dir), stage.name)
-        with record.only_one(), record.attempt():
-            stage.run()
+        run_part(config, config.rehearsal.part)
         return
     folder = rehearsal_folder(config)
     model = small_model(config)
@@ -73,6 +70,23 @@ def rehearse(config: Config) -> None:
         raise RuntimeError(
             f"the rehearsal of {config.recipe} failed at {failed[0].name}: see above"
         )
+
+
+def run_part(config: Config, part: str) -> None:
+    """Runs one of the rehearsal's own stages, as launchers do.
+
+    Raises:
+        ValueError: if the run folder is not a rehearsal's.
+    """
+    if not is_rehearsal(Path(config.run_dir)):
+        raise ValueError(
+            f"rehearsal.part={part} is for the jobs of a rehearsal, and run_dir={config.run_dir} "
+            "holds none: leave it out."
+        )
+    stage = RehearsalStages(config).part(part)
+    record = Record(Path(config.run_dir), stage.name)
+    with record.only_one(), record.attempt():
+        stage.run()
 
 
 def rehearsal_folder(config: Config) -> Path:

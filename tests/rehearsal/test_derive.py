@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command_line import RECIPES, composed
 
-from nemo_rod.commands.rehearse import rehearsal_folder, small_model
+from nemo_rod.commands.rehearse import rehearsal_folder, rehearse, small_model
 from nemo_rod.config import Config, Parallel, config_folder
 from nemo_rod.files import write_json
 from nemo_rod.recipe.checks import check
@@ -192,6 +192,14 @@ def test_the_folder_of_the_real_run_is_never_written_into(folder: str, tmp_path:
     config.run_dir, config.rehearsal.run_dir = str(tmp_path / "real"), str(tmp_path / folder)
     with pytest.raises(ValueError, match="never writes into the folder of the real run"):
         rehearsal_folder(config)
+
+
+def test_a_part_alone_needs_a_rehearsal(tmp_path: Path) -> None:
+    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+    config.rehearsal.part = "model"
+    with pytest.raises(ValueError, match=r"rehearsal\.part=model is for the jobs of a rehearsal"):
+        rehearse(config)
+    assert not (tmp_path / "real").exists()
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
