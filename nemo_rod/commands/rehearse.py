@@ -6,35 +6,28 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import flag_override
 
+from nemo_rod.commands.rehearsed_stages import carried_out
 from nemo_rod.config import Config
-from nemo_rod.files import read_json, write_json
-from nemo_rod.launch import queue, ray, slurm
-from nemo_rod.launch.submit import check_idle, submit
+from nemo_rod.files import write_json
+from nemo_rod.launch.submit import check_idle
 from nemo_rod.plan.costs import PlanResult
 from nemo_rod.plan.of_recipe import make_plan
-from nemo_rod.processes.signals import Stopped
 from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.checks import check, to_config
-from nemo_rod.recipe.handover import Stage
 from nemo_rod.rehearsal.derive import Places, other_runs, rehearsal_of
 from nemo_rod.rehearsal.forms import SmallModel, shrunken
 from nemo_rod.rehearsal.looks import NotLooked, looks, published_config
 from nemo_rod.rehearsal.materials import TABLE, describe, is_rehearsal
 from nemo_rod.rehearsal.rehearsal_stages import RehearsalStages
 from nemo_rod.rehearsal.small_layout import small_layout
-from nemo_rod.rehearsal.table import DONE, FAILED, LEFT_OUT, UNSEEN, Row, as_dict, format_table
+from nemo_rod.rehearsal.table import DONE, FAILED, UNSEEN, Row, as_dict, format_table
 
-_RENDERERS = {"slurm": slurm.render, "ray": ray.render}
-_SENTENCES = (ValueError, OSError, RuntimeError)  # errors that say what to do
-_LOOK_SECONDS = 5.0  # between two looks at a queue
 # overrides that belong to one recipe, not to those whose runs it uses
 _OWN = (
     *("recipe", "run_dir", "arm", "parallel", "variants", "rehearsal.run_dir"),
@@ -155,8 +148,7 @@ def _rehearsed(
         rows += _rehearsed(other, inner, small_model(other), scale, f"{prefix}{other.recipe}: ")
     small = make_rehearsal(config, folder, model, scale)
     stages = RehearsalStages(small).all()
-    run_all = _submitted if small.launcher.kind in _RENDERERS else _run_here
-    return rows + [_named(row, prefix) for row in run_all(small, stages)]
+    return rows + [_named(row, prefix) for row in carried_out(small, stages)]
 
 
 def make_rehearsal(config: Config, folder: Path, model: SmallModel | None, scale: float) -> Config:
@@ -192,69 +184,6 @@ def _looked(name: str, look: Callable[[], str]) -> Row:
     except (ValueError, OSError) as error:
         state, note = FAILED, " ".join(str(error).split())
     return Row(name=name, state=state, note=note, seconds=time.monotonic() - start)
-
-
-def _run_here(config: Config, stages: list[Stage]) -> list[Row]:
-    """Runs the stages one after the other; those that need one that failed are left out."""
-    rows: dict[str, Row] = {}
-    for number, stage in enumerate(stages, start=1):
-        _say(f"[{number}/{len(stages)}] {stage.title}")
-        missing = [n for n in stage.needs if n in rows and rows[n].state != DONE]
-        if missing:
-            note = f"needs {', '.join(missing)}"
-            rows[stage.name] = Row(name=stage.name, state=LEFT_OUT, note=note)
-            continue
-        record = Record(Path(config.run_dir), stage.name)
-        start = time.monotonic()
-        state, note = DONE, ""
-        try:
-            # the report prints its verdicts, which mean nothing here
-            with record.only_one(), record.attempt(), redirect_stdout(StringIO()):
-                stage.run()
-        except Stopped:
-            raise
-        except Exception as error:  # whatever it is, the table says so, and the others still run
-            kind = "" if isinstance(error, _SENTENCES) else f"{type(error).__name__}: "
-            state, note = FAILED, kind + " ".join(str(error).split())
-        rows[stage.name] = Row(
-            name=stage.name, state=state, note=note, seconds=time.monotonic() - start
-        )
-    return [_with_finding(config, row) for row in rows.values()]
-
-
-def _submitted(config: Config, stages: list[Stage]) -> list[Row]:
-    """Submits the stages and waits for the end of the last; what ran is in the stages' records."""
-    submit(config, stages, _RENDERERS[config.launcher.kind])
-    while queue.alive(Path(config.run_dir)):
-        time.sleep(_LOOK_SECONDS)
-    rows: dict[str, Row] = {}
-    for stage in stages:
-        events = Record(Path(config.run_dir), stage.name).events()
-        last = events[-1] if events else {}
-        state = {"done": DONE, None: LEFT_OUT}.get(last.get("event"), FAILED)
-        note = last.get("why", "")
-        if state == LEFT_OUT:
-            needed = [n for n in stage.needs if n in rows and rows[n].state != DONE]
-            note = f"needs {', '.join(needed)}" if needed else "its job left no record"
-        elif state == FAILED and not note:
-            note = f"its job ended without a word: see {config.run_dir}/logs/slurm"
-        began = [event["time"] for event in events if event["event"] == "began"]
-        seconds = last["time"] - began[-1] if began else None
-        rows[stage.name] = Row(name=stage.name, state=state, note=note, seconds=seconds)
-    return [_with_finding(config, row) for row in rows.values()]
-
-
-def _with_finding(config: Config, row: Row) -> Row:
-    """Adds what a stage of the rehearsal found, for its note."""
-    if row.state != DONE or row.name != "losses":
-        return row
-    found = read_json(Path(config.run_dir) / "losses" / "losses.json", "difference")["difference"]
-    worst = max(found, key=lambda name: found[name])
-    note = (
-        f"the exports of {len(found)} models reload; their losses are Hugging Face's to "
-        f"{found[worst]:.1g} nats ({config.model.precision})"
-    )
-    return Row(name=row.name, state=row.state, note=note, seconds=row.seconds)
 
 
 def _processes(config: Config) -> int | None:

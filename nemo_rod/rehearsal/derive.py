@@ -146,12 +146,12 @@ def _sources(config: Config, places: Places) -> dict[str, Any]:
 def _schedule(train: Optimisation, parallel: Parallel, scale: float) -> Optimisation:
     # every replica adds up the gradients of two micro-batches or more, and pipelines stay busy
     most = 2 if parallel.data * parallel.pipeline <= 2 else 1
-    return dataclasses.replace(
-        train,
-        **_small_steps_of(dataclasses.asdict(train), scale),
-        micro_batch_size=min(train.micro_batch_size, most),
-        batch_size=BATCH_SIZE,
+    small = dataclasses.replace(
+        train, micro_batch_size=min(train.micro_batch_size, most), batch_size=BATCH_SIZE
     )
+    for name, steps in _small_steps_of(dataclasses.asdict(train), scale).items():
+        setattr(small, name, steps)
+    return small
 
 
 def _variant(variant: Any, places: Places, scale: float) -> Any:

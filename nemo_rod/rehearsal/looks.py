@@ -12,7 +12,8 @@ from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.files import read_json
-from nemo_rod.plan.of_recipe import make_plan, refuse_what_does_not_fit
+from nemo_rod.plan.fits import refuse_what_does_not_fit
+from nemo_rod.plan.of_recipe import make_plan
 from nemo_rod.recipe.ask_tasks import check_tasks, has_tasks
 from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.rehearsal.special_tokens import special_tokens
