@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import flag_override
 
 from nemo_rod.commands.rehearsed_stages import carried_out
 from nemo_rod.config import Config
@@ -50,6 +49,8 @@ def rehearse(config: Config) -> None:
     if not config.dry_run:
         check_idle_and_clear(folder)
     rows = [_looked(name, look) for name, look in looks(config).items()]
+    if others := other_runs(config):
+        rows.append(_looked("other runs", lambda: ", ".join(_recipe_of(r).recipe for r in others)))
     if not any(row.state == FAILED for row in rows) and not config.dry_run:
         scale = config.rehearsal.steps / config.train.steps
         rows += _rehearsed(config, folder, model, scale)
@@ -219,9 +220,8 @@ def _recipe_of(run: str) -> Config:
         )
     own = HydraConfig.get().overrides.task
     kept = [o for o in own if not o.lstrip("+~").startswith(_OWN)]
-    composed = compose("config", overrides=[f"recipe={name}", *kept], return_hydra_config=True)
-    with flag_override(composed, "struct", False):
-        del composed["hydra"]
+    composed = compose("config", overrides=[f"recipe={name}", *kept])
+    composed.recipe = name  # Hydra would say what this command was given
     return to_config(composed)
 
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from command_line import composed
+from command_line import composed, nemo_rod
 
 from nemo_rod.rehearsal.looks import (
     NotLooked,
@@ -67,6 +67,17 @@ def test_a_tokenizer_in_a_folder_is_read(tmp_path: Path) -> None:
     assert found.eos == "<|im_end|>" and found.ids["<|im_end|>"] == 11
     assert found.separator == "</s>"  # what its EOS does not say
     assert found.small_ids()["</s>"] == 2
+
+
+def test_the_recipes_of_other_runs_are_found(tmp_path: Path) -> None:
+    run = ("recipe=german_qwen3_5_9b", f"run_dir={tmp_path}/run", "dry_run=true")
+    found = nemo_rod("rehearse", *run)
+    assert "other runs: german_qwen3_5_4b" in found.stdout, found.stderr
+    assert found.returncode == 0 and not [*tmp_path.iterdir()]
+    variant = "variants.rod_transfer.curriculum=runs/thesis"
+    found = nemo_rod("rehearse", *run, variant, "arms=[rod_transfer]")
+    assert found.returncode == 1
+    assert "other runs: runs/thesis names no recipe, so the run that it holds" in found.stdout
 
 
 def test_a_layout_that_does_not_divide_is_found() -> None:

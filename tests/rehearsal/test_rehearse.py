@@ -46,8 +46,8 @@ def test_a_recipe_is_rehearsed_from_text_to_report(tmp_path: Path) -> None:
     few = ("arms=[no_replay]", "rehearsal.steps=2", "rehearsal.processes=1")
     table, said = rehearse(recipe, tmp_path, *few)
     found = states(table)
-    assert [name for name, state in found.items() if state != "not seen"][-7:] == [
-        *("model", "prepare", "base", "no_replay", "evaluate", "report", "losses"),
+    assert [name for name, state in found.items() if state != "not seen"][-8:] == [
+        *("materials", "prepare", "model", "base", "no_replay", "evaluate", "report", "losses"),
     ]
     assert set(found.values()) <= {"done", "not seen"}
     folder = tmp_path / "run_rehearsal"
