@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,25 @@ def published_names(folder: Path) -> dict[str, str]:
     return _NAMES.get(str(config.get("model_type")), {})
 
 
+def open_to_readers(folder: Path) -> None:
+    """Lets those read weights who may read their configuration: safetensors lets only the owner."""
+    if (other := folder / "config.json").is_file():
+        for file in folder.glob("*.safetensors"):
+            shutil.copymode(other, file)
+
+
 def save_published(model: Any, folder: Path) -> None:
     """Saves a transformers model as a checkpoint with the published names."""
-    from safetensors.torch import load_file, save_file
-
     model.save_pretrained(folder)
     names = published_names(folder)
-    if not names:
-        return
+    if names:
+        _rename(folder, names)
+    open_to_readers(folder)
+
+
+def _rename(folder: Path, names: dict[str, str]) -> None:
+    from safetensors.torch import load_file, save_file
+
     for file in folder.glob("*.safetensors"):
         tensors = load_file(file)
         if not names.keys().isdisjoint(tensors):

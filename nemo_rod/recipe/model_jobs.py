@@ -13,6 +13,7 @@ from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.loggers import logger_names
 from nemo_rod.nemo_rl.from_job import run_on_nemo_rl
 from nemo_rod.processes.torchrun import run_job
+from nemo_rod.published import open_to_readers
 from nemo_rod.recipe.handover import outputs
 from nemo_rod.recipe.run_folder import RunFolder
 from nemo_rod.recipe.variants import ArmSettings, arm_settings
@@ -163,6 +164,7 @@ class ModelJobs:
             run_name=f"{self.config.recipe}/{arm.name}",
         )
         self.run(job, folder)
+        open_to_readers(folder / "hf")
 
     def describe(self, folder: Path, arm: Arm) -> None:
         """Writes `arm.json`: the arm's settings and its cost, for the report."""

@@ -166,6 +166,10 @@ def test_configuration_is_copied_and_weights_or_manifests_are_not(tmp_path: Path
         "LICENSE", "config.json", "model.safetensors", "modeling_toy.py", "tokenizer.json",
     ]  # fmt: skip
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "kept"}
+    modes = {
+        (tmp_path / "out" / name).stat().st_mode for name in ("config.json", "model.safetensors")
+    }
+    assert len(modes) == 1  # safetensors writes files that a group cannot read
 
 
 def test_transformers_loads_the_merge_of_two_tied_models(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from nemo_rod.evaluation.merging.formula import (
     refuse_shapes,
     refuse_unmatched,
 )
-from nemo_rod.files import read_json
-from nemo_rod.published import published_names
+from nemo_rod.files import interpreting, read_json
+from nemo_rod.published import open_to_readers, published_names
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,7 @@ def merge(
         index_json = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
         (out_dir / _INDEX_NAME).write_text(json.dumps(index_json, indent=2) + "\n")
     _copy_companions(base_dir, out_dir)
+    open_to_readers(out_dir)
 
 
 class _Checkpoint:
@@ -119,8 +120,9 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / "model.safetensors").is_file():
         files = [folder / "model.safetensors"]
     elif index.is_file():
-        weight_map: dict[str, str] = read_json(index, "weight_map")["weight_map"]
-        files = [folder / name for name in sorted(set(weight_map.values()))]
+        with interpreting(index):
+            weight_map: dict[str, str] = read_json(index, "weight_map")["weight_map"]
+            files = [folder / name for name in sorted(set(weight_map.values()))]
     else:
         files = sorted(folder.glob("*.safetensors"))
     missing = [file.name for file in files if not file.is_file()]
