@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from nemo_rod.commands import (
     cancel,
@@ -181,7 +181,6 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
 
     def task(composed: DictConfig) -> None:
         try:
-            OmegaConf.resolve(composed)
             config = to_config(composed)
             config.run_dir = _run_dir(config)
             run_stages.on_all_nodes(command, config)

@@ -18,6 +18,8 @@ from nemo_rod.loggers import LOGGERS, are_loggers
 
 PREFIXES = {"1": 8, "1/2": 4, "1/4": 2, "1/8": 1}  # scoring.prefix -> eighths of a block
 MAX_LOGITS_BYTES = 250 * 2**20  # fp32 logits that scoring holds at once on one rank
+# a value of cluster.env that is taken from the environment of the job, and written nowhere
+REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 TIME = Bound(
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes",
     lambda found: re.fullmatch(r"(\d+-)?\d{1,2}:\d\d:\d\d", found) is not None,

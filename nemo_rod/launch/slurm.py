@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from nemo_rod.config import Config
+from nemo_rod.config import REFERENCE, Config
 from nemo_rod.launch import containers
 from nemo_rod.launch.queue import slurm_logs
 from nemo_rod.launch.render import frozen_config, launch_folder, stage_command
@@ -65,6 +65,14 @@ _NODE = """\
 # What every node of a stage runs, inside the container where there is one.
 set -eo pipefail
 """
+
+_EXPORT_REFERENCE = """\
+if [[ -n ${{{name}:-}} ]]; then
+  export {key}="${name}"
+  echo "cluster.env.{key} is set" >&2
+else
+  echo "cluster.env.{key} is not set: {name} is not in the environment of this job" >&2
+fi"""
 
 
 def render(config: Config, stages: list[Stage]) -> dict[str, str]:
@@ -136,12 +144,20 @@ def render_node(config: Config) -> str:
 def exports(environment: dict[str, str]) -> list[str]:
     """Returns shell lines that export variables.
 
+    A reference `${oc.env:NAME}` stays one: the job has the environment of who submitted it. Its log
+    says whether the variable is set, not what it is.
+
     Raises:
         ValueError: if a name is not a variable's.
     """
-    for key in environment:
+    lines = []
+    for key, value in environment.items():
         _expect_word(r"[A-Za-z_][A-Za-z0-9_]*", key, "cluster.env", "names of variables")
-    return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
+        if match := REFERENCE.fullmatch(value):
+            lines.append(_EXPORT_REFERENCE.format(key=key, name=match[1]))
+        else:
+            lines.append(f"export {key}={shlex.quote(value)}")
+    return lines
 
 
 def comment(text: str) -> str:

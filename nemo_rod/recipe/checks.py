@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 
 from nemo_rod.bounds import check_bounds
-from nemo_rod.config import Config, Optimisation, Parallel, Scoring, Selection
+from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring, Selection
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
 from nemo_rod.recipe.variants import BASE_REFERENCES, arm_settings
 
@@ -23,10 +23,28 @@ def to_config(composed: DictConfig) -> Config:
         raise ValueError(
             f"Key '{missing[0]}' has no value: set it on the command line or in the recipe."
         )
+    secrets = _without_references(composed)
+    OmegaConf.resolve(composed)
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
+    config.cluster.env |= secrets
     check(config)
     return config
+
+
+def _without_references(composed: DictConfig) -> dict[str, str]:
+    """Takes `${oc.env:NAME}` out of `cluster.env`: such values are secrets, and never resolved.
+
+    Returns:
+        What was taken out, as it was written.
+    """
+    env = OmegaConf.to_container(composed.cluster.env, resolve=False)
+    assert isinstance(env, dict)
+    found = {str(key): value for key, value in env.items() if REFERENCE.fullmatch(str(value))}
+    with flag_override(composed, ("struct", "readonly"), (False, False)):
+        for key in found:
+            composed.cluster.env[key] = ""
+    return found
 
 
 def check(config: Config) -> None:

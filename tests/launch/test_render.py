@@ -225,3 +225,25 @@ def test_without_an_image_jobs_run_the_python_that_submits() -> None:
     files = rendered("toy", "slurm", "cluster.image=null")
     assert not [name for name in srun_options(files["stage.sh"]) if "container" in name]
     assert f" {sys.executable} -m nemo_rod.cli train " in files["rod.sbatch"]
+
+
+def test_secrets_stay_references_in_every_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_SECRET123")
+    config = composed(
+        *("recipe=toy", "launcher=slurm", *CLUSTER, f"run_dir={tmp_path}"),
+        "+cluster.env.TOKEN=${oc.env:HF_TOKEN}",
+    )
+    files = slurm.render(config, Stages(config).all())
+    assert not [name for name, text in files.items() if "SECRET" in text]
+    write_files(launch_folder(config), files)
+    monkeypatch.delenv("HF_TOKEN")  # a job of somebody else's, or a look from elsewhere
+    assert read_launch(tmp_path)[1].cluster.env["TOKEN"] == "${oc.env:HF_TOKEN}"
+    for value, said in (("hf_SECRET123", "is set"), (None, "is not set: HF_TOKEN is not in")):
+        environment = {"PATH": "/usr/bin:/bin", **({"HF_TOKEN": value} if value else {})}
+        command = ["bash", str(launch_folder(config) / "node.sh"), "printenv", "TOKEN"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.stdout.strip() == (value or "")
+        assert f"cluster.env.TOKEN {said}" in done.stderr
+        assert "SECRET" not in done.stderr
