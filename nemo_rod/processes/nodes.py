@@ -11,9 +11,11 @@ report how theirs ended.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,10 +136,32 @@ class Nodes:
     def _store(self, *, is_master: bool) -> Any:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+        listening = _listen(self.host, self.port) if is_master else None
         store = TCPStore(
-            self.host, self.port, is_master=is_master, timeout=_GATHER, wait_for_workers=False
+            self.host,
+            self.port,
+            is_master=is_master,
+            timeout=_GATHER,
+            wait_for_workers=False,
+            master_listen_fd=listening,
         )
         return PrefixStore(self.key, store)
+
+
+def _listen(host: str, port: int) -> int | None:
+    """Returns a socket that listens on the job's address alone.
+
+    None, for a store that listens on every address, where the node does not have the one by which
+    Slurm knows it: the key protects the store there, too.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        return socket.create_server(address[:2], family=family, backlog=4096).detach()
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        print(f"{host} is no address of this node: listening on all of its addresses", flush=True)
+        return None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -59,6 +60,16 @@ def test_orders_without_the_key_are_not_heard(nodes: list[Nodes]) -> None:
         assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
     follower.result(timeout=60)
     assert done == ORDERS[:1]
+
+
+def test_only_the_address_of_the_job_answers(nodes: list[Nodes]) -> None:
+    first = dataclasses.replace(nodes[0], host="127.0.0.2")
+    with ThreadPoolExecutor(1) as pool, first.led():
+        follower = pool.submit(dataclasses.replace(first, rank=1).follow, lambda order: {})
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", first.port), timeout=5)
+        assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
+    follower.result(timeout=60)
 
 
 def test_followers_do_every_order_and_say_how_it_ended(nodes: list[Nodes]) -> None:
