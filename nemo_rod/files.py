@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,34 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     return value
 
 
+@contextmanager
+def interpreting(
+    path: Path, *, cure: str = "restore it from a copy, or run its stage again"
+) -> Iterator[None]:
+    """Makes one sentence with the file's name of whatever its content leads to within a block.
+
+    What another program wrote, or another version, has keys and values that no check foresees.
+    Errors of the machine, and those that name the file or its folder already, stay as they are.
+
+    Args:
+        path: the file, or the folder of the files, that the block makes sense of.
+        cure: what to do.
+
+    Raises:
+        ValueError: naming the path.
+    """
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, ValueError) and str(path.parent) in str(error):
+            raise
+        said = " ".join(str(error).split())
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{path} is damaged ({kind}{said[:300]}): {cure}") from error
+
+
 def expect_keys(path: Path, value: Mapping[str, Any], keys: Iterable[str]) -> None:
     """Refuses an object of a file that lacks a key.
 
@@ -73,22 +102,33 @@ def expect_keys(path: Path, value: Mapping[str, Any], keys: Iterable[str]) -> No
             )
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
     """Reads a file with one JSON object per line, without a last line that is not whole yet.
 
+    Args:
+        path: the file.
+        keys: keys that every object must have.
+
     Raises:
-        ValueError: if another line is no JSON; naming the file.
+        ValueError: if another line is no such object; naming the file.
     """
     rows = []
     *lines, _ = path.read_text("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path} has no JSON in line {number} ({error}): restore it from a copy, or remove "
                 "the line"
             ) from None
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{path} has no JSON object in line {number}: restore it from a copy, or remove "
+                "the line"
+            )
+        expect_keys(path, row, keys)
+        rows.append(row)
     return rows
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Optimisation, Parallel
-from nemo_rod.files import read_json
+from nemo_rod.files import interpreting, read_json
 
 
 @dataclass
@@ -153,10 +153,15 @@ def write_job(job: Job, path: Path) -> None:
 
 
 def read_job(path: Path) -> Job:
-    """Reads a job from a JSON file."""
+    """Reads a job from a JSON file.
+
+    Raises:
+        ValueError: if the file is damaged, or of another version.
+    """
     values = read_json(path, "job", "parallel")
-    kind = _KINDS[values.pop("job")]
-    values["parallel"] = Parallel(**values["parallel"])
-    if "optimisation" in values:
-        values["optimisation"] = Optimisation(**values["optimisation"])
-    return kind(**values)
+    with interpreting(path):
+        kind = _KINDS[values.pop("job")]
+        values["parallel"] = Parallel(**values["parallel"])
+        if "optimisation" in values:
+            values["optimisation"] = Optimisation(**values["optimisation"])
+        return kind(**values)

@@ -27,6 +27,7 @@ from nemo_rod.commands.inspect_logs import (
     describe_references,
 )
 from nemo_rod.commands.text import facts, read_object, table
+from nemo_rod.files import interpreting
 from nemo_rod.selection.curriculum import log as curriculum
 from nemo_rod.selection.references import rank_log
 
@@ -78,13 +79,14 @@ def main(options: Namespace) -> None:
     Raises:
         ValueError: if nemo-rod did not write it, or it is damaged.
     """
-    shown = inspect(
-        options.path,
-        block=options.block,
-        split=options.split,
-        tokenizer=options.tokenizer,
-        overlap=options.overlap,
-    )
+    with interpreting(options.path):
+        shown = inspect(
+            options.path,
+            block=options.block,
+            split=options.split,
+            tokenizer=options.tokenizer,
+            overlap=options.overlap,
+        )
     print(shown)
 
 

@@ -10,8 +10,8 @@ from nemo_rod.commands.text import facts, table, tenths
 from nemo_rod.selection import Curriculum, ReferenceManifest, block_loss
 from nemo_rod.selection.curriculum.log import PADDING_ID
 from nemo_rod.selection.curriculum.record_log import RecordLog
-from nemo_rod.selection.references.folder import NUM_PARTS, RECORD, open_folder
-from nemo_rod.selection.references.rank_log import LOG_MAGIC
+from nemo_rod.selection.references.folder import NUM_PARTS, RECORD, open_folder, read_manifest
+from nemo_rod.selection.references.rank_log import LOG_MAGIC, record_size
 
 _SAMPLE = 1 << 20  # number of blocks whose losses are read, evenly spaced
 _DIGESTS = ("tokenizer", "references", "config", "seed")
@@ -51,11 +51,11 @@ def describe_reference_logs(path: Path) -> str:
     logs = [path] if path.is_file() else sorted(path.glob("rank-*.log"))
     rows, scored = [], []
     for file in logs:
-        log = RecordLog(file, LOG_MAGIC, read_only=True)
+        log = RecordLog(file, LOG_MAGIC, record_size, read_only=True)
         valid = log.recover()
         scored.append(log.payload()[valid].view(RECORD)["id"].ravel())
         rows.append([file.name, f"{log.count:,}", f"{int((~valid).sum()):,}"])
-        manifest = ReferenceManifest(**log.header)
+        manifest = read_manifest(file, log.header)
         log.close()
     done, size = len(np.unique(np.concatenate(scored))), manifest.stop - manifest.start
     state = f"{done:,} of {size:,} blocks ({done / size:.1%}); `nemo-rod reference` resumes"

@@ -15,7 +15,7 @@ from typing import Any
 
 from nemo_rod.commands.arguments import Arguments, Key, seconds
 from nemo_rod.commands.text import table
-from nemo_rod.files import read_json, read_lines
+from nemo_rod.files import interpreting, read_json, read_lines
 from nemo_rod.launch import queue
 from nemo_rod.launch.queue import QueuedJob
 from nemo_rod.launch.render import read_launch
@@ -200,15 +200,19 @@ def _how_far(
 
 def training_progress(folder: Path) -> tuple[str, str, str]:
     """Returns steps done of all, time left at the recent pace, and the last step's metrics."""
-    steps = read_json(folder / "job.json", "optimisation")["optimisation"]["steps"]
-    rows = read_lines(folder / "metrics.jsonl")[-_RECENT:]
+    job, metrics = folder / "job.json", folder / "metrics.jsonl"
+    with interpreting(job):
+        steps = int(read_json(job, "optimisation")["optimisation"]["steps"])
+    rows = read_lines(metrics)[-_RECENT:]
     if not rows:
         return f"0/{steps}", "", ""
-    done, row = rows[-1]["step"] + 1, rows[-1]
-    seconds = sum(row["timing/train/total"] for row in rows) / len(rows) * (steps - done)
-    shown = [("loss", "train/loss"), ("replay", "rod/replay_share"), ("lr", "train/lr")]
-    last = "  ".join(f"{name} {row[key]:.3g}" for name, key in shown if row.get(key) is not None)
-    return f"{done}/{steps}", _clock(seconds), last
+    with interpreting(metrics):
+        done, row = rows[-1]["step"] + 1, rows[-1]
+        seconds = sum(row["timing/train/total"] for row in rows) / len(rows) * (steps - done)
+        shown = [("loss", "train/loss"), ("replay", "rod/replay_share"), ("lr", "train/lr")]
+        found = [(name, row[key]) for name, key in shown if row.get(key) is not None]
+        last = "  ".join(f"{name} {value:.3g}" for name, value in found)
+        return f"{done}/{steps}", _clock(seconds), last
 
 
 def last_progress(log: Path) -> tuple[str, str, str]:

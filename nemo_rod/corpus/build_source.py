@@ -279,4 +279,4 @@ def _read_state(folder: Path, key: str) -> dict[str, Any] | None:
         state: dict[str, Any] = json.loads((folder / "state.json").read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return state if state["key"] == key else None
+    return state if isinstance(state, dict) and state.get("key") == key else None

@@ -211,12 +211,13 @@ def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
     """Returns the first setting in which existing blocks differ from the description."""
     try:
         found = json.loads((target / "manifest.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        found["files"] = [{"name": f["name"], "bytes": f["bytes"]} for f in found["files"]]
+        known = _flat(found)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return "their manifest.json cannot be read"
-    found["files"] = [{"name": f["name"], "bytes": f["bytes"]} for f in found["files"]]
     wanted = json.loads(json.dumps(description))
     for key, value in _flat(wanted).items():
-        before = _flat(found).get(key)
+        before = known.get(key)
         if before != value:
             return f"{key} was {before!r} and is now {value!r}"
     return None

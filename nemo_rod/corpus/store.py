@@ -36,11 +36,14 @@ from nemo_rod.corpus.shards import (
     split_digest,
 )
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import digest, expect_keys, read_json
+from nemo_rod.files import digest, expect_keys, interpreting, read_json
 
 SPLITS = ("train", "holdout")
 _SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
 _KEYS = (*_SHARED, "source", "role", "split", "count", "digest", "blocks_per_shard")
+_COUNTS = {"block_size": 1, "vocab_size": 1, "eod_id": 0, "count": 0, "blocks_per_shard": 1}
+_TEXTS = ("tokenizer", "source", "role", "split", "digest")
+_MOST = 1 << 48  # of blocks, tokens or anything else
 _AGAIN = "remove its folder and prepare it again"
 
 
@@ -199,7 +202,9 @@ class BlockStore:
             ValueError: On the first mismatch; the message names the file and the block.
         """
         for index, (folder, manifest) in enumerate(self._manifests):
-            if split_digest(manifest, folder) != manifest["digest"]:
+            with interpreting(folder / "manifest.json", cure=_AGAIN):
+                found = split_digest(manifest, folder)
+            if found != manifest["digest"]:
                 raise ValueError(
                     f"{folder / 'hash.npy'} does not match the digest in its manifest.json: one of "
                     f"the two was changed or damaged, {_AGAIN}"
@@ -236,7 +241,10 @@ class BlockStore:
                 f"there is no complete block store in {self.root} (no store.json): "
                 "run nemo-rod prepare, which resumes where it was interrupted"
             ) from None
-        sources = sorted((ROLES.index(s["role"]), s["name"]) for s in listing["sources"])
+        with interpreting(self.root / "store.json", cure=_AGAIN):
+            sources = sorted((ROLES.index(s["role"]), str(s["name"])) for s in listing["sources"])
+            if not sources:
+                raise ValueError("it lists no source")
         below = "holdout" if self.split == "holdout" else ""
         return [self.root / ROLES[role] / name / below for role, name in sources]
 
@@ -256,6 +264,8 @@ class BlockStore:
         starts: list[int] = []
         for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
             start = source.start
+            # first, because a count of ten million million is as many shards
+            hashes = _map_hashes(folder / "hash.npy", source.count)
             for number, size in enumerate(shard_sizes(source.count, manifest["blocks_per_shard"])):
                 path = shard_path(folder, number, "bin")
                 _check_size(path, size * self.block_size * 4)
@@ -264,7 +274,7 @@ class BlockStore:
                 self._shards.append(np.memmap(path, dtype="<i4", mode="r", shape=shape))
                 starts.append(start)
                 start += size
-            self._hashes.append(_map_hashes(folder / "hash.npy", source.count))
+            self._hashes.append(hashes)
         self._shard_starts = np.array(starts, dtype=np.int64)
 
     def _spot_check(self) -> None:
@@ -295,6 +305,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
             f"{path} has schema {manifest.get('schema')}, this version reads {SCHEMA}: {_AGAIN}"
         )
     expect_keys(path, manifest, _KEYS)
+    with interpreting(path, cure=_AGAIN):
+        for key, least in _COUNTS.items():
+            if not isinstance(manifest[key], int) or not least <= manifest[key] < _MOST:
+                raise ValueError(f"{key} is {manifest[key]!r}, expected a number from {least} on")
+        for key in _TEXTS:
+            if not isinstance(manifest[key], str):
+                raise ValueError(f"{key} is {manifest[key]!r}, expected a text")
     return manifest
 
 

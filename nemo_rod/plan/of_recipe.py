@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from nemo_rod.config import Config
-from nemo_rod.files import read_json, read_lines, write_json
+from nemo_rod.files import interpreting, read_json, read_lines, write_json
 from nemo_rod.plan.costs import (
     PlanResult,
     Saving,
@@ -266,10 +266,13 @@ def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) ->
         metrics = Stages(config).results.arm(planned.name) / "metrics.jsonl"
         if not planned.update_seconds or not metrics.is_file():
             continue
-        rows = read_lines(metrics)
+        rows = read_lines(metrics, "timing/train/update")
         if not rows:
             continue
-        update = median(row["timing/train/update"] for row in rows)
+        with interpreting(metrics):
+            update = median(row["timing/train/update"] for row in rows)
+            if update <= 0:
+                raise ValueError(f"steps of {update} s")
         notes.append(
             f"{planned.name} took {update:.3g} s a step, scoring aside; planned are "
             f"{planned.update_seconds:.3g}. plan.utilisation="

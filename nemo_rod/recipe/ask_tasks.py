@@ -11,7 +11,7 @@ from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.evaluation.tasks import TaskJob, check_installed, missing_tasks
-from nemo_rod.files import read_json, write_json
+from nemo_rod.files import interpreting, read_json, write_json
 from nemo_rod.processes.torchrun import refuse_bad_ending, run_process
 from nemo_rod.recipe.handover import flatten
 from nemo_rod.recipe.model_jobs import ModelJobs
@@ -144,7 +144,8 @@ def _is_asked(jobs: ModelJobs, name: str) -> bool:
     if not path.exists():
         return False
     recorded = read_json(path, "inputs", "configuration")
-    made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
+    with interpreting(path):
+        made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
     job = _job(jobs, name, path)
     # Tasks from held-out blocks derive from the run's own blocks, whose digest is compared.
     own = bool(jobs.config.tasks.held_out)

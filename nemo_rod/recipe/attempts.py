@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import read_lines
+from nemo_rod.files import interpreting, read_lines
 from nemo_rod.processes.signals import KEPT_OPEN, Stopped
 
 # Error codes of file systems without locks, such as Lustre without its flock option.
@@ -66,8 +66,19 @@ class Record:
         self._write("done")
 
     def events(self) -> list[dict[str, Any]]:
-        """Returns all recorded events, oldest first."""
-        return read_lines(self.path) if self.path.exists() else []
+        """Returns all recorded events, oldest first.
+
+        Raises:
+            ValueError: if a line is damaged, with the file and the line.
+        """
+        events = read_lines(self.path, "time", "event") if self.path.exists() else []
+        for number, event in enumerate(events, start=1):
+            with interpreting(self.path, cure=f"restore it from a copy, or remove line {number}"):
+                needs = {"began": ("host",), "failed": ("why",), "stopped": ("why",)}
+                texts = [event[name] for name in ("event", *needs.get(event["event"], ()))]
+                if not (all(isinstance(text, str) for text in texts) and event["time"] >= 0):
+                    raise TypeError(f"line {number} is {event}")
+        return events
 
     def is_held(self) -> bool:
         """Returns whether a process on this machine is working on the stage."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from nemo_rod.files import read_json, write_json
+from nemo_rod.files import interpreting, read_json, write_json
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.recipe import ask_tasks
 from nemo_rod.recipe.handover import Inputs, Stage
@@ -91,17 +91,20 @@ def _is_evaluated(jobs: ModelJobs, name: str, inputs: Inputs) -> bool:
     path = jobs.results.arm(name) / FILE
     if not path.exists():
         return False
-    for key, value in read_json(path, "inputs")["inputs"].items():
-        if value != inputs[key]:
-            raise ValueError(
-                f"{path} was made with {key}={value}, but now it is {inputs[key]}: add "
-                "rebuild=[evaluate] to evaluate again, or choose another run_dir."
-            )
+    with interpreting(path):
+        for key, value in read_json(path, "inputs")["inputs"].items():
+            if value != inputs[key]:
+                raise ValueError(
+                    f"{path} was made with {key}={value}, but now it is {inputs[key]}: add "
+                    "rebuild=[evaluate] to evaluate again, or choose another run_dir."
+                )
     return True
 
 
 def _seed(jobs: ModelJobs, name: str) -> int:
     """Returns the seed that the model was trained with, which may differ from this command's."""
-    if name == "base":
-        return read_json(jobs.results.base / "manifest.json", "note")["note"]["seed"]
-    return read_json(jobs.results.arm(name) / "arm.json", "seed")["seed"]
+    if name != "base":
+        return read_json(jobs.results.arm(name) / "arm.json", "seed")["seed"]
+    manifest = jobs.results.base / "manifest.json"
+    with interpreting(manifest):
+        return read_json(manifest, "note")["note"]["seed"]

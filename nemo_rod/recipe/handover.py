@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from nemo_rod.files import read_json, write_json
 
 Inputs = dict[str, Any]
+_NONE: Mapping[str, type] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ class HandOver:
         unfinished = partial(self.folder)
         for folder, name in ((self.folder, "manifest.json"), (unfinished, "inputs.json")):
             if (folder / name).exists() and not (folder == unfinished and self.checks_itself):
-                made_from = read_json(folder / name, "inputs")["inputs"]
+                made_from = _object(folder / name, "inputs")
                 _refuse_changes(self.name, folder, made_from, _plain(self.inputs()))
         missing = [name for name in self.proof if not (self.folder / name).exists()]
         if missing and self.folder.exists() and any(self.folder.iterdir()):
@@ -162,20 +163,39 @@ def partial(folder: Path) -> Path:
     return folder.with_name(folder.name + ".partial")
 
 
-def outputs(folder: Path, *, made_by: str) -> dict[str, Any]:
+def outputs(folder: Path, *, made_by: str, keys: Mapping[str, type] = _NONE) -> dict[str, Any]:
     """Returns the outputs in a finished stage's manifest.
 
     Args:
         folder: the stage's folder.
         made_by: command that makes it, for the error.
+        keys: outputs that it must have, and their types.
 
     Raises:
-        ValueError: if the stage has not been run.
+        ValueError: if the stage has not been run, or its manifest is damaged.
     """
     path = folder / "manifest.json"
     if not path.exists():
         raise ValueError(f"{folder} is not there yet: run `nemo-rod {made_by}` first.")
-    return read_json(path, "outputs")["outputs"]
+    found = _object(path, "outputs")
+    for key, kind in keys.items():
+        if not isinstance(found.get(key), kind):
+            raise ValueError(
+                f"{path} has {key}={found.get(key)!r} among its outputs, expected {kind.__name__}: "
+                "restore it from a copy, or run its stage again"
+            )
+    return found
+
+
+def _object(path: Path, key: str) -> Inputs:
+    """Returns an object inside of the object that a file holds."""
+    found = read_json(path, key)[key]
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{path} has {key}={found!r}, expected an object: restore it from a copy, or run its "
+            "stage again"
+        )
+    return found
 
 
 def flatten(prefix: str, value: Any) -> Inputs:

@@ -42,15 +42,17 @@ class RunFolder:
 
     def block_counts(self) -> dict[str, Any]:
         """Returns the block store's digest and the number of training blocks of each role."""
-        return outputs(self.blocks, made_by=self.command("prepare"))
+        keys = {"digest": str, "num_adaptation": int, "num_replay": int}
+        return outputs(self.blocks, made_by=self.command("prepare"), keys=keys)
 
     def weights(self, name: str) -> str:
         """Returns the digest of an arm's weights; if missing, refuses with the command to run."""
         if name == "base":
-            return outputs(self.base, made_by=self.command("pretrain"))["weights"]
+            made_by = self.command("pretrain")
+            return outputs(self.base, made_by=made_by, keys={"weights": str})["weights"]
         command = "merge" if name.startswith("merge_") else "train"
         made_by = f"{self.command(command)} arm={name}"
-        return outputs(self.arm(name), made_by=made_by)["weights"]
+        return outputs(self.arm(name), made_by=made_by, keys={"weights": str})["weights"]
 
     def command(self, name: str) -> str:
         """Returns a command line for this recipe."""

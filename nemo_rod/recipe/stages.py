@@ -230,7 +230,7 @@ class Stages:
                 folder / "hf",
                 weight,
             )
-            specialist = read_json(self.results.arm(SPECIALIST) / "arm.json")
+            specialist = read_json(self.results.arm(SPECIALIST) / "arm.json", "steps")
             description = {
                 **specialist,
                 "arm": name,

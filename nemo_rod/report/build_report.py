@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_rod.files import write_whole
+from nemo_rod.files import interpreting, write_whole
 from nemo_rod.report import figures
 from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.cheaper import cheaper_table
@@ -75,15 +75,15 @@ def build_report(
     if not is_evaluated_yet:
         _write_under_way(out, name, parts, explorer=explorer)
         return None
-    results = _judged(run)
+    results = judged(run)
     results["replicates"] = []
     for folder in map(Path, replicates):
         if folder.is_dir() and not any(map(is_evaluated, folder.glob("arms/*"))):
             results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
         else:
-            results["replicates"].append(_judged(read_run(folder, shared_dir=run_dir)))
+            results["replicates"].append(judged(read_run(folder, shared_dir=run_dir)))
     results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
-    others = [(other, _judged(other)) for other in map(read_run, map(Path, settings))]
+    others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
     _write(out, results, [(run, results), *others], parts, explorer=explorer)
     return results
@@ -157,9 +157,15 @@ def _write(
     )
 
 
-def _judged(run: Run) -> dict[str, Any]:
-    results = results_of(run)
-    return results | {"checks": judge(run, results)}
+def judged(run: Run) -> dict[str, Any]:
+    """Returns the results of a run with its verdicts.
+
+    Raises:
+        ValueError: a file holds what no run writes.
+    """
+    with interpreting(run.folder):
+        results = results_of(run)
+        return results | {"checks": judge(run, results)}
 
 
 def _draw(

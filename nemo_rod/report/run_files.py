@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import read_json, read_lines
+from nemo_rod.files import interpreting, read_json, read_lines
 from nemo_rod.report.arm_names import ArmName, parse_arm
 from nemo_rod.report.history import History, read_history
 
@@ -30,6 +30,20 @@ DESIGN = (
     "share", "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
     "replay_score",
 )  # fmt: skip
+
+# What each fact may be, besides null.
+_NUMBER = (int, float)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("seed", "steps", "batch_size", "block_size"), (int,)),
+    **dict.fromkeys(("trained_tokens", "scored_tokens", "scored_eighths"), (int,)),
+    **dict.fromkeys(("compute", "wall_seconds", "budget", "multiplier"), _NUMBER),
+    **dict.fromkeys(("retention", "kappa"), _NUMBER),
+    "share": (*_NUMBER, str),
+    **dict.fromkeys(("kind", "of", "adaptation", "replay", "follow", "follow_by"), (str,)),
+    **dict.fromkeys(("curriculum", "replay_score"), (str,)),
+    "steering": (dict,),
+    "references": (list,),
+}
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,7 @@ class Run:
     """The files of one run of a recipe.
 
     Attributes:
+        folder: The run's folder.
         recipe: Name of the run's folder.
         arms: Evaluated arms by name, from the base over the baselines to RoD.
         block_counts: Training blocks by role and source.
@@ -93,6 +108,7 @@ class Run:
         disagreements: Sentences on evaluated arms that cannot be compared, and are left out.
     """
 
+    folder: Path
     recipe: str
     arms: dict[str, Arm]
     block_counts: dict[str, dict[str, int]]
@@ -132,10 +148,15 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
         if is_evaluated(shared_base) and not is_evaluated(run_dir / "arms" / "base"):
             evaluated.append(shared_base)
     block_counts = {role: _block_counts(blocks_dir / role) for role in ROLES}
-    arms = [_read_arm(folder, block_counts) for folder in evaluated]
+    arms = []
+    for folder in evaluated:
+        with interpreting(folder):
+            arms.append(_read_arm(folder, block_counts))
     arms.sort(key=lambda arm: arm.name.order)
-    arms, disagreements = _comparable(run_dir, arms)
+    with interpreting(run_dir / "arms"):
+        arms, disagreements = _comparable(run_dir, arms)
     return Run(
+        folder=run_dir,
         recipe=run_dir.resolve().name,
         arms={arm.name.name: arm for arm in arms},
         block_counts=block_counts,
@@ -152,7 +173,13 @@ def is_evaluated(arm_dir: Path) -> bool:
 def _block_counts(role_dir: Path) -> dict[str, int]:
     counts = {}
     for manifest in sorted(role_dir.glob("*/manifest.json")):
-        counts[manifest.parent.name] = int(read_json(manifest, "count")["count"])
+        count = read_json(manifest, "count")["count"]
+        if type(count) is not int or count < 0:
+            raise ValueError(
+                f"{manifest} has count={count!r}, expected a number: restore it from a copy, or "
+                "prepare the source again"
+            )
+        counts[manifest.parent.name] = count
     return counts
 
 
@@ -169,6 +196,7 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
             )
     arm_file = folder / "arm.json"
     facts = read_json(arm_file, "kind") if arm_file.is_file() else {}
+    _check_facts(arm_file, facts)
     curriculum_file = folder / "curriculum.rod"
     name = parse_arm(folder.name)
     is_base = name.kind == "base"
@@ -195,6 +223,18 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
         design={key: facts.get(key) for key in DESIGN} if facts.get("kind") == "trained" else None,
     )
+
+
+def _check_facts(file: Path, facts: Mapping[str, Any]) -> None:
+    """Refuses facts of other types than those that a run writes."""
+    for key, kinds in _KINDS.items():
+        value = facts.get(key)
+        known = value is None or (isinstance(value, kinds) and not isinstance(value, bool))
+        if not known or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(
+                f"{file} has {key}={value!r}, which no run writes: restore it from a copy, or "
+                "train the arm again"
+            )
 
 
 def _losses(evaluation: Mapping[str, Any], file: Path, role: str) -> dict[str, float]:

@@ -67,7 +67,16 @@ def merge_checkpoints(
             raise ValueError(f"there is no folder {folder}, expected a checkpoint in it")
     merge = _format_of(base_dir, adapted_dir)
     with _whole_folder(out_dir) as partial_dir:
-        merge(base_dir, adapted_dir, partial_dir, lam, max_shard_bytes)
+        try:
+            merge(base_dir, adapted_dir, partial_dir, lam, max_shard_bytes)
+        except (ValueError, OSError, MemoryError):
+            raise
+        except Exception as error:  # torch's readers raise anything on damaged files
+            said = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"{base_dir} or {adapted_dir} is damaged ({type(error).__name__}: {said}): restore "
+                "it from a copy, or save the checkpoint again"
+            ) from error
 
 
 def _format_of(base_dir: Path, adapted_dir: Path) -> Callable[..., None]:

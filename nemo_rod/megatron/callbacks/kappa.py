@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-from nemo_rod.files import write_json
+from nemo_rod.files import read_json, write_json
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import from_recorder, is_recorder
 from nemo_rod.megatron.rod_selector import RoDSelector
@@ -61,7 +60,7 @@ class SteeredKappa(Callback):
             if is_recorder():
                 write_json(self.base_file, losses)
             return losses
-        return from_recorder(lambda: json.loads(self.base_file.read_text()))
+        return from_recorder(lambda: read_json(self.base_file))
 
     def _set(self, kappa: float) -> None:
         self.metrics = {"rod/kappa": kappa}

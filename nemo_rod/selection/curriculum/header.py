@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from nemo_rod.selection.blocks import Blocks
 
+MOST = 1 << 48  # of steps, tokens or blocks
+
 
 class SourceRow(NamedTuple):
     """One source of the store: its blocks are the ids [start, start + count)."""
@@ -61,6 +63,26 @@ class CurriculumHeader:
             for name, role, start, count in self.sources
         )
         object.__setattr__(self, "sources", rows)
+
+    def check(self) -> None:
+        """Refuse values of other types or sizes than a run writes.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        for name in ("num_candidates", "num_chosen", "block_size", "first_step"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value < MOST:
+                raise ValueError(f"{name} is {value!r}, expected a number")
+        for name in ("store", "tokenizer", "references", "config"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ValueError(f"{name} is {value!r}, expected a text")
+        stop = 0
+        for row in self.sources:
+            named = isinstance(row.name, str) and row.role in ("adaptation", "replay")
+            if not named or not stop <= row.start <= MOST or not 0 <= row.count <= MOST:
+                raise ValueError(f"sources has {row!r}")
+            stop = row.start + row.count
 
     def source_index(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the index in `sources` of the source of every block id; -1 for padding."""

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import read_lines, write_whole
+from nemo_rod.files import interpreting, read_lines, write_whole
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.competition import selection_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader
@@ -111,5 +111,6 @@ def keep_steps(path: Path, end: int) -> None:
     """Drops the metrics of step `end` and later, which will be rerun, and a torn last line."""
     if not path.exists():
         return
-    rows = [row for row in read_lines(path) if row["step"] < end]
+    with interpreting(path):
+        rows = [row for row in read_lines(path, "step") if row["step"] < end]
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows).encode())

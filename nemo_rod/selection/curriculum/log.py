@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +118,7 @@ class Curriculum:
             ValueError: The file is missing, its header differs, a record is damaged, the step
                 before `resume_at` has no record, or a finished arm has done more or fewer steps.
         """
-        log = RecordLog(Path(path), LOG_MAGIC, read_only=read_only)
+        log = RecordLog(Path(path), LOG_MAGIC, _record_size, read_only=read_only)
         header = CurriculumHeader(**log.header)
         if expect is not None:
             refuse_foreign(log.path, header, expect)
@@ -276,6 +276,13 @@ class Curriculum:
                 f"{self.path} holds {len(self)} steps, but its arm.json tells of {steps}: restore "
                 "the file from a copy, or train the arm again"
             )
+
+
+def _record_size(header: dict[str, Any]) -> int:
+    """Return the bytes of a record with its checksum; refuse values that no header has."""
+    read = CurriculumHeader(**header)
+    read.check()
+    return _record_dtype(read.num_candidates).itemsize + 4
 
 
 def _record_dtype(num_candidates: int) -> np.dtype[np.void]:

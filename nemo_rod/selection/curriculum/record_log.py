@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.files import with_advice, write_whole
+from nemo_rod.files import interpreting, with_advice, write_whole
 
 _CRC_BYTES = 4
+_MOST_BYTES = 1 << 32  # of a record
 _SHORT_ROW = 256  # bytes; the tables of crc32_rows stay small up to this size
 _READ_BYTES = 1 << 24
 
@@ -37,16 +39,34 @@ class RecordLog:
         count: Number of records in use, valid or not.
     """
 
-    def __init__(self, path: Path, magic: bytes, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        magic: bytes,
+        record_size: Callable[[dict[str, Any]], int] | None = None,
+        *,
+        read_only: bool = False,
+    ) -> None:
         """Open a log and read its header. Call `recover` before appending.
+
+        Args:
+            path: The file.
+            magic: The first 8 bytes, which say what kind of log it is.
+            record_size: Returns the bytes of a record with its checksum, from the header, which it
+                checks; None takes what the file says.
+            read_only: Do not modify the file.
 
         Raises:
             ValueError: The file is missing or of another kind, or its header is damaged.
         """
         self.path = path
         content, self._start = _read_header(path, magic)
-        self.header: dict[str, Any] = content["header"]
-        self._record_size = int(content["record_size"])
+        with interpreting(path, cure="restore it from a copy"):
+            self.header: dict[str, Any] = dict(content["header"])
+            self._record_size: int = content["record_size"]
+            expected = record_size(self.header) if record_size else self._record_size
+            if self._record_size != expected or not _CRC_BYTES < expected < _MOST_BYTES:
+                raise ValueError(f"it says records of {self._record_size} bytes, not {expected}")
         self._read_only = read_only
         self._fd = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND)
         self.count = (os.fstat(self._fd).st_size - self._start) // self._record_size
@@ -208,4 +228,6 @@ def _read_header(path: Path, magic: bytes) -> tuple[dict[str, Any], int]:
         crc = file.read(_CRC_BYTES)
     if zlib.crc32(head).to_bytes(_CRC_BYTES, "little") != crc:
         raise ValueError(f"{path} has a damaged header (checksum): restore the file from a copy")
-    return json.loads(head[12:]), len(head) + _CRC_BYTES
+    with interpreting(path, cure="restore it from a copy"):
+        content = json.loads(head[12:])
+    return content, len(head) + _CRC_BYTES

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.files import interpreting
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.record_log import crc32_rows
 
@@ -137,7 +138,8 @@ def open_folder(path: Path) -> Folder:
         content = json.loads(file.read_text())
         schema, digest = content["schema"], content["digest"]
         known = {field.name: content[field.name] for field in fields(ReferenceManifest)}
-    except (ValueError, KeyError, TypeError) as error:
+        digest.encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{file} is no manifest of references ({error!r}): restore it from a copy, or remove "
             "the folder to score again"
@@ -146,7 +148,7 @@ def open_folder(path: Path) -> Folder:
         raise ValueError(
             f"{file} has schema {schema!r}, expected {SCHEMA!r}: score again with this version"
         )
-    manifest = ReferenceManifest(**known)
+    manifest = read_manifest(file, known)
     size = manifest.stop - manifest.start
     return Folder(
         path=path,
@@ -156,6 +158,21 @@ def open_folder(path: Path) -> Folder:
         heads=map_array(path / "hash.npy", np.uint64, (size,)),
         checks=map_array(path / "check.npy", np.uint32, (size,)),
     )
+
+
+def read_manifest(path: Path, values: dict[str, Any]) -> ReferenceManifest:
+    """Return the manifest of references from the values that a file holds.
+
+    Raises:
+        ValueError: They are none, or values of other types.
+    """
+    with interpreting(path, cure="restore it from a copy, or remove it to score again"):
+        manifest = ReferenceManifest(**values)
+        for field in fields(ReferenceManifest):
+            kind = int if field.type == "int" else str
+            if type(value := getattr(manifest, field.name)) is not kind:
+                raise TypeError(f"{field.name} is {value!r}, expected {kind.__name__}")
+    return manifest
 
 
 def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:

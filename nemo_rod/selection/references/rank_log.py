@@ -27,10 +27,16 @@ from nemo_rod.selection.references.folder import (
     ROWS,
     ReferenceManifest,
     hash_heads,
+    read_manifest,
     record_bytes,
 )
 
 LOG_MAGIC = b"RODREF01"
+
+
+def record_size(header: object) -> int:
+    """Return the bytes of a record with its checksum, whatever the header."""
+    return RECORD.itemsize + 4
 
 
 class ReferenceWriter:
@@ -170,8 +176,8 @@ def check_sums(records_N: npt.NDArray[np.void], where: str) -> None:
 
 def _open(path: Path, manifest: ReferenceManifest, *, read_only: bool) -> RecordLog:
     """Open a log, which must have been written with `manifest`."""
-    log = RecordLog(path, LOG_MAGIC, read_only=read_only)
-    found = ReferenceManifest(**log.header)
+    log = RecordLog(path, LOG_MAGIC, record_size, read_only=read_only)
+    found = read_manifest(path, log.header)
     if found != manifest:
         raise ValueError(
             f"{path} was written with {found.difference(manifest)}: finish it with what it was "
