@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -170,3 +173,74 @@ def test_the_readmes_own_recipe_composes(tmp_path: Path) -> None:
     done = nemo_rod("run", "--config-dir", "my", "recipe=mine", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "train fixed_20: to do" in done.stderr
+
+
+FOREIGN = {
+    "hydra.callbacks": "hydra: {callbacks: {x: {_target_: os.system, command: touch pwned}}}",
+    "hydra.job_logging": """\
+hydra:
+  job_logging:
+    version: 1
+    handlers: {x: {"()": os.system, command: touch pwned}}
+    root: {handlers: [x]}
+""",
+    "hydra.job.env_set": "hydra: {job: {env_set: {LD_PRELOAD: ./x.so}}}",
+    "model.architecture._target_": "model: {architecture: {_target_: os.system}}",
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_recipes_that_would_run_code_are_refused(tmp_path: Path, what: str) -> None:
+    (tmp_path / "my" / "recipe").mkdir(parents=True)
+    head = "# @package _global_\ndefaults: [/recipe/toy_synthetic, _self_]\n"
+    (tmp_path / "my" / "recipe" / "theirs.yaml").write_text(head + FOREIGN[what] + "\n")
+    run = ["run", "--config-dir", "my", "recipe=theirs", "dry_run=true"]
+    done = nemo_rod(*run, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"The recipe sets {what}" in done.stderr and "NEMO_ROD_ALLOW_CODE=1" in done.stderr
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_recipes_may_run_code_where_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEMO_ROD_ALLOW_CODE", "1")
+    hook = "+hydra.callbacks={x:{_target_:hydra.experimental.callback.Callback}}"
+    done = nemo_rod("run", "recipe=toy", hook, "dry_run=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+# A run_dir whose files cannot be made, and what there is in its place.
+UNWRITABLE = {
+    "a file": lambda folder: (folder / "taken").write_text("") or folder / "taken",
+    "below a file": lambda folder: (folder / "taken").write_text("") or folder / "taken" / "run",
+    "no file system for files": lambda folder: Path("/proc/nothing"),
+    "a name that is too long": lambda folder: folder / ("x" * 300),
+}
+
+
+@pytest.mark.parametrize("place", UNWRITABLE)
+@pytest.mark.parametrize("command", ["run", "prepare", "report"])
+def test_files_that_cannot_be_made_are_one_sentence(
+    tmp_path: Path, command: str, place: str
+) -> None:
+    run_dir = UNWRITABLE[place](tmp_path)
+    done = nemo_rod(command, "recipe=toy_synthetic", f"run_dir={run_dir}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert str(run_dir) in done.stderr or "nothing" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["arm=röd", "recipe=ü", "arms=[rod", "train.lr=1 2"])
+def test_words_outside_the_grammar_are_one_sentence(word: str) -> None:
+    done = nemo_rod("plan", "recipe=toy", word)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert word in done.stderr and "in quotes inside of quotes" in done.stderr
+
+
+def test_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nemo_rod.cli", "train", "--help"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert "Broken pipe" not in done.stderr and "Traceback" not in done.stderr
