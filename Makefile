@@ -14,8 +14,9 @@ RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .PHONY: help venv demo lint lanes bench test-second test-matrix
-.PHONY: test test-slow test-layouts test-architectures test-rehearsal test-swap-in test-megatron-lm
-.PHONY: test-nemo2 test-slurm test-nemo-rl test-nemo-rl-worker test-gpu test-images image image-cpu
+.PHONY: test test-fuzz test-kills test-slow test-layouts test-architectures test-rehearsal test-swap-in
+.PHONY: test-megatron-lm test-nemo2 test-slurm test-nemo-rl test-nemo-rl-worker test-gpu test-images
+.PHONY: image image-cpu
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -45,6 +46,12 @@ test-second: ## run a fast subset on the second set, Megatron-Bridge 0.3, in .ve
 
 test-matrix: ## main job, layouts, resume, export and swap-in on every pair of versions; hours
 	python3 tests/matrix.py $(ARGS)
+
+test-fuzz: $(READY) ## give every reader damaged files and every command random words; ten minutes
+	$(PYTEST) -m fuzz --timeout 1200 -s $(ARGS)
+
+test-kills: $(READY) ## kill every stage again and again under a real Slurm; about an hour
+	$(PYTEST) -m kills --timeout 14400 -s $(ARGS)
 
 test-slow: $(READY) ## run the tests that take minutes
 	$(PYTEST) -m slow --timeout 1800 $(ARGS)

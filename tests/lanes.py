@@ -71,8 +71,10 @@ LANES = (
     Lane("architectures"),
     Lane("swap_in"),
     Lane("rehearsal", everything=True),
+    Lane("fuzz", everything=True),
     Lane("slow", everything=True),
     Lane("slurm", ("slurmctld", "munged"), everything=True),
+    Lane("kills", ("slurmctld", "munged"), everything=True),
     Lane("images", ("buildah", "mmdebstrap"), everything=True),
     Lane("megatron_lm", ("MEGATRON_LM",)),
     Lane("nemo2", (".venv-nemo2/.ready",)),  # make test-nemo2 builds it in some minutes

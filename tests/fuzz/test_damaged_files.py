@@ -1,0 +1,323 @@
+"""Every reader of every kind of file, given damaged ones: one sentence, no hang, nothing lost.
+
+`make test-fuzz` prints how many cases there were. A reader may take a damaged file for a whole one
+where nothing could tell; what it may never do is end in another exception than those that the
+command line makes a sentence of, name no file, take long, or change a file that it only reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pytest
+from damage import Damage, damaged, damages
+from hypothesis import HealthCheck, given, settings
+from made_up_run import make_checkpoint, make_run, make_texts, recipe
+from sandbox import Sandbox
+
+from nemo_rod.commands import curriculum as curriculum_command
+from nemo_rod.commands.arguments import Arguments
+from nemo_rod.commands.inspect import inspect
+from nemo_rod.commands.status import training_progress
+from nemo_rod.corpus import BlockStore, SourceSpec
+from nemo_rod.corpus.documents import read_documents
+from nemo_rod.evaluation.merging import merge_checkpoints
+from nemo_rod.files import interpreting, read_lines
+from nemo_rod.jobs import read_job
+from nemo_rod.launch import queue
+from nemo_rod.launch.render import read_launch
+from nemo_rod.recipe.attempts import Record
+from nemo_rod.recipe.stages import Stages
+from nemo_rod.report.build_report import judged
+from nemo_rod.report.run_files import read_run
+from nemo_rod.selection import Curriculum, open_references
+from nemo_rod.selection.arms import Arm, curriculum_header
+from nemo_rod.selection.curriculum.journal import Journal
+from nemo_rod.selection.references import ReferenceWriter, logged_ids
+from nemo_rod.selection.references.folder import role_manifest
+
+pytestmark = pytest.mark.fuzz
+
+SECONDS = 30  # a case takes milliseconds
+MEMORY = 6 << 30  # beyond what the process has, for a count that damage has made huge
+# One word of the file's path has to be in the sentence.
+SAYS_WHERE = 2000  # letters of a sentence, at most
+
+
+class Hangs(BaseException):
+    """A case took too long."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader and its files.
+
+    Attributes:
+        files: patterns of the files that are damaged, below the folder.
+        read: reads them; the folder is its argument.
+        cases: number of damaged files that it is given.
+        writes: whether it also writes, such as one that resumes.
+    """
+
+    files: tuple[str, ...]
+    read: Callable[[Path], object]
+    cases: int
+    writes: bool = False
+
+
+def read_store(root: Path) -> None:
+    for split in ("train", "holdout"):
+        store = BlockStore(root / "run/blocks", split)
+        store.verify()
+
+
+def read_references(root: Path) -> None:
+    store = BlockStore(root / "run/blocks")
+    folders = [root / "run/references" / name for name in ("base", "specialist")]
+    references = open_references(folders, store)
+    assert np.isfinite(references[np.arange(len(store))]).all()
+
+
+def resume_references(root: Path) -> None:
+    store = BlockStore(root / "run/blocks")
+    manifest = role_manifest(store, "replay", model="x", precision="fp32")
+    folder = root / "run/references/unfinished"
+    logged_ids(folder, manifest)
+    ReferenceWriter(folder, 0, manifest=manifest).close()
+
+
+def read_curricula(root: Path) -> None:
+    arms = root / "run/arms"
+    for verb, other in (("verify", None), ("diff", arms / "no_replay/curriculum.rod")):
+        words = [verb, str(arms / "rod/curriculum.rod"), *([str(other)] if other else [])]
+        options = curriculum_parser().parse_args(words)
+        options.main(options)
+
+
+def curriculum_parser() -> Arguments:
+    parser = Arguments(prog="nemo-rod curriculum")
+    curriculum_command.declare(parser)
+    return parser
+
+
+def follow_curriculum(root: Path) -> None:
+    store = BlockStore(root / "run/blocks")
+    with Curriculum.open(root / "run/arms/rod/curriculum.rod", read_only=True) as found:
+        width, steps = found.header.num_chosen, len(found)
+    arm = Arm(
+        name="x",
+        num_adaptation=store.num_adaptation,
+        num_replay=store.num_replay,
+        batch_size=width,
+        seed=1,
+        balance="expected",
+        recorded=str(root / "run/arms/rod/curriculum.rod"),
+    )
+    pools = arm.pools(store)
+    for step in range(min(steps, 6)):
+        pools.pool(step)
+
+
+def resume_training(root: Path) -> None:
+    """Opens the journal of the interrupted arm, at the step of its last checkpoint."""
+    folder, store = root / "run/arms/max.partial", BlockStore(root / "run/blocks")
+    job = read_job(folder / "job.json")
+    folders = [root / "run/references" / name for name in ("base", "specialist")]
+    references = open_references(folders, store)
+    header = curriculum_header(Arm(**job.arm), store, references, job.config_digest)
+    before = (folder / "curriculum.rod").read_bytes()
+    Journal(folder, header, step=4)
+    after = (folder / "curriculum.rod").read_bytes()
+    assert before.startswith(after), "a resumed curriculum lost what was before its step"
+
+
+def read_metrics(root: Path) -> None:
+    read_lines(root / "run/arms/rod/metrics.jsonl")
+    training_progress(root / "run/arms/max.partial")
+
+
+def read_report(root: Path) -> None:
+    judged(read_run(root / "run"))
+
+
+def read_hand_over(root: Path) -> None:
+    for stage in Stages(recipe(root / "run")).all():
+        stage.is_there()
+        stage.is_done()
+
+
+def inspect_all(root: Path) -> None:
+    for path in (
+        *("run", "run/blocks", "run/blocks/replay/chain_0", "run/references/base"),
+        *("run/references/unfinished", "run/arms/rod", "run/arms/rod/curriculum.rod"),
+        *("run/arms/max.partial", "run/base"),
+    ):
+        with interpreting(root / path):  # as the command does
+            inspect(root / path)
+
+
+def read_records(root: Path) -> None:
+    for file in (root / "run/launch/stages").glob("*.jsonl"):
+        Record(root / "run", file.stem).events()
+    queue.read_jobs(root / "run")
+
+
+def merge(kind: str, root: Path) -> None:
+    out = root / "out"
+    folders = {
+        "torch_dist": (root / "checkpoints/one", root / "checkpoints/other"),
+        "hf": (root / "run/base/hf", root / "run/arms/no_replay/hf"),
+    }
+    merge_checkpoints(*folders[kind], out, 0.5)
+
+
+def read_texts(kind: str, pattern: str, root: Path) -> None:
+    spec = SourceSpec(name="x", role="replay", kind=kind, files=[str(root / "texts" / pattern)])
+    for _ in read_documents(spec):
+        pass
+
+
+READERS = {
+    "block store": Reader(("run/blocks/**/*",), read_store, 14_000),
+    "references": Reader(("run/references/*/*.npy", "run/references/*/manifest.json"),
+                         read_references, 8_000),
+    "logs of references": Reader(("run/references/unfinished/*.log",), resume_references, 8_000,
+                                 writes=True),
+    "curricula": Reader(("run/arms/rod/curriculum.rod", "run/arms/rod/arm.json"),
+                        read_curricula, 8_000),
+    "followed curriculum": Reader(("run/arms/rod/curriculum.rod",), follow_curriculum, 4_000),
+    "resumed training": Reader(("run/arms/max.partial/*",), resume_training, 6_000, writes=True),
+    "metrics": Reader(("run/arms/*/metrics.jsonl", "run/arms/max.partial/job.json"),
+                      read_metrics, 12_000),
+    "report": Reader(("run/arms/*/*.json*", "run/arms/*/curriculum.rod",
+                      "run/blocks/*/*/manifest.json"), read_report, 6_000),
+    "manifests of stages": Reader(("run/*/manifest.json", "run/*/*/manifest.json",
+                                   "run/arms/*/*.json", "run/references/*/*"),
+                                  read_hand_over, 3_000),
+    "inspect": Reader(("run/arms/**/*", "run/references/*/*", "run/blocks/**/*.json",
+                       "run/blocks/**/hash.npy", "run/base/*"), inspect_all, 5_000),
+    "jobs": Reader(("run/arms/*/job.json",), lambda r: read_job(r / "run/arms/rod/job.json"),
+                   10_000),
+    "records of stages": Reader(("run/launch/stages/*", "run/launch/slurm/jobs.tsv"),
+                                read_records, 10_000),
+    "launched configuration": Reader(("run/launch/slurm/config.yaml",),
+                                     lambda root: read_launch(root / "run"), 500),
+    "Megatron checkpoints": Reader(("checkpoints/**/*", "checkpoints/**/.metadata"),
+                                   partial(merge, "torch_dist"), 2_000, writes=True),
+    "Hugging Face checkpoints": Reader(("run/*/hf/*", "run/arms/no_replay/hf/*"),
+                                       partial(merge, "hf"), 3_000, writes=True),
+    "jsonl": Reader(("texts/plain.jsonl",), partial(read_texts, "jsonl", "plain.jsonl"), 3_000),
+    "jsonl.gz": Reader(("texts/packed.jsonl.gz",), partial(read_texts, "jsonl", "*.gz"), 2_000),
+    "jsonl.zst": Reader(("texts/packed.jsonl.zst",), partial(read_texts, "jsonl", "*.jsonl.zst"),
+                        2_000),
+    "text": Reader(("texts/*.txt*",), partial(read_texts, "text", "*.txt*"), 3_000),
+    "parquet": Reader(("texts/table.parquet",), partial(read_texts, "parquet", "*.parquet"), 2_000),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
+    root = tmp_path_factory.mktemp("seeds")
+    make_run(root / "run")
+    make_texts(root / "texts")
+    for name, value in (("one", 1.0), ("other", 2.0)):
+        make_checkpoint(root / "checkpoints" / name, value)
+    return Sandbox(root)
+
+
+@pytest.fixture(scope="module")
+def counted() -> Iterator[dict[str, int]]:
+    """Counts the cases of every reader, and prints them at the end."""
+    counts: dict[str, int] = {}
+    yield counts
+    for name, count in counts.items():
+        print(f"\n{count:>8,}  {name}", end="")
+    print(f"\n{sum(counts.values()):>8,}  damaged files in all")
+
+
+@pytest.fixture(autouse=True)
+def limited() -> Iterator[None]:
+    """Bounds the time of a case and the memory of all."""
+
+    def too_long(*_: object) -> None:
+        raise Hangs(f"it took longer than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_damaged_files_are_one_sentence(
+    name: str, sandbox: Sandbox, counted: dict[str, int]
+) -> None:
+    reader = READERS[name]
+    files = sandbox.files(*reader.files)
+    others = [content for content in sandbox.content.values() if content]
+    assert not outcome(reader, sandbox, None), "the whole files are refused"
+
+    @settings(
+        max_examples=reader.cases,
+        database=None,
+        suppress_health_check=[*HealthCheck],
+        report_multiple_bugs=False,
+    )
+    @given(damages())
+    def check(damage: Damage) -> None:
+        path = files[damage.file % len(files)]
+        content = sandbox.content[path]
+        sandbox.write(path, damaged(damage, content, others) if content else None)
+        counted[name] = counted.get(name, 0) + 1
+        try:
+            wrong = outcome(reader, sandbox, path)
+            assert not wrong, f"{path.relative_to(sandbox.root)} after {damage}: {wrong}"
+        finally:
+            sandbox.restore(path, *sandbox.changed())
+
+    check()
+
+
+def outcome(reader: Reader, sandbox: Sandbox, path: Path | None) -> str:
+    """Runs a reader; returns what is wrong with how it ended, "" if nothing is."""
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            reader.read(sandbox.root)
+    except (ValueError, OSError) as error:
+        sentence = " ".join(str(error).split())
+        if path is None:
+            return sentence
+        named = {*path.relative_to(sandbox.root).parts} - {"run", "arms", "references"}
+        if not any(part in sentence for part in named) or len(sentence) > SAYS_WHERE:
+            return f"it says only {type(error).__name__}: {sentence[:SAYS_WHERE]}"
+    except (Exception, Hangs) as error:
+        return f"{type(error).__name__}: {error}\n{last_frames(error)}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    changed = sandbox.changed()
+    if not reader.writes and path is not None and changed:
+        return f"it changed {changed}"
+    return ""
+
+
+def last_frames(error: BaseException) -> str:
+    """Where an exception came from, in our code."""
+    frames, at = [], error.__traceback__
+    while at is not None:
+        frame: FrameType = at.tb_frame
+        frames.append(f"{frame.f_code.co_filename}:{at.tb_lineno} {frame.f_code.co_name}")
+        at = at.tb_next
+    return "\n".join(frame for frame in frames[-8:])

@@ -1,0 +1,183 @@
+"""Damage to files as disks, crashes, foreign programs and other versions do it.
+
+A `Damage` is a few numbers, so that Hypothesis can draw and shrink it; `damaged` applies it to a
+file's bytes. Half of the kinds know nothing of the file, the others change values inside of JSON,
+YAML and the checksummed headers of record logs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+# what a foreign program may have put in the place of a value
+JUNK = (
+    *(None, True, -1, 0, 1, 3, 10**13, 2**63, 2**70, 1e308, -0.5, float("nan"), float("inf")),
+    *(
+        "",
+        "x",
+        "../../x",
+        "\x1b[31mred",
+        "a\nb",
+        "%s{}",
+        [],
+        {},
+        [[]],
+        [1, None],
+        {"x": {}},
+        "é" * 300,
+    ),
+)
+MAGIC_BYTES = 8
+LENGTH_BYTES = CRC_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One damage: to which file, of which kind, at which place, with which value."""
+
+    file: int
+    kind: str
+    place: int
+    value: int
+
+
+def damages() -> st.SearchStrategy[Damage]:
+    """Draws a damage of any kind to any file."""
+    numbers = st.integers(0, 2**32 - 1)
+    return st.builds(Damage, st.integers(0, 2**16), st.sampled_from(KINDS), numbers, numbers)
+
+
+def damaged(damage: Damage, content: bytes, others: Sequence[bytes]) -> bytes | None:
+    """Returns what is left of a file; None if it is gone.
+
+    Args:
+        damage: what happens to it.
+        content: its bytes.
+        others: the bytes of all files, one of which may take its place.
+    """
+    return _KINDS[damage.kind](content, damage.place, damage.value, others)
+
+
+def _cut(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
+    return content[: place % (len(content) + 1)]
+
+
+def _flip_bit(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
+    return _written(content, place, bytes([content[place % len(content)] ^ (1 << value % 8)]))
+
+
+def _lose_a_page(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
+    return _written(content, place, bytes(1 << value % 13))
+
+
+def _overwrite(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
+    return _written(content, place, value.to_bytes(4, "little"))
+
+
+def _grow(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
+    return content + content[-1 - place % len(content) :]
+
+
+def _swap(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
+    return others[place % len(others)]
+
+
+def _other_version(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
+    """Raises a number in the first bytes, where formats keep their versions."""
+    digits = list(re.finditer(rb"\d", content[:400]))
+    if not digits:
+        return _written(content, place % 16, b"\x07")
+    at = digits[place % len(digits)].start()
+    return _written(content, at, b"%d" % ((int(content[at : at + 1]) + 1 + value % 9) % 10))
+
+
+def _change_value(content: bytes, place: int, value: int, others: Sequence[bytes]) -> bytes:
+    """Puts another value into a JSON object, JSON lines, a log's header, or a line of YAML."""
+    if (head := _log_header(content)) is not None:
+        return _with_header(content, head, _changed(head, place, value))
+    try:
+        return json.dumps(_changed(json.loads(content), place, value)).encode()
+    except ValueError:
+        pass
+    lines = content.split(b"\n")
+    at = place % len(lines)
+    try:
+        lines[at] = json.dumps(_changed(json.loads(lines[at]), place >> 8, value)).encode()
+    except ValueError:
+        junk = json.dumps(JUNK[value % len(JUNK)]).encode()
+        lines[at] = re.sub(rb"([:\t-] *)[^:\t]*$", lambda match: match[1] + junk, lines[at])
+    return b"\n".join(lines)
+
+
+def _changed(value: Any, place: int, other: int) -> Any:
+    """Returns JSON with one value replaced, or one key missing."""
+    places = list(_places(value))
+    path = places[place % len(places)]
+    if not path:
+        return JUNK[other % len(JUNK)]
+    inner = value
+    for key in path[:-1]:
+        inner = inner[key]
+    if other % (len(JUNK) + 5) >= len(JUNK):
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = JUNK[other % (len(JUNK) + 5)]
+    return value
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Any:
+    yield path
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    for key in keys:
+        yield from _places(value[key], (*path, key))
+
+
+def _log_header(content: bytes) -> Any:
+    """Returns the header of a record log (`record_log.py`); None if it is none."""
+    if not content.startswith((b"RODREF", b"RODCUR")):
+        return None
+    start = MAGIC_BYTES + LENGTH_BYTES
+    length = int.from_bytes(content[MAGIC_BYTES:start], "little")
+    try:
+        return json.loads(content[start : start + length])
+    except ValueError:
+        return None
+
+
+def _with_header(content: bytes, old: Any, new: Any) -> bytes:
+    """Returns a record log with another header and its right checksum."""
+    start = MAGIC_BYTES + LENGTH_BYTES
+    end = start + int.from_bytes(content[MAGIC_BYTES:start], "little") + CRC_BYTES
+    text = json.dumps(new).encode()
+    head = content[:MAGIC_BYTES] + len(text).to_bytes(LENGTH_BYTES, "little") + text
+    return head + zlib.crc32(head).to_bytes(CRC_BYTES, "little") + content[end:]
+
+
+def _written(content: bytes, place: int, data: bytes) -> bytes:
+    at = place % len(content)
+    return content[:at] + data[: len(content) - at] + content[at + len(data) :]
+
+
+_KINDS: dict[str, Callable[[bytes, int, int, Sequence[bytes]], bytes | None]] = {
+    "missing": lambda *_: None,
+    "empty": lambda *_: b"",
+    "cut": _cut,
+    "bit": _flip_bit,
+    "page": _lose_a_page,
+    "overwrite": _overwrite,
+    "grow": _grow,
+    "swap": _swap,
+    "version": _other_version,
+    "value": _change_value,
+    "another value": _change_value,  # twice: most of what is found is found by it
+}
+KINDS = tuple(_KINDS)

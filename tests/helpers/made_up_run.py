@@ -1,0 +1,188 @@
+"""A whole run folder in a second: every stage is the real one, only what trains is made up.
+
+The losses are random numbers, the weights a few zeros; all files are written by the code that
+writes them in a real run, so that their readers can be given damaged ones by the ten thousands.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+from command_line import composed
+from corpus_cases import texts, write
+
+from nemo_rod.commands import run_stages
+from nemo_rod.config import Config
+from nemo_rod.corpus import BlockStore
+from nemo_rod.jobs import EvaluateJob, Job, ScoreJob, TrainJob, write_job
+from nemo_rod.launch import slurm
+from nemo_rod.launch.render import write_files
+from nemo_rod.recipe import base_model
+from nemo_rod.recipe.model_jobs import ModelJobs
+from nemo_rod.recipe.stages import Stages
+from nemo_rod.selection import ReferenceWriter, Selector, compact, open_references
+from nemo_rod.selection.arms import Arm, curriculum_header
+from nemo_rod.selection.curriculum.journal import Journal
+from nemo_rod.selection.references.folder import role_manifest
+
+RECIPE = (
+    "recipe=toy_synthetic",
+    "arms=[base,no_replay,fixed_32,merge_0.6,rod]",
+    "domain.sources={dialect:{role:adaptation,kind:synthetic,files:['dialect:0:0.25'],"
+    "max_bytes:6000},chain_0:{role:replay,kind:synthetic,files:['markov:0'],max_bytes:5000},"
+    "chain_1:{role:replay,kind:synthetic,files:['markov:1'],max_bytes:5000}}",
+    "domain.block_size=16",
+    "domain.holdout_fraction=0.1",
+    *("pretrain.steps=4", "pretrain.batch_size=8", "pretrain.micro_batch_size=4"),
+    *("train.steps=6", "train.batch_size=8", "train.micro_batch_size=4", "checkpoint.every=2"),
+)
+ON_A_CLUSTER = (
+    *("launcher=slurm", "cluster.gpu=B200", "cluster.gpus_per_node=2", "cluster.partition=work"),
+)
+
+
+def recipe(run_dir: Path, *more: str) -> Config:
+    """The configuration of the made-up run."""
+    return composed(*RECIPE, f"run_dir={run_dir}", *more)
+
+
+def make_run(run_dir: Path) -> None:
+    """Makes a finished run, what a second launch of it on Slurm left, and an interrupted arm."""
+    with _made_up_training():
+        run_stages.run(recipe(run_dir))
+    config = recipe(run_dir, *ON_A_CLUSTER)
+    stages = Stages(config).all()
+    write_files(run_dir / "launch" / "slurm", slurm.render(config, stages))
+    jobs = [f"{stage.name}\t{101 + number}\n" for number, stage in enumerate(stages)]
+    (run_dir / "launch" / "slurm" / "jobs.tsv").write_text("".join(jobs))
+    interrupted = Path(shutil.copytree(run_dir / "arms" / "rod", run_dir / "arms" / "max.partial"))
+    for name in ("manifest.json", "arm.json", "evaluation.json"):
+        (interrupted / name).unlink()
+    shutil.copy(run_dir / "arms" / "rod" / "manifest.json", interrupted / "inputs.json")
+    unfinished = run_dir / "references" / "unfinished"
+    (log,) = _write_logs(run_dir / "blocks", unfinished, "replay", "x")
+    log.close()
+
+
+def make_checkpoint(folder: Path, value: float) -> None:
+    """Makes a checkpoint of Megatron-LM's in the format torch_dist."""
+    import torch
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    weights = folder / "iter_0000004"
+    weights.mkdir(parents=True)
+    state = {"a.weight": torch.full((4, 3), value), "b.bias": torch.full((5,), value)}
+    save(state, storage_writer=FileSystemWriter(weights), no_dist=True)
+    (weights / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
+    torch.save({"args": Namespace(num_layers=2), "checkpoint_version": 3.0}, weights / "common.pt")
+    (folder / "latest_checkpointed_iteration.txt").write_text("4")
+
+
+def make_texts(folder: Path) -> None:
+    """Makes the same few documents in every format that a source may have."""
+    import pyarrow
+    import pyarrow.parquet
+    import zstandard
+
+    documents = texts(40, 1)
+    plain = write(folder / "plain.jsonl", documents).read_bytes()
+    (folder / "packed.jsonl.gz").write_bytes(gzip.compress(plain, mtime=0))
+    (folder / "packed.jsonl.zst").write_bytes(zstandard.compress(plain))
+    (folder / "plain.txt").write_text("\n".join(documents))
+    (folder / "packed.txt.zst").write_bytes(zstandard.compress("\n".join(documents).encode()))
+    table = pyarrow.table({"text": documents, "language": ["de"] * len(documents)})
+    pyarrow.parquet.write_table(table, folder / "table.parquet", row_group_size=16)
+
+
+@contextmanager
+def _made_up_training() -> Iterator[None]:
+    with (
+        patch.object(ModelJobs, "run", _run),
+        patch.object(base_model, "initialise_base", lambda *_, **__: None),
+        patch.object(base_model, "check_tokenizer", lambda *_: None),
+        patch("nemo_rod.evaluation.merging.merge_checkpoints", _merge),
+    ):
+        yield
+
+
+def _run(jobs: ModelJobs, job: Job, folder: Path) -> None:
+    write_job(job, folder / "job.json")
+    log = jobs.results.log(job.name)
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("progress: made up  1/1\n")
+    if isinstance(job, TrainJob):
+        _train(job, folder)
+    elif isinstance(job, ScoreJob):
+        *_, writer = _write_logs(jobs.results.blocks, folder, job.role, job.model_digest)
+        writer.close()
+        store = BlockStore(jobs.results.blocks)
+        compact(folder, manifest=writer.manifest, hashes=store.hashes)
+    else:
+        _evaluate(job, folder)
+
+
+def _train(job: TrainJob, folder: Path) -> None:
+    arm, store = Arm(**job.arm), BlockStore(job.blocks)
+    references = open_references(job.references, store) if job.references else None
+    selector = Selector.of(arm, store, references)
+    journal = Journal(
+        folder, curriculum_header(arm, store, references, config=job.config_digest), step=0
+    )
+    timing = {"timing/train/total": 0.5, "timing/train/update": 0.25}
+    for step in range(job.optimisation.steps):
+        choice = selector.choose(step, _Random(step))
+        journal.begin(choice)
+        journal.append(step, choice, {"train/loss": 2.0, "train/lr": 1e-3, **timing})
+    _write_weights(folder / "hf", float(len(arm.name)))
+
+
+def _write_weights(folder: Path, value: float) -> None:
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 256}))
+    tensors = {"a.weight": np.full((4, 3), value, "f4"), "b.bias": np.full(5, value, "f4")}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _merge(base: Path, adapted: Path, out: Path, lam: float) -> None:
+    _write_weights(Path(out), lam)
+
+
+def _write_logs(blocks: Path, folder: Path, role: str, model: str) -> list[ReferenceWriter]:
+    store = BlockStore(blocks)
+    manifest = role_manifest(store, role, model=model, precision="fp32")
+    writer = ReferenceWriter(folder, 0, manifest=manifest)
+    ids = np.arange(manifest.start, manifest.stop)
+    writer.append(ids, _Random(7).part_sums(ids), store.hashes(ids))
+    return [writer]
+
+
+def _evaluate(job: EvaluateJob, folder: Path) -> None:
+    store = BlockStore(job.blocks, "holdout")
+    for number, name in enumerate(job.models):
+        result: dict[str, dict] = {"loss": {}, "blocks": {}}
+        for source in store.sources:
+            loss = 2.0 + number / 10 + source.start / 100
+            result["loss"].setdefault(source.role, {})[source.name] = loss
+            result["blocks"].setdefault(source.role, {})[source.name] = source.count
+        (folder / f"{name}.json").write_text(json.dumps(result))
+
+
+class _Random:
+    """Scores of no model."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+
+    def part_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
+        return self.random.random((len(block_ids), eighths), dtype=np.float32) * 4
