@@ -7,13 +7,14 @@ NEMO2 := .venv-nemo2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest
 ENGINE ?= podman
+UV := 0.13.9
 RL_BIN := .venv-nemo-rl/bin
 RL_READY := .venv-nemo-rl/.ready
 RL_WORKER := .venv-nemo-rl-worker
 RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: help venv demo lint lanes bench test-second test-matrix
+.PHONY: help venv demo lint lanes bench hashes sbom test-second test-matrix
 .PHONY: test test-fuzz test-kills test-slow test-layouts test-architectures test-rehearsal test-swap-in
 .PHONY: test-megatron-lm test-nemo2 test-slurm test-nemo-rl test-nemo-rl-worker test-gpu test-images
 .PHONY: image image-cpu
@@ -24,7 +25,7 @@ help: ## list the targets
 
 venv: $(READY) ## build .venv: all that tests and demo need; PYTHON=<3.11, 3.12 or 3.13>
 
-$(READY): $(wildcard requirements/*) pyproject.toml
+$(READY): $(wildcard requirements/* requirements/hashed/*) pyproject.toml
 	@PYTHON="$(PYTHON)" SET="$(SET)" requirements/install.sh $(VENV) requirements/dev.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -79,7 +80,7 @@ $(NEMO2)/.ready: requirements/torch.txt requirements/nemo2.txt pyproject.toml
 	@test -x $(NEMO2)/bin/python || $(or $(PYTHON),python3.11) -m venv $(NEMO2)
 	@echo "Installing torch and NeMo 2.x into $(NEMO2) (3 GB, some minutes)"
 	@$(NEMO2)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/torch.txt
-	@$(NEMO2)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/nemo2.txt
+	@$(NEMO2)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements/hashed/nemo2.txt
 	@$(NEMO2)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -120,6 +121,23 @@ test-gpu: PYTHON := $(or $(PYTHON),python3)
 test-gpu: ## run the GPU tests with the torch and Megatron of PYTHON (in a NeMo image, say)
 	@$(PYTHON) -c 'import importlib.util as u, sys; u.find_spec("torch") and __import__("torch").cuda.is_available() or sys.exit("$(PYTHON) sees no GPU: run make test-gpu PYTHON=... with an environment whose torch does")'
 	$(PYTHON) -m pytest -m gpu -o timeout=900 $(ARGS)
+
+# uv asks the index for the digests of every file of a pin, and downloads none of them.
+hashes: $(READY) ## write requirements/hashed/, the pinned sets with the digests of their files
+	@$(PIP) uv==$(UV)
+	@for file in requirements/*.txt; do \
+	  name=$$(basename $$file); case $$name in bridge-0.3*|nemo2.txt) minor=11 ;; *) minor=12 ;; esac; \
+	  { echo "# Made of ../$$name by \`make hashes\`: every file that PyPI has of each pin."; \
+	    $(BIN)/uv pip compile --quiet --no-deps --no-header --no-annotate --no-strip-extras \
+	      --generate-hashes --python-version 3.$$minor $$file; } >requirements/hashed/$$name; \
+	done
+
+sbom: $(READY) ## list what .venv has, with versions and licences, in CycloneDX: runs/sbom.json
+	@test -x .venv-sbom/bin/cyclonedx-py || $(BIN)/python -m venv .venv-sbom
+	@.venv-sbom/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/hashed/sbom.txt
+	@mkdir -p runs
+	@.venv-sbom/bin/cyclonedx-py environment --output-reproducible --output-file runs/sbom.json $(BIN)/python
+	@echo "runs/sbom.json"
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

@@ -8,6 +8,9 @@
 # SET     bridge-0.6, bridge-0.5, bridge-0.4 (Python 3.12) or bridge-0.3; by default the newest that
 #         the interpreter can have
 #
+# HASHES  files (default): pip takes only files with the digests in hashed/, but any build of torch;
+#         all: of torch, too, that is PyPI's builds; no: whatever the index has, such as its own builds
+#
 # An environment that is there keeps its interpreter.
 set -euo pipefail
 
@@ -67,11 +70,23 @@ size="2 GB"
 [[ $version == 3.11 ]] || size="7 GB where your index has only the CUDA build of torch"
 echo "Installing torch, NVIDIA's trainer and the tools for Python $version ($pins) into $venv ($size, some minutes)"
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+hashes=${HASHES:-files}
+case $hashes in
+  files | all) checked=("${pip[@]}" --require-hashes) folder=$here/hashed ;;
+  no) checked=("${pip[@]}") folder=$here ;;
+  *)
+    echo "HASHES=$hashes: expected files, all or no." >&2
+    exit 1
+    ;;
+esac
 more=()
 for file; do
-  more+=(-r "$file")
+  more+=(-r "$folder/${file##*/}")
 done
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+if [[ $hashes == all ]]; then
+  "${checked[@]}" --no-deps -r "$folder/torch.txt"
+fi
 "${pip[@]}" -r "$here/torch.txt"
-"${pip[@]}" -r "$here/cpu.txt" -r "$here/$pins.txt" "${more[@]}"
-"${pip[@]}" --no-deps -r "$here/$pins-nodeps.txt"
+"${checked[@]}" -r "$folder/cpu.txt" -r "$folder/$pins.txt" "${more[@]}"
+"${checked[@]}" --no-deps -r "$folder/$pins-nodeps.txt"
