@@ -1,0 +1,189 @@
+"""Stages killed at random moments under a real Slurm: what they end in is the same, to the byte.
+
+`make test-kills` starts the Slurm on loopback. A recipe runs once without a kill, on one process
+and on two; then again, stage after stage, each a job of its own, on one node and on two. Each job is
+killed a number of times: its command, one of its ranks, or all of it. SIGKILL leaves nobody a moment
+to save. A killed job fails, and the same command submits it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
+
+pytestmark = pytest.mark.kills
+
+RECIPE = [
+    "recipe=toy_synthetic",
+    "arms=[no_replay,rod,merge_0.6]",
+    "domain.sources.dialect.max_bytes=200000",
+    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(9)),
+    "pretrain.steps=40",
+    "train.steps=120",
+    "checkpoint.every=10",
+]
+LAYOUTS = {"single": ["parallel=single"], "dp2": ["parallel=dp2"]}
+ON_SLURM = [
+    *("launcher=slurm", "launcher.grace_seconds=60", "launcher.requeues=0"),
+    *("cluster.gpu=pretended", "cluster.gpus_per_node=1", "cluster.cpu_cores=1"),
+    *("cluster.cpu_stage_cores=1", "cluster.cpu_stage_memory_gib=1", "cluster.time=00:50:00"),
+    "+cluster.env.GLOO_SOCKET_IFNAME=lo",
+]
+# Every stage with its command, in order, and how often it is killed.
+STAGES = {
+    "prepare": (["prepare"], 5),
+    "base": (["pretrain"], 5),
+    "references_base": (["reference", "arm=base"], 5),
+    "no_replay": (["train", "arm=no_replay"], 7),
+    "references_specialist": (["reference", "arm=no_replay"], 5),
+    "rod": (["train", "arm=rod"], 7),
+    "merge_0.6": (["merge", "arm=merge_0.6"], 5),
+    "evaluate": (["evaluate"], 5),
+    "report": (["report"], 5),
+}
+VICTIMS = ("command", "rank", "all")
+# Of what a run leaves, these have times of day, durations or paths in them.
+DIFFERS = ("metrics.jsonl", "arm.json", "job.json", "costs.csv", "costs.md")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if missing := missing_programs():
+        pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(layout: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    """The run that nobody killed, on this machine without Slurm, and the seconds of each stage."""
+    run_dir, seconds = tmp_path_factory.mktemp(f"whole_{layout}"), {}
+    for stage, (command, _) in STAGES.items():
+        began = time.monotonic()
+        nemo_rod(command, layout, run_dir)
+        seconds[stage] = time.monotonic() - began
+    return run_dir, seconds
+
+
+@pytest.fixture(scope="module")
+def killed(
+    layout: str,
+    whole: tuple[Path, dict[str, float]],
+    cluster: Cluster,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, dict[str, int]]:
+    """The run whose stages were killed, and how often each of them was while it worked."""
+    run_dir, counts = tmp_path_factory.mktemp(f"killed_{layout}"), {}
+    dice = random.Random(f"kills {layout}")
+    for stage, (command, wanted) in STAGES.items():
+        counts[stage] = 0
+        while not is_done(run_dir, stage):
+            number = submit(command, layout, run_dir, cluster)
+            if counts[stage] < wanted:
+                moment = dice.uniform(0.2, 1.1) * whole[1][stage]
+                counts[stage] += kill(number, moment, dice.choice(VICTIMS), cluster)
+                print(f"{layout} {stage}: killed {counts[stage]} times", flush=True)
+            wait_for(lambda n=number: not queued(n, cluster), 1800, f"{stage} did not end")
+    return run_dir, counts
+
+
+def nemo_rod(command: list[str], layout: str, run_dir: Path, *more: str, **options: object) -> str:
+    words = [*command, *RECIPE, *LAYOUTS[layout], *more, f"run_dir={run_dir}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", *words],
+        capture_output=True,
+        text=True,
+        **options,  # type: ignore[call-overload]
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def submit(command: list[str], layout: str, run_dir: Path, cluster: Cluster) -> str:
+    """Submits a stage; returns the number of its job."""
+    said = nemo_rod(command, layout, run_dir, *ON_SLURM, env=cluster.environment)
+    return said.split()[0]
+
+
+def is_done(run_dir: Path, stage: str) -> bool:
+    proofs = {
+        "prepare": "blocks/manifest.json",
+        "base": "base/manifest.json",
+        "references_base": "references/base/manifest.json",
+        "references_specialist": "references/specialist/manifest.json",
+        "evaluate": "arms/merge_0.6/evaluation.json",
+        "report": "report/index.html",
+    }
+    return (run_dir / proofs.get(stage, f"arms/{stage}/manifest.json")).exists()
+
+
+def queued(number: str, cluster: Cluster) -> bool:
+    return bool(cluster.ask("squeue", "-h", "--me", "-o", "%i").split().count(number))
+
+
+def kill(number: str, moment: float, victim: str, cluster: Cluster) -> int:
+    """Kills processes of a job some time after its command has begun; returns 1 if any was left."""
+    wait_for(lambda: bool(processes(number)) or not queued(number, cluster), 600, "no job began")
+    time.sleep(moment)
+    found = processes(number)
+    ranks = [pid for pid, words in found.items() if "nemo_rod.megatron" in words]
+    commands = [pid for pid, words in found.items() if "nemo_rod.cli" in words]
+    chosen = {"all": [*found], "rank": ranks[-1:] or commands, "command": commands}[victim]
+    for pid in chosen:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return int(bool(chosen))
+
+
+def processes(number: str) -> dict[int, list[str]]:
+    """Python processes of a Slurm job that run nemo_rod, with their command lines."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if f"SLURM_JOB_ID={number}".encode() in environment and "-m" in words:
+                found[int(entry.name)] = words
+    return found
+
+
+def digests(run_dir: Path) -> dict[str, str]:
+    """The content of every file that a run makes, but those with times in them."""
+    kept = [run_dir / name for name in ("blocks", "base", "references", "arms", "report/tables")]
+    files = [file for folder in kept for file in sorted(folder.rglob("*")) if file.is_file()]
+    return {
+        str(file.relative_to(run_dir)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+        if file.name not in DIFFERS and "checkpoints" not in file.parts
+    }
+
+
+def test_every_stage_was_killed(killed: tuple[Path, dict[str, int]]) -> None:
+    assert killed[1] == {stage: wanted for stage, (_, wanted) in STAGES.items()}
+
+
+def test_killed_runs_end_in_the_same_bytes(
+    whole: tuple[Path, dict[str, float]], killed: tuple[Path, dict[str, int]]
+) -> None:
+    one, other = digests(whole[0]), digests(killed[0])
+    lost = sorted(one.keys() ^ other.keys())
+    assert not lost, f"files that only one of the runs has: {lost}"
+    assert {name for name in one if one[name] != other[name]} == set()
+    assert any(name.endswith("curriculum.rod") for name in one)
+    assert any(name.endswith("model.safetensors") for name in one)
