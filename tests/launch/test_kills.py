@@ -1,9 +1,9 @@
 """Stages killed at random moments under a real Slurm: what they end in is the same, to the byte.
 
 `make test-kills` starts the Slurm on loopback. A recipe runs once without a kill, on one process
-and on two; then again, stage after stage, each a job of its own, on one node and on two. Each job is
-killed a number of times: its command, one of its ranks, or all of it. SIGKILL leaves nobody a moment
-to save. A killed job fails, and the same command submits it again.
+and on two; then again, stage after stage, each a job of its own, on one node and on two. Each job
+is killed a number of times: its command, one of its ranks, or all of it. SIGKILL leaves nobody a
+moment to save. A killed job fails, and the same command submits it again.
 """
 
 from __future__ import annotations
