@@ -36,9 +36,9 @@ from nemo_rod.selection.references.folder import role_manifest
 RECIPE = (
     "recipe=toy_synthetic",
     "arms=[base,no_replay,fixed_32,merge_0.6,rod]",
-    "domain.sources={dialect:{role:adaptation,kind:synthetic,files:['dialect:0:0.25'],"
-    "max_bytes:6000},chain_0:{role:replay,kind:synthetic,files:['markov:0'],max_bytes:5000},"
-    "chain_1:{role:replay,kind:synthetic,files:['markov:1'],max_bytes:5000}}",
+    "domain.sources.dialect.max_bytes=6000",
+    *(f"domain.sources.chain_{number}.max_bytes=5000" for number in range(2)),
+    *(f"~domain.sources.chain_{number}" for number in range(2, 9)),
     "domain.block_size=16",
     "domain.holdout_fraction=0.1",
     *("pretrain.steps=4", "pretrain.batch_size=8", "pretrain.micro_batch_size=4"),
