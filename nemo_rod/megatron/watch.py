@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -129,7 +129,7 @@ class Watch:
 
         Two questions to the store, however many ranks there are, once all of them have.
         """
-        ranks = range(self.world_size) if self.rank == 0 else range(1)
+        ranks: Sequence[int] = range(self.world_size) if self.rank == 0 else range(1)
         if not self.store.check([self._key(rank) for rank in ranks]):
             # torchrun monitors the start
             ranks = [rank for rank in ranks if self.store.check([self._key(rank)])]

@@ -230,7 +230,7 @@ def test_files_that_cannot_be_made_are_one_sentence(
     assert str(run_dir) in done.stderr or "nothing" in done.stderr
 
 
-@pytest.mark.parametrize("word", ["arm=röd", "recipe=ü", "arms=[rod", "train.lr=1 2"])
+@pytest.mark.parametrize("word", ["arm=röd", "recipe=ü", "arms=[rod"])
 def test_words_outside_the_grammar_are_one_sentence(word: str) -> None:
     done = nemo_rod("plan", "recipe=toy", word)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

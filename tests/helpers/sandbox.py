@@ -15,8 +15,8 @@ class Sandbox:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.content = {path: path.read_bytes() for path in self._files()}
         self._stamps = self._look()
+        self.content = {Path(path): Path(path).read_bytes() for path in self._stamps}
 
     def files(self, *patterns: str) -> list[Path]:
         """Returns the files that match a glob below the folder, in order."""
@@ -29,27 +29,38 @@ class Sandbox:
             path.unlink()
         else:
             path.write_bytes(content)
-        self._stamps = self._look()
+        self._note(path)
 
     def changed(self) -> list[Path]:
         """Returns the files that were changed, made or removed since the last `write`."""
         now = self._look()
-        paths = self._stamps.keys() | now.keys()
-        return sorted(path for path in paths if now.get(path) != self._stamps.get(path))
+        return sorted(Path(path) for path, _ in now.items() ^ self._stamps.items())
 
     def restore(self, *paths: Path) -> None:
         """Brings files back; removes what was not there."""
-        for path in paths:
+        for path in {*paths}:
             if path in self.content:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(self.content[path])
             else:
                 path.unlink(missing_ok=True)
-        self._stamps = self._look()
+            self._note(path)
 
-    def _files(self) -> list[Path]:
-        return [Path(top, name) for top, _, names in os.walk(self.root) for name in names]
+    def _note(self, path: Path) -> None:
+        self._stamps.pop(str(path), None)
+        if path.exists():
+            state = path.stat()
+            self._stamps[str(path)] = state.st_mtime_ns, state.st_size
 
-    def _look(self) -> dict[Path, tuple[int, int]]:
-        states = [(path, path.stat()) for path in self._files()]
-        return {path: (state.st_mtime_ns, state.st_size) for path, state in states}
+    def _look(self) -> dict[str, tuple[int, int]]:
+        """Returns time and size of every file; quick, as it is asked after every case."""
+        stamps, waiting = {}, [str(self.root)]
+        while waiting:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        state = entry.stat()
+                        stamps[entry.path] = state.st_mtime_ns, state.st_size
+        return stamps

@@ -55,7 +55,7 @@ def test_other_ranks_find_a_frozen_rank_0(
 
     monkeypatch.setattr(watch, "FIRST_GONE_SECONDS", 2.0)
     store, left = HashStore(), threading.Event()
-    store.set("alive/0", f"{time.time_ns()} 3")  # and nothing after it
+    store.set("alive/0", f"{time.time_ns()} 3 ")  # and nothing after it
     other = watch.Watch(store, 1, 2, stall_seconds=60, leave=lambda status: left.set())
     other.start()
     assert left.wait(60)
@@ -100,7 +100,7 @@ def test_reader_of_a_slow_disk_is_named_before_the_watch_ends_it(
 
     left = threading.Event()
     watches = [
-        Watch(store, rank, 3, stall_seconds=6, leave=lambda status: left.set())
+        Watch(store, rank, 3, stall_seconds=8, leave=lambda status: left.set())
         for store in [HashStore()]
         for rank in range(3)
     ]
@@ -113,12 +113,12 @@ def test_reader_of_a_slow_disk_is_named_before_the_watch_ends_it(
         assert not left.wait(0.2), "ended without a warning"
         said += capsys.readouterr().out
     where = r"while it reads blocks of /slow/tokens-00007.bin"
-    assert re.search(rf"progress: rank 2: no progress for [3-5] s {where}; .* ends the job", said)
+    assert re.search(rf"progress: rank 2: no progress for \d+ s {where}; .* ends the job", said)
     assert left.wait(60)
     for watch in watches:
         watch.close()
     said += capsys.readouterr().out
-    assert re.search(rf"nemo-rod error on rank 2: stalled for \d s {where}, longer than", said)
+    assert re.search(rf"nemo-rod error on rank 2: stalled for \d+ s {where}, longer than", said)
 
 
 HOLDS = """
