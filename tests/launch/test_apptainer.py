@@ -22,7 +22,7 @@ from places import ROOT
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
 
 from nemo_rod.config import Config
-from nemo_rod.launch.containers import render_apptainer
+from nemo_rod.launch.containers import mounts, render_apptainer
 from nemo_rod.launch.slurm import render_node, render_stage
 
 pytestmark = pytest.mark.slurm
@@ -114,7 +114,10 @@ def test_jobs_in_apptainer_are_requeued_and_leave_nothing(
     namespace, triton, _, at_home, in_tmp = (tmp_path / "began0").read_text().split("\n")
     assert namespace != os.readlink("/proc/self/ns/pid")
     assert triton == "/tmp/triton"
-    assert (at_home, in_tmp) == ("", "of-this-job")
+    mounted = [Path(mount.split(":")[1]) for mount in mounts(config)]
+    assert {*at_home.split()} == first_parts(mounted, Path.home())
+    assert {*in_tmp.split()} == first_parts(mounted, Path("/tmp")) | {"of-this-job"}
+    assert not (image / "written-to-the-image").exists()
     urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
     cluster.ask("sbatch", *urgent, "--wrap=sleep 2")
     wait_for((tmp_path / "began1").exists, 900, "the job did not begin again")
@@ -128,6 +131,11 @@ def test_jobs_in_apptainer_are_requeued_and_leave_nothing(
     assert left == []
     scratch = Path(os.environ.get("TMPDIR", "/tmp")).glob("nemo-rod.*")
     assert [p for p in scratch if re.search(rf"\.({first}|{second})\.", p.name)] == []
+
+
+def first_parts(places: Sequence[Path], folder: Path) -> set[str]:
+    """What a container shows in a folder that is empty but for what is mounted below it."""
+    return {p.relative_to(folder).parts[0] for p in places if p.is_relative_to(folder)}
 
 
 def processes_of(*jobs: str) -> list[str]:

@@ -104,8 +104,9 @@ def usable(folder: Path, *, key: str) -> bool:
 class Family:
     """The processes of some nodes, also those whose parents have ended."""
 
-    def __init__(self, nodes: list[subprocess.Popen]) -> None:
-        self.nodes = [psutil.Process(node.pid) for node in nodes]
+    def __init__(self, started: list[subprocess.Popen]) -> None:
+        self._started = started
+        self.nodes = [psutil.Process(node.pid) for node in started]
         self.seen: set[psutil.Process] = set(self.nodes)
 
     def look(self) -> None:
@@ -123,8 +124,10 @@ class Family:
         deadline = time.monotonic() + PATIENCE
         while not file.exists():
             self.look()
-            assert time.monotonic() < deadline, "the stage did not begin"
-            assert all(node.is_running() for node in self.nodes)
+            ended = [node.poll() for node in self._started]
+            late = time.monotonic() > deadline or ended != [None, None]
+            log = (file.parent / "log").read_text()[-5000:]
+            assert not late, f"the stage did not begin:\n{log}"
             time.sleep(0.5)
 
     def wait_for_the_end(self) -> None:
