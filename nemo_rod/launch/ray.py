@@ -67,12 +67,11 @@ def _render_ray_sbatch(config: Config) -> str:
     low, high = ray_node.WORKER_PORTS
     offsets |= {"MIN_WORKER_PORT": low, "MAX_WORKER_PORT": high}
     slot = f"SLURM_JOB_ID % {ray_node.JOBS} * {ray_node.PORTS_PER_JOB}"
-    store = ray_node.OBJECT_STORE_BYTES
+    store = ray_node.OBJECT_STORE
     lines = [
         f"base=$(({ray_node.FIRST_PORT} + {slot}))",
         *(f"export {name}=${{{name}:-$((base + {offset}))}}" for name, offset in offsets.items()),
-        f"export RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES="
-        f"${{RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES:-{store}}}",
+        f"export {store}=${{{store}:-{ray_node.OBJECT_STORE_BYTES}}}",
         "export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}",
         "RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}",
         "export RAY_AUTH_TOKEN",

@@ -33,9 +33,11 @@ NODE_PORTS = {
 WORKER_PORTS = (20, 199)
 # Below the ports that Linux hands out, and apart from those on which the nodes of other jobs meet.
 FIRST_PORT, PORTS_PER_JOB, JOBS = 10_000, 200, 50
-OBJECT_STORE_BYTES = 8 << 30  # of a node; ids and losses need little, driver-side selection more
+OBJECT_STORE_BYTES = 8 << 30  # at most; ids and losses need little, driver-side selection more
+OBJECT_STORE = "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES"
 _MAX_CPUS = 32  # of a node; each may get a process, and each process takes two ports
 _JOIN_SECONDS = 600.0
+_STARTS = 3  # Ray gives up after 30 s; ray.sub starts it as often
 
 
 def first_port(job: int) -> int:
@@ -55,7 +57,6 @@ def ray_options(environment: Mapping[str, str]) -> list[str]:
     half = (high - low + 1) // 2
     low += 0 if head else half
     options = {
-        "object-store-memory": OBJECT_STORE_BYTES,
         "num-cpus": min(int(environment.get("SLURM_CPUS_PER_TASK", _MAX_CPUS)), _MAX_CPUS),
         "min-worker-port": base + low,
         "max-worker-port": base + low + half - 1,
@@ -77,6 +78,7 @@ def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         **environment,
         "RAY_ADDRESS": f"{_head(environment)}:{port}",
+        OBJECT_STORE: environment.get(OBJECT_STORE, str(OBJECT_STORE_BYTES)),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": environment.get("NEMO_ROD_KEY") or secrets.token_hex(16),
     }
@@ -86,19 +88,52 @@ def main(command: Sequence[str]) -> int:
     """Runs Ray on this node, and on the first one the command; returns its status."""
     environment = ray_environment(os.environ)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Ray would end of it before the stage has saved
-    daemon = {key: value for key, value in environment.items() if key != "RAY_ADDRESS"}
-    start = [command[0], "-m", "ray.scripts.scripts", "start", *ray_options(environment)]
-    ray = subprocess.Popen(start, env=daemon, stdout=sys.stderr)
+    address, first = environment["RAY_ADDRESS"], _is_first(environment)
+    if not first:
+        _wait(lambda: _listens(address), f"there is no Ray at {address}")
+    ray = _Ray([command[0], "-m", "ray.scripts.scripts", "start"], environment)
     try:
-        if not _is_first(environment):
-            return _serve(ray, environment["RAY_ADDRESS"])
+        if not first:
+            return _serve(ray, address)
         _wait_for_nodes(ray, command[0], environment)
         return _run(command, environment)
     finally:
-        ray.terminate()
+        ray.end()
+
+
+class _Ray:
+    """This node's Ray."""
+
+    def __init__(self, start: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = [*start, *ray_options(environment)]
+        # it refuses to start with the address that its drivers need
+        self._environment = {k: v for k, v in environment.items() if k != "RAY_ADDRESS"}
+        self._starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._starts += 1
+        self._process = subprocess.Popen(self._command, env=self._environment, stdout=sys.stderr)
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def keep_starting(self) -> None:
+        """Starts it again if it has ended before it was of use.
+
+        Raises:
+            RuntimeError: it has ended as often as it may.
+        """
+        if not self.runs():
+            if self._starts == _STARTS:
+                raise RuntimeError(f"Ray ended {_STARTS} times before the stage began: see above.")
+            self._start()
+
+    def end(self) -> None:
+        self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            ray.wait(20)
-        ray.kill()
+            self._process.wait(20)
+        self._process.kill()
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -116,7 +151,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _wait_for_nodes(ray: subprocess.Popen, python: str, environment: Mapping[str, str]) -> None:
+def _wait_for_nodes(ray: _Ray, python: str, environment: Mapping[str, str]) -> None:
     """Waits until all nodes have joined.
 
     Raises:
@@ -129,32 +164,28 @@ def _wait_for_nodes(ray: subprocess.Popen, python: str, environment: Mapping[str
     )
 
     def joined() -> bool:
+        ray.keep_starting()
         asked = subprocess.run(
             [python, "-W", "ignore", "-c", count], env=environment, capture_output=True, text=True
         )
         return f"nodes {expected}\n" in asked.stdout
 
-    _wait(joined, ray, f"not all {expected} nodes joined Ray in {_JOIN_SECONDS:g} s")
+    _wait(joined, f"not all {expected} nodes joined Ray")
 
 
-def _serve(ray: subprocess.Popen, address: str) -> int:
+def _serve(ray: _Ray, address: str) -> int:
     """Keeps this node's Ray until the first node's has ended; returns this node's status."""
-    _wait(lambda: _listens(address), ray, f"no Ray at {address} in {_JOIN_SECONDS:g} s")
     while _listens(address):
-        if ray.poll() is not None:
-            time.sleep(5)  # the first node's may have ended at the same time
-            return 1 if _listens(address) else 0
+        ray.keep_starting()
         time.sleep(2)
     return 0
 
 
-def _wait(condition: Callable[[], bool], ray: subprocess.Popen, what: str) -> None:
+def _wait(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + _JOIN_SECONDS
     while not condition():
-        if ray.poll() is not None:
-            raise RuntimeError(f"Ray ended with status {ray.returncode} before the stage began.")
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{what}: see what its log says.")
+            raise RuntimeError(f"{what} within {_JOIN_SECONDS:g} s: see the logs of the nodes.")
         time.sleep(1)
 
 

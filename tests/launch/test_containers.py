@@ -119,10 +119,10 @@ def test_ports_of_jobs_and_of_nodes_differ() -> None:
 def test_ray_listens_for_its_own_job_alone() -> None:
     alone = ray_node.ray_options({"SLURM_JOB_ID": "7"})
     assert "--node-ip-address=127.0.0.1" in alone and "--include-dashboard=false" in alone
-    assert f"--object-store-memory={8 << 30}" in alone
     assert "--address=10.0.0.1:11400" in ray_node.ray_options(slurm_job(7, 1))
     variables = ray_node.ray_environment({**slurm_job(7), "NEMO_ROD_KEY": "secret"})
     assert variables["RAY_ADDRESS"] == "10.0.0.1:11400"
+    assert variables["RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES"] == str(8 << 30)
     assert (variables["RAY_AUTH_MODE"], variables["RAY_AUTH_TOKEN"]) == ("token", "secret")
 
 
