@@ -114,7 +114,10 @@ test-nemo-rl-worker: ## run NeMo-RL's own Megatron worker; NEMO_RL=<a recursive 
 	@test -d "$(NEMO_RL)/nemo_rl" || { echo "NEMO_RL='$(NEMO_RL)' is no checkout of NeMo-RL: make test-nemo-rl-worker NEMO_RL=<folder>"; exit 2; }
 	@SET=bridge-0.6 requirements/install.sh $(RL_WORKER) requirements/dev.txt requirements/nemo-rl.txt
 	@$(RL_WORKER)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/nemo-rl-worker.txt transformers==$(TRANSFORMERS)
-	NEMO_RL=$(abspath $(NEMO_RL)) $(RL_WORKER)/bin/python -m pytest -m nemo_rl tests/nemo_rl/test_own_worker.py tests/nemo_rl/test_ray_node.py -o timeout=3000 $(ARGS)
+	third=$(abspath $(NEMO_RL))/3rdparty; bridge=$$third/Megatron-Bridge-workspace/Megatron-Bridge; \
+	core=$$third/Megatron-LM-workspace/Megatron-LM; test -d $$core/megatron || core=$$bridge/3rdparty/Megatron-LM; \
+	PYTHONPATH=$$bridge/src:$$core NEMO_RL=$(abspath $(NEMO_RL)) $(RL_WORKER)/bin/python -m pytest -m nemo_rl \
+		tests/nemo_rl/test_own_worker.py tests/nemo_rl/test_ray_node.py -o timeout=3000 $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
 test-gpu: PYTHON := $(or $(PYTHON),python3)
