@@ -2,7 +2,8 @@
 
 One sort of the scores serves every quantile, so that the cost does not grow with the sources.
 
-Shape suffixes: C = candidates, K = chosen, F = candidates with a finite score, G = groups.
+Shape suffixes: C = candidates, K = chosen, F = candidates with a finite score, G = groups,
+3 = quantiles.
 """
 
 from __future__ import annotations
@@ -82,9 +83,11 @@ def _score_metrics(
     order_F = order[np.isfinite(choice.score[order]) & (source_C[order] >= 0)]
     score_F = choice.score[order_F].astype(np.float64)
     is_replay_F = choice.pool.is_replay[order_F]
-    roles = spread(score_F, is_replay_F, 2)
+    # one pass for roles and sources: every score counts in a group of either kind
+    group_2F = np.concatenate([is_replay_F, len(ROLES) + source_C[order_F]])
+    groups = spread(np.concatenate([score_F, score_F]), group_2F, len(ROLES) + len(names))
+    roles, sources = groups[: len(ROLES)], groups[len(ROLES) :]
     is_chosen_F = is_chosen_C[order_F]
-    sources = spread(score_F, source_C[order_F], len(names))
     metrics: Metrics = {
         "rod/replay_above_zero": _mean(score_F[is_replay_F] > 0),
         "rod/rho_chosen": _mean(score_F[is_chosen_F]),
@@ -122,29 +125,27 @@ def spread(
     """Returns mean and quantiles of every group; quantiles are interpolated as NumPy's are.
 
     Args:
-        score_F: Finite scores, ascending, float64 `[F]`, nats.
+        score_F: Finite scores, ascending within every group, float64 `[F]`, nats.
         group_F: Group of every score, integers in [0, G) or bool, `[F]`.
         num_groups: Number of groups (G).
     """
+    if not len(score_F):
+        return [Spread(None, None, None, None)] * num_groups
     # NumPy sorts 16-bit integers by radix, which is stable and several times as fast
     group_F = group_F.astype(np.int16 if num_groups < 2**15 else np.int64)
     count_G = np.bincount(group_F, minlength=num_groups)
-    if not len(score_F):
-        return [Spread(None, None, None, None)] * num_groups
     grouped_F = score_F[np.argsort(group_F, kind="stable")]
-    total_G = np.bincount(group_F, weights=score_F, minlength=num_groups)
-    start_G = np.cumsum(count_G) - count_G
+    mean_G = np.bincount(group_F, score_F, num_groups) / np.maximum(count_G, 1)
     last_G = np.maximum(count_G - 1, 0)
-    table = [total_G / np.maximum(count_G, 1)]
-    for share in QUANTILES.values():
-        place_G = share * last_G
-        low_G = place_G.astype(np.int64)
-        high_G = np.minimum(low_G + 1, last_G)
-        first = start_G.clip(max=len(score_F) - 1)  # of an empty last group
-        below_G = grouped_F[np.minimum(first + low_G, len(score_F) - 1)]
-        above_G = grouped_F[np.minimum(first + high_G, len(score_F) - 1)]
-        table.append(below_G + (place_G - low_G) * (above_G - below_G))
-    rows = zip(*(column.tolist() for column in table), strict=True)
+    place_3G = np.array(list(QUANTILES.values()))[:, None] * last_G
+    low_3G = place_3G.astype(np.int64)
+    start_G = np.cumsum(count_G) - count_G
+    # an empty group may begin behind the last score
+    first_3G = np.minimum(start_G + low_3G, len(score_F) - 1)
+    second_3G = np.minimum(start_G + np.minimum(low_3G + 1, last_G), len(score_F) - 1)
+    below_3G = grouped_F[first_3G]
+    quantile_3G = below_3G + (place_3G - low_3G) * (grouped_F[second_3G] - below_3G)
+    rows = zip(mean_G.tolist(), *quantile_3G.tolist(), strict=True)
     return [
         Spread(*row) if count else Spread(None, None, None, None)
         for row, count in zip(rows, count_G.tolist(), strict=True)

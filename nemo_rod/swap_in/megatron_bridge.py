@@ -244,10 +244,7 @@ class _Trainer:
         vars(self.state).update(before)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows the metrics in TensorBoard and W&B, if the job writes them."""
-        done = step + 1  # as the trainer counts what it logs
-        if writer := self.state.tensorboard_logger:
-            for name, value in metrics.items():
-                writer.add_scalar(name, value, done)
-        if wandb := self.state.wandb_logger:
-            wandb.log(metrics, done)
+        """Shows the metrics in TensorBoard, W&B and MLflow, if the job writes them."""
+        from nemo_rod.megatron.callbacks.loggers import show
+
+        show(self.state, step + 1, metrics)  # as the trainer counts what it logs

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
-from nemo_rod.loggers import keep_run, mark_restart
+from nemo_rod.loggers import keep_run, mark_restart, write_scalars
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder
@@ -54,8 +54,7 @@ def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
     """
     known = {name: v for name, v in metrics.items() if v is not None and name != "step"}
     if writer := state.tensorboard_logger:
-        for name, value in known.items():
-            writer.add_scalar(name, value, done)
+        write_scalars(writer, known, done)
     if wandb := state.wandb_logger:
         wandb.log(known, done)
     if mlflow := _mlflow(state):
