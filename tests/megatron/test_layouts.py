@@ -132,6 +132,23 @@ def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting, single: list[A
         assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_all_arms_look_at_the_same_blocks_before_their_first_step(
+    tiny: Setting, single: list[Any]
+) -> None:
+    looks = [
+        json.loads((tiny.root / arm / "validation_start.json").read_text())
+        for arm in ("no_replay", "single")
+    ]
+    assert looks[0] == looks[1]
+    store = BlockStore(tiny.blocks, split="holdout")
+    assert looks[0].keys() == {f"validation/{s.role}/{s.name}/loss" for s in store.sources}
+    for source in store.sources:
+        ids = source.start + np.arange(min(source.count, 8))
+        expected = hugging_face_losses(tiny.base, store.tokens(ids)).mean()
+        found = looks[0][f"validation/{source.role}/{source.name}/loss"]
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.layouts
 def test_validation_is_of_whole_weights_from_the_first_step_on(tiny: Setting) -> None:
     """The trainer gathers the weights of other replicas only from its second step on."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,15 @@ from places import ROOT
 
 from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
+from nemo_rod.loggers import LOGGERS
 from nemo_rod.nemo_rl import compat, conversions
+from nemo_rod.nemo_rl.algorithm import pace
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.nemo_rl.settings import RoD, check
 from nemo_rod.nemo_rl.worker import update_metrics
+from nemo_rod.selection import Joint, Pool, TakeAll, choose
 from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.dealing import deal
 
 RECIPES = sorted((ROOT / "recipes" / "nemo_rl").glob("*.yaml"))
@@ -206,6 +211,8 @@ def test_training_job_in_nemo_rls_terms() -> None:
         TrainJob(
             **job_values(arm=asdict(arm), optimisation=optimisation, references=["r"]),
             checkpoint_every=7,
+            loggers=["wandb", "tensorboard"],
+            run_name="toy/rod",
         ),
         block_size=64,
         gpus_per_node=0,
@@ -221,6 +228,9 @@ def test_training_job_in_nemo_rls_terms() -> None:
     assert policy["megatron_cfg"]["optimizer"]["min_lr"] == pytest.approx(1e-4)
     assert values["cluster"] == {"gpus_per_node": 8, "num_nodes": 1}
     assert values["checkpointing"]["save_period"] == 7
+    logger = values["logger"]
+    assert [logger[f"{name}_enabled"] for name in LOGGERS] == [True, True, False]
+    assert logger["wandb"] == {"project": "nemo-rod", "name": "toy/rod"}
 
 
 def test_scoring_job_in_nemo_rls_terms() -> None:
@@ -249,3 +259,25 @@ def test_metrics_of_an_update() -> None:
         "train/lr": 0.5,
         "timing/train/update": 0.25,
     }
+    assert update_metrics([3.0], trained | {"total_flops": 6.0}, 0.25)["flops"] == 6.0
+
+
+def test_tflops_are_of_scoring_too_and_need_a_count() -> None:
+    """An update of 8e12 operations on half of a pool of half blocks, in 2 s on 2 GPUs."""
+    pool = Pool(0, np.arange(8), np.arange(8) > 3)
+    loss = np.ones(8, dtype=np.float32)
+    choice = choose(pool, Joint(), 4, loss, 0 * loss)
+    run: Any = SimpleNamespace(
+        config={"rod": {"scoring": {"prefix": "1/2"}}},
+        cluster=SimpleNamespace(world_size=lambda: 2),
+        learner=SimpleNamespace(update_flops=lambda num_blocks: 2e12 * num_blocks),
+    )
+    expected = 8 * (1 + 2 / 2 / 3) / 2 / 2
+    for metrics in ({"timing/train/total": 2.0}, {"timing/train/total": 2.0, "flops": 8e12}):
+        found = pace(run, choice, metrics)
+        assert found == {"throughput/model_tflops_per_gpu": pytest.approx(expected)}
+        assert "flops" not in metrics  # it is no metric
+    run.learner.update_flops = lambda num_blocks: None
+    assert pace(run, choice, {"timing/train/total": 2.0}) == {}
+    unscored = choose(pool, TakeAll(), 8)
+    assert model_tflops(unscored, 8e12, 2.0, scored_share=1.0) == 4.0
