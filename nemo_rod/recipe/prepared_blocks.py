@@ -87,13 +87,21 @@ def source_specs(domain: Domain) -> list[SourceSpec]:
     return specs
 
 
-def block_texts(blocks: Path, block_ids: Sequence[int]) -> list[str]:
+def block_texts(blocks: Path, digest: str, block_ids: Sequence[int]) -> list[str]:
     """Returns the beginnings of blocks of a run as text, for its report.
 
+    Args:
+        blocks: folder of the run's store.
+        digest: digest of the store that the ids belong to.
+        block_ids: the blocks.
+
     Raises:
-        ValueError: if the blocks or their tokenizer cannot be read.
+        ValueError: if this is another store, or the blocks or their tokenizer cannot be read.
     """
     try:
-        return first_texts(BlockStore(blocks), block_ids, length=_SHOWN_TOKENS)
+        store = BlockStore(blocks)
+        if store.digest != digest:
+            raise ValueError(f"{blocks} is not the store that the curriculum was recorded with.")
+        return first_texts(store, block_ids, length=_SHOWN_TOKENS)
     except (OSError, ImportError) as error:
         raise ValueError(f"the blocks' tokenizer cannot be read ({error}).") from None

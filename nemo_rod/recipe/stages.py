@@ -298,7 +298,7 @@ class Stages:
             settings=list(map(Path, self.config.report.settings)),
             report_dir=run_dir / "report",
             arms=self.config.arms,
-            texts=partial(block_texts, self.results.blocks),
+            texts=partial(block_texts, runs[0] / "blocks"),
         )
 
     def _note(self) -> dict[str, Any]:

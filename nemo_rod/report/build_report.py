@@ -57,7 +57,8 @@ def build_report(
         settings: Folders of runs of other recipes, shown beside this one. They are only read.
         report_dir: Folder of the report, if not in the run's folder.
         arms: Names of the arms that the recipe asks for; the page says which are missing.
-        texts: Returns the texts of blocks, for the curriculum explorer.
+        texts: Returns the texts of blocks, by the digest of their store and their ids, for the
+            curriculum explorer.
 
     Returns:
         Content of `results.json`; None if no arm was evaluated.

@@ -27,7 +27,7 @@ MAX_BLOCKS = 1200  # blocks with their text on the page
 MAX_OF_A_KIND = 5  # of these, chosen or dropped ones of a source in one part of the run
 MAX_CHARACTERS = 400  # of a block's text
 
-Texts = Callable[[Sequence[int]], list[str]]
+Texts = Callable[[str, Sequence[int]], list[str]]
 Numbers = dict[str, Any]
 
 
@@ -36,7 +36,11 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
 
     Args:
         path: `curriculum.rod`, also of a run under way.
-        texts: Returns the texts of blocks, by their ids; None if they cannot be read.
+        texts: Returns the texts of blocks, by the digest of their store and their ids; None for
+            no texts.
+
+    Raises:
+        ValueError: If the file is no curriculum, or the texts cannot be read.
     """
     with Curriculum.open(path, read_only=True) as curriculum:
         header, num_steps = curriculum.header, len(curriculum)
@@ -57,12 +61,13 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
             cells += of_part.cells(number, some)
     blocks = [block for cell in cells for block in cell["chosen"]["blocks"]]
     blocks += [block for cell in cells for block in cell["dropped"]["blocks"]]
-    found = _texts(blocks, texts)
+    ids = sorted({block[1] for block in blocks})
+    found = texts(header.store, ids) if texts else []
     return {
         "sources": [[row.role, row.name] for row in header.sources],
         "ranges": ranges,
         "cells": cells,
-        "texts": found,
+        "texts": {number: _cut(text) for number, text in zip(ids, found, strict=bool(texts))},
     }
 
 
@@ -118,13 +123,6 @@ class _Candidates:
             round(loss - score, 4) if known else None,
             round(score, 4),
         ]
-
-
-def _texts(blocks: Sequence[Sequence[Any]], texts: Texts | None) -> dict[int, str]:
-    if texts is None:
-        return {}
-    ids = sorted({block[1] for block in blocks})
-    return {number: _cut(text) for number, text in zip(ids, texts(ids), strict=True)}
 
 
 def _cut(text: str) -> str:

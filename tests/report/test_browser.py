@@ -36,7 +36,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     """Base and RoD are evaluated, and another arm is in training."""
     run = write_run(tmp_path_factory.mktemp("runs") / "small", arms=("base", "no_replay", "rod"))
     write_partial(run.folder / "arms" / "fixed_32.partial", 4, 10)
-    texts = {"texts": lambda ids: [f"The text of block {number} <b>as it is</b>" for number in ids]}
+    texts = {
+        "texts": lambda store, ids: [
+            f"The text of block {number} <b>as it is</b>" for number in ids
+        ]
+    }
     build_report(run.folder, arms=["base", "no_replay", "fixed_32", "rod"], **texts)
     return run
 

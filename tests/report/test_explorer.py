@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def run(tmp_path: Path) -> FakeRun:
 
 def test_counts_and_means_are_those_of_every_candidate(run: FakeRun) -> None:
     path = run.folder / "arms" / "rod" / "curriculum.rod"
-    data = explore(path, lambda ids: [f"text of {number}" for number in ids])
+    data = explore(path, lambda store, ids: [f"text of {number}" for number in ids])
     assert data is not None
     names = [name for _, name in data["sources"]]
     assert names == [name for counts in COUNTS.values() for name in counts]
@@ -74,7 +75,9 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
             chosen = np.sort(np.argsort(-score)[:64])
             pool = Pool(step, ids, ids >= 100)
             curriculum.append(Choice(pool, score, score, chosen, 0.5), sync=False)
-    data = explore(tmp_path / "curriculum.rod", lambda ids: ["\u00e4\u6f22" * 4000 for _ in ids])
+    data = explore(
+        tmp_path / "curriculum.rod", lambda store, ids: ["\u00e4\u6f22" * 4000 for _ in ids]
+    )
     assert data is not None
     blocks = [b for cell in data["cells"] for kind in ("chosen", "dropped")
               for b in cell[kind]["blocks"]]  # fmt: skip
@@ -85,7 +88,14 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_text_cannot_end_the_element_that_holds_it(run: FakeRun) -> None:
-    build_report(run.folder, texts=lambda ids: [HOSTILE for _ in ids])
+    asked = []
+
+    def texts(store: str, ids: Sequence[int]) -> list[str]:
+        asked.append(store)
+        return [HOSTILE for _ in ids]
+
+    build_report(run.folder, texts=texts)
+    assert asked == ["s"]  # the digest in the curriculum's header
     page = (run.folder / "report" / "curriculum.html").read_text()
     assert page.count("</script>") == page.count("<script") == 2
     (text,) = re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)
@@ -95,7 +105,7 @@ def test_a_text_cannot_end_the_element_that_holds_it(run: FakeRun) -> None:
 
 
 def test_blocks_that_cannot_be_read_leave_the_numbers(run: FakeRun) -> None:
-    def texts(ids: object) -> list[str]:
+    def texts(store: object, ids: object) -> list[str]:
         raise ValueError("the tokenizer is not there.")
 
     build_report(run.folder, texts=texts)
