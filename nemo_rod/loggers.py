@@ -81,7 +81,8 @@ def prepare_runs(names: Sequence[str], folder: Path) -> None:
                 flush=True,
             )
     if "mlflow" in names:
-        os.environ.setdefault("MLFLOW_TRACKING_URI", (folder.absolute() / "mlruns").as_uri())
+        # MLflow itself refuses plain files since 3.7
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/mlflow.db")
         if "mlflow" in runs:
             import mlflow
 

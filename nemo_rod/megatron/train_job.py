@@ -16,7 +16,6 @@ from megatron.bridge.training.config import (
     ConfigContainer,
     DistributedDataParallelConfig,
     DistributedInitConfig,
-    LoggerConfig,
     OptimizerConfig,
     RNGConfig,
     SchedulerConfig,
@@ -34,8 +33,8 @@ from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob
 from nemo_rod.megatron.callbacks.early_end import UntilConverged
 from nemo_rod.megatron.callbacks.kappa import SteeredKappa
-from nemo_rod.megatron.callbacks.loggers import Loggers
 from nemo_rod.megatron.callbacks.recorder import HasMetrics, Recorder
+from nemo_rod.megatron.callbacks.show_metrics import Loggers, logger_config
 from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.economies import recompute, refuse_optimizer
@@ -121,13 +120,19 @@ def train(
     refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
     if chooser.averages is not None:
         refuse_dropout(provider)
-    _collect_write_results_here()
     _read_ahead(references, store, announce)
     if is_recorder():
         loggers.prepare_runs(job.loggers, out)
+    _pretrain(job, selector, config, every)
+
+
+def _pretrain(
+    job: TrainJob, selector: RoDSelector, config: ConfigContainer, callbacks: list[Callback]
+) -> None:
+    _collect_write_results_here()
     try:
         with selector.installed():
-            pretrain(config, forward_step, callbacks=every)
+            pretrain(config, forward_step, callbacks=callbacks)
     except SystemExit:  # the trainer's exit after a stop signal
         raise Stopped(
             f"{job.name} was asked to stop and has saved: run it again to resume"
@@ -212,7 +217,7 @@ def bridge_config(
             num_workers=0,
             pin_memory=on_gpu,
         ),
-        logger=_logger(job),
+        logger=logger_config(job),
         # the selector reads the tokens; the trainer only needs the vocabulary size
         tokenizer=TokenizerConfig(
             tokenizer_type="NullTokenizer", vocab_size=provider.vocab_size - 1
@@ -237,30 +242,6 @@ def _sharded(job: TrainJob) -> bool:
     """Returns whether replicas share the optimizer's state."""
     sharded = job.parallel.distributed_optimizer
     return torch.cuda.is_available() if sharded is None else sharded
-
-
-def _logger(job: TrainJob) -> LoggerConfig:
-    """Returns the loggers that the job names; Bridge writes to none that has no name."""
-    out, names = Path(job.out), job.loggers
-    options: dict[str, Any] = {}
-    if "wandb" in names:
-        options |= {
-            "wandb_project": loggers.project("WANDB_PROJECT"),
-            "wandb_exp_name": job.run_name,
-            "wandb_save_dir": str(out),
-        }
-    if "mlflow" in names:
-        options |= {
-            "mlflow_experiment": loggers.project("MLFLOW_EXPERIMENT_NAME"),
-            "mlflow_run_name": job.run_name,
-        }
-        if hasattr(LoggerConfig, "mlflow_log_artifacts"):
-            options["mlflow_log_artifacts"] = False  # checkpoints stay in the run's folder
-    return LoggerConfig(
-        log_interval=max(1, job.optimisation.steps // 20),
-        tensorboard_dir=str(out / "tensorboard") if "tensorboard" in names else None,
-        **options,
-    )
 
 
 def _resuming(selector: Selector, out: Path) -> list[Callback]:

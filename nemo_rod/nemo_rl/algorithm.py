@@ -20,14 +20,13 @@ from nemo_rod.config import PREFIXES
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import digest, write_json
-from nemo_rod.loggers import LOGGERS, check_installed, keep_run, mark_restart, prepare_runs
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.learners import Learner, make_learner
 from nemo_rod.nemo_rl.remote import call_all
+from nemo_rod.nemo_rl.shown import keep_runs, log, model_speed, use_loggers
 from nemo_rod.processes.signals import Stopped
-from nemo_rod.selection import Choice, CurriculumHeader, open_references
+from nemo_rod.selection import CurriculumHeader, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
-from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.held_out import START_FILE
 from nemo_rod.trust import refuse_code_of_its_own
@@ -105,25 +104,6 @@ def setup(config: dict[str, Any]) -> Run:
         policy.worker_group.shutdown(force=True)
         raise
     return run
-
-
-def use_loggers(section: dict[str, Any], out: Path) -> None:
-    """Makes NeMo-RL's loggers go on with the runs of an earlier attempt; see `loggers.py`."""
-    names = [name for name in LOGGERS if section.get(f"{name}_enabled")]
-    check_installed(names)
-    out.mkdir(parents=True, exist_ok=True)
-    prepare_runs(names, out)
-
-
-def keep_runs(logger: Any, out: Path, *, step: int) -> None:
-    """Notes MLflow's run, and marks where TensorBoard's curves are written again."""
-    for backend in logger.loggers:
-        if step and hasattr(backend, "writer"):
-            mark_restart(backend.writer, step + 1)
-        if type(backend).__name__ == "MLflowLogger":
-            import mlflow
-
-            keep_run(out, "mlflow", mlflow.active_run().info.run_id)
 
 
 def open_store(config: dict[str, Any]) -> BlockStore:
@@ -232,7 +212,7 @@ def rod_train(run: Run) -> None:
             metrics["timing/train/total"] = timer.reduce("total", "sum")
             timer.reset()
             done = run.step + 1
-            metrics |= pace(run, choice, metrics)
+            metrics |= model_speed(run.learner, choice, metrics, rod, run.cluster.world_size())
             looked = validate(run) if every and done % every == 0 else {}
             row = journal.append(run.step, choice, metrics | looked)
             log(run.logger, row, step=done)
@@ -256,17 +236,6 @@ def first_look(run: Run, out: Path) -> dict[str, float]:
     losses = validate(run)
     write_json(out / START_FILE, losses)
     return losses
-
-
-def pace(run: Run, choice: Choice, metrics: dict[str, Any]) -> dict[str, float]:
-    """Returns `throughput/model_tflops_per_gpu`, if NeMo-RL can count this model's operations."""
-    flops = metrics.pop("flops", None) or run.learner.update_flops(len(choice.chosen))
-    if not flops:
-        return {}
-    share = PREFIXES[run.config["rod"]["scoring"]["prefix"]] / PREFIXES["1"]
-    seconds = metrics["timing/train/total"]
-    tflops = model_tflops(choice, flops, seconds, scored_share=share)
-    return {"throughput/model_tflops_per_gpu": tflops / run.cluster.world_size()}
 
 
 def save(run: Run, metrics: dict[str, Any]) -> None:
@@ -293,13 +262,6 @@ def export(run: Run) -> None:
     folder = str(Path(run.config["rod"]["out"]) / "hf")
     stall_seconds = run.config["rod"]["stall_seconds"]
     call_all(run.policy, "rod_export", stall_seconds=stall_seconds, folder=folder)
-
-
-def log(logger: Any, row: dict[str, Any], *, step: int) -> None:
-    """Passes a line of metrics to NeMo-RL's logger, under the same names."""
-    logger.log_metrics(
-        {name: value for name, value in row.items() if name != "step" and value is not None}, step
-    )
 
 
 def _kept_metric(name: str, metrics: dict[str, Any]) -> float | None:

@@ -245,6 +245,6 @@ class _Trainer:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Shows the metrics in TensorBoard, W&B and MLflow, if the job writes them."""
-        from nemo_rod.megatron.callbacks.loggers import show
+        from nemo_rod.megatron.callbacks.show_metrics import show
 
         show(self.state, step + 1, metrics)  # as the trainer counts what it logs

@@ -21,9 +21,9 @@ from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
 from nemo_rod.loggers import LOGGERS
 from nemo_rod.nemo_rl import compat, conversions
-from nemo_rod.nemo_rl.algorithm import pace
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.nemo_rl.settings import RoD, check
+from nemo_rod.nemo_rl.shown import model_speed
 from nemo_rod.nemo_rl.worker import update_metrics
 from nemo_rod.selection import Joint, Pool, TakeAll, choose
 from nemo_rod.selection.arms import make_arm
@@ -267,17 +267,14 @@ def test_tflops_are_of_scoring_too_and_need_a_count() -> None:
     pool = Pool(0, np.arange(8), np.arange(8) > 3)
     loss = np.ones(8, dtype=np.float32)
     choice = choose(pool, Joint(), 4, loss, 0 * loss)
-    run: Any = SimpleNamespace(
-        config={"rod": {"scoring": {"prefix": "1/2"}}},
-        cluster=SimpleNamespace(world_size=lambda: 2),
-        learner=SimpleNamespace(update_flops=lambda num_blocks: 2e12 * num_blocks),
-    )
+    learner: Any = SimpleNamespace(update_flops=lambda num_blocks: 2e12 * num_blocks)
+    rod = {"scoring": {"prefix": "1/2"}}
     expected = 8 * (1 + 2 / 2 / 3) / 2 / 2
     for metrics in ({"timing/train/total": 2.0}, {"timing/train/total": 2.0, "flops": 8e12}):
-        found = pace(run, choice, metrics)
+        found = model_speed(learner, choice, metrics, rod, 2)
         assert found == {"throughput/model_tflops_per_gpu": pytest.approx(expected)}
         assert "flops" not in metrics  # it is no metric
-    run.learner.update_flops = lambda num_blocks: None
-    assert pace(run, choice, {"timing/train/total": 2.0}) == {}
+    learner.update_flops = lambda num_blocks: None
+    assert model_speed(learner, choice, {"timing/train/total": 2.0}, rod, 2) == {}
     unscored = choose(pool, TakeAll(), 8)
     assert model_tflops(unscored, 8e12, 2.0, scored_share=1.0) == 4.0

@@ -108,7 +108,7 @@ def test_mlflow_goes_on_with_the_run_that_is_known(
 ) -> None:
     prepare_runs(["mlflow"], tmp_path)
     assert "MLFLOW_RUN_ID" not in os.environ
-    assert os.environ["MLFLOW_TRACKING_URI"] == (tmp_path / "mlruns").as_uri()
+    assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mlflow.db"
     keep_run(tmp_path, "mlflow", "abc")
     installed = SimpleNamespace(log_params=None)  # it needs no server to go on with a run
     monkeypatch.setitem(sys.modules, "mlflow", installed)

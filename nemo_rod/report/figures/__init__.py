@@ -16,9 +16,9 @@ from nemo_rod.report.figures.ablations import (
 from nemo_rod.report.figures.canvas import Canvas, inline_svg, save
 from nemo_rod.report.figures.during_training import Training, replay_share, scores
 from nemo_rod.report.figures.frontier import frontier, settings_frontier
+from nemo_rod.report.figures.progress_curves import under_way
 from nemo_rod.report.figures.rows import capabilities, seeds
 from nemo_rod.report.figures.sources import forgetting_profile, sampling_ratio
-from nemo_rod.report.figures.under_way import under_way
 
 __all__ = [
     "Canvas",

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
+from megatron.bridge.training.config import LoggerConfig
 
-from nemo_rod.loggers import keep_run, mark_restart, write_scalars
+from nemo_rod.jobs import TrainJob
+from nemo_rod.loggers import keep_run, mark_restart, project, write_scalars
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder
@@ -63,3 +65,27 @@ def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
 
 def _mlflow(state: Any) -> Any:
     return getattr(state, "mlflow_logger", None)  # Bridge has it from 0.3 on
+
+
+def logger_config(job: TrainJob) -> LoggerConfig:
+    """Returns the loggers that the job names; Bridge writes to none that has no name."""
+    out, names = Path(job.out), job.loggers
+    options: dict[str, Any] = {}
+    if "wandb" in names:
+        options |= {
+            "wandb_project": project("WANDB_PROJECT"),
+            "wandb_exp_name": job.run_name,
+            "wandb_save_dir": str(out),
+        }
+    if "mlflow" in names:
+        options |= {
+            "mlflow_experiment": project("MLFLOW_EXPERIMENT_NAME"),
+            "mlflow_run_name": job.run_name,
+        }
+        if hasattr(LoggerConfig, "mlflow_log_artifacts"):
+            options["mlflow_log_artifacts"] = False  # checkpoints stay in the run's folder
+    return LoggerConfig(
+        log_interval=max(1, job.optimisation.steps // 20),
+        tensorboard_dir=str(out / "tensorboard") if "tensorboard" in names else None,
+        **options,
+    )

@@ -1,0 +1,59 @@
+"""What NeMo-RL's own loggers show of a run: its metrics, and how fast it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import PREFIXES
+from nemo_rod.loggers import LOGGERS, check_installed, keep_run, mark_restart, prepare_runs
+from nemo_rod.nemo_rl.learners import Learner
+from nemo_rod.selection import Choice
+from nemo_rod.selection.competition import model_tflops
+
+
+def use_loggers(section: dict[str, Any], out: Path) -> None:
+    """Makes NeMo-RL's loggers go on with the runs of an earlier attempt; see `loggers.py`."""
+    names = [name for name in LOGGERS if section.get(f"{name}_enabled")]
+    check_installed(names)
+    out.mkdir(parents=True, exist_ok=True)
+    prepare_runs(names, out)
+
+
+def keep_runs(logger: Any, out: Path, *, step: int) -> None:
+    """Notes MLflow's run, and marks where TensorBoard's curves are written again."""
+    for backend in logger.loggers:
+        if step and hasattr(backend, "writer"):
+            mark_restart(backend.writer, step + 1)
+        if type(backend).__name__ == "MLflowLogger":
+            import mlflow
+
+            keep_run(out, "mlflow", mlflow.active_run().info.run_id)
+
+
+def log(logger: Any, row: dict[str, Any], *, step: int) -> None:
+    """Passes a line of metrics to NeMo-RL's logger, under the same names."""
+    logger.log_metrics(
+        {name: value for name, value in row.items() if name != "step" and value is not None}, step
+    )
+
+
+def model_speed(
+    learner: Learner, choice: Choice, metrics: dict[str, Any], rod: dict[str, Any], num_gpus: int
+) -> dict[str, float]:
+    """Returns `throughput/model_tflops_per_gpu`, if NeMo-RL can count this model's operations.
+
+    Args:
+        learner: The learner of the step.
+        choice: Its choice.
+        metrics: Its metrics; `flops`, which is none, is taken out.
+        rod: The `rod` section.
+        num_gpus: Number of all GPUs.
+    """
+    flops = metrics.pop("flops", None) or learner.update_flops(len(choice.chosen))
+    if not flops:
+        return {}
+    share = PREFIXES[rod["scoring"]["prefix"]] / PREFIXES["1"]
+    seconds = metrics["timing/train/total"]
+    tflops = model_tflops(choice, flops, seconds, scored_share=share)
+    return {"throughput/model_tflops_per_gpu": tflops / num_gpus}
