@@ -203,7 +203,9 @@ def main() -> None:
         patch.object(Selector, "choose", clock.around("choose", choose_of_round)),
         patch.object(losses, "scoring_pass", clock.around("scoring pass", scoring_pass)),
         patch.object(losses, "micro_batches", clock.reading(losses.micro_batches)),
-        patch.object(selector, "micro_batches", clock.reading(selector.micro_batches)),
+        patch.object(
+            selector, "checked_micro_batches", clock.reading(selector.checked_micro_batches)
+        ),
     ):
         pretrain(config, forward_step)
     write(out, rows, arm)

@@ -6,6 +6,7 @@ Every rank reads its own blocks from the store: no token ever crosses ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import tee
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def micro_batches(
-    store: BlockStore, block_ids: np.ndarray, micro_batch_size: int
+    store: BlockStore, block_ids: np.ndarray, micro_batch_size: int, *, length: int | None = None
 ) -> Iterator[Batch]:
     """Yields batches of `micro_batch_size` blocks in order.
 
@@ -24,14 +25,16 @@ def micro_batches(
         store: the block store that holds the tokens.
         block_ids: ids of the blocks, int64 `[n]`, n a multiple of `micro_batch_size`.
         micro_batch_size: blocks per batch.
+        length: leading positions of every block, s; None for all, S.
 
     Yields:
-        `tokens`, `labels`, `position_ids` int64 `[b, S]` and `loss_mask` float32 `[b, S]`. Token j
-        predicts token j + 1, so the last position has no target and is masked: S - 1 targets.
+        `tokens`, `labels`, `position_ids` int64 `[b, s]` and `loss_mask` float32 `[b, s]`. Token j
+        predicts token j + 1, so the last position of a block has no target and is masked: S - 1
+        targets.
     """
     assert len(block_ids) % micro_batch_size == 0
     for start in range(0, len(block_ids), micro_batch_size):
-        yield _batch(store.tokens(block_ids[start : start + micro_batch_size]))
+        yield _batch(store.tokens(block_ids[start : start + micro_batch_size]), length)
 
 
 def checked_micro_batches(
@@ -48,18 +51,40 @@ def checked_micro_batches(
         yield _batch(tokens_NS[start : start + micro_batch_size])
 
 
-def _batch(tokens_BS: np.ndarray) -> Batch:
-    tokens = torch.from_numpy(tokens_BS.astype(np.int64))
-    loss_mask = torch.ones(tokens.shape, dtype=torch.float32)
-    loss_mask[:, -1] = 0
-    position_ids = torch.arange(tokens.shape[1]).expand_as(tokens).contiguous()
-    batch = {
+def for_each(batches: Iterator[Batch], count: int) -> list[Iterator[Batch]]:
+    """Returns `count` iterators over the same batches, each of which is made once.
+
+    The chunks of a model under virtual pipeline parallelism read the same batches at their own
+    pace.
+    """
+    return [map(dict, one) for one in tee(batches, count)]  # a reader may add to its batch
+
+
+def _batch(tokens_BS: np.ndarray, length: int | None = None) -> Batch:
+    """Sends the tokens to the device as int32, and derives everything else there."""
+    size = tokens_BS.shape[1]
+    length = size if length is None else length
+    sent = tokens_BS[:, : length + 1]  # a prefix's last target is the token after it
+    tokens = on_device(torch.from_numpy(np.ascontiguousarray(sent, dtype=np.int32))).long()
+    labels = tokens.roll(-1, dims=1)[:, :length].contiguous()
+    tokens = tokens[:, :length].contiguous()
+    loss_mask = torch.ones(tokens.shape, dtype=torch.float32, device=tokens.device)
+    if length == size:
+        loss_mask[:, -1] = 0
+    position_ids = torch.arange(length, device=tokens.device).expand_as(tokens).contiguous()
+    return {
         "tokens": tokens,
-        "labels": tokens.roll(-1, dims=1),
+        "labels": labels,
         "loss_mask": loss_mask,
         "position_ids": position_ids,
     }
-    return {name: tensor.cuda(non_blocking=True) for name, tensor in batch.items()}
+
+
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Copies a tensor of the host to this rank's device, without waiting for the device."""
+    if torch.cuda.is_available():
+        tensor = tensor.pin_memory()  # a copy from pageable memory would wait
+    return tensor.cuda(non_blocking=True)
 
 
 def prefixes(batches: Iterator[Batch], length: int) -> Iterator[Batch]:

@@ -10,13 +10,15 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 from megatron.bridge.training import train as loop
 from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.batches import checked_micro_batches
+from nemo_rod.megatron.batches import checked_micro_batches, for_each
 from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.ranks import refuse_different_choices
 from nemo_rod.megatron.scoring.distillation import SoftTargets
@@ -58,6 +60,7 @@ class RoDSelector:
         self.choice: Choice | None = None
         self.on_choice: Callable[[Choice], None] = lambda choice: None
         self.step_seconds = 0.0
+        self._heard: Callable[[], np.ndarray] | None = None
 
     def set_kappa(self, kappa: float) -> None:
         """Weighs replay scores by another kappa from the next step on."""
@@ -80,7 +83,9 @@ class RoDSelector:
             )
             start = time.perf_counter()
             self.beat()
+            self._heard = None
             result = train_step(**call)
+            self._learn()
             self.beat()
             self.step_seconds = time.perf_counter() - start
             return result
@@ -120,7 +125,8 @@ class RoDSelector:
             replicas = groups.dp.size()
             shares = deal(choice.block_ids, micro_batch_size=micro_batch_size, replicas=replicas)
             mine = shares[groups.dp.rank()]
-            batches = [checked_micro_batches(self.store, mine, micro_batch_size) for _ in model]
+            winners = checked_micro_batches(self.store, mine, micro_batch_size)
+            batches = for_each(winners, len(model))
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.selector.policy.needs_scores:
                 return schedule(**options)
@@ -136,10 +142,19 @@ class RoDSelector:
     def _listening(
         self, schedule: Callable, options: dict[str, Any], choice: Choice, groups: Any
     ) -> Any:
-        """Runs the schedule on an estimated choice and gives the selector its blocks' losses."""
+        """Runs the schedule on an estimated choice and keeps what its blocks cost."""
         heard = TrainingLosses(options["forward_step_func"], groups)
         result = schedule(**{**options, "forward_step_func": heard.forward_step})
-        sums = heard.gathered(len(choice.block_ids), options["micro_batch_size"])
-        if self.choice is choice:  # not in a rerun of the same step
-            self.choice = self.selector.learn(choice, sums)
+        if self._heard is None:  # not in a rerun of the same step
+            size = options["micro_batch_size"]
+            self._heard = partial(heard.gathered, len(choice.block_ids), size)
         return result
+
+    def _learn(self) -> None:
+        """Gives the selector what the blocks of an estimated choice cost. Collective.
+
+        Fetching the losses waits for the backward pass, so the optimizer's work comes first.
+        """
+        if self._heard is not None:
+            assert self.choice is not None
+            self.choice = self.selector.learn(self.choice, self._heard())

@@ -12,6 +12,7 @@ from nemo_rod.plan.flops import forward_flops
 from nemo_rod.plan.memory import Memory
 from nemo_rod.plan.shapes import Shape
 from nemo_rod.plan.speed import Speed
+from nemo_rod.selection.dealing import scoring_passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,8 @@ class Setup:
         parallel: parallel layout.
         block_size: tokens per block.
         micro_batch_size: blocks per training pass of one replica.
-        scoring_micro_batch_size: blocks per forward-only pass of one replica.
+        scoring_micro_batch_size: whole blocks per forward-only pass of one replica.
+        eighths: scored eighths of every block.
         host_seconds: time of an update of the optimizer on the host; 0 if it is on the GPU.
     """
 
@@ -92,17 +94,20 @@ class Setup:
     block_size: int
     micro_batch_size: int
     scoring_micro_batch_size: int
+    eighths: int = 8
     host_seconds: float = 0.0
 
     def padded(self, num_blocks: float) -> tuple[float, int]:
-        """Returns the blocks read when `num_blocks` are scored, and the passes per replica.
-
-        Every replica reads the same number, split evenly over its passes (`MegatronScorer`).
-        """
-        of_replica = ceil(num_blocks / self.parallel.data)
-        passes = ceil(of_replica / self.scoring_micro_batch_size)
-        size = ceil(of_replica / passes) if passes else 0
-        return float(passes * size * self.parallel.data), passes
+        """Returns the blocks read when `num_blocks` are scored, and the passes per replica."""
+        size, passes = scoring_passes(
+            ceil(num_blocks),
+            micro_batch_size=self.scoring_micro_batch_size,
+            replicas=self.parallel.data,
+            pipeline=self.parallel.pipeline,
+            chunks=self.parallel.virtual_pipeline,
+            eighths=self.eighths,
+        )
+        return float(size * passes * self.parallel.data), passes
 
     def scoring_seconds(self, num_blocks: float) -> float:
         """Returns the seconds of a forward-only pass over blocks."""
@@ -120,7 +125,8 @@ def of_prefix(setup: Setup, shape: Shape, eighths: int) -> Setup:
         return setup
     size = setup.block_size * eighths // 8
     flops = forward_flops(shape, setup.block_size, prefix=size)
-    return replace(setup, block_size=size, speed=replace(setup.speed, forward_flops=flops))
+    speed = replace(setup.speed, forward_flops=flops)
+    return replace(setup, block_size=size, eighths=eighths, speed=speed)
 
 
 def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:

@@ -1,9 +1,11 @@
-"""Which replica trains on which of the chosen blocks, the same in every host."""
+"""Which replica trains on which of the chosen blocks, and in which passes candidates are scored."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+
+from nemo_rod.selection.references import NUM_PARTS
 
 
 def deal(
@@ -24,3 +26,41 @@ def deal(
     """
     by_micro_batch = chosen_K.reshape(-1, micro_batch_size)
     return [by_micro_batch[replica::replicas].ravel() for replica in range(replicas)]
+
+
+def scoring_passes(
+    num_blocks: int,
+    *,
+    micro_batch_size: int,
+    replicas: int,
+    pipeline: int = 1,
+    chunks: int = 1,
+    eighths: int = NUM_PARTS,
+) -> tuple[int, int]:
+    """Returns how blocks are cut into forward passes.
+
+    A replica's share is split evenly over its passes: rounded up to whole micro-batches, 2048 blocks
+    on 1000 replicas in fours would be 4 blocks on each, where 3 suffice.
+    Prefixes are scored more at a time, up to the same number of tokens, unless there is a pipeline,
+    which needs many micro-batches rather than large ones. Its interleaved schedule needs a multiple
+    of the number of its stages.
+
+    Args:
+        num_blocks: Blocks to score, over all replicas.
+        micro_batch_size: Whole blocks in one forward pass of one replica.
+        replicas: Data-parallel size.
+        pipeline: Pipeline stages.
+        chunks: Model chunks of a stage.
+        eighths: Leading eighths of every block that are scored.
+
+    Returns:
+        Blocks in one pass of one replica, and passes of each replica; what both make beyond
+        `num_blocks` is scored for nothing.
+    """
+    of_replica, size = -(-num_blocks // replicas), micro_batch_size
+    if pipeline == 1:
+        size = size * NUM_PARTS // eighths
+    if passes := -(-of_replica // size):
+        size = -(-of_replica // passes)
+    unit = pipeline if chunks > 1 else 1
+    return size, unit * -(-of_replica // (size * unit))

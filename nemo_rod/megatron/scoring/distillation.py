@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nemo_rod.megatron.batches import Batch
+from nemo_rod.megatron.batches import Batch, on_device
 from nemo_rod.megatron.scoring.scoring_pass import at_their_places
 from nemo_rod.selection.references.teacher import Teacher
 
@@ -225,4 +225,4 @@ def _at_rows(rows: np.ndarray, values: np.ndarray, count: int) -> torch.Tensor:
     """Returns a batch of `count` rows with `values` in the given rows, and zeros elsewhere."""
     whole = np.zeros((count, *values.shape[1:]), dtype=values.dtype)
     whole[rows] = values
-    return torch.from_numpy(whole).cuda(non_blocking=True)
+    return on_device(torch.from_numpy(whole))

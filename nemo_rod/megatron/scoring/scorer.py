@@ -19,11 +19,12 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.batches import Batch, micro_batches, prefixes
+from nemo_rod.megatron.batches import Batch, for_each, micro_batches, prefixes
 from nemo_rod.megatron.scoring.forward_only import gather_weights, refuse_unsafe
 from nemo_rod.megatron.scoring.logits import has_head
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
 from nemo_rod.selection.blocks import HashedBlocks
+from nemo_rod.selection.dealing import scoring_passes
 from nemo_rod.selection.references import NUM_PARTS
 
 
@@ -78,9 +79,7 @@ class MegatronScorer:
     ) -> None:
         self.model, self.store, self.groups = model, store, groups
         self.micro_batch_size, self.beat, self.targets = micro_batch_size, beat, targets
-        if batches is None:
-            assert isinstance(store, BlockStore), "other blocks come with their batches"
-            batches = partial(micro_batches, store)
+        assert batches or isinstance(store, BlockStore), "other blocks come with their batches"
         self.batches = batches
         begin = None if targets is None else targets.begin
         self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp, begin=begin)
@@ -99,8 +98,7 @@ class MegatronScorer:
             Sums over eighths of each block, in nats, float32 `[C, eighths]`, the same on every
             rank.
         """
-        size = self._micro_batch_size(len(block_ids), eighths)
-        mine = self._share(block_ids, size)
+        mine, size = self._share(block_ids, eighths)
         outputs = self._forward(mine, size, eighths)
         everyone = on_every_rank(outputs, len(mine), eighths, self.groups)
         return everyone.view(-1, eighths)[: len(block_ids)].cpu().numpy()
@@ -115,44 +113,34 @@ class MegatronScorer:
             The ids of the share, int64 `[c]`, which may be empty, and its sums, float32 `[c, 8]` in
             nats; None in place of the sums on all ranks but those of the last stage.
         """
-        mine = self._share(block_ids, self.micro_batch_size)
-        outputs = self._forward(mine, self.micro_batch_size)
+        mine, size = self._share(block_ids)
+        outputs = self._forward(mine, size)
         count = max(0, len(block_ids) - self.groups.dp.rank() * len(mine))
         sums = torch.cat(outputs)[:count].cpu().numpy() if outputs else None
         return mine[:count], sums
 
-    def _micro_batch_size(self, count: int, eighths: int) -> int:
-        """Returns the blocks in one forward pass, for prefixes of `count` blocks.
-
-        A replica's share is split evenly over its passes: rounded up to whole micro-batches, 2048
-        blocks on 1000 replicas in fours would be 4 blocks on each, where 3 suffice. A pipeline
-        needs many micro-batches rather than large ones.
-        """
-        of_replica = -(-count // self.groups.dp.size())
-        size = self.micro_batch_size
-        if self.groups.pp.size() == 1:
-            size = size * NUM_PARTS // eighths
-        passes = -(-of_replica // size)
-        return -(-of_replica // passes)
-
-    def _share(self, block_ids: np.ndarray, micro_batch_size: int) -> np.ndarray:
-        """Returns this replica's slice, padded with repeats to whole micro-batches.
-
-        The interleaved schedule needs a multiple of the number of pipeline stages.
-        """
-        unit = micro_batch_size * (self.groups.pp.size() if len(self.model) > 1 else 1)
-        per_rank = unit * -(-len(block_ids) // (self.groups.dp.size() * unit))
-        padded = np.resize(block_ids, per_rank * self.groups.dp.size())
-        start = self.groups.dp.rank() * per_rank
-        return padded[start : start + per_rank]
+    def _share(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> tuple[np.ndarray, int]:
+        """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
+        size, passes = scoring_passes(
+            len(block_ids),
+            micro_batch_size=self.micro_batch_size,
+            replicas=self.groups.dp.size(),
+            pipeline=self.groups.pp.size(),
+            chunks=len(self.model),
+            eighths=eighths,
+        )
+        padded = np.resize(block_ids, size * passes * self.groups.dp.size())
+        start = self.groups.dp.rank() * size * passes
+        return padded[start : start + size * passes], size
 
     def _forward(
         self, block_ids: np.ndarray, micro_batch_size: int, eighths: int = NUM_PARTS
     ) -> list[torch.Tensor]:
         length = self.store.block_size * eighths // NUM_PARTS
+        plain = self._plain_batches(block_ids, micro_batch_size, length)
         batches = [
-            prefixes(self._batches(chunk, block_ids, micro_batch_size), length)
-            for chunk in self.model
+            prefixes(self._batches(chunk, own, block_ids, micro_batch_size), length)
+            for chunk, own in zip(self.model, for_each(plain, len(self.model)), strict=True)
         ]
         pipeline: dict[str, Any] = {}
         if self.groups.pp.size() > 1:  # megatron-core 0.15 rejects it otherwise
@@ -177,8 +165,17 @@ class MegatronScorer:
         )
         return [output[:, :eighths] for output in outputs]
 
-    def _batches(self, chunk: Any, block_ids: np.ndarray, micro_batch_size: int) -> Iterator[Batch]:
-        batches = self.batches(block_ids, micro_batch_size)
+    def _plain_batches(
+        self, block_ids: np.ndarray, micro_batch_size: int, length: int
+    ) -> Iterator[Batch]:
+        if self.batches is not None:
+            return self.batches(block_ids, micro_batch_size)
+        assert isinstance(self.store, BlockStore)
+        return micro_batches(self.store, block_ids, micro_batch_size, length=length)
+
+    def _batches(
+        self, chunk: Any, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
+    ) -> Iterator[Batch]:
         if self.targets is None or not has_head(chunk):
             return batches
         return self.targets.batches(batches, block_ids, micro_batch_size)

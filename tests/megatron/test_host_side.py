@@ -1,0 +1,128 @@
+"""What a step's host does: tokens cross the bus once and as int32, and nothing waits too early."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+
+# importing Megatron warns of what a machine without CUDA lacks
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> BlockStore:
+    folder = tmp_path_factory.mktemp("host_side")
+    sources = [
+        SourceSpec(name=n, role=role, kind="synthetic", files=["markov:1"], max_bytes=4000)
+        for n, role in (("new", "adaptation"), ("old", "replay"))
+    ]
+    tokenizer = load_tokenizer("byte")
+    prepare(folder, sources, tokenizer=tokenizer, block_size=SIZE, holdout_fraction=0)
+    return BlockStore(folder)
+
+
+def made_on_the_host(tokens_BS: np.ndarray) -> dict[str, torch.Tensor]:
+    """Batches as they were when all four tensors were made on the host."""
+    tokens = torch.from_numpy(tokens_BS.astype(np.int64))
+    loss_mask = torch.ones(tokens.shape, dtype=torch.float32)
+    loss_mask[:, -1] = 0
+    position_ids = torch.arange(tokens.shape[1]).expand_as(tokens).contiguous()
+    labels = tokens.roll(-1, dims=1)
+    names = ("tokens", "labels", "loss_mask", "position_ids")
+    return dict(zip(names, (tokens, labels, loss_mask, position_ids), strict=True))
+
+
+@pytest.mark.parametrize("length", [SIZE, SIZE // 2, SIZE // 8])
+def test_int32_tokens_are_sent_once_and_the_rest_is_derived(
+    store: BlockStore, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+    # isort: split
+    from nemo_rod.megatron import batches
+
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(batches, "on_device", lambda tensor: sent.append(tensor) or tensor)
+    ids = np.array([3, 1, 2, 0, 5, 4])
+    found = list(batches.micro_batches(store, ids, 2, length=length))
+    expected = [
+        {name: tensor[:, :length] for name, tensor in whole.items()}
+        for whole in (made_on_the_host(store.tokens(part)) for part in ids.reshape(3, 2))
+    ]
+    assert len(found) == len(sent) == 3
+    for batch, made in zip(found, expected, strict=True):
+        assert batch.keys() == made.keys()
+        for name, tensor in made.items():
+            assert batch[name].dtype == tensor.dtype and batch[name].is_contiguous()
+            assert torch.equal(batch[name], tensor), name
+    # a prefix's last target is the token after it
+    assert all(one.dtype == torch.int32 for one in sent)
+    assert {tuple(one.shape) for one in sent} == {(2, min(SIZE, length + 1))}
+
+
+def test_chunks_share_batches_that_are_made_once(store: BlockStore) -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+    # isort: split
+    from nemo_rod.megatron.batches import for_each, micro_batches
+
+    first, second = for_each(micro_batches(store, np.arange(4), 2), 2)
+    one = next(first)
+    one["added"] = one["tokens"]
+    same = next(second)
+    assert "added" not in same and same["tokens"] is one["tokens"]
+    assert len(list(first)) == len(list(second)) == 1
+
+
+def test_losses_of_training_are_fetched_after_the_optimizer_has_its_work(
+    monkeypatch: pytest.MonkeyPatch, store: BlockStore
+) -> None:
+    """The order of what a step of estimated scores does; fetching waits for the backward pass."""
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+    # isort: split
+    from nemo_rod.megatron import rod_selector
+
+    order: list[str] = []
+
+    class Heard:
+        def __init__(self, forward_step: Any, groups: Any) -> None:
+            self.forward_step = forward_step
+
+        def gathered(self, num_blocks: int, size: int) -> np.ndarray:
+            order.append(f"fetch {num_blocks} in {size}")
+            return np.zeros((num_blocks, 8), dtype=np.float32)
+
+    choice = SimpleNamespace(block_ids=np.arange(4), is_estimated=True)
+    selector: Any = SimpleNamespace(
+        policy=SimpleNamespace(needs_scores=True),
+        choose=lambda step, scorer: choice,
+        learn=lambda made, sums: order.append(f"learn {sums.shape}") or "learned",
+    )
+    monkeypatch.setattr(rod_selector, "TrainingLosses", Heard)
+    monkeypatch.setattr(rod_selector, "MegatronScorer", lambda *_, **__: None)
+    monkeypatch.setattr(rod_selector, "refuse_different_choices", lambda _: None)
+    ours = rod_selector.RoDSelector(selector, store)
+
+    def train_step(forward_backward_func: Any, global_state: Any, pg_collection: Any) -> str:
+        for _ in range(2):  # the trainer may run a step again, to find what differs
+            forward_backward_func(
+                forward_step_func=None, model=[None], micro_batch_size=2, forward_only=False
+            )
+        order.append("optimizer")
+        return "result"
+
+    replica = SimpleNamespace(dp=SimpleNamespace(size=lambda: 1, rank=lambda: 0))
+    state = SimpleNamespace(train_state=SimpleNamespace(step=0))
+    schedule = lambda **_: order.append("backward")  # noqa: E731
+    wrapped = ours.wrap(train_step)
+    assert wrapped(schedule, state, replica) == "result"
+    assert order == ["backward", "backward", "optimizer", "fetch 4 in 2", "learn (4, 8)"]
+    assert ours.choice == "learned"
