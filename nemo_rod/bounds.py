@@ -49,7 +49,9 @@ def numbers(text: str) -> Bound:
 def one_of(default: str | None, *others: str) -> Any:
     """Returns a field of a dataclass with a few possible values, of which the first is default."""
     names = [name for name in (default, *others) if name is not None]
-    bound = Bound(f"{', '.join(names[:-1])} or {names[-1]}", names.__contains__)
+    *others_names, last = names
+    expected = f"{', '.join(others_names)} or {last}" if others_names else last
+    bound = Bound(expected, names.__contains__)
     return key(default, bound)
 
 

@@ -132,6 +132,7 @@ class Scoring:
     micro_batch_size: int = key(MISSING, ">= 1")  # blocks per forward pass of one replica
     prefix: str = one_of(*PREFIXES)  # scored share of a candidate, from its start
     every: int = key(1, ">= 0")  # steps between scorings (0: first only); source averages between
+    precision: str | None = one_of(None, "fp8")  # of that pass and of references; null: the model's
     teacher_top_k: int = key(16, ">= 1")  # tokens kept per prediction for distillation; one per run
 
     @property

@@ -66,6 +66,7 @@ class TrainJob(ModelJob):
         convergence: rule for an early stop (`selection.convergence.Rule`), or None.
         loggers: names of the loggers besides `metrics.jsonl` (`loggers.LOGGERS`).
         run_name: name of the run in these loggers.
+        scoring_precision: precision of the forward-only pass over candidates; None for `precision`.
     """
 
     model: str
@@ -81,6 +82,7 @@ class TrainJob(ModelJob):
     convergence: dict[str, Any] | None = None
     loggers: list[str] = field(default_factory=list)
     run_name: str = ""
+    scoring_precision: str | None = None
 
 
 @dataclass
@@ -93,12 +95,14 @@ class ScoreJob(ModelJob):
         model_digest: digest of the checkpoint's weights.
         teacher_top_k: tokens kept per prediction for the self-distillation score; None for losses
             only.
+        scoring_precision: precision of the pass; None for `precision`.
     """
 
     model: str
     role: str
     model_digest: str
     teacher_top_k: int | None = None
+    scoring_precision: str | None = None
 
 
 @dataclass
@@ -144,6 +148,11 @@ _KINDS: dict[str, type] = {
     "check": CheckJob,
     "export": ExportJob,
 }
+
+
+def arithmetic(precision: str, scoring_precision: str | None) -> str:
+    """Returns the name of a scoring pass's arithmetic, as manifests of references have it."""
+    return precision if scoring_precision is None else f"{scoring_precision} over {precision}"
 
 
 def write_job(job: Job, path: Path) -> None:

@@ -13,11 +13,12 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.jobs import EvaluateJob, ModelJob, ScoreJob
+from nemo_rod.jobs import EvaluateJob, ModelJob, ScoreJob, arithmetic
 from nemo_rod.megatron.models import model_provider
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.reference_pass import is_complete, write_references
 from nemo_rod.megatron.scoring.distillation import TopKTargets
+from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
 from nemo_rod.selection import block_loss
@@ -39,11 +40,13 @@ def score(
         announce: called with what this rank begins to read, and with "" when it has.
 
     Raises:
-        ValueError: `teacher_top_k` is larger than the vocabulary.
+        ValueError: `teacher_top_k` is larger than the vocabulary, or this machine lacks the
+            precision of the pass.
     """
     out = Path(job.out)
     if is_complete(out):  # an earlier run was interrupted only during the hand-over
         return
+    refuse_unavailable(job.scoring_precision)
     store = BlockStore(job.blocks, on_read=announce)
     top_k = job.teacher_top_k
     if top_k is not None and top_k > store.vocab_size:
@@ -52,10 +55,11 @@ def score(
             "blocks' tokenizer: choose fewer"
         )
     loss = LOSS_DEFINITION if top_k is None else distilled_loss(top_k)
+    precision = arithmetic(job.precision, job.scoring_precision)
     manifest = role_manifest(
-        store, job.role, model=job.model_digest, precision=job.precision, loss=loss
+        store, job.role, model=job.model_digest, precision=precision, loss=loss
     )
-    losses = _scorer(job, job.model, store, beat, top_k)
+    losses = _scorer(job, job.model, store, beat, top_k, job.scoring_precision)
     write_references(losses, store, out, manifest=manifest, name=job.name)
 
 
@@ -90,6 +94,7 @@ def _scorer(
     store: BlockStore,
     beat: Callable[[], None],
     top_k: int | None = None,
+    scoring_precision: str | None = None,
 ) -> MegatronScorer:
     functions.check("scoring", "trainer")
     _, provider = model_provider(
@@ -111,4 +116,5 @@ def _scorer(
         micro_batch_size=job.scoring_micro_batch_size,
         beat=beat,
         targets=None if top_k is None else TopKTargets(top_k, store.vocab_size, groups),
+        precision=scoring_precision,
     )

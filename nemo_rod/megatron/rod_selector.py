@@ -36,6 +36,7 @@ class RoDSelector:
         selector: Selector that chooses the blocks of a step.
         store: Store that holds the blocks.
         scoring_micro_batch_size: Blocks in one forward-only pass of one replica.
+        scoring_precision: "fp8" scores in FP8, None in the model's precision.
         teacher: The base's predictions on replay, if replay is scored by distillation from it;
             None scores by losses.
         beat: Heartbeat, called whenever this rank makes progress.
@@ -52,11 +53,13 @@ class RoDSelector:
         store: BlockStore,
         *,
         scoring_micro_batch_size: int = 1,
+        scoring_precision: str | None = None,
         teacher: Teacher | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.selector, self.store, self.teacher = selector, store, teacher
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
+        self.scoring_precision = scoring_precision
         self.choice: Choice | None = None
         self.on_choice: Callable[[Choice], None] = lambda choice: None
         self.step_seconds = 0.0
@@ -117,6 +120,7 @@ class RoDSelector:
                     micro_batch_size=self.scoring_micro_batch_size,
                     beat=self.beat,
                     targets=SoftTargets(self.teacher, groups.tp) if self.teacher else None,
+                    precision=self.scoring_precision,
                 )
                 choice = self.choice = self.selector.choose(step, losses)
                 refuse_different_choices(choice)

@@ -30,7 +30,7 @@ from nemo_rod import loggers
 from nemo_rod.config import Optimisation
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
-from nemo_rod.jobs import TrainJob
+from nemo_rod.jobs import TrainJob, arithmetic
 from nemo_rod.megatron.callbacks.early_end import UntilConverged
 from nemo_rod.megatron.callbacks.kappa import SteeredKappa
 from nemo_rod.megatron.callbacks.recorder import HasMetrics, Recorder
@@ -48,6 +48,7 @@ from nemo_rod.megatron.models import model_provider, save_hf
 from nemo_rod.megatron.ranks import is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
+from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.processes.signals import Stopped
 from nemo_rod.selection import CurriculumHeader, ReferenceLosses, Selector, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
@@ -80,15 +81,17 @@ def train(
     """
     functions.check("scoring", "trainer")
     loggers.check_installed(job.loggers)
+    refuse_unavailable(job.scoring_precision)
     out = Path(job.out)
     store = BlockStore(job.blocks, on_read=announce)
     arm = Arm(**job.arm)
-    references = open_references(job.references, store, distilled=True) if job.references else None
+    references = _references(job, store)
     chooser = Selector.of(arm, store, references, job.on_nonfinite)  # type: ignore[arg-type]
     selector = RoDSelector(
         chooser,
         store,
         scoring_micro_batch_size=job.scoring_micro_batch_size,
+        scoring_precision=job.scoring_precision,
         teacher=open_teacher(job.references, store),
         beat=beat,
     )
@@ -146,6 +149,14 @@ def _read_ahead(
     if references is not None:
         files = [*references.files, *store.hash_files]
         once_a_node(lambda: read_ahead(files, announce))
+
+
+def _references(job: TrainJob, store: BlockStore) -> ReferenceLosses | None:
+    """Opens references that were made by the same pass as the job's own scores."""
+    if not job.references:
+        return None
+    precision = arithmetic(job.precision, job.scoring_precision)
+    return open_references(job.references, store, distilled=True, precision=precision)
 
 
 def _validation(job: TrainJob) -> Validation:

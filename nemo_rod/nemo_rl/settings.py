@@ -146,6 +146,8 @@ def check(config: dict[str, Any]) -> None:
          "1 where stock workers score: they read whole blocks"),
         (rod["scoring"]["every"] == 1, "rod.scoring.every", rod["scoring"]["every"],
          "1: NeMo-RL's workers do not tell what each block costs in training"),
+        (rod["scoring"]["precision"] is None, "rod.scoring.precision", rod["scoring"]["precision"],
+         "null: NeMo-RL's workers score in the model's precision"),
         (megatron["enabled"] or not in_workers, "policy.megatron_cfg.enabled", False,
          "true, or rod.choose_in=driver with rod.worker=null"),
         (rod["worker"] or not in_workers, "rod.worker", None,

@@ -246,6 +246,11 @@ def _notes(
                 f"{setup.parallel.data} replicas fills each pool of {pool} blocks up to "
                 f"{padded:.0f}; a divisor of {pool // setup.parallel.data} does not."
             )
+    if config.scoring.precision is not None:
+        notes.append(
+            f"scoring.precision={config.scoring.precision} is planned at the speed of "
+            "model.precision: what it saves has not been measured."
+        )
     if not any(work.pool_size for work in works):
         optimisation = config.train
         pool = round(config.selection.multiplier * optimisation.batch_size)

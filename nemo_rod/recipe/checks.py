@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring, Selection
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
-from nemo_rod.recipe.variants import BASE_REFERENCES, arm_settings
+from nemo_rod.recipe.variants import BASE_REFERENCES, ArmSettings, arm_settings
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -124,11 +124,37 @@ def _check_trained(config: Config, name: str) -> None:
             f"{name} has scoring.every={arm.scoring.every}, but the workers of launcher.kind="
             "nemo_rl do not tell what each block costs in training: set scoring.prefix instead."
         )
+    if arm.scores and arm.scoring.precision is not None:
+        _check_low_precision(name, arm, config)
     steered = arm.scores and arm.selection.target_forgetting is not None
     if (arm.variant.converge or steered) and every == 0:
         why = "converge" if arm.variant.converge else "follow its forgetting"
         raise ValueError(
             f"validation.every=0 is not valid: expected >= 1, so that {name} can {why}."
+        )
+
+
+def _check_low_precision(name: str, arm: ArmSettings, config: Config) -> None:
+    """Refuses to score an arm in a precision that its launcher, or its scores, do not have."""
+    scoring, parallel = arm.scoring, config.parallel
+    if config.launcher.kind == "nemo_rl":
+        raise ValueError(
+            f"{name} has scoring.precision={scoring.precision}, which NeMo-RL's workers cannot: "
+            "use launcher=local, slurm or ray, or leave scoring.precision unset."
+        )
+    if scoring.every != 1:
+        raise ValueError(
+            f"{name} has scoring.precision={scoring.precision} and scoring.every={scoring.every}, "
+            "which compares losses of training with references of another precision: set one of "
+            "them."
+        )
+    ranks = parallel.context * (parallel.tensor if parallel.sequence else 1)
+    tokens = config.domain.block_size * scoring.eighths // 8
+    if tokens % (8 * ranks):
+        raise ValueError(
+            f"scoring.precision={scoring.precision} needs a multiple of {8 * ranks} scored tokens "
+            f"per block in this layout, found {tokens}: choose a longer scoring.prefix or "
+            "domain.block_size, or leave scoring.precision unset."
         )
 
 
@@ -144,6 +170,11 @@ def _check_arm(config: Config, name: str) -> None:
         raise ValueError(
             f"variants.{name}.scoring.teacher_top_k={arm.scoring.teacher_top_k} is not valid: a "
             "run stores its base's predictions once; set scoring.teacher_top_k for all its arms."
+        )
+    if arm.scoring.precision != config.scoring.precision:
+        raise ValueError(
+            f"variants.{name}.scoring.precision={arm.scoring.precision} is not valid: a run has "
+            "references of one precision; set scoring.precision for all its arms."
         )
     row = [name]
     while (before := arm_settings(config, row[-1]).recorded_by) is not None:

@@ -159,6 +159,7 @@ class ModelJobs:
             validation_every=self.config.validation.every,
             validation_blocks=self.config.validation.blocks,
             config_digest=digest(json.dumps(decides, sort_keys=True).encode()),
+            scoring_precision=settings.scoring.precision if settings.scores else None,
             convergence=dataclasses.asdict(rule) if rule else None,
             loggers=list(logger_names(self.config.logger)),
             run_name=f"{self.config.recipe}/{arm.name}",

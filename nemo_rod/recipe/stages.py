@@ -150,6 +150,7 @@ class Stages:
         """Returns the stage that scores all blocks of one role with one model (`REFERENCES`)."""
         arm, role = REFERENCES[name]
         top_k = self.config.scoring.teacher_top_k if name == "base_distillation" else None
+        precision = self.config.scoring.precision
 
         def inputs() -> Inputs:
             made_of: Inputs = {
@@ -157,7 +158,11 @@ class Stages:
                 "model": self.results.weights(arm),
                 "model.precision": self.config.model.precision,
             }
-            return made_of if top_k is None else {**made_of, "scoring.teacher_top_k": top_k}
+            if top_k is not None:
+                made_of["scoring.teacher_top_k"] = top_k
+            if precision is not None:
+                made_of["scoring.precision"] = precision
+            return made_of
 
         def make(folder: Path) -> dict[str, Any]:
             job = ScoreJob(
@@ -166,6 +171,7 @@ class Stages:
                 role=role,
                 model_digest=self.results.weights(arm),
                 teacher_top_k=top_k,
+                scoring_precision=precision,
             )
             self.jobs.run(job, folder)
             return {}
@@ -195,6 +201,8 @@ class Stages:
                 made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
             made_of |= flatten("train", trained_as(settings.train))
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
+            if settings.scores and settings.scoring.precision is not None:
+                made_of["scoring.precision"] = settings.scoring.precision
             return made_of | references.inputs()
 
         def make(folder: Path) -> dict[str, Any]:

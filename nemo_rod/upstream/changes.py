@@ -45,3 +45,28 @@ def old_cuda_graph_flags(config: Any) -> list[str]:
 def operation_counters(state: Any) -> dict[str, Any]:
     """Returns the trainer's operation counters, which Bridge's forward steps update (since 0.5)."""
     return {name: value for name, value in vars(state).items() if name.startswith("_flops_")}
+
+
+def fp8_support() -> tuple[bool, str]:
+    """Returns whether TransformerEngine has FP8 on this GPU, and the reason if it does not.
+
+    The public function is younger than the one that it calls.
+    """
+    from transformer_engine import pytorch as engine
+
+    if hasattr(engine, "is_fp8_available"):
+        return engine.is_fp8_available(return_reason=True)
+    from transformer_engine.pytorch.fp8 import check_fp8_support
+
+    return check_fp8_support()
+
+
+def fp8_autocast() -> Any:
+    """Returns TransformerEngine's context of FP8 with current scaling, renamed in 2.9."""
+    from transformer_engine import pytorch as engine
+    from transformer_engine.common.recipe import Float8CurrentScaling, Format
+
+    recipe = Float8CurrentScaling(fp8_format=Format.E4M3)
+    if hasattr(engine, "autocast"):
+        return engine.autocast(enabled=True, recipe=recipe)
+    return engine.fp8_autocast(enabled=True, fp8_recipe=recipe)

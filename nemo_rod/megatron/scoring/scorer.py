@@ -22,6 +22,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import Batch, for_each, micro_batches, prefixes
 from nemo_rod.megatron.scoring.forward_only import gather_weights, refuse_unsafe
 from nemo_rod.megatron.scoring.logits import has_head
+from nemo_rod.megatron.scoring.low_precision import low_precision, refuse_unfit
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.dealing import scoring_passes
@@ -60,9 +61,10 @@ class MegatronScorer:
         forward_step: function that reads a micro-batch and runs the model on it; by default plain
             causal language modelling.
         targets: targets of the losses of plain causal language modelling; None for next tokens.
+        precision: "fp8" for a pass in FP8 (`low_precision.py`), None for one in the model's own.
 
     Raises:
-        ValueError: the model uses a feature that breaks scoring.
+        ValueError: the model uses a feature that breaks scoring, or has layers without FP8.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class MegatronScorer:
         batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
         forward_step: ForwardStep | None = None,
         targets: Targets | None = None,
+        precision: str | None = None,
     ) -> None:
         self.model, self.store, self.groups = model, store, groups
         self.micro_batch_size, self.beat, self.targets = micro_batch_size, beat, targets
@@ -86,6 +89,8 @@ class MegatronScorer:
         self.config = get_model_config(model[0])
         ddp_config = getattr(model[0], "ddp_config", None)
         refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
+        refuse_unfit(model, precision)
+        self.precision = precision
 
     def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
         """Computes partial sums of the token losses of blocks. Collective over all ranks.
@@ -148,21 +153,22 @@ class MegatronScorer:
                 pp_group=self.groups.pp, config=self.config
             )
         gather_weights(self.model)
-        outputs = scoring_pass(
-            get_forward_backward_func(),
-            self.model,
-            self.forward_step,
-            beat=self.beat,
-            cp=self.groups.cp,
-            num_parts=eighths,
-            slice_loss=None if self.targets is None else self.targets.loss,
-            data_iterator=batches if len(batches) > 1 else batches[0],
-            num_microbatches=len(block_ids) // micro_batch_size,
-            seq_length=length,
-            micro_batch_size=micro_batch_size,
-            pg_collection=self.groups,
-            **pipeline,
-        )
+        with low_precision(self.model, self.precision):
+            outputs = scoring_pass(
+                get_forward_backward_func(),
+                self.model,
+                self.forward_step,
+                beat=self.beat,
+                cp=self.groups.cp,
+                num_parts=eighths,
+                slice_loss=None if self.targets is None else self.targets.loss,
+                data_iterator=batches if len(batches) > 1 else batches[0],
+                num_microbatches=len(block_ids) // micro_batch_size,
+                seq_length=length,
+                micro_batch_size=micro_batch_size,
+                pg_collection=self.groups,
+                **pipeline,
+            )
         return [output[:, :eighths] for output in outputs]
 
     def _plain_batches(

@@ -63,6 +63,7 @@ class References:
         store: HashedBlocks | None = None,
         *,
         distilled: bool = False,
+        precision: str | None = None,
     ) -> Self:
         """Open one or more compacted folders.
 
@@ -70,10 +71,12 @@ class References:
             paths: The folders, in any order.
             store: The block store that they must belong to and cover; None allows `by_hash` only.
             distilled: Whether the caller can score with a distilled loss (`teacher.py`).
+            precision: Arithmetic of the caller's scoring pass; None accepts any.
 
         Raises:
-            ValueError: A folder is missing, incomplete, of the wrong size, or of another store or
-                tokenizer; or folders overlap or leave blocks of the store without a reference.
+            ValueError: A folder is missing, incomplete, of the wrong size, or of another store,
+                tokenizer or precision; or folders overlap or leave blocks of the store without a
+                reference.
         """
         folders = sorted(
             (open_folder(Path(path)) for path in paths), key=lambda f: f.manifest.start
@@ -82,6 +85,7 @@ class References:
             raise ValueError("no folder of references was given: name at least one")
         for folder in folders:
             _refuse_foreign(folder, folders[0].manifest, store, distilled)
+            _refuse_other_precision(folder, precision)
         _check_tiling(folders, None if store is None else len(store))
         return cls(folders, store)
 
@@ -255,6 +259,17 @@ def _refuse_foreign(
                 f"{folder.path / 'manifest.json'} is of {what} {is_!r}, expected {should_be!r}: "
                 "score again with what this run uses, or point the run at what was scored"
             )
+
+
+def _refuse_other_precision(folder: Folder, precision: str | None) -> None:
+    """Raise a ValueError if the losses would differ from the caller's by rounding alone."""
+    found = folder.manifest.precision
+    if precision is not None and found != precision:
+        raise ValueError(
+            f"{folder.path / 'manifest.json'} is of precision {found!r}, but candidates are scored "
+            f"in {precision!r}: score the references again with this run's model.precision and "
+            "scoring.precision, or set those to what the references were made with"
+        )
 
 
 def _check_tiling(folders: list[Folder], num_blocks: int | None) -> None:

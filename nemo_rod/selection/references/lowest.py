@@ -68,7 +68,11 @@ class LowestReferences:
 
 
 def open_references(
-    paths: Iterable[str | Path], store: HashedBlocks, *, distilled: bool = False
+    paths: Iterable[str | Path],
+    store: HashedBlocks,
+    *,
+    distilled: bool = False,
+    precision: str | None = None,
 ) -> ReferenceLosses:
     """Opens folders of references that cover a store; several of the same blocks give the lowest.
 
@@ -76,6 +80,7 @@ def open_references(
         paths: The folders, in any order.
         store: The block store that they must belong to.
         distilled: See `References.open`.
+        precision: See `References.open`.
 
     Raises:
         ValueError: See `References.open`; folders must either not overlap or cover the same blocks.
@@ -91,6 +96,7 @@ def open_references(
             [one or other for one, other in zip(row, first, strict=True)],
             store,
             distilled=distilled,
+            precision=precision,
         )
         for row in rows or [()]
     ]

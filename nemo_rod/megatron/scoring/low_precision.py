@@ -1,0 +1,104 @@
+"""A scoring pass in a lower precision than training's, by TransformerEngine's own autocast.
+
+Linear layers of TransformerEngine multiply in FP8 (E4M3) with one scale per tensor, taken from the
+tensor itself: there is no history that a scoring pass could move. Attention, norms, embedding and
+output layer keep the model's precision. Nothing is in effect outside the pass.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from nemo_rod.upstream import changes
+
+_ROWS, _COLUMNS = 8, 16  # what FP8 products need multiples of: tokens, and features
+
+
+def refuse_unavailable(precision: str | None) -> None:
+    """Refuses a precision of scoring that this machine does not have; None is always there.
+
+    Raises:
+        ValueError: there is no GPU, no TransformerEngine, or a GPU without FP8; one sentence.
+    """
+    if precision is None:
+        return
+    if not torch.cuda.is_available():
+        missing = "a GPU, and torch sees none"
+    elif importlib.util.find_spec("transformer_engine") is None:
+        missing = "TransformerEngine, which is not installed"
+    else:
+        available, reason = changes.fp8_support()
+        if available:
+            return
+        missing = f"FP8, which TransformerEngine does not offer here ({reason.strip().rstrip('.')})"
+    raise ValueError(
+        f"scoring.precision={precision} needs {missing}: leave scoring.precision unset to score in "
+        "model.precision, or run where it is there."
+    )
+
+
+def refuse_unfit(model: list, precision: str | None) -> None:
+    """Refuses a model whose layers cannot be multiplied in FP8 for a pass alone.
+
+    Args:
+        model: the model's chunks on this rank.
+        precision: the precision of scoring; None fits every model.
+
+    Raises:
+        ValueError: one sentence with the layer, or the setting.
+    """
+    if precision is None:
+        return
+    modules = [pair for chunk in model for pair in chunk.named_modules()]
+    configs = [module.config for _, module in modules if hasattr(module, "config")]
+    own = next((c for c in configs if getattr(c, "fp8", None) or getattr(c, "fp4", None)), None)
+    experts = any(getattr(config, "num_moe_experts", None) for config in configs)
+    linear = [pair for pair in modules if hasattr(pair[1], "fp8_meta")]
+    weights = [
+        (f"{name}.{key}", weight)
+        for name, module in linear
+        for key, weight in module.named_parameters(recurse=False)
+        if weight.dim() == 2
+    ]
+    odd = next((w for w in weights if w[1].shape[0] % _ROWS or w[1].shape[1] % _COLUMNS), None)
+    if own is not None:
+        reason = "the model itself is in FP8 or FP4, and so is its scoring"
+    elif experts:
+        reason = "experts get numbers of tokens that FP8 products do not take"
+    elif not weights:
+        reason = "none of the model's layers is one of TransformerEngine's"
+    elif odd is not None:
+        shape = "x".join(map(str, odd[1].shape))
+        reason = f"{odd[0]} is {shape}, and FP8 products need multiples of {_ROWS} and {_COLUMNS}"
+    else:
+        return
+    raise ValueError(
+        f"scoring.precision={precision} does not work with this model: {reason}; leave "
+        "scoring.precision unset."
+    )
+
+
+@contextmanager
+def low_precision(model: list, precision: str | None) -> Iterator[None]:
+    """Runs the forward passes of a block in a lower precision.
+
+    Args:
+        model: the model's chunks on this rank.
+        precision: "fp8", or None for the model's own.
+    """
+    if precision is None:
+        yield
+        return
+    assert precision == "fp8"
+    try:
+        with changes.fp8_autocast():
+            yield
+    finally:
+        # weights in FP8, kept for the next micro-batch: one more byte per weight while training
+        for chunk in model:
+            for module in chunk.modules():
+                getattr(module, "_fp8_workspaces", {}).clear()

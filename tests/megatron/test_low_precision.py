@@ -1,0 +1,211 @@
+"""A scoring pass in FP8: where it is refused, and that it is in effect in the pass alone.
+
+TransformerEngine does not run on a CPU: a stand-in of its names takes its place where the wiring is
+tested. What its FP8 gives is for a GPU to tell (tests/gpu), and benchmarks/fp8_fidelity.py rounds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import composed
+
+from nemo_rod.config import Optimisation, Parallel
+from nemo_rod.jobs import ScoreJob, TrainJob, arithmetic
+from nemo_rod.selection import ReferenceWriter, compact, open_references
+from nemo_rod.selection.references.folder import role_manifest
+
+# importing Megatron warns of what a machine without CUDA lacks
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Recorded:
+    """What the stand-in was asked for, and whether its context is in effect."""
+
+    def __init__(self) -> None:
+        self.recipes: list[Any] = []
+        self.active = False
+        self.available = (True, "")
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """The names of TransformerEngine that are used, and nothing behind them."""
+    recorded = Recorded()
+
+    @contextmanager
+    def autocast(enabled: bool, recipe: Any) -> Iterator[None]:
+        assert enabled and not recorded.active
+        recorded.recipes.append(recipe)
+        recorded.active = True
+        try:
+            yield
+        finally:
+            recorded.active = False
+
+    pytorch: Any = ModuleType("transformer_engine.pytorch")
+    pytorch.autocast, pytorch.is_fp8_available = autocast, lambda **_: recorded.available
+    recipe: Any = ModuleType("transformer_engine.common.recipe")
+    recipe.Float8CurrentScaling = lambda fp8_format: ("current", fp8_format)
+    recipe.Format = SimpleNamespace(E4M3="e4m3")
+    package: Any = ModuleType("transformer_engine")
+    package.pytorch, package.__spec__ = pytorch, SimpleNamespace()
+    for module in (package, pytorch, ModuleType("transformer_engine.common"), recipe):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return recorded
+
+
+class Linear(torch.nn.Module):
+    """A layer as TransformerEngine's: with FP8's state, and weights kept in FP8."""
+
+    def __init__(self, rows: int = 32, columns: int = 32) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(rows, columns))
+        self.fp8_meta: dict[str, Any] = {}
+        self._fp8_workspaces = {"weight": torch.zeros(1)}
+
+
+def model(*layers: torch.nn.Module, **config: Any) -> list:
+    chunk = torch.nn.Sequential(*layers)
+    chunk.config = SimpleNamespace(**{"fp8": None, "fp4": None, "num_moe_experts": None, **config})
+    return [chunk]
+
+
+def test_pass_alone_is_in_fp8_and_leaves_no_weights_behind(engine: Recorded) -> None:
+    from nemo_rod.megatron.scoring.low_precision import low_precision
+
+    chunks = model(Linear(), torch.nn.ReLU())
+    with low_precision(chunks, None):
+        assert not engine.active
+    with low_precision(chunks, "fp8"):
+        assert engine.active
+    assert not engine.active and engine.recipes == [("current", "e4m3")]
+    assert not chunks[0][0]._fp8_workspaces
+    with pytest.raises(RuntimeError, match="out of memory"), low_precision(chunks, "fp8"):
+        chunks[0][0]._fp8_workspaces["weight"] = torch.zeros(1)
+        raise RuntimeError("out of memory")
+    assert not engine.active and not chunks[0][0]._fp8_workspaces
+
+
+@pytest.mark.parametrize(
+    ("chunks", "sentence"),
+    [
+        (model(Linear(), fp8="hybrid"), "the model itself is in FP8 or FP4"),
+        (model(Linear(), fp4="nvfp4"), "the model itself is in FP8 or FP4"),
+        (model(Linear(), num_moe_experts=4), "experts get numbers of tokens"),
+        (model(torch.nn.Linear(32, 32)), "none of the model's layers is one of TransformerEngine"),
+        (
+            model(Linear(), Linear(36, 32)),
+            r"0\.1\.weight is 36x32, and FP8 products",
+        ),
+        (model(Linear(32, 24)), r"0\.0\.weight is 32x24"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(chunks: list, sentence: str) -> None:
+    from nemo_rod.megatron.scoring.low_precision import refuse_unfit
+
+    refuse_unfit(chunks, None)
+    refuse_unfit(model(Linear()), "fp8")
+    named = [torch.nn.ModuleDict({"0": chunks[0]})]
+    with pytest.raises(ValueError, match=rf"^scoring\.precision=fp8 does not work .*{sentence}"):
+        refuse_unfit(named, "fp8")
+
+
+def test_machines_without_it_are_refused(engine: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
+
+    refuse_unavailable(None)
+    with pytest.raises(ValueError, match=r"^scoring\.precision=fp8 needs a GPU, and torch sees no"):
+        refuse_unavailable("fp8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    refuse_unavailable("fp8")
+    engine.available = (False, "Device compute capability 8.9 or higher required.")
+    with pytest.raises(ValueError, match=r"\(Device compute capability 8\.9 or higher required\):"):
+        refuse_unavailable("fp8")
+    monkeypatch.delitem(sys.modules, "transformer_engine")
+    with pytest.raises(ValueError, match="needs TransformerEngine, which is not installed"):
+        refuse_unavailable("fp8")
+
+
+def test_jobs_are_refused_before_they_read_anything(tmp_path: Path) -> None:
+    from nemo_rod.megatron.forward_jobs import score
+    from nemo_rod.megatron.train_job import train
+
+    common: dict[str, Any] = {
+        "name": "job", "blocks": "/nowhere", "out": str(tmp_path / "out"), "parallel": Parallel(),
+        "precision": "bf16", "scoring_micro_batch_size": 1, "seed": 1, "stall_seconds": 0,
+        "model": "/nowhere", "scoring_precision": "fp8",
+    }  # fmt: skip
+    steps = Optimisation(steps=1, batch_size=1, micro_batch_size=1, lr=1.0)
+    with pytest.raises(ValueError, match=r"^scoring\.precision=fp8 needs a GPU"):
+        train(TrainJob(**common, arm={}, optimisation=steps))
+    with pytest.raises(ValueError, match=r"^scoring\.precision=fp8 needs a GPU"):
+        score(ScoreJob(**common, role="replay", model_digest="m"))
+    assert not any(tmp_path.iterdir())
+
+
+def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> None:
+    class Blocks:
+        digest, tokenizer_fingerprint, block_size = "d", "t", 8
+        num_adaptation, num_replay = 2, 2
+
+        def __len__(self) -> int:
+            return 4
+
+        def hashes(self, ids: np.ndarray) -> np.ndarray:
+            return np.zeros((len(ids), 16), dtype=np.uint8)
+
+    blocks: Any = Blocks()
+    assert arithmetic("bf16", None) == "bf16"
+    made = {"adaptation": arithmetic("bf16", "fp8"), "replay": "bf16"}
+    for role, precision in made.items():
+        manifest = role_manifest(blocks, role, model="m", precision=precision)
+        out, ids = tmp_path / role, np.arange(manifest.start, manifest.stop)
+        out.mkdir()
+        writer = ReferenceWriter(out, rank=0, manifest=manifest)
+        writer.append(ids, np.ones((len(ids), 8), dtype=np.float32), blocks.hashes(ids))
+        writer.close()
+        compact(out, manifest=manifest, hashes=blocks.hashes)
+    folders = [tmp_path / role for role in made]
+    for precision, wrong, found in (
+        ("bf16", "adaptation", "fp8 over bf16"),
+        ("fp8 over bf16", "replay", "bf16"),
+    ):
+        sentence = (
+            rf"{wrong}/manifest\.json is of precision '{found}', but candidates are scored in "
+            rf"'{precision}'"
+        )
+        with pytest.raises(ValueError, match=sentence):
+            open_references(folders, blocks, precision=precision)
+    assert open_references(folders, blocks) is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["scoring.every=8"], r"scoring\.precision=fp8 and scoring\.every=8"),
+        (["launcher=nemo_rl"], "which NeMo-RL's workers cannot"),
+        (["scoring.prefix=1/8"], "needs a multiple of 8 scored tokens per block .* found 4"),
+        (["scoring.precision=int8"], "scoring.precision='int8'"),
+    ],
+)
+def test_configurations_that_cannot_are_refused(overrides: list[str], sentence: str) -> None:
+    words = ["scoring.precision=fp8", "domain.block_size=32", *overrides]
+    with pytest.raises(ValueError, match=sentence):
+        composed("recipe=toy", *words)
+
+
+def test_whole_run_has_one_precision() -> None:
+    config = composed("recipe=toy", "scoring.precision=fp8", "arms=[rod]")
+    assert config.scoring.precision == "fp8"
+    words = ["+variants.rod_fp8={of: rod, scoring: {precision: fp8}}", "arms=[rod_fp8]"]
+    with pytest.raises(ValueError, match=r"variants\.rod_fp8\.scoring\.precision=fp8 is not valid"):
+        composed("recipe=toy", *words)
