@@ -13,9 +13,9 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from unittest.mock import patch
 
+from _memory import peak_beyond
 from _rows import Row, Setting, run, under
 
 TOKENS = 4096
@@ -53,21 +53,22 @@ def _measure(pipe, vocabulary: int, sliced: bool) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    model = _model(vocabulary)
-    tokens = torch.randint(0, vocabulary, (1, TOKENS))
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group(backend, init_method=address, rank=0, world_size=1)
+    model = _model(vocabulary).cuda()
+    tokens = torch.randint(0, vocabulary, (1, TOKENS)).cuda()
     batch = {
         "tokens": tokens,
         "labels": tokens.roll(-1, dims=1),
-        "loss_mask": torch.ones(tokens.shape),
-        "position_ids": torch.arange(TOKENS)[None],
+        "loss_mask": torch.ones_like(tokens, dtype=torch.float32),
+        "position_ids": torch.arange(TOKENS, device=tokens.device)[None],
     }
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     whole = patch.object(scoring_pass, "sliced_logits", lambda *_: nullcontext())
     slices = nullcontext() if sliced else whole
-    before = _forget_the_peak()
-    with slices:
+    with slices, peak_beyond() as peak:
         (sums,) = scoring_pass.scoring_pass(
             get_forward_backward_func(),
             [model],
@@ -78,7 +79,7 @@ def _measure(pipe, vocabulary: int, sliced: bool) -> None:
             micro_batch_size=1,
         )
     assert sums.isfinite().all()
-    pipe.send((_status("VmHWM") - before) / 2**20)
+    pipe.send(peak[0])
     pipe.close()
     os._exit(0)
 
@@ -108,19 +109,6 @@ def _model(vocabulary: int):
         max_sequence_length=TOKENS,
         position_embedding_type="rope",
     )
-
-
-def _forget_the_peak() -> int:
-    """Resets the high-water mark of this process; returns its resident memory, KiB."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1])
-    raise AssertionError(name)
 
 
 if __name__ == "__main__":

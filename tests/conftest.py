@@ -127,7 +127,8 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 
 
 def _start_preloaded() -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # a process that has asked CUDA for GPUs has no forks that can use them; NVML may be asked
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     program = str(TESTS / "helpers" / "preloaded.py")
     return subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, env=environment)
 
