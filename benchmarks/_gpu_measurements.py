@@ -1,0 +1,282 @@
+"""The measurements of gpu.py: one model, what is timed with it, and the rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import _one_gpu as one
+import numpy as np
+import torch
+from _made_up import make_references, make_store
+from _memory import peak_beyond
+from _roofline import Point
+from _rows import Row, over, under
+
+from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
+from nemo_rod.megatron.rod_selector import RoDSelector
+from nemo_rod.megatron.scoring import logits
+from nemo_rod.megatron.scoring.scorer import MegatronScorer
+from nemo_rod.selection import Selector, open_references
+from nemo_rod.selection.arms import make_arm
+
+MULTIPLIER = 2
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured; of `--size tiny` all is small."""
+
+    size: str
+    seq: int
+    vocab: int
+    layers: str
+    batch: int
+    micro_batch: int
+    scoring_micro_batch: int
+    repeats: int
+    matrix: int
+    copied: int
+    slices: tuple[int, ...]
+
+    @property
+    def shape(self) -> one.Size:
+        return one.SIZES[self.size]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if one.on_gpu() else torch.float32
+
+
+class Bench:
+    """One model, its training and its selector, and the rows measured so far."""
+
+    def __init__(self, s: Setting, folder: Path, groups: Any) -> None:
+        self.s, self.groups, self.rows, self.points = s, groups, [], []
+        blocks = 8 * s.batch
+        self.store = make_store(folder / "blocks", length=s.seq, blocks=blocks)
+        self.references = make_references(folder / "references", self.store)
+        model = one.make_model(
+            s.shape, vocabulary=s.vocab, length=s.seq, dtype=s.dtype, layers=s.layers
+        )
+        self.training = one.Training(model, self.store, groups, micro_batch_size=s.micro_batch)
+        self.pool = np.random.default_rng(1).choice(
+            len(self.store), MULTIPLIER * s.batch, replace=False
+        )
+        self.forward_flops = s.shape.forward_flops(s.vocab, s.seq)
+        self.ceiling = self.bandwidth = 0.0
+
+    def add(self, row: Row) -> Row:
+        """Prints a row and keeps it."""
+        row = replace(row, value=float(row.value))
+        goal = "" if row.goal is None else f"{row.goal:g}"
+        holds = {None: "", True: "yes", False: "NO"}[row.holds]
+        text = f"{row.what:<50} {row.value:>12.4g} {row.unit:<12} {goal:>8}  {holds}"
+        print(text.rstrip(), flush=True)
+        self.rows.append(row)
+        return row
+
+    def time(self, what: str, action: Callable[[], object], tokens: float, flops: float) -> float:
+        """Adds time, tokens/s, FLOP/s and memory of an action; returns its seconds."""
+        with peak_beyond() as peak:
+            seconds = timed(action, self.s.repeats)
+        reached = flops / seconds / 1e12
+        self.add(Row(f"{what}: time", 1e3 * seconds, "ms"))
+        self.add(Row(f"{what}: tokens", tokens / seconds, "tokens/s"))
+        self.add(Row(f"{what}: model FLOPs", reached, "TFLOP/s"))
+        self.add(Row(f"{what}: of the ceiling", 100 * reached / self.ceiling, "%"))
+        self.add(Row(f"{what}: memory beyond the weights", peak[0], "GiB"))
+        return seconds
+
+    def scorer(self, micro_batch: int | None = None) -> MegatronScorer:
+        size = micro_batch or self.s.scoring_micro_batch
+        chunks = self.training.chunks
+        return MegatronScorer(chunks, self.store, self.groups, micro_batch_size=size)
+
+    def selector(self, eighths: int = 8) -> RoDSelector:
+        counts = (self.store.num_adaptation, self.store.num_replay)
+        arm = make_arm(
+            "rod", num_adaptation=counts[0], num_replay=counts[1], batch_size=self.s.batch,
+            seed=0, multiplier=MULTIPLIER, balance="expected", kappa=1.0, eighths=eighths,
+        )  # fmt: skip
+        chooses = Selector.of(arm, self.store, open_references(self.references, self.store))
+        size = self.s.scoring_micro_batch
+        return RoDSelector(chooses, self.store, scoring_micro_batch_size=size)
+
+
+def timed(action: Callable[[], object], repeats: int) -> float:
+    """Median seconds of an action, the device's work included."""
+    taken = []
+    for number in range(repeats + 2):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        action()
+        torch.cuda.synchronize()
+        if number > 1:  # the first ones warm up
+            taken.append(time.perf_counter() - begin)
+    return float(np.median(taken))
+
+
+def limits(bench: Bench) -> None:
+    """What the device reaches in a matrix product and in a copy: the roof of everything else."""
+    n, dtype = bench.s.matrix, bench.s.dtype
+    left, right = (torch.randn(n, n, dtype=dtype).cuda() for _ in range(2))
+    bench.ceiling = 2 * n**3 / timed(lambda: left @ right, 10) / 1e12
+    source = torch.empty(bench.s.copied, dtype=torch.uint8).cuda()
+    target = torch.empty_like(source)
+    bench.bandwidth = 2 * bench.s.copied / timed(lambda: target.copy_(source), 10) / 1e12
+    bench.add(Row(f"ceiling: product of {n} x {n} matrices", bench.ceiling, "TFLOP/s"))
+    bench.add(Row("ceiling: copy, read and written", bench.bandwidth, "TB/s"))
+
+
+def steps(bench: Bench) -> None:
+    """Plain steps, forward passes, scoring, RoD's steps and the other arms, with their ratios."""
+    s, training = bench.s, bench.training
+    trained, forward = s.batch * s.seq, bench.forward_flops
+    ids = bench.pool[: s.batch]
+    plain = bench.time("plain step", lambda: training.plain(ids), trained, 3 * trained * forward)
+    alone = bench.time(
+        "forward of training", lambda: training.forward(ids), trained, trained * forward
+    )
+    bench.points.append(_point("plain step", bench, plain, trained, 3, s.micro_batch))
+    bench.points.append(_point("forward", bench, alone, trained, 1, s.micro_batch))
+    for eighths in (8, 4, 2, 1):
+        tokens = MULTIPLIER * trained * eighths / 8
+        flops = tokens * s.shape.forward_flops(s.vocab, s.seq * eighths // 8)
+        scorer = bench.scorer()
+
+        def score(scorer: MegatronScorer = scorer, eighths: int = eighths) -> object:
+            return scorer.part_sums(bench.pool, eighths)
+
+        name = f"scoring {eighths}/8"
+        seconds = bench.time(name, score, tokens, flops)
+        size = s.scoring_micro_batch
+        bench.points.append(_point(name, bench, seconds, tokens, 1, size, flops))
+        if eighths == 8:
+            speed = MULTIPLIER * alone / seconds
+            bench.add(over("scoring_over_forward", speed, "x", 1.0))
+    for eighths in (8, 4, 2, 1):
+        _rod(bench, eighths, plain, alone)
+    _without_scoring(bench, ids, plain)
+
+
+def _rod(bench: Bench, eighths: int, plain: float, alone: float) -> None:
+    """RoD's whole step: pool, references, scoring, choice, update."""
+    s, selector = bench.s, bench.selector(eighths)
+    step, numbers = selector.wrap(bench.training.train_step), iter(range(10**6))
+    trained = s.batch * s.seq
+    scored = MULTIPLIER * trained * eighths / 8
+    flops = 3 * trained * bench.forward_flops
+    flops += scored * s.shape.forward_flops(s.vocab, s.seq * eighths // 8)
+    name = f"rod step {eighths}/8"
+    seconds = bench.time(
+        name, lambda: bench.training.rod(step, next(numbers), s.batch), trained, flops
+    )
+    bench.add(Row(f"rod_over_plain {eighths}/8", seconds / plain, "x"))
+    if eighths == 8:
+        limit = 1 + MULTIPLIER * alone / plain
+        bench.add(Row("limit", limit, "x"))
+        bench.add(under("rod_over_limit", seconds / plain / limit, "x", 1.03))
+
+
+def _without_scoring(bench: Bench, ids: np.ndarray, plain: float) -> None:
+    """What listening to the training losses, and reading chosen blocks, cost beside a step."""
+    s, training = bench.s, bench.training
+
+    def listening() -> None:
+        heard = TrainingLosses(training.forward_step, bench.groups)
+        training.plain(ids, heard.forward_step)
+        heard.gathered(s.batch, s.micro_batch)
+
+    averages = timed(listening, s.repeats)
+    bench.add(under("averages_over_plain", averages / plain, "x", 1.01))
+    counts = (bench.store.num_adaptation, bench.store.num_replay)
+    arm = make_arm(
+        "max_replay", num_adaptation=counts[0], num_replay=counts[1], batch_size=s.batch, seed=0
+    )
+    step = RoDSelector(Selector.of(arm, bench.store), bench.store).wrap(training.train_step)
+    numbers = iter(range(10**6))
+    chosen = timed(lambda: training.rod(step, next(numbers), s.batch), s.repeats)
+    bench.add(under("transfer_over_plain", chosen / plain, "x", 1.01))
+
+
+def exactness(bench: Bench) -> None:
+    """How much a block's score depends on what it is scored with, in nats per token."""
+    s = bench.s
+    base = bench.scorer().part_sums(bench.pool)
+    again = bench.scorer().part_sums(bench.pool)
+    bench.add(under("score moves: same call twice", np.abs(again - base).max(), "nats", 0.0))
+    for size in (1, 2, 8):
+        other = bench.scorer(size).part_sums(bench.pool)
+        moved = np.abs(other.sum(1) - base.sum(1)).max() / s.seq
+        bench.add(Row(f"score moves: micro-batch {s.scoring_micro_batch} -> {size}", moved, "nats"))
+    for eighths in (4, 2, 1):
+        part = bench.scorer().part_sums(bench.pool, eighths).sum(1)
+        moved = np.abs(part - base[:, :eighths].sum(1)).max() / (s.seq * eighths / 8)
+        bench.add(Row(f"score moves: {eighths}/8 alone or in the whole", moved, "nats"))
+
+
+def slices(bench: Bench) -> None:
+    """Scoring with other limits of how many logits are held at once."""
+    s = bench.s
+    tokens = MULTIPLIER * s.batch * s.seq
+    for mib in s.slices:
+        with patch.object(logits, "MAX_LOGITS_BYTES", mib * MIB), peak_beyond() as peak:
+            length = logits.slice_length(s.scoring_micro_batch, s.vocab)
+            scorer = bench.scorer()
+
+            def score(scorer: MegatronScorer = scorer) -> object:
+                return scorer.part_sums(bench.pool)
+
+            seconds = timed(score, s.repeats)
+        bench.add(Row(f"logits in slices of {mib} MiB: time", 1e3 * seconds, "ms"))
+        bench.add(Row(f"logits in slices of {mib} MiB: memory", peak[0], "GiB"))
+        product = _output_layer(bench, min(length, s.seq) * s.scoring_micro_batch)
+        bench.points.append(replace(product, name=f"logits, {mib} MiB"))
+        bench.add(Row(f"tokens/s in slices of {mib} MiB", tokens / seconds, "tokens/s"))
+
+
+def _output_layer(bench: Bench, tokens: int) -> Point:
+    """The product that makes the logits of one slice, by itself."""
+    s = bench.s
+    hidden = torch.randn(tokens, s.shape.hidden, dtype=s.dtype).cuda()
+    weight = torch.randn(s.vocab, s.shape.hidden, dtype=s.dtype).cuda()
+    seconds = timed(lambda: hidden @ weight.T, s.repeats)
+    flops = 2.0 * tokens * s.vocab * s.shape.hidden
+    moved = hidden.nbytes + weight.nbytes + tokens * s.vocab * hidden.element_size()
+    return Point("", flops / moved, flops / seconds / 1e12)
+
+
+def _point(
+    name: str,
+    bench: Bench,
+    seconds: float,
+    tokens: float,
+    passes: int,
+    micro_batch: int,
+    flops: float | None = None,
+) -> Point:
+    """A pass in the roofline; its traffic is the least that there must be.
+
+    Every micro-batch reads all weights once in each pass and moves some twelve activations of
+    hidden size per token and layer.
+    """
+    s, element = bench.s, torch.finfo(bench.s.dtype).bits // 8
+    flops = passes * tokens * bench.forward_flops if flops is None else flops
+    weights = s.shape.parameters(s.vocab) * element
+    moved = passes * weights * bench.s.batch / micro_batch
+    moved += passes * 12.0 * tokens * s.shape.hidden * s.shape.layers * element
+    return Point(name, flops / moved, flops / seconds / 1e12)
+
+
+MEASUREMENTS: dict[str, Callable[[Bench], None]] = {
+    "limits": limits,
+    "steps": steps,
+    "exactness": exactness,
+    "slices": slices,
+}
