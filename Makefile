@@ -16,8 +16,8 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .PHONY: help venv demo lint lanes bench hashes sbom test-second test-matrix
 .PHONY: test test-fuzz test-kills test-slow test-layouts test-architectures test-rehearsal test-swap-in
-.PHONY: test-megatron-lm test-nemo2 test-slurm test-nemo-rl test-nemo-rl-worker test-gpu test-images
-.PHONY: image image-cpu
+.PHONY: test-megatron-lm test-nemo2 test-slurm test-nemo-rl test-nemo-rl-worker test-gpu gpu-kit
+.PHONY: test-images image image-cpu
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -141,6 +141,10 @@ sbom: $(READY) ## list what .venv has, with versions and licences, in CycloneDX:
 	@mkdir -p runs
 	@.venv-sbom/bin/cyclonedx-py environment --output-reproducible --output-file runs/sbom.json $(BIN)/python
 	@echo "runs/sbom.json"
+
+# ARCHITECTURE is the GPU's compute capability, 90 for H100 and H200; TE=0 leaves TransformerEngine out.
+gpu-kit: $(READY) ## pack what a GPU machine without a network needs into gpu-kit/ (docs/performance.md)
+	PYTHON=$(BIN)/python benchmarks/gpu_kit/pack.sh gpu-kit
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

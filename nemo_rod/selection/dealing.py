@@ -40,9 +40,10 @@ def scoring_passes(
     """Returns how blocks are cut into forward passes.
 
     A replica's share is split evenly over its passes: rounded up to whole micro-batches, 2048
-    blocks on 1000 replicas in fours would be 4 blocks on each, where 3 suffice. Prefixes are scored more at a time, up to the same number of tokens, unless there is a pipeline,
-    which needs many micro-batches rather than large ones. Its interleaved schedule needs a multiple
-    of the number of its stages.
+    blocks on 1000 replicas in fours would be 4 blocks on each, where 3 suffice. Prefixes are scored
+    more at a time, up to the same number of tokens, unless there is a pipeline, which needs many
+    micro-batches rather than large ones. Its interleaved schedule needs a multiple of the number of
+    its stages.
 
     Args:
         num_blocks: Blocks to score, over all replicas.

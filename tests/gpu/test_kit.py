@@ -1,0 +1,147 @@
+"""The kit for GPU machines: code of one architecture is kept, and what ran is told truly."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+KIT = ROOT / "benchmarks" / "gpu_kit"
+
+
+def entry(kind: int, architecture: int, code: bytes) -> bytes:
+    """One entry of a container: a header of 64 bytes, and the code."""
+    head = struct.pack("<HHIQ", kind, 1, 64, len(code)) + struct.pack("<3I", 0, 0, 0)
+    return head + struct.pack("<I", architecture) + bytes(64 - 32) + code
+
+
+def container(*entries: bytes) -> bytes:
+    body = b"".join(entries)
+    whole = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+    return whole + bytes(-len(whole) % 8)
+
+
+def library(path: Path, code: bytes, name: bytes = b".nv_fatbin") -> Path:
+    """A 64-bit ELF file with one section of device code."""
+    names = b"\0" + name + b"\0.shstrtab\0"
+    first = 64
+    second = first + len(code)
+    table = second + len(names)
+    head = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQ", 3, 62, 1, 0, 0, table)
+    head += struct.pack("<IHHHHHH", 0, 64, 0, 0, 64, 3, 2)
+    rows = [(0, 0, 0), (1, first, len(code)), (2 + len(name), second, len(names))]
+    sections = b"".join(
+        struct.pack("<IIQQQQ", at, 1, 0, 0, offset, size) + bytes(24) for at, offset, size in rows
+    )
+    path.write_bytes(head + code + names + sections)
+    return path
+
+
+def keep(path: Path, architecture: int) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, KIT / "keep_architecture.py", path, str(architecture)]
+    return subprocess.run(program, capture_output=True, text=True)
+
+
+def test_code_of_one_architecture_is_kept_where_it_was(tmp_path: Path) -> None:
+    wanted, other, text = b"W" * 40, b"O" * 24, b"P" * 16
+    code = container(entry(2, 80, other), entry(2, 90, wanted), entry(1, 90, text))
+    code += bytes(16) + container(entry(2, 90, wanted), entry(2, 100, other))
+    file = library(tmp_path / "lib.so", code)
+    before = file.read_bytes()
+    done = keep(file, 90)
+    assert done.returncode == 0, done.stderr
+    after = file.read_bytes()
+    assert after == before.replace(other, bytes(24)).replace(text, bytes(16))
+    assert after.count(wanted) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"text that is no library at all" * 4, "this is no 64-bit little-endian ELF file"),
+        (b"other section", "has no section .nv_fatbin"),
+        (container(entry(2, 80, b"O" * 8)), "has no code for sm_90"),
+    ],
+)
+def test_files_without_such_code_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+    file = tmp_path / "lib.so"
+    if sentence.startswith("this"):
+        file.write_bytes(content)
+    else:
+        name = b".rodata" if sentence.startswith("has no section") else b".nv_fatbin"
+        library(file, content, name)
+    done = keep(file, 90)
+    assert done.returncode == 1 and sentence in done.stderr
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    """A kit whose project has a benchmark that ends badly, and no rehearsal."""
+    folder = tmp_path / "kit"
+    (folder / "wheels").mkdir(parents=True)
+    (folder / "run.py").write_bytes((KIT / "run.py").read_bytes())
+    bench = "import sys; print('<began>'); sys.exit(3)"
+    files = {"benchmarks/gpu.py": bench, "nemo_rod/cli.py": "print('train')"}
+    with tarfile.open(folder / "source.tar.gz", "w:gz") as archive:
+        for name, text in {**files, "nemo_rod/__init__.py": ""}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+    (folder / "wheels" / "empty-1-py3-none-any.whl").write_bytes(wheel())
+    return folder
+
+
+def wheel() -> bytes:
+    import zipfile
+
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as file:
+        info = "empty-1.dist-info/"
+        file.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: empty\nVersion: 1\n")
+        file.writestr(
+            info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(info + "RECORD", "")
+    return data.getvalue()
+
+
+def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--out", out, "--work", tmp_path / "work"]
+    done = subprocess.run(
+        [sys.executable, kit / "run.py", "bench", "engine", "rehearse", *options],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "not well: bench" in done.stdout
+    found = json.loads((out / "results.json").read_text())
+    assert found["machine"]["status"] == 0 and found["machine"]["device"] == "CPU"
+    assert found["bench"]["status"] == 3 and found["bench"]["last"] == "<began>"
+    assert found["engine"]["status"] == "left out: the kit has none"
+    assert found["rehearse"]["status"] == "left out: nemo-rod has no verb rehearse"
+    page = (out / "index.html").read_text()
+    assert "&lt;began&gt;" in page and "<began>" not in page
+    # once the time is spent, nothing begins
+    late = subprocess.run(
+        [sys.executable, kit / "run.py", "bench", "--minutes", "0", *options],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert late.returncode == 1
+    again = json.loads((out / "results.json").read_text())
+    assert again["bench"]["status"] == "no time was left"
+    assert again["engine"] == found["engine"]
+
+
+def test_unknown_parts_are_refused(kit: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, kit / "run.py", "benches"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "there is no part 'benches': expected machine, suite, bench" in done.stderr
