@@ -23,6 +23,7 @@ from nemo_rod.megatron.scoring import logits
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import Selector, open_references
 from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.dealing import scoring_passes
 
 MULTIPLIER = 2
 MIB = 2**20
@@ -143,8 +144,11 @@ def steps(bench: Bench) -> None:
     alone = bench.time(
         "forward of training", lambda: training.forward(ids), trained, trained * forward
     )
-    bench.points.append(_point("plain step", bench, plain, trained, 3, s.micro_batch))
-    bench.points.append(_point("forward", bench, alone, trained, 1, s.micro_batch))
+    reads = s.batch // s.micro_batch
+    for name, seconds, passes in (("plain step", plain, 3), ("forward", alone, 1)):
+        flops = passes * trained * forward
+        point = _point(name, bench, seconds, tokens=trained, flops=flops, passes=passes * reads)
+        bench.points.append(point)
     for eighths in (8, 4, 2, 1):
         tokens = MULTIPLIER * trained * eighths / 8
         flops = tokens * s.shape.forward_flops(s.vocab, s.seq * eighths // 8)
@@ -155,8 +159,11 @@ def steps(bench: Bench) -> None:
 
         name = f"scoring {eighths}/8"
         seconds = bench.time(name, score, tokens, flops)
-        size = s.scoring_micro_batch
-        bench.points.append(_point(name, bench, seconds, tokens, 1, size, flops))
+        _, passes = scoring_passes(
+            len(bench.pool), micro_batch_size=s.scoring_micro_batch, replicas=1, eighths=eighths
+        )
+        point = _point(name, bench, seconds, tokens=tokens, flops=flops, passes=passes)
+        bench.points.append(point)
         if eighths == 8:
             speed = MULTIPLIER * alone / seconds
             bench.add(over("scoring_over_forward", speed, "x", 1.0))
@@ -253,24 +260,17 @@ def _output_layer(bench: Bench, tokens: int) -> Point:
 
 
 def _point(
-    name: str,
-    bench: Bench,
-    seconds: float,
-    tokens: float,
-    passes: int,
-    micro_batch: int,
-    flops: float | None = None,
+    name: str, bench: Bench, seconds: float, *, tokens: float, flops: float, passes: int
 ) -> Point:
-    """A pass in the roofline; its traffic is the least that there must be.
+    """Work in the roofline, at the least traffic that it must have.
 
-    Every micro-batch reads all weights once in each pass and moves some twelve activations of
-    hidden size per token and layer.
+    Each of its `passes` reads all weights once, and every token moves some twelve activations of
+    hidden size in every layer, in each of the passes over it.
     """
     s, element = bench.s, torch.finfo(bench.s.dtype).bits // 8
-    flops = passes * tokens * bench.forward_flops if flops is None else flops
-    weights = s.shape.parameters(s.vocab) * element
-    moved = passes * weights * bench.s.batch / micro_batch
-    moved += passes * 12.0 * tokens * s.shape.hidden * s.shape.layers * element
+    over_tokens = flops / (tokens * bench.forward_flops)  # 1 forward, 3 with the backward pass
+    moved = passes * s.shape.parameters(s.vocab) * element
+    moved += max(1.0, over_tokens) * 12.0 * tokens * s.shape.hidden * s.shape.layers * element
     return Point(name, flops / moved, flops / seconds / 1e12)
 
 

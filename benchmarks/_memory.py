@@ -29,7 +29,7 @@ def peak_beyond() -> Iterator[list[float]]:
     Path("/proc/self/clear_refs").write_text("5")  # forgets the high-water mark
     before = status("VmRSS")
     yield peak
-    peak.append((status("VmHWM") - before) / 2**20)
+    peak.append(max(0, status("VmHWM") - before) / 2**20)
 
 
 def status(name: str) -> int:

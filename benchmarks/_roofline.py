@@ -33,7 +33,7 @@ def draw(roofline: Roofline, file: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure, axes = pyplot.subplots(figsize=(9.6, 5.2), layout="constrained")
     ridge = roofline.ceiling / roofline.bandwidth
@@ -48,13 +48,13 @@ def draw(roofline: Roofline, file: Path) -> None:
     )  # fmt: skip
     axes.axvline(ridge, color="0.8", linewidth=1, zorder=0)
     axes.annotate(
-        f"copies {roofline.bandwidth:.3g} TB/s", (ridge, roofline.ceiling), (-6, -22),
-        textcoords="offset points", ha="right", color="0.25",
+        f"copies {roofline.bandwidth:.3g} TB/s", (x[0], roof[0]), (14, -8),
+        textcoords="offset points", ha="left", va="top", color="0.25",
     )  # fmt: skip
     colours = pyplot.get_cmap("viridis")(np.linspace(0, 0.9, max(1, len(roofline.points))))
     for number, (point, colour) in enumerate(zip(roofline.points, colours, strict=True), 1):
         share = 100 * point.tflops / min(roofline.ceiling, point.intensity * roofline.bandwidth)
-        label = f"{number}  {point.name}: {point.tflops:.3g} TFLOP/s, {share:.0f} % of the roof"
+        label = f"{number}  {point.name}: {point.tflops:.3g} TFLOP/s, {share:.2g} % of the roof"
         axes.plot(
             point.intensity, point.tflops, "o", markersize=13, color=colour, alpha=0.85,
             label=label, markeredgewidth=0,
@@ -66,9 +66,10 @@ def draw(roofline: Roofline, file: Path) -> None:
     lowest = min([p.tflops for p in roofline.points], default=roofline.ceiling / 10)
     axes.set_ylim(min(lowest, roof[0]) / 2, roofline.ceiling * 2)
     axes.set_xlim(x[0], x[-1])
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_major_formatter(plain)
-    axes.yaxis.set_major_formatter(plain)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 3)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("FLOPs per byte that must be moved")
     axes.set_ylabel("TFLOP/s")
     axes.set_title(roofline.device)
