@@ -8,7 +8,7 @@ it repeat suite and benchmark with its layers. Each part has a time limit, and n
 minutes are spent, so parts can also be run one by one, on one machine, into one folder. Without a
 GPU all is tiny, to prove the kit. requirements/gpu-kit.txt says what the machine must have.
 
-FOLDER gets results.json, index.html with all pictures inside, and a log of every part.
+FOLDER gets results.json, index.html with all pictures inside, log.txt, and the benchmark's files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import html
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -92,28 +93,35 @@ class Kit:
         }
 
     def run(self, part: str, command: list[str], minutes: float, *, engine: bool = False) -> bool:
-        """Runs a command with its output in `<part>.log`; whether it ended well, and in time."""
+        """Runs a command with its output in log.txt; returns whether it ended well, and in time."""
         limit = min(60 * minutes * self.scale, self.end - time.monotonic())
         begin = time.monotonic()
         status: int | str = "no time was left"
+        log = self.out / "log.txt"
+        with log.open("a") as file:
+            file.write(f"=== {part}\n")
+        written = log.stat().st_size
         if limit > 10:
-            with (self.out / f"{part}.log").open("w") as log:
-                try:
-                    status = subprocess.run(
-                        command, cwd=self.source, env=self.environment(engine), stdout=log,
-                        stderr=subprocess.STDOUT, timeout=limit,
-                    ).returncode  # fmt: skip
-                except subprocess.TimeoutExpired:
-                    status = f"did not end within {limit / 60:.1f} minutes"
+            status = self._ended(command, limit, self.environment(engine), log)
         seconds = round(time.monotonic() - begin, 1)
-        self.note(part, {"status": status, "seconds": seconds, "last": self.last(part)})
+        last = log.read_bytes()[written:].decode(errors="replace").splitlines()[-15:]
+        self.note(part, {"status": status, "seconds": seconds, "last": "\n".join(last)})
         return status == 0
 
-    def last(self, part: str, lines: int = 15) -> str:
-        log = self.out / f"{part}.log"
-        return (
-            "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
-        )
+    def _ended(
+        self, command: list[str], limit: float, environment: dict[str, str], log: Path
+    ) -> int | str:
+        with log.open("a") as file:
+            process = subprocess.Popen(
+                command, cwd=self.source, env=environment, stdout=file, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # what it started would keep the GPU busy
+            process.wait()
+            return f"did not end within {limit / 60:.1f} minutes"
 
     def note(self, part: str, found: dict[str, Any]) -> None:
         self.results[part] = found

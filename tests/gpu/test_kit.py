@@ -128,6 +128,7 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
     assert found["rehearse"]["status"] == "left out: nemo-rod has no verb rehearse"
     page = (out / "index.html").read_text()
     assert "&lt;began&gt;" in page and "<began>" not in page
+    assert (out / "log.txt").read_text() == "=== bench\n<began>\n"
     # once the time is spent, nothing begins
     late = subprocess.run(
         [sys.executable, kit / "run.py", "bench", "--minutes", "0", *options],

@@ -40,7 +40,7 @@ GOOD: dict[str, Any] = {
                 "on_nonfinite": "refuse",
                 "replay_score": "loss",
             },
-            "scoring": {"micro_batch_size": 4, "prefix": "1", "every": 1}},
+            "scoring": {"micro_batch_size": 4, "prefix": "1", "every": 1, "precision": None}},
     "policy": {
         "train_global_batch_size": 16,
         "train_micro_batch_size": 2,
@@ -82,6 +82,7 @@ def test_good_configuration_passes() -> None:
         ("rod.selection.balance", "half", "rod.selection.balance='half' is not valid"),
         ("rod.selection.on_nonfinite", "skip", "expected refuse or exclude"),
         ("rod.scoring.every", 4, "rod.scoring.every is 4: expected 1: NeMo-RL's workers"),
+        ("rod.scoring.precision", "fp8", "rod.scoring.precision is 'fp8': expected null"),
         ("rod.selection.replay_score", "distillation", "expected loss: NeMo-RL's workers cannot"),
         ("rod.scoring.prefix", "2/3", "prefix='2/3' is not valid: expected 1, 1/2, 1/4 or 1/8."),
         ("policy.generation", {"temperature": 0.7}, "policy.generation is 'a section'"),
