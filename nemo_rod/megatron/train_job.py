@@ -120,9 +120,7 @@ def train(
         every.append(_until_converged(job, validation, store))
         # a checkpoint may hold an end that was moved; the metrics reproduce it
         config.scheduler.override_opt_param_scheduler = True
-    refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
-    if chooser.averages is not None:
-        refuse_dropout(provider)
+    _refuse_wrong_scores(provider, config, chooser)
     _read_ahead(references, store, announce)
     if is_recorder():
         loggers.prepare_runs(job.loggers, out)
@@ -140,6 +138,12 @@ def _pretrain(
         raise Stopped(
             f"{job.name} was asked to stop and has saved: run it again to resume"
         ) from None
+
+
+def _refuse_wrong_scores(provider: Any, config: Any, chooser: Selector) -> None:
+    refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
+    if chooser.averages is not None:
+        refuse_dropout(provider)
 
 
 def _read_ahead(
