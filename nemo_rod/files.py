@@ -62,7 +62,10 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
 
 @contextmanager
 def interpreting(
-    path: Path, *, cure: str = "restore it from a copy, or run its stage again"
+    path: Path,
+    *,
+    cure: str = "restore it from a copy, or run its stage again",
+    besides: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
     """Makes one sentence with the file's name of whatever its content leads to within a block.
 
@@ -72,13 +75,14 @@ def interpreting(
     Args:
         path: the file, or the folder of the files, that the block makes sense of.
         cure: what to do.
+        besides: errors that stay as they are.
 
     Raises:
         ValueError: naming the path.
     """
     try:
         yield
-    except (OSError, MemoryError):
+    except (OSError, MemoryError, *besides):
         raise
     except Exception as error:
         if isinstance(error, ValueError) and str(path.parent) in str(error):

@@ -79,7 +79,7 @@ def main(options: Namespace) -> None:
     Raises:
         ValueError: if nemo-rod did not write it, or it is damaged.
     """
-    with interpreting(options.path):
+    with interpreting(options.path, besides=(ValueError,)):
         shown = inspect(
             options.path,
             block=options.block,
