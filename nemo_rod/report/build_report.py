@@ -164,7 +164,7 @@ def judged(run: Run) -> dict[str, Any]:
     Raises:
         ValueError: a file holds what no run writes.
     """
-    with interpreting(run.folder):
+    with interpreting(run.folder, besides=(ValueError,)):
         results = results_of(run)
         return results | {"checks": judge(run, results)}
 
