@@ -105,7 +105,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     from nemo_rl.utils.config import register_omegaconf_resolvers
 
     register_omegaconf_resolvers()
-    OmegaConf.register_new_resolver("rod_part", _part, replace=True)
+    OmegaConf.register_new_resolver("rod_part", schedule_part, replace=True)
     try:
         resolved: dict[str, Any] = {
             name: OmegaConf.to_container(config[name], resolve=True, throw_on_missing=True)
@@ -122,7 +122,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     return resolved
 
 
-def _part(given: int | None, share: float, steps: int) -> int:
+def schedule_part(given: int | None, share: float, steps: int) -> int:
     """Returns a part of the schedule in steps, which may be given as such."""
     return round(share * steps) if given is None else given
 

@@ -42,7 +42,8 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
             "held_replay": held.num_replay,
             "source": "counted",
         }
-    domain, found, stated = config.domain, {}, []
+    domain, stated = config.domain, list[bool]()
+    found: dict[str, Any] = {}
     for role in ROLES:
         tokens = getattr(config.plan, f"{role}_tokens")
         stated.append(tokens is not None)

@@ -58,13 +58,12 @@ def store(folder: Path, tokenizer: Path, more: str = "") -> BlockStore:
 def test_other_names_of_special_tokens_are_no_difference(original: Path, tmp_path: Path) -> None:
     blocks = store(tmp_path / "blocks", original, " <|im_end|>")
     made_by = load_tokenizer(str(original))
-    for change in (rename("<SPECIAL_11>", "<|im_end|>"), rename("<SPECIAL_10>", "<tool>")):
-        other = load_tokenizer(
-            str(copied(original, tmp_path / f"other_{len(list(tmp_path.iterdir()))}", change))
-        )
-        with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
-            blocks.check_tokenizer(other)
-        check_renamed(blocks, made_by, other)
+    chat = copied(original, tmp_path / "chat", rename("<SPECIAL_11>", "<|im_end|>"))
+    with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
+        blocks.check_tokenizer(load_tokenizer(str(chat)))
+    tools = copied(chat, tmp_path / "tools", rename("<SPECIAL_10>", "<tool>"))
+    for folder in (chat, tools):
+        check_renamed(blocks, made_by, load_tokenizer(str(folder)))
     check_renamed(blocks, made_by, made_by)
 
 
@@ -86,7 +85,7 @@ def drop_last_merge(described: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (drop_last_merge, r"the text '.*' is \[.*\] to the tokenizer of the blocks and \[.*\] to"),
+        (drop_last_merge, r"the text .* is \[.*\] to the tokenizer of the blocks and \[.*\] to"),
         (rename("q", "Ġqq"), r"token \d+ is 'q' to .* and 'Ġqq' to the model's, and it is not a"),
         (rename("</s>", "<|im_end|>"), r"holds token 0, which was '</s>' and is '<\|im_end\|>' to"),
     ],

@@ -20,7 +20,7 @@ from places import ROOT
 from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
 from nemo_rod.loggers import LOGGERS
-from nemo_rod.nemo_rl import compat, conversions
+from nemo_rod.nemo_rl import compat, conversions, settings
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.nemo_rl.settings import RoD, check
 from nemo_rod.nemo_rl.shown import model_speed
@@ -232,6 +232,57 @@ def test_training_job_in_nemo_rls_terms() -> None:
     logger = values["logger"]
     assert [logger[f"{name}_enabled"] for name in LOGGERS] == [True, True, False]
     assert logger["wandb"] == {"project": "nemo-rod", "name": "toy/rod"}
+
+
+def test_what_saves_memory_in_nemo_rls_terms() -> None:
+    arm = make_arm("no_replay", num_adaptation=9, num_replay=9, batch_size=16, seed=5)
+
+    def megatron(**changes: Any) -> dict[str, Any]:
+        optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3, **changes)
+        job = TrainJob(**job_values(arm=asdict(arm), optimisation=optimisation))
+        return dict(nemo_rl_values(job, block_size=64)["policy"]["megatron_cfg"])
+
+    plain = megatron()
+    assert not plain["activation_checkpointing"] and "recompute_granularity" not in plain
+    assert plain["distributed_data_parallel_config"] == {"grad_reduce_in_fp32": True}
+    assert not plain["optimizer"]["use_precision_aware_optimizer"]
+    assert plain["optimizer"]["optimizer_offload_fraction"] == 0.0
+    small = megatron(
+        recompute="full", grad_reduce="bf16", precision_aware_optimizer=True, optimizer_offload=True
+    )
+    assert small["activation_checkpointing"] and small["recompute_granularity"] == "full"
+    assert small["distributed_data_parallel_config"] == {"grad_reduce_in_fp32": False}
+    assert small["optimizer"]["use_precision_aware_optimizer"]
+    assert small["optimizer"]["optimizer_cpu_offload"]
+    assert small["optimizer"]["optimizer_offload_fraction"] == 1.0  # all that NeMo-RL allows
+
+
+def test_no_other_loss_is_asked_for() -> None:
+    megatron = OmegaConf.load(config_folder() / "nemo_rl" / "rod.yaml").policy.megatron_cfg
+    assert megatron.moe_router_load_balancing_type == "none"
+    assert not megatron.mtp_num_layers and not megatron.bias_activation_fusion
+
+
+def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
+    built = []
+
+    def setup_model_and_optimizer(policy_cfg: Any, megatron_cfg: Any, load: bool = True) -> str:
+        built.append((policy_cfg, megatron_cfg.model.frozen, load))
+        return "model"
+
+    worker = SimpleNamespace(setup_model_and_optimizer=setup_model_and_optimizer)
+    config = SimpleNamespace(model=SimpleNamespace(frozen=False))
+    with compat.providers(worker, lambda provider: setattr(provider, "frozen", True)):
+        assert worker.setup_model_and_optimizer("policy", config, load=False) == "model"
+    assert built == [("policy", True, False)]
+    assert worker.setup_model_and_optimizer is setup_model_and_optimizer
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"), [((None, 0.25, 10), 2), ((7, 0.25, 10), 7), ((0, 0.25, 10), 0)]
+)
+def test_a_part_of_the_schedule(given: tuple[Any, ...], steps: int) -> None:
+    assert settings.schedule_part(*given) == steps
 
 
 def test_scoring_job_in_nemo_rls_terms() -> None:

@@ -67,10 +67,10 @@ def test_steps_keep_their_proportion() -> None:
         *(2862, 50, 588),
     )
     assert (small.train.steps, small.train.warmup_steps, small.train.decay_steps) == (8, 0, 2)
-    longer = config.variants["max_replay"]
-    assert longer == {"steps": 6487, "train": {"warmup_steps": 25, "decay_steps": 1298}}
-    expected = {"steps": 18, "train": {"warmup_steps": 0, "decay_steps": 4}}  # 8 / 2862 times
-    assert small.variants["max_replay"] == expected
+    longer, shorter = (c.variants["max_replay"] for c in (config, small))
+    assert (longer["steps"], longer["train"]) == (6487, {"warmup_steps": 25, "decay_steps": 1298})
+    # 8 / 2862 times that
+    assert (shorter["steps"], shorter["train"]) == (18, {"warmup_steps": 0, "decay_steps": 4})
 
 
 @pytest.mark.parametrize("file", LAYOUTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
