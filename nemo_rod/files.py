@@ -82,9 +82,9 @@ def interpreting(
     """
     try:
         yield
-    except (OSError, MemoryError, *besides):
-        raise
     except Exception as error:
+        if isinstance(error, (OSError, MemoryError, *besides)):
+            raise
         if isinstance(error, ValueError) and str(path.parent) in str(error):
             raise
         said = " ".join(str(error).split())

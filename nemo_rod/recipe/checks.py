@@ -41,7 +41,7 @@ def _without_references(composed: DictConfig) -> dict[str, str]:
     env = OmegaConf.to_container(composed.cluster.env, resolve=False)
     assert isinstance(env, dict)
     found = {str(key): value for key, value in env.items() if REFERENCE.fullmatch(str(value))}
-    with flag_override(composed, ("struct", "readonly"), (False, False)):
+    with flag_override(composed, ["struct", "readonly"], [False, False]):
         for key in found:
             composed.cluster.env[key] = ""
     return found

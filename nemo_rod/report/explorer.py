@@ -50,7 +50,8 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
         kinds = 2 * len(parts) * len(header.sources)
         some = max(1, min(MAX_OF_A_KIND, MAX_BLOCKS // kinds))
         arrays = curriculum.arrays()
-        ranges, cells = [], []
+        ranges: list[list[int]] = []
+        cells: list[dict[str, Any]] = []
         for number, part in enumerate(parts):
             rows = slice(int(part[0]), int(part[-1]) + 1)
             ranges.append([int(arrays.step[rows.start]), int(arrays.step[rows.stop - 1])])
