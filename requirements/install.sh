@@ -73,7 +73,8 @@ echo "Installing torch, NVIDIA's trainer and the tools for Python $version ($pin
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
 hashes=${HASHES:-files}
 case $hashes in
-  files | all) checked=("${pip[@]}" --require-hashes) folder=$here/hashed ;;
+  # without dependencies: every one is pinned, and pip takes no extras (typepy[datetime]) for pins
+  files | all) checked=("${pip[@]}" --require-hashes --no-deps) folder=$here/hashed ;;
   no) checked=("${pip[@]}") folder=$here ;;
   *)
     echo "HASHES=$hashes: expected files, all or no." >&2
@@ -85,7 +86,7 @@ for file; do
   more+=(-r "$folder/${file##*/}")
 done
 if [[ $hashes == all ]]; then
-  "${checked[@]}" --no-deps -r "$folder/torch.txt"
+  "${checked[@]}" -r "$folder/torch.txt"
 fi
 "${pip[@]}" -r "$here/torch.txt"
 "${checked[@]}" -r "$folder/cpu.txt" -r "$folder/$pins.txt" "${more[@]}"
