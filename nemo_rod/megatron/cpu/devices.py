@@ -67,7 +67,8 @@ def _redirect_devices() -> None:
     def on_cpu(function: Callable) -> Callable:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if torch.device(kwargs.get("device") or _CPU).type == "cuda":
+            device = kwargs.get("device")  # 0 is a GPU, too
+            if device is not None and torch.device(device).type == "cuda":
                 kwargs["device"] = _CPU
             return function(*args, **kwargs)
 
