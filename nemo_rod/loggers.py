@@ -102,6 +102,23 @@ def keep_run(folder: Path, name: str, run_id: str) -> None:
     write_json(folder / "loggers.json", {**known_runs(folder), name: run_id})
 
 
+def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
+    """Shows metrics in every logger that Megatron-Bridge has.
+
+    Args:
+        state: Its GlobalState, on the rank that logs.
+        done: Steps done, as it counts what it logs itself.
+        metrics: Values by name; None and the number of the step are left out.
+    """
+    known = {name: v for name, v in metrics.items() if v is not None and name != "step"}
+    if writer := state.tensorboard_logger:
+        write_scalars(writer, known, done)
+    if wandb := state.wandb_logger:
+        wandb.log(known, done)
+    if mlflow := getattr(state, "mlflow_logger", None):
+        mlflow.log_metrics(known, step=done)
+
+
 def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
     """Writes all metrics of a step to TensorBoard at once, a tenth of the time of one by one.
 

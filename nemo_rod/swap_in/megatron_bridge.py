@@ -21,6 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from nemo_rod.loggers import show
 from nemo_rod.selection import Policy
 from nemo_rod.swap_in.blend import Blend
 from nemo_rod.swap_in.job import SelectingJob, check_multiplier
@@ -245,6 +246,4 @@ class _Trainer:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Shows the metrics in TensorBoard, W&B and MLflow, if the job writes them."""
-        from nemo_rod.megatron.callbacks.show_metrics import show
-
         show(self.state, step + 1, metrics)  # as the trainer counts what it logs

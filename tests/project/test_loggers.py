@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,50 @@ def test_tensorboard_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> No
     write(range(6, 11), 2.0, restart=True)
     found = of_tensorboard(tmp_path)["x"]
     assert found == {step: 1.0 if step < 6 else 2.0 for step in range(1, 11)}
+
+
+ATTEMPT = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+import wandb
+from torch.utils.tensorboard import SummaryWriter
+from nemo_rod.loggers import mark_restart, prepare_runs, show
+
+out, first, last, value = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+prepare_runs(["tensorboard", "wandb"], out)
+wandb.init(dir=str(out), project="nemo-rod", name="tiny/rod")  # as both hosts do
+writer = SummaryWriter(str(out / "tensorboard"))
+state = SimpleNamespace(tensorboard_logger=writer, wandb_logger=wandb)
+if first > 1:
+    mark_restart(writer, first)
+for done in range(first, last):
+    show(state, done, {"step": done - 1, "rod/rho/old/p10": value + done, "rod/threshold": None})
+    show(state, done, {"timing/train/total": 1.0})  # a step may come in parts
+writer.flush()
+if sys.argv[5:] == ["killed"]:
+    while not list(out.glob("wandb/offline-run-*/*.wandb")):
+        pass
+    os.kill(os.getpid(), 9)
+wandb.finish()
+"""
+
+
+@pytest.mark.timeout(1500)
+def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path: Path) -> None:
+    """Real TensorBoard and real W&B, offline: the first is killed after step 8, resumed at 6."""
+    pytest.importorskip("wandb")
+    pytest.importorskip("tensorboard")
+    from logged import of_tensorboard, of_wandb
+
+    for words in (["1", "9", "0", "killed"], ["6", "11", "0"]):
+        subprocess.run([sys.executable, "-c", ATTEMPT, str(tmp_path), *words], capture_output=True)
+    curve = {done: float(done) for done in range(1, 11)}
+    assert of_tensorboard(tmp_path / "tensorboard")["rod/rho/old/p10"] == curve
+    online, ids = of_wandb(tmp_path)
+    assert ids == {known_runs(tmp_path)["wandb"]}
+    # W&B writes in the background: the last steps before a kill may be missing, but are done again
+    assert online["rod/rho/old/p10"] == curve and "rod/threshold" not in online
 
 
 def test_the_command_says_it_in_one_sentence(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ ARROWS = {
         *("bounds", "config", "files", "jobs", "loggers", "progress", "trust", "upstream"),
     },
     "evaluation": {"corpus", "selection", "processes", "files", "progress", "published"},
-    "swap_in": {"corpus", "selection", "megatron", "files", "upstream"},
+    "swap_in": {"corpus", "selection", "megatron", "files", "loggers", "upstream"},
     "recipe": {
         *("corpus", "selection", "processes", "nemo_rl", "evaluation", "report"),
         *("bounds", "config", "files", "jobs", "loggers", "progress", "published", "trust"),

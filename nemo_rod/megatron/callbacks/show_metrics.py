@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import LoggerConfig
 
 from nemo_rod.jobs import TrainJob
-from nemo_rod.loggers import keep_run, mark_restart, project, write_scalars
+from nemo_rod.loggers import keep_run, mark_restart, project, show
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder
@@ -35,7 +34,7 @@ class Loggers(Callback):
             return
         if state.train_state.step > 0 and state.tensorboard_logger:
             mark_restart(state.tensorboard_logger, state.train_state.step + 1)
-        if mlflow := _mlflow(state):
+        if mlflow := getattr(state, "mlflow_logger", None):
             keep_run(self.folder, "mlflow", mlflow.active_run().info.run_id)
         if self.validation.metrics:
             show(state, 0, self.validation.metrics)
@@ -44,27 +43,6 @@ class Loggers(Callback):
         """Shows the step's row, as number of the steps done."""
         if is_recorder() and self.recorder.row:
             show(context.state, self.recorder.row["step"] + 1, self.recorder.row)
-
-
-def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
-    """Shows metrics in every logger that the trainer has.
-
-    Args:
-        state: the trainer's GlobalState, on the rank that logs.
-        done: steps done, as the trainer counts what it logs.
-        metrics: values by name; None and the number of the step are left out.
-    """
-    known = {name: v for name, v in metrics.items() if v is not None and name != "step"}
-    if writer := state.tensorboard_logger:
-        write_scalars(writer, known, done)
-    if wandb := state.wandb_logger:
-        wandb.log(known, done)
-    if mlflow := _mlflow(state):
-        mlflow.log_metrics(known, step=done)
-
-
-def _mlflow(state: Any) -> Any:
-    return getattr(state, "mlflow_logger", None)  # Bridge has it from 0.3 on
 
 
 def logger_config(job: TrainJob) -> LoggerConfig:
