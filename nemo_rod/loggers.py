@@ -12,12 +12,12 @@ import netrc
 import os
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from nemo_rod.files import read_json, write_json
+from nemo_rod.files import read_json, read_lines, write_json
 
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 PROJECT = "nemo-rod"  # of W&B, and MLflow's experiment, unless the environment names one
@@ -102,6 +102,32 @@ def keep_run(folder: Path, name: str, run_id: str) -> None:
     write_json(folder / "loggers.json", {**known_runs(folder), name: run_id})
 
 
+def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yields the metrics that the run's folder has, for a logger that a kill has cost some of them.
+
+    W&B keeps the newest ones in memory; after a resume they are logged again from here.
+
+    Args:
+        folder: The run's folder.
+        first: First number of steps done.
+        last: Last number of steps done.
+
+    Yields:
+        Steps done, and metrics by name.
+    """
+    start, steps = folder / "validation_start.json", folder / "metrics.jsonl"
+    if start.exists() and first <= 0:
+        yield 0, read_json(start)
+    for row in read_lines(steps) if steps.exists() else []:
+        if first <= row["step"] + 1 <= last:
+            yield row["step"] + 1, known_metrics(row)
+
+
+def known_metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns a row's metrics that have a value, without the number of the step."""
+    return {name: v for name, v in row.items() if v is not None and name != "step"}
+
+
 def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
     """Shows metrics in every logger that Megatron-Bridge has.
 
@@ -110,7 +136,7 @@ def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
         done: Steps done, as it counts what it logs itself.
         metrics: Values by name; None and the number of the step are left out.
     """
-    known = {name: v for name, v in metrics.items() if v is not None and name != "step"}
+    known = known_metrics(metrics)
     if writer := state.tensorboard_logger:
         write_scalars(writer, known, done)
     if wandb := state.wandb_logger:
@@ -131,6 +157,7 @@ def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
 
     values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
     writer.file_writer.add_summary(Summary(value=values), step)
+    writer.flush()  # to the system, which a kill does not take it from
 
 
 def mark_restart(writer: Any, step: int) -> None:

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import PREFIXES
-from nemo_rod.loggers import LOGGERS, check_installed, keep_run, mark_restart, prepare_runs
+from nemo_rod.loggers import (
+    LOGGERS,
+    check_installed,
+    keep_run,
+    known_metrics,
+    mark_restart,
+    prepare_runs,
+    recorded,
+)
 from nemo_rod.nemo_rl.learners import Learner
 from nemo_rod.selection import Choice
 from nemo_rod.selection.competition import model_tflops
@@ -25,6 +33,9 @@ def keep_runs(logger: Any, out: Path, *, step: int) -> None:
     for backend in logger.loggers:
         if step and hasattr(backend, "writer"):
             mark_restart(backend.writer, step + 1)
+        if step and type(backend).__name__ == "WandbLogger":
+            for done, metrics in recorded(out, first=backend.run.step, last=step):
+                backend.log_metrics(metrics, done)
         if type(backend).__name__ == "MLflowLogger":
             import mlflow
 
@@ -33,9 +44,7 @@ def keep_runs(logger: Any, out: Path, *, step: int) -> None:
 
 def log(logger: Any, row: dict[str, Any], *, step: int) -> None:
     """Passes a line of metrics to NeMo-RL's logger, under the same names."""
-    logger.log_metrics(
-        {name: value for name, value in row.items() if name != "step" and value is not None}, step
-    )
+    logger.log_metrics(known_metrics(row), step)
 
 
 def model_speed(

@@ -9,7 +9,7 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import LoggerConfig
 
 from nemo_rod.jobs import TrainJob
-from nemo_rod.loggers import keep_run, mark_restart, project, show
+from nemo_rod.loggers import keep_run, mark_restart, project, recorded, show
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder
@@ -29,11 +29,14 @@ class Loggers(Callback):
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Marks where a resumed run begins, and shows the losses at step 0."""
-        state = context.state
+        state, step = context.state, context.state.train_state.step
         if not is_recorder():
             return
-        if state.train_state.step > 0 and state.tensorboard_logger:
-            mark_restart(state.tensorboard_logger, state.train_state.step + 1)
+        if step > 0 and state.tensorboard_logger:
+            mark_restart(state.tensorboard_logger, step + 1)
+        if step > 0 and (wandb := state.wandb_logger):
+            for done, metrics in recorded(self.folder, first=wandb.run.step, last=step):
+                wandb.log(metrics, done)
         if mlflow := getattr(state, "mlflow_logger", None):
             keep_run(self.folder, "mlflow", mlflow.active_run().info.run_id)
         if self.validation.metrics:
