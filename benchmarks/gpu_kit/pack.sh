@@ -23,6 +23,8 @@ rm -rf "$out"
 mkdir -p "$out/wheels"
 out=$(cd "$out" && pwd)
 "${wheels[@]}" "${binary[@]}" -d "$out/wheels" -r "$root/requirements/gpu-kit.txt"
+# modelopt imports pulp, and nothing calls the solvers that are most of it
+"$python" "$here/leave_out.py" "$out"/wheels/pulp-*.whl pulp/solverdir/
 # has no wheel; pure Python
 "$python" -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation \
   -w "$out/wheels" antlr4-python3-runtime==4.9.3

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,23 @@ def test_files_without_such_code_are_refused(tmp_path: Path, content: bytes, sen
     assert done.returncode == 1 and sentence in done.stderr
 
 
+def test_folders_are_left_out_of_wheels(tmp_path: Path) -> None:
+    file = tmp_path / "pulp-1-py3-none-any.whl"
+    record = "pulp/a.py,,\npulp/solverdir/cbc,,\n"
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, text in (("pulp/a.py", "1"), ("pulp/solverdir/cbc", "2" * 1000)):
+            archive.writestr(name, text)
+        archive.writestr("pulp-1.dist-info/RECORD", record)
+    program = [sys.executable, KIT / "leave_out.py", file, "pulp/solverdir/"]
+    assert subprocess.run(program).returncode == 0
+    with zipfile.ZipFile(file) as archive:
+        assert archive.namelist() == ["pulp/a.py", "pulp-1.dist-info/RECORD"]
+        assert archive.read("pulp-1.dist-info/RECORD") == b"pulp/a.py,,\n"
+    again = subprocess.run(program, capture_output=True, text=True)
+    assert again.returncode == 1 and "has no file below pulp/solverdir/" in again.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
     """A kit whose project has a benchmark that ends badly, and no rehearsal."""
@@ -99,8 +117,6 @@ def kit(tmp_path: Path) -> Path:
 
 
 def wheel() -> bytes:
-    import zipfile
-
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as file:
         info = "empty-1.dist-info/"
