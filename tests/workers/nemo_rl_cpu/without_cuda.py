@@ -94,7 +94,8 @@ def _without_device(to: Callable) -> Callable:
     def stay(self: Any, *args: Any, **options: Any) -> Any:
         if args and (isinstance(args[0], int) or str(args[0]).startswith("cuda")):
             args = args[1:]
-        if str(options.get("device")).startswith("cuda"):
+        device = options.get("device")
+        if isinstance(device, int) or str(device).startswith("cuda"):
             del options["device"]
         return to(self, *args, **options) if args or options else self
 
