@@ -185,7 +185,7 @@ class ParquetTable:
                     if end > self._row:
                         yield from self._group(file, group, first, columns)
                     first = end
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise ValueError(

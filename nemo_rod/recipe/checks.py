@@ -18,12 +18,12 @@ def to_config(composed: DictConfig) -> Config:
     Raises:
         ValueError: naming the key, what was found, what was expected and what to do.
     """
+    secrets = _without_references(composed)
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise ValueError(
             f"Key '{missing[0]}' has no value: set it on the command line or in the recipe."
         )
-    secrets = _without_references(composed)
     OmegaConf.resolve(composed)
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)

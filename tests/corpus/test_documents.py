@@ -350,3 +350,16 @@ def test_max_files_spreads_over_the_sorted_paths(tmp_path: Path) -> None:
     for count, expected in ((3, "036"), (10, "0123456789"), (1, "0")):
         source = spec("text", [tmp_path / "*.txt"], max_files=count)
         assert "".join(read_documents(source)) == expected
+
+
+def test_parquet_whose_text_is_no_unicode_names_its_file(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": ["abcdefgh" * 4]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="none")
+    content = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content.replace(b"abcdefgh" * 4, b"\xff" * 32))
+    spec = SourceSpec(name="x", role="replay", kind="parquet", files=[f"{tmp_path}/*.parquet"])
+    with pytest.raises(ValueError, match=r"a\.parquet: not a readable parquet file"):
+        list(read_documents(spec))

@@ -13,7 +13,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 
@@ -28,6 +28,7 @@ from nemo_rod.commands import curriculum as curriculum_command
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.inspect import inspect
 from nemo_rod.commands.status import training_progress
+from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.documents import read_documents
 from nemo_rod.evaluation.merging import merge_checkpoints
@@ -150,9 +151,14 @@ def read_report(root: Path) -> None:
 
 
 def read_hand_over(root: Path) -> None:
-    for stage in Stages(recipe(root / "run")).all():
+    for stage in Stages(composed_once(root / "run")).all():
         stage.is_there()
         stage.is_done()
+
+
+@cache
+def composed_once(run_dir: Path) -> Config:
+    return recipe(run_dir)
 
 
 def inspect_all(root: Path) -> None:
@@ -202,7 +208,7 @@ READERS = {
                       "run/blocks/*/*/manifest.json"), read_report, 6_000),
     "manifests of stages": Reader(("run/*/manifest.json", "run/*/*/manifest.json",
                                    "run/arms/*/*.json", "run/references/*/*"),
-                                  read_hand_over, 3_000),
+                                  read_hand_over, 1_500),
     "inspect": Reader(("run/arms/**/*", "run/references/*/*", "run/blocks/**/*.json",
                        "run/blocks/**/hash.npy", "run/base/*"), inspect_all, 5_000),
     "jobs": Reader(("run/arms/*/job.json",), lambda r: read_job(r / "run/arms/rod/job.json"),
