@@ -105,4 +105,7 @@ def read_launch(run_dir: Path) -> tuple[str, Config]:
             f"{files[-1]} is damaged ({reason}): restore it from a copy, or launch the run again."
         ) from None
     assert isinstance(composed, DictConfig)
-    return files[-1].parent.name, to_config(composed)
+    try:
+        return files[-1].parent.name, to_config(composed)
+    except ValueError as error:
+        raise ValueError(f"{files[-1]} was changed since the launch: {error}") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import resource
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -179,6 +180,7 @@ def read_records(root: Path) -> None:
 
 def merge(kind: str, root: Path) -> None:
     out = root / "out"
+    shutil.rmtree(out, ignore_errors=True)
     folders = {
         "torch_dist": (root / "checkpoints/one", root / "checkpoints/other"),
         "hf": (root / "run/base/hf", root / "run/arms/no_replay/hf"),
