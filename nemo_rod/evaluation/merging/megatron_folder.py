@@ -22,7 +22,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from nemo_rod.files import read_json
+from nemo_rod.files import interpreting, read_json
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 _TRAIN_STATE = "train_state.pt"
@@ -48,7 +48,8 @@ def weights_folder(folder: Path) -> Path:
     if (folder / ".metadata").is_file():
         found = folder
     elif (folder / _TRACKER).is_file():
-        latest = (folder / _TRACKER).read_text().strip()
+        with interpreting(folder / _TRACKER, cure="restore it from a copy"):
+            latest = (folder / _TRACKER).read_text().strip()
         found = folder / (f"iter_{int(latest):07d}" if latest.isdigit() else latest)
     else:
         found = max(folder.glob("iter_*/.metadata")).parent

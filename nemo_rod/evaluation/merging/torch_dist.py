@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from nemo_rod.evaluation.merging.pickles import load_metadata
+from nemo_rod.files import interpreting
 
 
 class Checkpoint:
@@ -86,7 +87,8 @@ class Checkpoint:
                 f"tensor {name!r} is not whole in {self.folder}; restore it from a copy"
             )
         into = _Into(torch.empty(piece.sizes, dtype=description.properties.dtype))
-        self._reader.read_data(LoadPlan(items), into).wait()
+        with interpreting(self.folder, cure="restore it from a copy"):
+            self._reader.read_data(LoadPlan(items), into).wait()
         return into.tensor
 
     def object(self, name: str) -> bytes:
