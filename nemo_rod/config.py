@@ -75,15 +75,19 @@ class Optimisation:
 
     @property
     def warmup(self) -> int:
-        """Steps of the linear warm-up."""
-        steps = self.warmup_steps
-        return round(self.warmup_fraction * self.steps) if steps is None else steps
+        """Steps of the linear warm-up; in a run that is cut short, at most all but the last."""
+        given = self.warmup_steps
+        if given is not None:
+            return min(given, self.steps - 1)
+        return round(self.warmup_fraction * self.steps)
 
     @property
     def decay(self) -> int:
-        """Steps of the final cosine decay, at least one."""
-        steps = self.decay_steps
-        return max(1, round(self.decay_fraction * self.steps)) if steps is None else steps
+        """Steps of the final cosine decay, at least one; in a run cut short, at most all."""
+        given = self.decay_steps
+        if given is not None:
+            return min(given, self.steps)
+        return max(1, round(self.decay_fraction * self.steps))
 
 
 @dataclass

@@ -124,7 +124,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 def schedule_part(given: int | None, share: float, steps: int) -> int:
     """Returns a part of the schedule in steps, which may be given as such."""
-    return round(share * steps) if given is None else given
+    return round(share * steps) if given is None else min(given, steps)
 
 
 def check(config: dict[str, Any]) -> None:

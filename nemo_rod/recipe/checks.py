@@ -244,7 +244,7 @@ def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> N
             f"{name}.micro_batch_size={value.micro_batch_size} on parallel.data={parallel.data} "
             f"replicas needs a multiple of {share}; change one of the three."
         )
-    _check_schedule(name, value)
+    _check_optimizer(name, value)
     rounds = value.batch_size // share
     if parallel.virtual_pipeline > 1 and rounds % parallel.pipeline:
         raise ValueError(
@@ -254,17 +254,8 @@ def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> N
         )
 
 
-def _check_schedule(name: str, value: Optimisation) -> None:
-    """Refuses a warm-up or a decay longer than the run, and an optimizer with half of its keys."""
-    warmup, decay, steps = value.warmup_steps, value.decay_steps, value.steps
-    if warmup is not None and warmup >= steps:
-        raise ValueError(
-            f"{name}.warmup_steps={warmup} leaves none of the {steps} steps: give it fewer."
-        )
-    if decay is not None and decay > steps:
-        raise ValueError(
-            f"{name}.decay_steps={decay} is more than the {steps} steps: give it fewer."
-        )
+def _check_optimizer(name: str, value: Optimisation) -> None:
+    """Refuses an optimizer with half of its keys."""
     if value.optimizer_offload and not value.precision_aware_optimizer:
         raise ValueError(
             f"{name}.optimizer_offload=true needs {name}.precision_aware_optimizer=true, as "

@@ -57,7 +57,7 @@ LEFT_ON: dict[str, tuple[str, dict[str, Any], str]] = {
     "balanced": (
         "nemotron_3_nano",
         {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 1e-4},
-        r"seq_aux_loss of decoder\.layers\.1\.mlp\.router.*: set moe_router_load_balancing_type=n",
+        r"by seq_aux_loss of decoder\.layers\.1\..*router, .*: set moe_router_load_balancing_type",
     ),
     "z_loss": ("nemotron_3_nano", {"moe_z_loss_coeff": 1e-3}, r"by z_loss of .*router"),
     "vision": (

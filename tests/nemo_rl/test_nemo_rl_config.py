@@ -279,7 +279,8 @@ def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "steps"), [((None, 0.25, 10), 2), ((7, 0.25, 10), 7), ((0, 0.25, 10), 0)]
+    ("given", "steps"),
+    [((None, 0.25, 10), 2), ((7, 0.25, 10), 7), ((0, 0.25, 10), 0), ((7, 0.25, 5), 5)],
 )
 def test_a_part_of_the_schedule(given: tuple[Any, ...], steps: int) -> None:
     assert settings.schedule_part(*given) == steps
