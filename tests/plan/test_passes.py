@@ -28,10 +28,10 @@ def test_passes_hold_all_blocks_and_little_else(replicas: int, pipeline: int, ch
         assert per_pass * (passes - unit) * replicas < count  # one round fewer does not
         # no pass has more tokens than one of whole blocks
         assert per_pass * eighths <= size * 8
-        if eighths == 8 or pipeline > 1:
-            assert per_pass == size
-        else:  # nor fewer than the number of passes makes it
-            assert per_pass == ceil(ceil(count / replicas) / passes)
+        # nor does any have more blocks than the fewest passes need
+        whole = size * 8 // eighths if pipeline == 1 else size
+        fewest = next(p for p in range(1, count + 1) if whole * p * replicas >= count)
+        assert per_pass == ceil(ceil(count / replicas) / fewest)
 
 
 def setup(parallel: Parallel, size: int, eighths: int = 8) -> Setup:

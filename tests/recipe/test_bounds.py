@@ -22,6 +22,10 @@ from nemo_rod.recipe.variants import arm_settings
 VARIED = ("train", "selection", "scoring")  # sections whose keys a variant overrides
 IN_WORDS: dict[str, tuple[list[Any], list[Any]]] = {  # bound -> refused values, accepted values
     "a share in [0, 1], or a trained arm": ([-0.1, 1.1, math.nan, [1]], [0, 0.5, 1, "rod"]),
+    "some of tensorboard, wandb, mlflow, such as [tensorboard,wandb]": (
+        ["other", ["wandb", "other"], 3],
+        ["wandb", ["tensorboard", "mlflow"]],
+    ),
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes": (["14400", "4:00"], ["4:00:00", "2-12:00:00"]),
 }
 

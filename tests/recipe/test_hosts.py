@@ -49,7 +49,7 @@ VALUES: dict[str, Any] = {
     "curriculum": "elsewhere", "references": ["base"],
 }  # fmt: skip
 # not of a training job: what it names is another arm, or read once for a whole run
-ELSEWHERE = {"scoring.teacher_top_k", "of", "train", "selection", "scoring"}
+ELSEWHERE = {"scoring.teacher_top_k", "scoring.precision", "of", "train", "selection", "scoring"}
 
 
 def test_every_key_of_a_variant_is_walked() -> None:
