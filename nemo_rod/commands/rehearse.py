@@ -24,8 +24,8 @@ from nemo_rod.rehearsal.forms import SmallModel, shrunken
 from nemo_rod.rehearsal.looks import NotLooked, looks, published_config
 from nemo_rod.rehearsal.materials import TABLE, describe, is_rehearsal
 from nemo_rod.rehearsal.rehearsal_stages import RehearsalStages
+from nemo_rod.rehearsal.rehearsal_table import DONE, FAILED, UNSEEN, Row, as_dict, format_table
 from nemo_rod.rehearsal.small_layout import small_layout
-from nemo_rod.rehearsal.table import DONE, FAILED, UNSEEN, Row, as_dict, format_table
 
 # overrides that belong to one recipe, not to those whose runs it uses
 _OWN = (

@@ -15,7 +15,7 @@ from nemo_rod.launch.submit import submit
 from nemo_rod.processes.signals import Stopped
 from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.handover import Stage
-from nemo_rod.rehearsal.table import DONE, FAILED, LEFT_OUT, Row
+from nemo_rod.rehearsal.rehearsal_table import DONE, FAILED, LEFT_OUT, Row
 
 _RENDERERS = {"slurm": slurm.render, "ray": ray.render}
 _SENTENCES = (ValueError, OSError, RuntimeError)  # errors that say what to do

@@ -83,29 +83,35 @@ def prepare(
     """
     root = Path(root)
     settings = Settings(
-        tokenizer=tokenizer,
-        block_size=block_size,
-        holdout_fraction=holdout_fraction,
-        holdout_seed=holdout_seed,
-        blocks_per_shard=blocks_per_shard,
-        checkpoint_seconds=checkpoint_seconds,
-        holdout_floor=holdout_floor,
-        replay_ratio=replay_ratio,
-    )
+        tokenizer=tokenizer, block_size=block_size, holdout_fraction=holdout_fraction,
+        holdout_seed=holdout_seed, blocks_per_shard=blocks_per_shard, replay_ratio=replay_ratio,
+        checkpoint_seconds=checkpoint_seconds, holdout_floor=holdout_floor,
+    )  # fmt: skip
     _check_arguments(sources, settings)
     root.mkdir(parents=True, exist_ok=True)
     with _alone(root), _setbacks(root), Encoder(tokenizer, workers) as encoder:
-        _check_strangers(root, sources, rebuild)
-
-        def build(spec: SourceSpec) -> None:
-            _prepare_source(root, spec, settings, encoder, progress or _silent, rebuild)
-
-        for spec in sources:
-            build(spec)
-        if replay_ratio is not None:
-            _thin_replay(root, sources, settings, build, rebuild)
-        _write_listing(root, sources)
+        _prepare_all(root, sources, settings, encoder, progress or _silent, rebuild)
     return BlockStore(root)
+
+
+def _prepare_all(
+    root: Path,
+    sources: Sequence[SourceSpec],
+    settings: Settings,
+    encoder: Encoder,
+    progress: Progress,
+    rebuild: bool,
+) -> None:
+    _check_strangers(root, sources, rebuild)
+
+    def build(spec: SourceSpec) -> None:
+        _prepare_source(root, spec, settings, encoder, progress, rebuild)
+
+    for spec in sources:
+        build(spec)
+    if settings.replay_ratio is not None:
+        _thin_replay(root, sources, settings, build, rebuild)
+    _write_listing(root, sources)
 
 
 def _prepare_source(

@@ -98,15 +98,7 @@ def train(
     header = curriculum_header(arm, store, references, config=job.config_digest)
     identity = identity_of(header)
     refuse_foreign_checkpoint(out / "checkpoints", identity)
-    bridge, provider = model_provider(
-        job.model,
-        job.parallel,
-        precision=job.precision,
-        block_size=store.block_size,
-        trust_remote_code=job.trust_remote_code,
-    )
-    recompute(provider, job.optimisation.recompute)
-    refuse_optimizer(job.optimisation, sharded=_sharded(job))
+    bridge, provider = _provider(job, store.block_size)
     validation = _validation(job)
     every = [
         *callbacks,
@@ -125,6 +117,20 @@ def train(
     if is_recorder():
         loggers.prepare_runs(job.loggers, out)
     _pretrain(job, selector, config, every)
+
+
+def _provider(job: TrainJob, block_size: int) -> tuple[Any, Any]:
+    """Returns Megatron-Bridge's bridge and its provider of the model, as the job trains it."""
+    refuse_optimizer(job.optimisation, sharded=_sharded(job))
+    bridge, provider = model_provider(
+        job.model,
+        job.parallel,
+        precision=job.precision,
+        block_size=block_size,
+        trust_remote_code=job.trust_remote_code,
+    )
+    recompute(provider, job.optimisation.recompute)
+    return bridge, provider
 
 
 def _pretrain(

@@ -14,7 +14,7 @@ from typing import Any
 from nemo_rod.config import Config, Optimisation, Parallel
 from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.recipe.variants import arm_settings
-from nemo_rod.rehearsal.documents import small_source
+from nemo_rod.rehearsal.made_documents import small_source
 from nemo_rod.rehearsal.special_tokens import special_tokens
 
 BLOCK_SIZE = 64  # tokens

@@ -40,7 +40,7 @@ def describe(config: Config, folder: Path, model: SmallModel | None) -> None:
 
 def make_materials(folder: Path) -> None:
     """Makes documents, tokenizers and the base checkpoint of a described rehearsal."""
-    from nemo_rod.rehearsal.documents import write_sources
+    from nemo_rod.rehearsal.made_documents import write_sources
     from nemo_rod.rehearsal.small_checkpoint import write_checkpoint
     from nemo_rod.rehearsal.small_tasks import write_tasks
     from nemo_rod.rehearsal.special_tokens import special_tokens, write_tokenizer

@@ -121,7 +121,10 @@ def test_the_former_name_works_and_says_the_new_one(
         (["inspect", ".", "overlap=-1"], "overlap=-1 is not valid: expected a number."),
         (["inspect", ".", "block=1", "block=2"], "(block= is given twice)."),
         (["inspect", ".", "split=test"], "split=test is not valid: expected train or holdout"),
-        (["status"], "expected nemo-rod status RUN_DIR (the following arguments are required"),
+        (
+            ["status"],
+            "expected nemo-rod status RUN_DIR [--watch [every=SECONDS]] (the following arguments",
+        ),
         (["cancel", "a", "b"], "expected nemo-rod cancel RUN_DIR (b is unknown, or too much)."),
         (["curriculum"], "is not understood: expected nemo-rod curriculum export CURRICULUM"),
         (["curriculum", "show"], "invalid choice: 'show'"),
@@ -141,7 +144,7 @@ def test_the_former_name_works_and_says_the_new_one(
         (["reference", "job=f.py:f", "--all"], "(--all is unknown, or too much)."),
         (["train", "--config"], "(argument --config: expected one argument)."),
         (["train", "--config", "a.yaml", "--all"], "expected nemo-rod train --config RECIPE.yaml"),
-        (["trane"], "There is no command 'trane': expected one of run, plan, prepare"),
+        (["trane"], "There is no command 'trane': expected one of run, plan, rehearse"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(

@@ -107,7 +107,11 @@ def test_slurm_that_does_not_answer_is_no_empty_queue(
         monkeypatch.setenv("PATH", "/nonexistent")
     (cluster.folder / "down").touch()
     expected = f"Slurm does not say which jobs of run are in the queue.*{why}"
-    for action in (launch, cancelled, lambda: status.main(Namespace(run_dir=Path("run")))):
+    for action in (
+        launch,
+        cancelled,
+        lambda: status.main(Namespace(run_dir=Path("run"), watch=False)),
+    ):
         with pytest.raises(ValueError, match=expected):
             action()
     assert len(cluster.numbers()) == 5
@@ -117,12 +121,12 @@ def test_later_dry_run_hides_no_job(cluster: Slurm, capsys: pytest.CaptureFixtur
     launch()
     run_stages.run(composed("recipe=toy", "run_dir=run", "arms=[rod]", "dry_run=true"))
     assert not Path("run/launch/local").exists()
-    status.main(Namespace(run_dir=Path("run")))
+    status.main(Namespace(run_dir=Path("run"), watch=False))
     shown = capsys.readouterr().out
     assert "launcher=slurm" in shown and "in the queue (Priority)" in shown
     Path("run/launch/local").mkdir()  # as of a launch on this machine before this one
     shutil.copy("run/launch/slurm/config.yaml", "run/launch/local")
-    status.main(Namespace(run_dir=Path("run")))
+    status.main(Namespace(run_dir=Path("run"), watch=False))
     assert "in the queue (Priority)" in capsys.readouterr().out
     cancelled()
     assert cluster.numbers() == []
@@ -188,7 +192,7 @@ def test_damaged_configuration_of_a_launch_is_named(cluster: Slurm, text: str) -
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"run/launch/local/config\.yaml is damaged \("):
-        status.main(Namespace(run_dir=Path("run")))
+        status.main(Namespace(run_dir=Path("run"), watch=False))
 
 
 def test_run_dir_that_slurm_would_misread_is_refused(cluster: Slurm) -> None:

@@ -35,7 +35,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             "The layout's 12 processes do not fill nodes of cluster.gpus_per_node=8",
         ),
         (["launcher=slurm", *CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
-        (["launcher=ray", *CLUSTER, "launcher.nemo_rl=null"], "set launcher.nemo_rl and"),
+        (["launcher=ray", *CLUSTER, "launcher.nemo_rl=null"], "set launcher.nemo_rl, or"),
         (["launcher=slurm", *CLUSTER, "launcher.kind=pbs"], "expected local, slurm, ray"),
     ],
 )

@@ -127,7 +127,7 @@ def test_recipe_trains_the_papers_model_by_the_papers_schedule() -> None:
     values = yaml.safe_load(path.read_text())
     legal = yaml.safe_load((ROOT / "recipes" / "legal_nemotron_nano_12b_v2.yaml").read_text())
     model = yaml.safe_load((config_folder() / "model" / "nemotron_nano_12b_v2.yaml").read_text())
-    schedule = ("steps", "warmup_fraction", "decay_fraction")
+    schedule = ("steps", "warmup_steps", "decay_steps")
     assert {key: values["rod"][key] for key in schedule} == {
         key: legal["train"][key] for key in schedule
     }

@@ -13,7 +13,7 @@ import pytest
 from command_line import composed, nemo_rod
 from test_derive import OF_THE_PAPER
 
-for module in ("megatron.bridge", "datasets", "pyarrow"):
+for module in ("megatron.core", "datasets", "pyarrow"):
     pytest.importorskip(module)
 transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "Qwen3_5TextConfig"):
