@@ -135,6 +135,21 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def every_key(what: str) -> Key:
+    """Returns the key for the time between two looks of a command that keeps something fresh.
+
+    Args:
+        what: what the seconds are, in the help.
+    """
+    return Key(
+        name="every",
+        value="SECONDS",
+        help=what,
+        expected="a whole number of seconds, 1 or more",
+        read=seconds,
+    )
+
+
 def seconds(text: str) -> int:
     """Converts a number of seconds.
 

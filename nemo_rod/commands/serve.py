@@ -11,7 +11,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from nemo_rod.commands.arguments import Arguments, Key, seconds, whole_number
+from nemo_rod.commands.arguments import Arguments, Key, every_key, whole_number
 from nemo_rod.launch.render import read_launch
 from nemo_rod.recipe.stages import Stages
 
@@ -35,13 +35,7 @@ def declare(parser: Arguments) -> None:
             expected="a number from 0 to 65535",
             read=_port,
         ),
-        Key(
-            name="every",
-            value="SECONDS",
-            help=f"seconds between two looks at the run, {_EVERY} by default",
-            expected="a whole number of seconds, 1 or more",
-            read=seconds,
-        ),
+        every_key(f"seconds between two looks at the run, {_EVERY} by default"),
     )
     parser.set_defaults(main=main)
 

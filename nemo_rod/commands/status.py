@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.commands.arguments import Arguments, Key, seconds
+from nemo_rod.commands.arguments import Arguments, every_key
 from nemo_rod.commands.text import table
 from nemo_rod.files import interpreting, read_json, read_lines
 from nemo_rod.launch import queue
@@ -55,15 +55,7 @@ def declare(parser: Arguments) -> None:
     parser.description = _DESCRIPTION
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
     parser.add_argument("--watch", action="store_true", help="show it with bars, and keep it fresh")
-    parser.add_keys(
-        Key(
-            name="every",
-            value="SECONDS",
-            help=f"with --watch, seconds between two looks, {_EVERY} by default",
-            expected="a whole number of seconds, 1 or more",
-            read=seconds,
-        )
-    )
+    parser.add_keys(every_key(f"with --watch, seconds between two looks, {_EVERY} by default"))
     parser.set_defaults(main=main)
 
 

@@ -54,7 +54,7 @@ def prepare(
     """Reads, tokenises, packs and splits the sources into blocks.
 
     The files are byte-identical for any number of workers and any interruptions. Memory does not
-    grow with the corpus.
+    grow with the corpus, but for 8 bytes a block where `holdout_floor` or `replay_ratio` is set.
 
     Args:
         root: The store's folder.

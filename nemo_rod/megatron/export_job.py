@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatron.bridge.training.checkpointing import _load_model_weights_from_checkpoint
-from megatron.core import parallel_state
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import ExportJob
-from nemo_rod.megatron.models import model_provider, save_hf
+from nemo_rod.megatron.models import build, save_hf
 from nemo_rod.upstream import functions
 
 
@@ -21,16 +20,7 @@ def export(job: ExportJob, beat: Callable[[], None] = lambda: None) -> None:
         ValueError: the model cannot be built, or the version is untested.
     """
     functions.check("scoring", "trainer")
-    bridge, provider = model_provider(
-        job.model,
-        job.parallel,
-        precision=job.precision,
-        block_size=BlockStore(job.blocks).block_size,
-    )
-    provider.finalize()
-    if not parallel_state.is_initialized():
-        provider.initialize_model_parallel(seed=job.seed)
-    chunks = provider.provide_distributed_model(wrap_with_ddp=False)
+    bridge, chunks = build(job, job.model, BlockStore(job.blocks).block_size)
     beat()
     _load_model_weights_from_checkpoint(job.checkpoint, chunks)
     beat()

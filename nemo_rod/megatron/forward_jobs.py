@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import EvaluateJob, ModelJob, ScoreJob, arithmetic
-from nemo_rod.megatron.models import model_provider
+from nemo_rod.megatron.models import build
 from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.reference_pass import is_complete, write_references
 from nemo_rod.megatron.scoring.distillation import TopKTargets
@@ -97,17 +96,7 @@ def _scorer(
     scoring_precision: str | None = None,
 ) -> MegatronScorer:
     functions.check("scoring", "trainer")
-    _, provider = model_provider(
-        model,
-        job.parallel,
-        precision=job.precision,
-        block_size=store.block_size,
-        trust_remote_code=job.trust_remote_code,
-    )
-    provider.finalize()
-    if not parallel_state.is_initialized():
-        provider.initialize_model_parallel(seed=job.seed)
-    chunks = provider.provide_distributed_model(wrap_with_ddp=False)
+    _, chunks = build(job, model, store.block_size)
     groups = ProcessGroupCollection.use_mpu_process_groups()
     return MegatronScorer(
         chunks,

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from megatron.bridge import AutoBridge
+from megatron.core import parallel_state
 
 from nemo_rod.config import Parallel
+from nemo_rod.jobs import ModelJob
 from nemo_rod.megatron import cpu, plain
 from nemo_rod.megatron.cpu import trainers
 from nemo_rod.megatron.loading import refuse_gaps
@@ -68,6 +70,33 @@ def model_provider(
         # the interleaved schedule may free an output that gloo is still sending
         provider.deallocate_pipeline_outputs = False
     return bridge, provider
+
+
+def build(job: ModelJob, hf: str, block_size: int) -> tuple[AutoBridge, list]:
+    """Builds a checkpoint's model in the layout of a job that does not train it. Collective.
+
+    Args:
+        job: the job.
+        hf: name or folder of the Hugging Face checkpoint.
+        block_size: tokens per block (S).
+
+    Returns:
+        The bridge, and the model's chunks on this rank, with the checkpoint's weights.
+
+    Raises:
+        ValueError: as `model_provider` does, or the checkpoint lacks weights.
+    """
+    bridge, provider = model_provider(
+        hf,
+        job.parallel,
+        precision=job.precision,
+        block_size=block_size,
+        trust_remote_code=job.trust_remote_code,
+    )
+    provider.finalize()
+    if not parallel_state.is_initialized():
+        provider.initialize_model_parallel(seed=job.seed)
+    return bridge, provider.provide_distributed_model(wrap_with_ddp=False)
 
 
 def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:

@@ -257,12 +257,6 @@ def test_what_saves_memory_in_nemo_rls_terms() -> None:
     assert small["optimizer"]["optimizer_offload_fraction"] == 1.0  # all that NeMo-RL allows
 
 
-def test_no_other_loss_is_asked_for() -> None:
-    megatron = OmegaConf.load(config_folder() / "nemo_rl" / "rod.yaml").policy.megatron_cfg
-    assert megatron.moe_router_load_balancing_type == "none"
-    assert not megatron.mtp_num_layers and not megatron.bias_activation_fusion
-
-
 def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
     built = []
 
