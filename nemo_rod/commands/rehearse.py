@@ -17,6 +17,7 @@ from nemo_rod.files import write_json
 from nemo_rod.launch.submit import check_idle
 from nemo_rod.plan.costs import PlanResult
 from nemo_rod.plan.of_recipe import make_plan
+from nemo_rod.processes.start import sees_gpu
 from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.checks import check, to_config
 from nemo_rod.rehearsal.derive import Places, other_runs, rehearsal_of
@@ -199,7 +200,7 @@ def _processes(config: Config) -> int | None:
 
 
 def _has_gpu() -> bool:
-    if not any(Path("/dev").glob("nvidia[0-9]*")):  # torch need not be imported to know that
+    if not sees_gpu():  # torch need not be imported to know that
         return False
     import torch
 

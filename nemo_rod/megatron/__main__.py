@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -22,12 +23,14 @@ from nemo_rod.processes.signals import (
     Stopped,
     end_with_parent,
     keep_signals_from_helpers,
+    name_process,
 )
 
 
 def main() -> int:
     """Runs the job named on the command line; returns the exit status of this rank."""
     end_with_parent()
+    name_process(f"rod rank {os.environ['RANK']}")
     job = read_job(Path(sys.argv[1]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     for number in STOP_SIGNALS:  # the trainer handles only SIGTERM
@@ -98,3 +101,5 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+    if multiprocessing.parent_process() is not None:
+        atexit._run_exitfuncs()  # a fork ends without them

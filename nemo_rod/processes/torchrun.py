@@ -18,7 +18,8 @@ from typing import TextIO
 
 from nemo_rod.config import Launcher
 from nemo_rod.processes.nodes import Ending, Nodes, Order
-from nemo_rod.processes.signals import KEPT_OPEN, STOP_SIGNALS, SignOfLife, Stopped, end_with_parent
+from nemo_rod.processes.signals import STOP_SIGNALS, SignOfLife, Stopped
+from nemo_rod.processes.start import Running, sees_gpu, start_program, start_torchrun
 from nemo_rod.progress import PREFIX
 
 # The final message of a job, and torchrun's about a process that could not leave one.
@@ -71,7 +72,8 @@ def run_torchrun(
             return {"error": _not_shared(order.job_file)}
         log = log.with_name(f"{log.stem}.node{nodes.rank}{log.suffix}")
     first_rank = nodes.rank * (order.world_size // nodes.count)
-    said = run_process(torchrun(order, nodes), log, launcher, is_alone, first_rank)
+    start = start_program if nodes.count > 1 or sees_gpu() else start_torchrun
+    said = run_process(torchrun(order, nodes), log, launcher, is_alone, first_rank, start)
     if set(said) == {"ended"}:
         said["ended"] = f"node {nodes.rank}: {said['ended']}"
     return said
@@ -83,6 +85,7 @@ def run_process(
     launcher: Launcher,
     is_alone: Callable[[], bool] = lambda: False,
     first_rank: int = 0,
+    start: Callable[[list[str], dict[str, str]], Running] = start_program,
 ) -> Ending:
     """Runs a command with its output in a log, shows its progress, and waits for it.
 
@@ -92,6 +95,7 @@ def run_process(
         launcher: threads per process, and the grace period for stopping.
         is_alone: polled regularly; once it is true, the command is terminated.
         first_rank: rank of its first process.
+        start: starts a command with an environment; a new program by default.
 
     Returns:
         Messages about the end, by kind; empty on success.
@@ -109,17 +113,7 @@ def run_process(
         env["PET_LOG_DIR"] = folder  # torchrun's, which it would leave behind elsewhere
         sign = SignOfLife(Path(folder) / "rank-0")
         env[SignOfLife.variable] = str(sign.file)
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
-            preexec_fn=_before_torchrun,
-            pass_fds=KEPT_OPEN,
-        )
+        process = start(command, env)
         with _ending(process) as asked:
             # in a thread of its own: a process that outlives the job may keep the pipe open
             reader = threading.Thread(
@@ -191,16 +185,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _before_torchrun() -> None:
-    end_with_parent()
-    # Slurm signals the time limit to every process. The ranks handle the signal; torchrun would
-    # die from it and take their store along.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-def _wait(
-    process: subprocess.Popen, is_alone: Callable[[], bool], sign: SignOfLife, said: Ending
-) -> None:
+def _wait(process: Running, is_alone: Callable[[], bool], sign: SignOfLife, said: Ending) -> None:
     """Waits for the end, and enforces it if rank 0 is frozen or other nodes' processes are gone."""
     alone_since = None
     while process.poll() is None:
@@ -216,7 +201,7 @@ def _wait(
             process.wait()
 
 
-def _follow(process: subprocess.Popen[str], log: TextIO, said: Ending, first_rank: int) -> None:
+def _follow(process: Running, log: TextIO, said: Ending, first_rank: int) -> None:
     """Copies the output to the log, shows progress, and records messages about the end."""
     assert process.stdout is not None
     for line in process.stdout:
@@ -244,7 +229,7 @@ def _show(text: str) -> None:
 
 
 @contextmanager
-def _ending(process: subprocess.Popen) -> Iterator[list[int]]:
+def _ending(process: Running) -> Iterator[list[int]]:
     """Forwards stop signals to the job, so that it saves, and leaves no process behind.
 
     Yields:

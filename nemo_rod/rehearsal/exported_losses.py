@@ -32,7 +32,7 @@ def compare(job: dict[str, Any]) -> None:
     store = BlockStore(results.blocks, split="holdout")
     found = {}
     for arm in job["arms"]:
-        model = load(results.checkpoint(arm))
+        model = load(results.checkpoint(arm), store.block_size)
         measured = read_json(results.arm(arm) / "evaluation.json", "loss")["loss"]
         differences = []
         for source in store.sources:
@@ -49,13 +49,15 @@ def compare(job: dict[str, Any]) -> None:
     write_json(Path(job["out"]), {"difference": found, "precision": job["precision"]})
 
 
-def load(folder: Path) -> Any:
+def load(folder: Path, block_size: int) -> Any:
     """Returns the model of a checkpoint in fp32, of the class that its config names."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
+    if hasattr(config, "chunk_size"):  # Mamba pads to multiples of it, at the cost of its square
+        config.chunk_size = block_size
     model: Any = getattr(transformers, config.architectures[0])
-    return model.from_pretrained(folder, dtype=torch.float32).eval()
+    return model.from_pretrained(folder, config=config, dtype=torch.float32).eval()
 
 
 def block_losses(model: Any, tokens_CS: NDArray[np.int32]) -> NDArray[np.float64]:

@@ -142,7 +142,7 @@ def kill(number: str, moment: float, victim: str, cluster: Cluster) -> int:
     wait_for(lambda: bool(processes(number)) or not queued(number, cluster), 600, "no job began")
     time.sleep(moment)
     found = processes(number)
-    ranks = [pid for pid, words in found.items() if "nemo_rod.megatron" in words]
+    ranks = [pid for pid, words in found.items() if words[0].startswith("rod rank")]
     commands = [pid for pid, words in found.items() if "nemo_rod.cli" in words]
     chosen = {"all": [*found], "rank": ranks[-1:] or commands, "command": commands}[victim]
     for pid in chosen:
@@ -152,14 +152,16 @@ def kill(number: str, moment: float, victim: str, cluster: Cluster) -> int:
 
 
 def processes(number: str) -> dict[int, list[str]]:
-    """Python processes of a Slurm job that run nemo_rod, with their command lines."""
+    """Processes of a Slurm job that run nemo_rod, with their names and command lines."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             environment = (entry / "environ").read_bytes().split(b"\0")
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if f"SLURM_JOB_ID={number}".encode() in environment and "-m" in words:
-                found[int(entry.name)] = words
+            name = (entry / "comm").read_text().strip()
+            of_job = f"SLURM_JOB_ID={number}".encode() in environment
+            if of_job and ("-m" in words or name.startswith(("pt_elastic", "rod rank"))):
+                found[int(entry.name)] = [name, *words]
     return found
 
 

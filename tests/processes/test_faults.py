@@ -47,7 +47,7 @@ def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
 
 
 def is_rank(process: psutil.Process) -> bool:
-    return "nemo_rod.megatron" in process.cmdline() and "-u" in process.cmdline()
+    return process.name().startswith("rod rank")
 
 
 class Run:
@@ -66,7 +66,7 @@ class Run:
         """Waits until so many steps are done."""
         wait_for_step(self.out, step, self.process)
         found = psutil.Process(self.process.pid).children(recursive=True)
-        self.ranks = sorted(filter(is_rank, found), key=lambda rank: rank.environ()["RANK"])
+        self.ranks = sorted(filter(is_rank, found), key=psutil.Process.name)
 
     def ends(self) -> str:
         """What the command says of its end, which comes within a minute and leaves nothing."""

@@ -1,0 +1,144 @@
+"""Torchrun in a fork of the process that has imported Megatron: as good as a program of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("megatron.core")
+
+from nemo_rod.processes.signals import KEPT_OPEN
+from nemo_rod.processes.start import Fork, start_torchrun
+
+RANK = """
+import os, signal, sys, time
+from nemo_rod.processes.signals import end_with_parent
+end_with_parent()
+import megatron.core
+asked = os.environ["ASKED"]
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {sys.argv[1]} {asked}")
+print("server", os.path.basename(os.getcwd()), file=sys.stderr)
+if sys.argv[1] == "waits":
+    signal.signal(signal.SIGTERM, lambda *_: (print("stopped"), os._exit(75)))
+    time.sleep(600)
+if sys.argv[1] == "fails" and os.environ["RANK"] == "1":
+    os._exit(3)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    yield
+    for child in multiprocessing.active_children():
+        for process in psutil.Process(child.pid).children(recursive=True):
+            process.kill()
+        child.kill()
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that can be run, in the place of a job's."""
+    folder = tmp_path / "a_rank"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "__main__.py").write_text(RANK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def start(argument: str, asked: str = "one") -> Fork:
+    options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "a_rank", argument]
+    return start_torchrun(command, {**os.environ, "ASKED": asked})
+
+
+def server_of(fork: Fork) -> psutil.Process:
+    found = psutil.Process(fork._process.pid).parent()
+    assert found is not None
+    return found
+
+
+def line(fork: Fork, wanted: str) -> str:
+    """What the fork said until a line has these words."""
+    said = ""
+    for text in fork.stdout:
+        said += text
+        if wanted in text:
+            return said
+    raise AssertionError(said)
+
+
+def test_ranks_have_their_command_environment_folder_and_output(tmp_path: Path) -> None:
+    for asked in ("one", "two"):
+        fork = start("ends", asked)
+        said = fork.stdout.read().splitlines()
+        assert {f"rank 0 of 2 ends {asked}", f"rank 1 of 2 ends {asked}"} < set(said)
+        assert said.count(f"server {tmp_path.name}") == 2
+        assert fork.wait() == 0 == fork.poll()
+    assert "ASKED" not in os.environ
+
+
+def test_a_failure_is_told_as_torchrun_tells_it() -> None:
+    fork = start("fails")
+    said = fork.stdout.read()
+    assert "failed (exitcode: 3) local_rank: 1" in said
+    assert fork.wait() == 1
+
+
+def test_only_the_job_keeps_what_stays_open(tmp_path: Path) -> None:
+    def is_free() -> bool:
+        with open(tmp_path / "lock") as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        KEPT_OPEN.append(lock.fileno())
+        try:
+            fork = start("waits")
+        finally:
+            KEPT_OPEN.clear()
+    line(fork, "rank")
+    assert not is_free()
+    fork.terminate()
+    fork.stdout.read()
+    assert fork.wait() != 0
+    assert is_free()
+
+
+def test_stop_signals_reach_jobs_but_not_their_server() -> None:
+    fork = start("waits")
+    line(fork, "rank")
+    line(fork, "rank")
+    server = server_of(fork)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        server.send_signal(number)
+    assert fork.poll() is None
+    fork.terminate()
+    assert "stopped" in fork.stdout.read()
+    again = start("ends")
+    assert server_of(again).pid == server.pid
+    assert "rank 0 of 2" in again.stdout.read() and again.wait() == 0
+
+
+def test_nothing_outlives_the_server() -> None:
+    fork = start("waits")
+    line(fork, "rank")
+    launcher = psutil.Process(fork._process.pid)
+    family = [launcher, *launcher.children(recursive=True)]
+    server_of(fork).kill()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
