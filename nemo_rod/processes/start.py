@@ -137,7 +137,8 @@ def _torchrun(
 ) -> None:
     """What the forked process does; `kept` only has to stay open in it."""
     os.setsid()
-    end_with_parent()
+    end_with_parent()  # the server, which does not end with the command while it has forks
+    threading.Thread(target=_end_with_command, daemon=True).start()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # for the ranks, not for torchrun
     for standard in (sys.stdout, sys.stderr):
         os.dup2(output.fileno(), standard.fileno())
@@ -152,6 +153,13 @@ def _torchrun(
     arguments = [*options, "--start-method=fork", "--run-path", program.origin, argument]
     _deliver_signals_after(parse_args(arguments).nproc_per_node)
     main(arguments)
+
+
+def _end_with_command() -> None:
+    command = multiprocessing.parent_process()
+    assert command is not None
+    command.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _deliver_signals_after(forks: str) -> None:

@@ -22,6 +22,8 @@ from tiny import BATCH, STEPS, Setting
 
 from nemo_rod.selection import Curriculum
 
+PATIENCE = 900  # seconds; on a loaded machine Ray starts slowly
+
 CHECKOUT = os.environ.get("NEMO_RL", "")
 CLI = [sys.executable, "-W", "ignore", "-m", "nemo_rod.cli"]
 
@@ -52,7 +54,7 @@ def ray_cluster() -> Iterator[dict[str, str]]:
     ]
     head = subprocess.Popen(command, env=shared, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE
         status = [ray, "status", f"--address=127.0.0.1:{port}"]
         while subprocess.run(status, env=shared, capture_output=True).returncode != 0:
             assert time.monotonic() < deadline, "Ray did not start"
@@ -73,6 +75,7 @@ class Runs:
 
     def __init__(self, tiny: Setting, environment: dict[str, str]) -> None:
         self.tiny, self.environment = tiny, environment
+        self.started: list[subprocess.Popen[str]] = []
 
     def recipe(self, out: Path, model: Path | None = None) -> Path:
         """The tiny setting's RoD run in NeMo-RL's form."""
@@ -106,14 +109,25 @@ class Runs:
         path.write_text(yaml.safe_dump(values))
         return path
 
-    def start(self, command: str, *arguments: object, fault: str = "none:0:0") -> subprocess.Popen:
-        return subprocess.Popen(
+    def start(
+        self, command: str, *arguments: object, fault: str = "none:0:0"
+    ) -> subprocess.Popen[str]:
+        for process in self.started:  # what a test that failed has left
+            process.kill()
+        process = subprocess.Popen(
             [*CLI, command, *map(str, arguments)],
             env={**self.environment, "TEST_FAULT": fault},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Ends what is still running."""
+        for process in self.started:
+            process.kill()
 
     def run(self, command: str, *arguments: object) -> str:
         process = self.start(command, *arguments)
@@ -152,7 +166,7 @@ def chosen_ids(folder: Path) -> list[list[int]]:
 
 def kill_after(process: subprocess.Popen, out: Path, step: int) -> None:
     """Ends a driver with SIGKILL once it has done `step` steps."""
-    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 300
+    metrics, deadline = out / "metrics.jsonl", time.monotonic() + PATIENCE
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
         assert process.poll() is None, process.communicate()[0][-5000:]
         assert time.monotonic() < deadline, "the run did not come to the step"

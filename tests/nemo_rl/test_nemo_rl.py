@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from nemo_rl_runs import CHECKOUT, Runs, chosen_ids, kill_after, records, rows
+from nemo_rl_runs import CHECKOUT, PATIENCE, Runs, chosen_ids, kill_after, records, rows
 from places import WORKERS
 from tiny import STEPS, Setting
 
@@ -26,8 +27,10 @@ pytestmark = pytest.mark.nemo_rl
 
 
 @pytest.fixture(scope="module")
-def runs(tiny: Setting, environment: dict[str, str]) -> Runs:
-    return Runs(tiny, environment)
+def runs(tiny: Setting, environment: dict[str, str]) -> Iterator[Runs]:
+    runs = Runs(tiny, environment)
+    yield runs
+    runs.end()
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,7 @@ def test_killed_and_resumed_equals_uninterrupted(runs: Runs, in_workers: Path) -
 def test_asked_to_stop_saves(runs: Runs) -> None:
     out = runs.tiny.root / "nemo_rl_stopped"
     process = runs.start("train", "--config", runs.recipe(out), "rod.steps=2000")
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE
     while not (out / "metrics.jsonl").exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
@@ -141,7 +144,7 @@ def test_failed_worker_ends_the_driver_with_the_cause(
 ) -> None:
     recipe = runs.recipe(tmp_path)
     process = runs.start("train", "--config", recipe, "rod.stall_seconds=25", fault=fault)
-    metrics, deadline = tmp_path / "metrics.jsonl", time.monotonic() + 300
+    metrics, deadline = tmp_path / "metrics.jsonl", time.monotonic() + PATIENCE
     while not (metrics.exists() and len(rows(tmp_path)) == 2):
         assert process.poll() is None, process.communicate()[0][-5000:]
         assert time.monotonic() < deadline

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import architectures
@@ -66,7 +66,7 @@ def runs(
     pinned: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
     torchrun: Callable[..., list[str]],
-) -> Runs:
+) -> Iterator[Runs]:
     """A setting per model, made on our own road, and runs of it on NeMo-RL's."""
     root = tmp_path_factory.mktemp(request.param)
     if request.param == "qwen3":
@@ -76,7 +76,9 @@ def runs(
     else:
         setting = Setting(root, torchrun, architectures.write(request.param, root / "model"))
     converted = {"NRL_MEGATRON_CHECKPOINT_DIR": str(root / "converted")}
-    return Runs(setting, {**pinned, **converted})
+    runs = Runs(setting, {**pinned, **converted})
+    yield runs
+    runs.end()
 
 
 @pytest.fixture(scope="module")

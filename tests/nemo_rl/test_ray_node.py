@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from nemo_rl_runs import PATIENCE
 from places import ROOT
 
 from nemo_rod.launch import ray_node
@@ -21,7 +22,6 @@ from nemo_rod.launch import ray_node
 pytestmark = pytest.mark.nemo_rl
 
 JOB, KEY = 4, "a key of this job alone, of some length"
-PATIENCE = 900  # seconds; on a loaded machine Ray starts slowly
 STAGE = """
 import pathlib, ray, sys, time
 ray.init(log_to_driver=False)

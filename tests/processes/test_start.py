@@ -6,6 +6,7 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
@@ -32,6 +33,17 @@ if sys.argv[1] == "waits":
     time.sleep(600)
 if sys.argv[1] == "fails" and os.environ["RANK"] == "1":
     os._exit(3)
+"""
+
+
+COMMAND = """
+import sys, time
+sys.path[:0] = [{here!r}, {package!r}]
+import test_start
+fork = test_start.start("waits")
+test_start.line(fork, "rank")
+print(fork._process.pid, flush=True)
+time.sleep(600)
 """
 
 
@@ -137,8 +149,29 @@ def test_stop_signals_reach_jobs_but_not_their_server() -> None:
 def test_nothing_outlives_the_server() -> None:
     fork = start("waits")
     line(fork, "rank")
-    launcher = psutil.Process(fork._process.pid)
-    family = [launcher, *launcher.children(recursive=True)]
+    family = with_children(fork._process.pid)
     server_of(fork).kill()
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
+
+
+def test_nothing_outlives_the_command(tmp_path: Path) -> None:
+    command = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            COMMAND.format(here=str(Path(__file__).parent), package=str(tmp_path)),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stdout is not None
+    family = with_children(int(command.stdout.readline()))
+    command.kill()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+
+
+def with_children(number: int | None) -> list[psutil.Process]:
+    process = psutil.Process(number)
+    return [process, *process.children(recursive=True)]
