@@ -15,6 +15,7 @@ _NEEDS = {
     "pretrain": ("bridge", _OF_MODELS),
     "reference": ("bridge", _OF_MODELS),
     "train": ("bridge", _OF_MODELS),
+    "export": ("bridge", _OF_MODELS),
     "evaluate": ("bridge", _OF_MODELS),
     "merge": ("eval", ("torch", "safetensors")),
     "report": ("report", ("jinja2", "matplotlib")),

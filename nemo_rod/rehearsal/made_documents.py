@@ -19,7 +19,8 @@ from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.corpus.filters import Comparison, parse_filter
 from nemo_rod.corpus.toy.synthetic import synthetic_documents
 
-BLOCKS = 48  # of a source; enough that each has held-out ones
+# Blocks of a source: enough that each has held-out ones, and replay for an arm with a large share
+BLOCKS = {"adaptation": 48, "replay": 72}
 _TAKEN = 12  # documents of about 540 tokens that pass a source's subsample, twice what is needed
 _COLLECTIONS = ("one", "two")  # splits of a configuration of which all are read
 
@@ -32,16 +33,16 @@ def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str
         folder: folder of the made files.
         block_size: tokens per block of the rehearsal.
     """
-    changed: dict[str, Any] = {}
+    most = BLOCKS[spec.role] * block_size
+    changed: dict[str, Any] = {"max_tokens": min(spec.max_tokens or most, most)}
     if spec.kind == "huggingface":
         changed["path"] = str(_dataset(spec, folder))
     elif spec.kind in ("text", "jsonl", "parquet"):
         changed["files"] = [str(folder / spec.name / _below_root(glob)) for glob in spec.files]
     else:  # a toy's, which is made as it is read
-        changed["max_bytes"] = BLOCKS * block_size
-    for cap, most in (("max_tokens", BLOCKS * block_size), ("max_bytes", BLOCKS * block_size)):
-        if (found := getattr(spec, cap)) is not None:
-            changed[cap] = min(found, most)
+        changed["max_bytes"] = most
+    if spec.max_bytes is not None:
+        changed["max_bytes"] = min(spec.max_bytes, most)
     return changed
 
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import composed
+from command_line import composed, nemo_rod
 
+from nemo_rod.commands.packages import _NEEDS, check_packages
 from nemo_rod.recipe.exports import (
     evaluate_export_stage,
     export_folder,
@@ -80,3 +81,29 @@ def test_an_arm_that_has_not_begun_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run `nemo-rod train recipe=toy_synthetic arm=rod`"):
         export_stage(Stages(config).jobs).run()
     assert not (tmp_path / "exports" / "rod" / "step_20").exists()
+
+
+def test_every_stage_says_what_it_needs() -> None:
+    config = composed("recipe=toy", "arm=rod", "step=20")
+    stages = Stages(config)
+    known = [*stages.all(), export_stage(stages.jobs), evaluate_export_stage(stages.jobs)]
+    check_packages(known, config.launcher)
+    assert {stage.command.split()[0] for stage in known} == set(_NEEDS)
+
+
+@pytest.mark.slow
+def test_a_saved_step_is_exported_and_evaluated_by_the_command(tmp_path: Path) -> None:
+    words = [f"run_dir={tmp_path}", "arms=[no_replay]", "train.steps=12", "checkpoint.every=6"]
+    words += ["recipe=toy_synthetic", "checkpoint.keep=2", "pretrain.steps=4"]
+    for command in (["prepare"], ["pretrain"], ["train", "arm=no_replay"], ["evaluate"]):
+        done = nemo_rod(*command, *words)
+        assert done.returncode == 0, done.stderr
+    for step in (6, 12):
+        done = nemo_rod("evaluate", *words, "arm=no_replay", f"step={step}")
+        assert done.returncode == 0, done.stderr
+    arm, exports = tmp_path / "arms" / "no_replay", tmp_path / "exports" / "no_replay"
+    early, late = exports / "step_6", exports / "step_12"
+    weights = [(folder / "hf/model.safetensors").read_bytes() for folder in (arm, late, early)]
+    assert weights[0] == weights[1] != weights[2]
+    losses = [json.loads((f / "evaluation.json").read_text())["loss"] for f in (arm, late, early)]
+    assert losses[0] == losses[1] != losses[2]
