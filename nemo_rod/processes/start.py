@@ -168,7 +168,7 @@ def _deliver_signals_after(forks: str) -> None:
     Torchrun's handler raises an error, which Python drops while it forks: the signal would be lost.
     The forks start without its handlers.
     """
-    forked = threading.Semaphore(0)
+    forked, torchrun = threading.Semaphore(0), os.getpid()
 
     def deliver() -> None:
         for _ in range(int(forks)):
@@ -178,6 +178,8 @@ def _deliver_signals_after(forks: str) -> None:
             _thread.interrupt_main(signal.Signals(signal.sigwait(_OF_TORCHRUN)))
 
     def begin_anew() -> None:
+        if os.getppid() != torchrun:
+            return  # a fork of a rank
         for number in _OF_TORCHRUN:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

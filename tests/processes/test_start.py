@@ -25,12 +25,19 @@ import os, signal, sys, time
 from nemo_rod.processes.signals import end_with_parent
 end_with_parent()
 import megatron.core
+say = lambda text: os.write(1, text.encode() + b"\\n")  # at once, beside the other rank
 asked = os.environ["ASKED"]
-print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {sys.argv[1]} {asked}")
-print("server", os.path.basename(os.getcwd()), file=sys.stderr)
+say(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {sys.argv[1]} {asked}")
+print(f"server {os.path.basename(os.getcwd())}\\n", end="", file=sys.stderr)
 if sys.argv[1] == "waits":
-    signal.signal(signal.SIGTERM, lambda *_: (print("stopped"), os._exit(75)))
+    signal.signal(signal.SIGTERM, lambda *_: (say("stopped"), os._exit(75)))
     time.sleep(600)
+if sys.argv[1] == "forks":
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    if os.fork() == 0:
+        say(f"helper keeps {signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])}")
+        os._exit(0)
+    os.wait()
 if sys.argv[1] == "fails" and os.environ["RANK"] == "1":
     os._exit(3)
 """
@@ -105,6 +112,12 @@ def test_a_failure_is_told_as_torchrun_tells_it() -> None:
     said = fork.stdout.read()
     assert "failed (exitcode: 3) local_rank: 1" in said
     assert fork.wait() == 1
+
+
+def test_helpers_of_a_rank_keep_its_signals_blocked() -> None:
+    fork = start("forks")
+    assert fork.stdout.read().count("helper keeps True") == 2
+    assert fork.wait() == 0
 
 
 def test_only_the_job_keeps_what_stays_open(tmp_path: Path) -> None:
