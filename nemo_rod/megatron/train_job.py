@@ -140,10 +140,14 @@ def _pretrain(
     try:
         with selector.installed():
             pretrain(config, forward_step, callbacks=callbacks)
-    except SystemExit:  # the trainer's exit after a stop signal
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(
+                f"Megatron ended the process with exit status {end.code}: the lines above say why"
+            ) from None
         raise Stopped(
             f"{job.name} was asked to stop and has saved: run it again to resume"
-        ) from None
+        ) from None  # the trainer's exit after a stop signal
 
 
 def _refuse_wrong_scores(provider: Any, config: Any, chooser: Selector) -> None:

@@ -108,7 +108,7 @@ def _made_up_training() -> Iterator[None]:
     with (
         patch.object(ModelJobs, "run", _run),
         patch.object(base_model, "initialise_base", lambda *_, **__: None),
-        patch.object(base_model, "check_tokenizer", lambda *_: None),
+        patch.object(base_model, "check_tokenizer", lambda *_, **__: None),
         patch("nemo_rod.evaluation.merging.merge_checkpoints", _merge),
     ):
         yield

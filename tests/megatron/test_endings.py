@@ -1,0 +1,34 @@
+"""How an exit of Megatron's trainer is told: a stop that was asked for, or an end of its own."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("megatron.core")
+
+from nemo_rod.megatron import train_job
+from nemo_rod.processes.signals import Stopped
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "sentence"),
+    [
+        (0, Stopped, "rod was asked to stop and has saved: run it again to resume"),
+        (16, RuntimeError, "Megatron ended the process with exit status 16"),  # a rerun differed
+    ],
+)
+def test_only_an_exit_without_a_fault_is_a_stop(
+    status: int, error: type[BaseException], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_job, "pretrain", lambda *_, **__: sys.exit(status))
+    monkeypatch.setattr(train_job, "_collect_write_results_here", lambda: None)
+    selector: Any = SimpleNamespace(installed=nullcontext)
+    job: Any = SimpleNamespace(name="rod")
+    config: Any = None
+    with pytest.raises(error, match=sentence):
+        train_job._pretrain(job, selector, config, [])
