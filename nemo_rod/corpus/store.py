@@ -156,6 +156,9 @@ class BlockStore:
         """
         ids = self._checked(block_ids)
         tokens_CS, hashes, source_C = self.tokens(ids), self.hashes(ids), self._source(ids)
+        negative = (tokens_CS < 0).any(axis=1)  # no token is, and of such there are no hashes
+        if negative.any():
+            self._refuse_damaged(int(ids[negative.argmax()]))
         for source in np.unique(source_C):
             here = np.flatnonzero(source_C == source)
             found = block_hashes(self.sources[source].name, tokens_CS[here])

@@ -158,9 +158,9 @@ def test_another_tokenizer_is_refused(root: Path, tmp_path: Path) -> None:
         store.check_tokenizer(other)
 
 
-def flip(path: Path, offset: int) -> None:
+def flip(path: Path, offset: int, bit: int = 4) -> None:
     data = bytearray(path.read_bytes())
-    data[offset] ^= 4
+    data[offset] ^= bit
     path.write_bytes(bytes(data))
 
 
@@ -238,12 +238,13 @@ def test_damage_anywhere_is_found_by_verify(
         BlockStore(copy).verify()
 
 
-def test_damage_is_found_where_it_is_read(root: Path, copy: Path) -> None:
+@pytest.mark.parametrize("place", [1, 3])  # in the last byte of a token, it makes it negative
+def test_damage_is_found_where_it_is_read(root: Path, copy: Path, place: int) -> None:
     store = BlockStore(root)
     ids = np.random.default_rng(0).permutation(len(store))
     assert np.array_equal(store.checked_tokens(ids), store.tokens(ids))
     (source,) = (one for one in store.sources if one.name == "web")
-    flip(copy / WEB / "tokens-00000.bin", 4 * S * 7 + 5)
+    flip(copy / WEB / "tokens-00000.bin", 4 * S * 7 + 4 + place, bit=128)
     damaged = BlockStore(copy)
     beside = ids[ids != source.start + 7]
     assert np.array_equal(damaged.checked_tokens(beside), store.tokens(beside))

@@ -184,7 +184,7 @@ def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.N
     advice = "restore the folder from a copy, or remove it to score again"
     try:
         array: npt.NDArray[Any] = np.load(file, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # NumPy parses a damaged header as Python, with the errors of that
         raise ValueError(f"{file} cannot be read ({error}): {advice}") from error
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
