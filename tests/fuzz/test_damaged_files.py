@@ -133,6 +133,8 @@ def resume_training(root: Path) -> None:
     """Opens the journal of the interrupted arm, at the step of its last checkpoint."""
     folder, store = root / "run/arms/max.partial", BlockStore(root / "run/blocks")
     job = read_job(folder / "job.json")
+    if job.arm is None:
+        return  # a base's: it has no journal
     folders = [root / "run/references" / name for name in ("base", "specialist")]
     references = open_references(folders, store)
     header = curriculum_header(Arm(**job.arm), store, references, config=job.config_digest)
