@@ -62,8 +62,8 @@ def read_jobs(run_dir: Path) -> dict[str, SubmittedJob]:
             stage, _, number = line.partition("\t")
             if not re.fullmatch(r"\d+(;.+)?", number):
                 raise ValueError(
-                    f"{file} has the line {line[:80]!r}, expected a stage and its job's number: correct "
-                    "it with what squeue shows, or remove it if there is no such job."
+                    f"{file} has the line {line[:80]!r}, expected a stage and its job's number: "
+                    "correct it with what squeue shows, or remove it if there is no such job."
                 )
             found[number] = SubmittedJob(stage, file.parent.name)
     return found

@@ -133,8 +133,6 @@ def resume_training(root: Path) -> None:
     """Opens the journal of the interrupted arm, at the step of its last checkpoint."""
     folder, store = root / "run/arms/max.partial", BlockStore(root / "run/blocks")
     job = read_job(folder / "job.json")
-    if job.arm is None:
-        return  # a base's: it has no journal
     folders = [root / "run/references" / name for name in ("base", "specialist")]
     references = open_references(folders, store)
     header = curriculum_header(Arm(**job.arm), store, references, config=job.config_digest)
@@ -205,7 +203,9 @@ READERS = {
     "curricula": Reader(("run/arms/rod/curriculum.rod", "run/arms/rod/arm.json"),
                         read_curricula, 8_000),
     "followed curriculum": Reader(("run/arms/rod/curriculum.rod",), follow_curriculum, 4_000),
-    "resumed training": Reader(("run/arms/max.partial/*",), resume_training, 6_000, writes=True),
+    # not its job.json, which every run writes anew
+    "resumed training": Reader(("run/arms/max.partial/curriculum.rod",), resume_training, 6_000,
+                               writes=True),
     "metrics": Reader(("run/arms/*/metrics.jsonl", "run/arms/max.partial/job.json"),
                       read_metrics, 12_000),
     "report": Reader(("run/arms/*/*.json*", "run/arms/*/curriculum.rod",
