@@ -203,9 +203,7 @@ READERS = {
     "curricula": Reader(("run/arms/rod/curriculum.rod", "run/arms/rod/arm.json"),
                         read_curricula, 8_000),
     "followed curriculum": Reader(("run/arms/rod/curriculum.rod",), follow_curriculum, 4_000),
-    # not its job.json, which every run writes anew
-    "resumed training": Reader(("run/arms/max.partial/curriculum.rod",), resume_training, 6_000,
-                               writes=True),
+    "resumed training": Reader(("run/arms/max.partial/*",), resume_training, 6_000, writes=True),
     "metrics": Reader(("run/arms/*/metrics.jsonl", "run/arms/max.partial/job.json"),
                       read_metrics, 12_000),
     "report": Reader(("run/arms/*/*.json*", "run/arms/*/curriculum.rod",

@@ -16,6 +16,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,7 @@ def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.N
     advice = "restore the folder from a copy, or remove it to score again"
     try:
         array: npt.NDArray[Any] = np.load(file, mmap_mode="r")
-    except Exception as error:  # NumPy parses a damaged header as Python, with the errors of that
+    except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
         raise ValueError(f"{file} cannot be read ({error}): {advice}") from error
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
