@@ -88,10 +88,10 @@ def main() -> None:
     from megatron.bridge.training.pretrain import pretrain
 
     from nemo_rod.megatron import rod_selector as selector
+    from nemo_rod.megatron.bridge_config import bridge_config
     from nemo_rod.megatron.identity import identity_of
     from nemo_rod.megatron.models import model_provider
     from nemo_rod.megatron.scoring import scorer as losses
-    from nemo_rod.megatron.train_job import bridge_config
 
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()
@@ -107,7 +107,7 @@ def main() -> None:
         optimisation=dataclasses.replace(job.optimisation, steps=steps),
         checkpoint_every=10 * steps,
     )
-    store, arm = BlockStore(job.blocks), Arm(**job.arm)
+    store, arm = BlockStore(job.blocks), job.arm
     references = open_references(job.references, store)
     clock = Clock()
 

@@ -27,7 +27,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,7 +128,7 @@ def make_job(folder: Path, case: Case) -> Path:
         seed=1,
         stall_seconds=0,
         model=str(folder / "model"),
-        arm=asdict(arm),
+        arm=arm,
         optimisation=Optimisation(**to_plain(toy.train)),
         references=[made_up_references(folder, store, role) for role in ROLES],
     )

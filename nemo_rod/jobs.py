@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.files import interpreting, read_json
+from nemo_rod.selection.arms import Arm
 
 
 @dataclass
@@ -54,7 +56,7 @@ class TrainJob(ModelJob):
 
     Attributes:
         model: Hugging Face checkpoint to start from.
-        arm: the fields of `selection.arms.Arm`: pools and policy.
+        arm: pools and policy.
         optimisation: optimizer and schedule.
         references: folders of reference losses; empty where the policy needs none.
         on_nonfinite: "refuse" or "exclude" candidates with a non-finite score.
@@ -70,7 +72,7 @@ class TrainJob(ModelJob):
     """
 
     model: str
-    arm: dict[str, Any]
+    arm: Arm
     optimisation: Optimisation
     references: list[str] = field(default_factory=list)
     on_nonfinite: str = "refuse"
@@ -171,6 +173,36 @@ def read_job(path: Path) -> Job:
     with interpreting(path):
         kind = _KINDS[values.pop("job")]
         values["parallel"] = Parallel(**values["parallel"])
-        if "optimisation" in values:
+        if kind is TrainJob:
+            values["arm"] = Arm(**values["arm"])
             values["optimisation"] = Optimisation(**values["optimisation"])
-        return kind(**values)
+        job: Job = kind(**values)
+        _refuse_other_types(job)
+        if isinstance(job, TrainJob):
+            job.arm.num_candidates, job.arm.policy()  # each refuses values that it cannot use
+        return job
+
+
+def _refuse_other_types(section: Any) -> None:
+    for name, hint in get_type_hints(type(section)).items():
+        found = getattr(section, name)
+        if dataclasses.is_dataclass(found):
+            _refuse_other_types(found)
+        elif not _has_type(found, hint):
+            raise ValueError(f"{name} is {found!r}, expected {getattr(hint, '__name__', hint)}")
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Returns whether a value that JSON can hold has the type that a field declares."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, types.UnionType):
+        return any(_has_type(value, one) for one in inner)
+    if kind is Literal:
+        return value in inner
+    if kind is list:
+        return isinstance(value, list) and all(_has_type(one, inner[0]) for one in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(_has_type(one, inner[1]) for one in value.values())
+    if hint in (int, float):
+        return isinstance(value, int | hint) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -102,11 +103,11 @@ def _refuse(job: TrainJob | ScoreJob) -> None:
     parallel = job.parallel
     if isinstance(job, TrainJob) and job.convergence is not None:
         raise ValueError(f"{job.name} ends when it has converged: use launcher=local or slurm.")
-    if isinstance(job, TrainJob) and job.arm.get("steering") is not None:
+    if isinstance(job, TrainJob) and job.arm.steering is not None:
         raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
     if isinstance(job, ScoreJob) and job.teacher_top_k is not None:
         raise ValueError(f"{job.name} stores the base's predictions: use launcher=local or slurm.")
-    if isinstance(job, TrainJob) and job.arm.get("scored_every") is not None:
+    if isinstance(job, TrainJob) and job.arm.scored_every is not None:
         raise ValueError(
             f"{job.name} estimates scores between scoring passes: use launcher=local or slurm."
         )
@@ -120,10 +121,10 @@ def _refuse(job: TrainJob | ScoreJob) -> None:
 def _of_training(job: TrainJob) -> dict[str, Any]:
     """What a training job sets besides what every job does."""
     o = job.optimisation
-    prefix = next(name for name, eighths in PREFIXES.items() if eighths == job.arm["eighths"])
+    prefix = next(name for name, eighths in PREFIXES.items() if eighths == job.arm.eighths)
     rod = {
-        "arm": job.arm["name"],
-        "variant": job.arm,
+        "arm": job.arm.name,
+        "variant": asdict(job.arm),
         "references": job.references,
         "steps": o.steps,
         "warmup_fraction": o.warmup_fraction,
@@ -174,10 +175,10 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
 
 def _selection(job: TrainJob) -> dict[str, Any]:
     """Returns the keys of `rod.selection`; those irrelevant to this arm keep their defaults."""
-    keys = ("multiplier", "kappa") if job.arm["kappa"] is not None else ()
-    selection = {key: job.arm[key] for key in keys} | {"on_nonfinite": job.on_nonfinite}
-    if job.arm["balance"] in ("expected", "exact"):
-        selection["balance"] = job.arm["balance"]
+    keys = ("multiplier", "kappa") if job.arm.kappa is not None else ()
+    selection = {key: getattr(job.arm, key) for key in keys} | {"on_nonfinite": job.on_nonfinite}
+    if job.arm.balance in ("expected", "exact"):
+        selection["balance"] = job.arm.balance
     return selection
 
 

@@ -9,7 +9,6 @@ Shapes: C candidates, K chosen blocks (global), S tokens per block.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,7 +49,7 @@ class InWorkers:
 
     def __init__(self, policy: Any, task: Task, *, stall_seconds: float) -> None:
         self.policy, self.stall_seconds = policy, stall_seconds
-        self.pools = Arm(**task.arm).pools() if task.arm else None
+        self.pools = task.arm.pools() if task.arm else None
         set_up(policy, stall_seconds=stall_seconds, task=task)
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:
@@ -93,7 +92,7 @@ class InDriver:
         self.held_out = BlockStore(task.blocks, split="holdout")
         self.num_validation_blocks = task.validation_blocks
         references = open_references(task.references, self.store) if task.references else None
-        self.selector = Selector.of(Arm(**task.arm), self.store, references, task.on_nonfinite)
+        self.selector = Selector.of(task.arm, self.store, references, task.on_nonfinite)
         self.loss = compat.loss_function()
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:
@@ -156,7 +155,7 @@ def make_learner(policy: Any, arm: Arm, config: dict[str, Any]) -> Learner:
     rod = config["rod"]
     task = Task(
         blocks=rod["blocks"],
-        arm=asdict(arm),
+        arm=arm,
         references=tuple(rod["references"]) if arm.policy().needs_scores else (),
         scoring_micro_batch_size=rod["scoring"]["micro_batch_size"],
         validation_blocks=rod["validation"]["blocks"],

@@ -31,7 +31,7 @@ class Task:
     Attributes:
         blocks: folder of the block store.
         scoring_micro_batch_size: blocks in a forward-only pass of one replica.
-        arm: fields of the `Arm`, which defines the pools and the policy; None to score only.
+        arm: its pools and its policy; None to score only.
         references: folders of reference losses.
         validation_blocks: maximum number of held-out blocks per source in a validation.
         on_nonfinite: treatment of candidates with a non-finite score, "refuse" or "exclude".
@@ -39,7 +39,7 @@ class Task:
 
     blocks: str
     scoring_micro_batch_size: int
-    arm: dict[str, Any] | None = None
+    arm: Arm | None = None
     references: tuple[str, ...] = ()
     validation_blocks: int = 0
     on_nonfinite: OnNonfinite = "refuse"
@@ -72,11 +72,12 @@ class RoDWorkerMixin:
             from nemo_rod.megatron.objective import refuse_other_losses
 
             refuse_other_losses(self._rod_chunks())
-            arm = Arm(**task.arm)
             references = None
             if task.references:
                 references = open_references(task.references, self._rod_store)
-            self._rod_selector = Selector.of(arm, self._rod_store, references, task.on_nonfinite)
+            self._rod_selector = Selector.of(
+                task.arm, self._rod_store, references, task.on_nonfinite
+            )
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
         """Chooses and trains one step (paper, algorithm 1).

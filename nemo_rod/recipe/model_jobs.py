@@ -150,7 +150,7 @@ class ModelJobs:
         job = TrainJob(
             **self.common(arm.name, folder, settings.scoring),
             model=str(model),
-            arm=dataclasses.asdict(arm),
+            arm=arm,
             optimisation=optimisation,
             references=[str(reference) for reference in used],
             on_nonfinite=settings.selection.on_nonfinite,

@@ -135,7 +135,7 @@ def resume_training(root: Path) -> None:
     job = read_job(folder / "job.json")
     folders = [root / "run/references" / name for name in ("base", "specialist")]
     references = open_references(folders, store)
-    header = curriculum_header(Arm(**job.arm), store, references, config=job.config_digest)
+    header = curriculum_header(job.arm, store, references, config=job.config_digest)
     before = (folder / "curriculum.rod").read_bytes()
     Journal(folder, header, step=4)
     after = (folder / "curriculum.rod").read_bytes()

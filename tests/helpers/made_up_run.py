@@ -29,7 +29,7 @@ from nemo_rod.recipe import base_model
 from nemo_rod.recipe.model_jobs import ModelJobs
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.selection import ReferenceWriter, Selector, compact, open_references
-from nemo_rod.selection.arms import Arm, curriculum_header
+from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.references.folder import role_manifest
 
@@ -131,7 +131,7 @@ def _run(jobs: ModelJobs, job: Job, folder: Path) -> None:
 
 
 def _train(job: TrainJob, folder: Path) -> None:
-    arm, store = Arm(**job.arm), BlockStore(job.blocks)
+    arm, store = job.arm, BlockStore(job.blocks)
     references = open_references(job.references, store) if job.references else None
     selector = Selector.of(arm, store, references)
     journal = Journal(

@@ -6,7 +6,6 @@ store, the base, the specialist and both references are made once.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -225,7 +224,7 @@ class Setting:
             seed=7,
             stall_seconds=stall_seconds,
             model=str(model),
-            arm=dataclasses.asdict(self.arm(arm, **(scoring or {}))),
+            arm=self.arm(arm, **(scoring or {})),
             optimisation=optimisation,
             references=[str(folder) for folder in references],
             checkpoint_every=checkpoint_every,

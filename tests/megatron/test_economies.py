@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def write(root: Path, name: str) -> Path:
         seed=7,
         stall_seconds=0,
         model=str(root / "init"),
-        arm=dataclasses.asdict(arm),
+        arm=arm,
         optimisation=Optimisation(
             steps=STEPS, batch_size=BATCH, micro_batch_size=2, lr=3e-3, **changes
         ),

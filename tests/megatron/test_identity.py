@@ -40,7 +40,7 @@ CHANGES: dict[str, Change] = {
     ),
     "references": lambda tiny, _: {"references": [str(path) for path in tiny.references]},
     "configuration": lambda *_: {"config_digest": "another"},
-    "seed": lambda tiny, _: {"arm": {**dataclasses.asdict(tiny.arm("no_replay")), "seed": 8}},
+    "seed": lambda tiny, _: {"arm": dataclasses.replace(tiny.arm("no_replay"), seed=8)},
 }
 
 

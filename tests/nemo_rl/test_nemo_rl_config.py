@@ -6,7 +6,6 @@ import copy
 import importlib.util
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,7 +209,7 @@ def test_training_job_in_nemo_rls_terms() -> None:
     optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3)
     values = nemo_rl_values(
         TrainJob(
-            **job_values(arm=asdict(arm), optimisation=optimisation, references=["r"]),
+            **job_values(arm=arm, optimisation=optimisation, references=["r"]),
             checkpoint_every=7,
             loggers=["wandb", "tensorboard"],
             run_name="toy/rod",
@@ -239,7 +238,7 @@ def test_what_saves_memory_in_nemo_rls_terms() -> None:
 
     def megatron(**changes: Any) -> dict[str, Any]:
         optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3, **changes)
-        job = TrainJob(**job_values(arm=asdict(arm), optimisation=optimisation))
+        job = TrainJob(**job_values(arm=arm, optimisation=optimisation))
         return dict(nemo_rl_values(job, block_size=64)["policy"]["megatron_cfg"])
 
     plain = megatron()

@@ -28,7 +28,7 @@ ARROWS = {
     "trust": set(),
     "published": {"files"},
     "upstream": set(),
-    "jobs": {"config", "files"},
+    "jobs": {"config", "files", "selection"},
     "corpus": {"files", "trust"},
     "selection": {"files"},
     "report": {"files", "selection"},

@@ -1,0 +1,125 @@
+"""A training job as Megatron-Bridge's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.bridge.training.config import (
+    CheckpointConfig,
+    ConfigContainer,
+    DistributedDataParallelConfig,
+    DistributedInitConfig,
+    OptimizerConfig,
+    RNGConfig,
+    SchedulerConfig,
+    TrainingConfig,
+)
+from megatron.bridge.training.tokenizers.config import TokenizerConfig
+
+from nemo_rod.config import Optimisation
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.jobs import TrainJob
+from nemo_rod.megatron.callbacks.show_metrics import logger_config
+from nemo_rod.megatron.identity import ChosenBlocks, versions
+
+
+def bridge_config(
+    job: TrainJob, provider: Any, store: BlockStore, identity: dict[str, Any]
+) -> ConfigContainer:
+    """Translates a job into Megatron-Bridge's configuration; weights are saved with `identity`."""
+    o = job.optimisation
+    on_gpu, sharded = torch.cuda.is_available(), shares_optimizer(job)
+    checkpoints = str(Path(job.out) / "checkpoints")
+    return ConfigContainer(
+        model=provider,
+        train=TrainingConfig(
+            train_iters=o.steps,
+            global_batch_size=o.batch_size,
+            micro_batch_size=o.micro_batch_size,
+            eval_iters=0,
+            eval_interval=o.steps,
+            exit_signal_handler=True,
+        ),
+        optimizer=_optimizer(job, provider.params_dtype, sharded),
+        scheduler=_scheduler(o),
+        ddp=DistributedDataParallelConfig(
+            grad_reduce_in_fp32=o.grad_reduce == "fp32",
+            check_for_nan_in_grad=True,
+            overlap_grad_reduce=on_gpu or sharded,
+            overlap_param_gather=sharded,
+            use_distributed_optimizer=sharded,
+        ),
+        dataset=ChosenBlocks(
+            seq_length=store.block_size,
+            identity=identity,
+            versions=versions(),
+            dataloader_type="external",
+            num_workers=0,
+            pin_memory=on_gpu,
+        ),
+        logger=logger_config(job),
+        # the selector reads the tokens; the trainer only needs the vocabulary size
+        tokenizer=TokenizerConfig(
+            tokenizer_type="NullTokenizer", vocab_size=provider.vocab_size - 1
+        ),
+        checkpoint=CheckpointConfig(
+            save=checkpoints,
+            load=checkpoints,
+            save_interval=job.checkpoint_every,
+            most_recent_k=job.checkpoint_keep,
+            ckpt_format="torch_dist",
+            async_save=False,
+        ),
+        dist=DistributedInitConfig(
+            distributed_backend=dist.get_backend(),
+            distributed_timeout_minutes=job.collective_minutes,
+        ),
+        rng=RNGConfig(seed=job.seed),
+    )
+
+
+def shares_optimizer(job: TrainJob) -> bool:
+    """Returns whether replicas share the optimizer's state."""
+    sharded = job.parallel.distributed_optimizer
+    return torch.cuda.is_available() if sharded is None else sharded
+
+
+def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerConfig:
+    o = job.optimisation
+    # gradients reduced in bf16 need no copy in fp32 for an update that can read them
+    narrow = o.precision_aware_optimizer and o.grad_reduce == "bf16" and job.precision == "bf16"
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=o.lr,
+        min_lr=o.lr * o.min_lr_ratio,
+        adam_beta1=o.adam_beta1,
+        adam_beta2=o.adam_beta2,
+        adam_eps=o.adam_eps,
+        weight_decay=o.weight_decay,
+        clip_grad=o.clip_grad,
+        bf16=job.precision == "bf16",
+        fp16=False,
+        params_dtype=dtype,
+        use_distributed_optimizer=sharded,
+        use_precision_aware_optimizer=o.precision_aware_optimizer,
+        main_grads_dtype=torch.bfloat16 if narrow else torch.float32,
+        optimizer_cpu_offload=o.optimizer_offload,
+        optimizer_offload_fraction=1.0 if o.optimizer_offload else 0.0,
+    )
+
+
+def _scheduler(o: Optimisation) -> SchedulerConfig:
+    """Warm-up, stable, decay."""
+    return SchedulerConfig(
+        lr_decay_style="WSD",
+        lr_wsd_decay_style="cosine",
+        lr_warmup_iters=o.warmup,
+        lr_decay_iters=o.steps,
+        lr_wsd_decay_iters=o.decay,  # by default, Bridge's decay spans the whole run
+        start_weight_decay=o.weight_decay,
+        end_weight_decay=o.weight_decay,
+        weight_decay_incr_style="constant",
+    )
