@@ -52,7 +52,7 @@ function fill(kind, cells) {
   const total = cells.reduce((sum, cell) => sum + cell[kind].total, 0);
   const blocks = some(cells.flatMap((cell) => cell[kind].blocks));
   column.querySelector("p").textContent = count
-    ? `${count.toLocaleString("en")} blocks, mean score ${number(total / count, 3)}; ` +
+    ? `${count.toLocaleString("en")} block${count === 1 ? "" : "s"}, mean score ${number(total / count, 3)}; ` +
       `${blocks.length} of them, from the highest score to the lowest`
     : "none";
   column.querySelector("ul").replaceChildren(...blocks.map(card));
