@@ -54,7 +54,7 @@ class Parallel:
 class Optimisation:
     """Adam under a warm-up, stable, decay schedule (paper, appendix B.3)."""
 
-    steps: int = key(MISSING, ">= 1")  # number of updates
+    steps: int = key(MISSING, "in [1, 2**31)")  # number of updates
     batch_size: int = key(MISSING, ">= 1")  # blocks per update (k)
     micro_batch_size: int = key(MISSING, ">= 1")  # blocks per forward-backward pass of one replica
     lr: float = key(MISSING, "> 0")  # peak learning rate
@@ -94,7 +94,7 @@ class Optimisation:
 class Selection:
     """How the batch is chosen from the candidate pool."""
 
-    multiplier: float = key(2.0, ">= 1")  # candidates per trained block (m)
+    multiplier: float = key(2.0, "in [1, 1024]")  # candidates per trained block (m)
     balance: str = one_of("expected", "exact")  # halves of a pool: in the mean (paper), or exactly
     kappa: float = key(1.0, ">= 0")  # weight of the replay scores against the adaptation scores
     target_share: float | None = key(None, "in (0, 1)")  # steers kappa to this share of replay

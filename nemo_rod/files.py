@@ -28,6 +28,17 @@ def check_name(what: str, name: str) -> None:
         )
 
 
+def share(files: Iterable[Path]) -> None:
+    """Gives files the permissions of new files, as the umask has them.
+
+    Safetensors makes its files for their owner alone, and a run folder may belong to a group.
+    """
+    os.umask(mask := os.umask(0o077))
+    for file in files:
+        if not file.is_symlink():
+            file.chmod(0o666 & ~mask)
+
+
 def write_json(path: Path, value: object) -> None:
     """Writes a JSON file atomically.
 

@@ -89,17 +89,20 @@ class SourceSpec:
         self._one_of("role", ROLES)
         self._one_of("kind", KINDS)
         wanted, other = ("path", "files") if self.kind == "huggingface" else ("files", "path")
-        if isinstance(self.files, str):
+        if isinstance(self.files, str) or not isinstance(self.files, Sequence):
             self._refuse("files", "a list of globs", self.files)
         if not getattr(self, wanted):
             self._refuse(wanted, f"a value for kind {self.kind}", getattr(self, wanted))
         if getattr(self, other):
             self._refuse(other, f"nothing for kind {self.kind}", getattr(self, other))
-        if not 0.0 < self.subsample <= 1.0:
+        if type(self.subsample) not in (int, float) or not 0.0 < self.subsample <= 1.0:
             self._refuse("subsample", "a share in (0, 1]", self.subsample)
         for cap in ("max_files", "max_documents", "max_bytes", "max_tokens"):
-            if getattr(self, cap) is not None and getattr(self, cap) < 1:
-                self._refuse(cap, "a positive number or null", getattr(self, cap))
+            found = getattr(self, cap)
+            if found is not None and (type(found) is not int or found < 1):
+                self._refuse(cap, "a positive whole number or null", found)
+        if not isinstance(self.filter, str | None):
+            self._refuse("filter", "a text or null", self.filter)
         try:
             parse_filter(self.filter)
         except ValueError as error:

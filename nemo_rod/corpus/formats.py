@@ -147,7 +147,7 @@ class JsonLines:
             where = f"{self.path}:{number + 1}"
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where}: not a line of JSON ({error}): mend the file") from None
             yield self._extract(record, where)
 

@@ -105,6 +105,8 @@ def _check_cluster(config: Config) -> None:
             f"run_dir={run_dir} has a '{found[0]}', which Slurm or the container would take for "
             "something else than a part of a path: choose another run_dir."
         )
+    if found := [mount for mount in cluster.mounts if "," in mount]:
+        raise ValueError(f"cluster.mounts has {found[0]!r}: make it one entry for each mount.")
     for key in ("sbatch", "cpu_sbatch"):
         if "output" in getattr(cluster, key):
             raise ValueError(

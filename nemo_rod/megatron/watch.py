@@ -22,7 +22,7 @@ from nemo_rod.progress import PREFIX
 
 FAULT_KEY = "fault"
 GONE_SECONDS = 15.0  # time without a report after which a process counts as dead
-FIRST_GONE_SECONDS = float(SignOfLife.patience)  # the same for rank 0, which does more beside
+FIRST_GONE_SECONDS = float(SignOfLife.patience)  # for rank 0, and before a rank's first beat
 EXIT_STATUS = 1
 
 
@@ -113,13 +113,14 @@ class Watch:
 
     def _listen(self, heard: dict, moved: dict) -> None:
         now = time.monotonic()
-        patience = GONE_SECONDS if self.rank == 0 else FIRST_GONE_SECONDS
         reports = self._reports()
         for rank, (alive, beats, _) in reports.items():
             for last, value in ((heard, alive), (moved, beats)):
                 if last.get(rank, ("", 0.0))[0] != value:
                     last[rank] = (value, now)
-            if now - heard[rank][1] > patience:
+            # what imports, and what watches all others, may be slower
+            busy = rank == 0 or beats == "0"
+            if now - heard[rank][1] > (FIRST_GONE_SECONDS if busy else GONE_SECONDS):
                 self._declare(f"rank {rank}: its process is gone")
         if self.rank == 0:
             self._find_stalled(moved, now, {rank: doing for rank, (*_, doing) in reports.items()})

@@ -67,16 +67,25 @@ class Nodes:
 
     @classmethod
     def of_this_job(cls) -> Nodes:
-        """Returns the nodes that the job script and Slurm state; one node outside such a job."""
+        """Returns the nodes that the job script and Slurm state; one node outside such a job.
+
+        Raises:
+            ValueError: the job's secret is missing.
+        """
         if "NEMO_ROD_HEAD" not in os.environ:
             return cls()
+        if not os.environ.get("NEMO_ROD_KEY"):
+            raise ValueError(
+                "NEMO_ROD_HEAD is set without NEMO_ROD_KEY: submit the run again, its job script "
+                "is of another version."
+            )
         host, port = os.environ["NEMO_ROD_HEAD"].rsplit(":", 1)
         return cls(
             count=int(os.environ["SLURM_NTASKS"]),
             rank=int(os.environ["SLURM_PROCID"]),
             host=host,
             port=int(port),
-            key=os.environ.get("NEMO_ROD_KEY", ""),
+            key=os.environ["NEMO_ROD_KEY"],
         )
 
     @contextmanager

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring, Selection
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
+from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.recipe.variants import BASE_REFERENCES, ArmSettings, arm_settings
 
 
@@ -56,6 +57,8 @@ def check(config: Config) -> None:
     check_bounds(config)
     parallel, block_size = config.parallel, config.domain.block_size
     _check_parallel(parallel)
+    if config.domain.sources:
+        source_specs(config.domain)  # refuses sources that make no sense
     if block_size % (8 * parallel.context):
         raise ValueError(
             f"domain.block_size={block_size} is not valid: expected a multiple of 8, for the 8 "

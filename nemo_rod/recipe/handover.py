@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import read_json, write_json
+from nemo_rod.files import read_json, share, write_json
 
 Inputs = dict[str, Any]
 _NONE: Mapping[str, type] = {}
@@ -155,6 +155,7 @@ class HandOver:
         handed = {"stage": self.name, "inputs": inputs, "outputs": outputs, "note": self.note}
         write_json(path, {**own, **handed})
         (unfinished / "inputs.json").unlink()
+        share(unfinished.rglob("*.safetensors"))
         os.replace(unfinished, self.folder)
 
 

@@ -63,12 +63,17 @@ def source_specs(domain: Domain) -> list[SourceSpec]:
     """Returns the domain's sources.
 
     Raises:
-        ValueError: if there are none, or a source has an unknown key, or holds out documents where
-            a floor would hold out further blocks of them.
+        ValueError: if there are none, or a source lacks a key, has an unknown one, or holds out
+            documents where a floor would hold out further blocks of them.
     """
     known = {field.name for field in dataclasses.fields(SourceSpec)} - {"name"}
     specs = []
     for name, values in domain.sources.items():
+        if not isinstance(values, dict) or not {"role", "kind"} <= values.keys():
+            raise ValueError(
+                f"domain.sources.{name} is {values!r:.60}: expected the keys of a source, role and "
+                "kind among them."
+            )
         unknown = sorted(set(values) - known)
         if unknown:
             raise ValueError(

@@ -195,11 +195,13 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
                 f"blocks/{role}/ has no manifest of; evaluate the arm on this run's blocks"
             )
     arm_file = folder / "arm.json"
-    facts = read_json(arm_file, "kind") if arm_file.is_file() else {}
-    _check_facts(arm_file, facts)
-    curriculum_file = folder / "curriculum.rod"
     name = parse_arm(folder.name)
     is_base = name.kind == "base"
+    facts = {} if is_base and not arm_file.is_file() else read_json(arm_file, "kind", "steps")
+    _check_facts(arm_file, facts)
+    curriculum_file = folder / "curriculum.rod"
+    if facts.get("kind") == "trained":
+        _refuse_missing(curriculum_file, folder / "metrics.jsonl")
     metrics = _metrics(folder / "metrics.jsonl", facts.get("steps"))
     seconds = metrics.get("timing/train/total")
     return Arm(
@@ -223,6 +225,15 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
         design={key: facts.get(key) for key in DESIGN} if facts.get("kind") == "trained" else None,
     )
+
+
+def _refuse_missing(*files: Path) -> None:
+    for file in files:
+        if not file.is_file():
+            raise ValueError(
+                f"{file} is missing, and every trained arm has one: restore it from a copy, or "
+                "train the arm again"
+            )
 
 
 def _check_facts(file: Path, facts: Mapping[str, Any]) -> None:

@@ -189,6 +189,18 @@ hydra:
 }
 
 
+def test_a_recipe_may_name_its_run_folder(tmp_path: Path) -> None:
+    recipe = tmp_path / "my" / "recipe" / "theirs.yaml"
+    recipe.parent.mkdir(parents=True)
+    head = "# @package _global_\ndefaults: [toy_synthetic, _self_]\n"
+    recipe.write_text(head + "run_dir: elsewhere/x\n")
+    words = ("run", "--config-dir", "my", "recipe=theirs", "dry_run=true")
+    assert "elsewhere/x/blocks" in nemo_rod(*words, cwd=tmp_path).stderr
+    assert "here/x/blocks" in nemo_rod(*words, "run_dir=here/x", cwd=tmp_path).stderr
+    done = nemo_rod("run", "recipe=toy", "run_dir=")
+    assert (done.returncode, "run_dir is empty" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("what", FOREIGN)
 def test_recipes_that_would_run_code_are_refused(tmp_path: Path, what: str) -> None:
     (tmp_path / "my" / "recipe").mkdir(parents=True)

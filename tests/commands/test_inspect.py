@@ -371,7 +371,17 @@ def test_the_console_script_shows(run_dir: Path) -> None:
     assert done.returncode == 0 and "arms/rod" in done.stdout
 
 
+def test_losses_that_are_not_finite_are_no_references(run_dir: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run_dir, tmp_path / "run") / "references" / "base"
+    sums = np.load(folder / "sums.npy")
+    sums[0] = np.nan
+    np.save(folder / "sums.npy", sums)
+    with pytest.raises(ValueError, match="not finite"):
+        inspect(folder)
+
+
 def test_text() -> None:
+    assert table(("a",), [["\x1b[31mred\n"]]).splitlines()[1] == "\\x1b[31mred\\n"
     shown = table(("name", ">count"), [["a", 5], ["long name", None], ["b", "1,234"]])
     assert shown == "name       count\na              5\nlong name\nb          1,234"
     assert tenths(0) == [] and tenths(3) == [slice(0, 1), slice(1, 2), slice(2, 3)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,6 +214,7 @@ def test_a_missing_field_is_named_with_its_place(corpus: Path) -> None:
     ("name", "data", "parts"),
     [
         ("a.jsonl", b'{"text": "x"}\n{"text": ', (":2: not a line of JSON",)),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", (":1: not a line of JSON",)),
         ("a.jsonl", b'["text"]\n', (":1: expected an object",)),
         ("a.jsonl", b'{"text": null}\n', ("field 'text' must be text, found None", "!= null")),
         ("a.jsonl", b'{"text": 5}\n', ("must be text, found 5",)),
@@ -258,6 +261,29 @@ def test_what_unpacks_to_more_than_memory_is_refused_on_the_way(
     refuse(spec("text", [tmp_path / "a.txt.zst"]), "zst: one document of more than 64 MiB: split")
 
 
+READ_ONE = """
+import sys
+import pyarrow as pa
+from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus.documents import read_documents
+spec = SourceSpec(name="x", role="replay", kind="parquet", files=[sys.argv[1]])
+print(len(next(iter(read_documents(spec)))), pa.default_memory_pool().max_memory())
+"""
+
+
+def test_rows_of_parquet_unpack_a_few_at_a_time(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    text = pa.array(["a" * (8 << 20)]).dictionary_encode().take(pa.array([0] * 300))
+    parquet.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
+    command = [sys.executable, "-c", READ_ONE, str(tmp_path / "a.parquet")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    length, most = map(int, said.split())
+    assert length == 8 << 20
+    assert most < 256 << 20  # of 2.3 GiB
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -269,8 +295,13 @@ def test_what_unpacks_to_more_than_memory_is_refused_on_the_way(
         ({"path": "x"}, "path must be nothing for kind jsonl"),
         ({"kind": "huggingface"}, "path must be a value for kind huggingface"),
         ({"subsample": 0}, "subsample must be a share"),
-        ({"max_tokens": 0}, "max_tokens must be a positive number"),
-        ({"max_files": 0}, "max_files must be a positive number"),
+        ({"subsample": "x"}, "subsample must be a share"),
+        ({"max_tokens": 0}, "max_tokens must be a positive whole number"),
+        ({"max_files": 0}, "max_files must be a positive whole number"),
+        ({"max_bytes": "abc"}, "max_bytes must be a positive whole number"),
+        ({"max_documents": 1.5}, "max_documents must be a positive whole number"),
+        ({"files": 5}, "files must be a list of globs"),
+        ({"filter": 5}, "filter must be a text or null"),
     ],
 )
 def test_a_source_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:

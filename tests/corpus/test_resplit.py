@@ -148,3 +148,9 @@ def test_hashes_of_blocks_are_kept(tmp_path: Path, corpus: list[SourceSpec]) -> 
     for found in store.sources:
         ids = found.start + np.arange(found.count)
         assert (store.hashes(ids) == block_hashes(found.name, store.tokens(ids))).all()
+
+
+@pytest.mark.parametrize("values", [None, 3, {}, {"role": "replay"}])
+def test_a_source_without_its_keys_is_named(values: Any) -> None:
+    with pytest.raises(ValueError, match=r"domain\.sources\.x is .*role and kind among them"):
+        source_specs(Domain(tokenizer="byte", sources={"x": values}))

@@ -198,6 +198,8 @@ def test_damaged_configuration_of_a_launch_is_named(cluster: Slurm, text: str) -
 def test_run_dir_that_slurm_would_misread_is_refused(cluster: Slurm) -> None:
     with pytest.raises(ValueError, match=r"run_dir=.*/a%j has a '%', which Slurm"):
         launch("slurm", "a%j")
+    with pytest.raises(ValueError, match=r"run_dir=.*/a:b has a ':', which Slurm"):
+        launch("slurm", "a:b", "cluster.image=example/a")
 
 
 def test_log_that_marks_the_jobs_is_not_moved(cluster: Slurm) -> None:

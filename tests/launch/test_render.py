@@ -238,6 +238,7 @@ def test_secrets_stay_references_in_every_file(
     files = slurm.render(config, Stages(config).all())
     assert not [name for name, text in files.items() if "SECRET" in text]
     write_files(launch_folder(config), files)
+    assert {file.stat().st_mode & 0o777 for file in launch_folder(config).iterdir()} == {0o600}
     monkeypatch.delenv("HF_TOKEN")  # a job of somebody else's, or a look from elsewhere
     assert read_launch(tmp_path)[1].cluster.env["TOKEN"] == "${oc.env:HF_TOKEN}"
     for value, said in (("hf_SECRET123", "is set"), (None, "is not set: HF_TOKEN is not in")):

@@ -34,6 +34,10 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             ["launcher=slurm", *CLUSTER, *TWELVE],
             "The layout's 12 processes do not fill nodes of cluster.gpus_per_node=8",
         ),
+        (
+            ["launcher=slurm", *CLUSTER, "cluster.mounts=['/a:/b,/c:/d']"],
+            "one entry for each mount",
+        ),
         (["launcher=slurm", *CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
         (["launcher=ray", *CLUSTER, "launcher.nemo_rl=null"], "set launcher.nemo_rl, or"),
         (["launcher=slurm", *CLUSTER, "launcher.kind=pbs"], "expected local, slurm, ray"),
@@ -116,6 +120,11 @@ def test_single_command_needs_what_comes_before() -> None:
     config = composed("recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true")
     with pytest.raises(ValueError, match=r"rod needs base, which is not there yet: run `nemo-rod "):
         submit(config, [Stages(config).train("rod")], render)
+
+
+def test_blocks_are_there_with_all_of_their_files() -> None:
+    proof = Stages(composed("recipe=toy_synthetic")).prepare().proof
+    assert {file.name for file in proof} == {"manifest.json", "store.json"}
 
 
 def test_rebuild_moves_aside_and_keeps() -> None:

@@ -68,10 +68,10 @@ class Run:
         found = psutil.Process(self.process.pid).children(recursive=True)
         self.ranks = sorted(filter(is_rank, found), key=psutil.Process.name)
 
-    def ends(self) -> str:
+    def ends(self, within: int = 60) -> str:
         """What the command says of its end, which comes within a minute and leaves nothing."""
         started = time.monotonic()
-        _, error = self.process.communicate(timeout=60)
+        _, error = self.process.communicate(timeout=within)
         print(f"{time.monotonic() - started:4.1f} s  {error.strip()}")
         assert self.process.returncode != 0
         _, alive = psutil.wait_procs(self.ranks, timeout=10)
@@ -121,6 +121,14 @@ def test_frozen_rank_is_named(run: Start) -> None:
     job.reach(3)
     job.ranks[1].suspend()
     assert "rank 1: its process is gone" in job.ends()
+
+
+def test_frozen_first_rank_is_named(run: Start) -> None:
+    job = run()
+    job.reach(3)
+    job.ranks[0].suspend()
+    gone = r"rank 0: (its process is gone|gave no sign of life)"
+    assert re.search(gone, job.ends(within=120))  # it does more beside, and has more time
 
 
 def test_stalled_rank_is_named(run: Start) -> None:

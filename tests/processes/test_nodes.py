@@ -40,7 +40,10 @@ def test_outside_a_job_there_is_one_node(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("NEMO_ROD_HEAD", raising=False)
     assert Nodes.of_this_job() == Nodes(count=1, rank=0)
     monkeypatch.setenv("NEMO_ROD_HEAD", "10.1.2.3:21234")
-    assert Nodes.of_this_job() == Nodes(count=4, rank=3, host="10.1.2.3", port=21234)
+    with pytest.raises(ValueError, match="without NEMO_ROD_KEY: submit the run again"):
+        Nodes.of_this_job()
+    monkeypatch.setenv("NEMO_ROD_KEY", "secret")
+    assert Nodes.of_this_job() == Nodes(4, 3, host="10.1.2.3", port=21234, key="secret")
 
 
 def test_orders_without_the_key_are_not_heard(nodes: list[Nodes]) -> None:
@@ -192,7 +195,8 @@ class TwoNodes:
     def __init__(self, tiny: Setting, name: str) -> None:
         self.out = tiny.root / name
         job = tiny.rod_job(self.out, LAYOUTS["dp2"], stall_seconds=15)
-        shared = {"NEMO_ROD_HEAD": f"127.0.0.1:{free_port()}", "SLURM_NTASKS": "2"}
+        head = {"NEMO_ROD_HEAD": f"127.0.0.1:{free_port()}", "NEMO_ROD_KEY": "secret"}
+        shared = {**head, "SLURM_NTASKS": "2"}
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(job), str(self.out / "log")],

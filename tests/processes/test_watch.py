@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -61,6 +63,29 @@ def test_other_ranks_find_a_frozen_rank_0(
     assert left.wait(60)
     other.close()
     assert "nemo-rod error on rank 0: its process is gone" in capsys.readouterr().out
+
+
+def test_rank_that_still_imports_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import HashStore
+
+    from nemo_rod.megatron import watch
+
+    monkeypatch.setattr(watch, "GONE_SECONDS", 0.0)
+    store = HashStore()
+    first = watch.Watch(store, 0, 2, stall_seconds=60)
+
+    def is_gone(beats: int) -> bool:
+        heard: dict[int, tuple[str, float]] = {}
+        store.set("alive/0", "1 5 ")
+        store.set("alive/1", f"1 {beats} ")
+        for _ in range(2):
+            first._listen(heard, {})
+            time.sleep(0.01)
+        return store.check([watch.FAULT_KEY])
+
+    assert not is_gone(beats=0)
+    assert is_gone(beats=3)
+    assert store.get(watch.FAULT_KEY) == b"rank 1: its process is gone"
 
 
 class Counted:
@@ -157,3 +182,18 @@ def test_collectives_wait_longer_than_the_watch(stall_seconds: float) -> None:
     )
     never = 7 * 86_400  # what no watch ends still ends some day
     assert 60 * job.collective_minutes >= (stall_seconds + 600 if stall_seconds else never)
+
+
+def test_the_process_group_has_the_timeout_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_rod.megatron import __main__ as program
+
+    class Begun(Exception):
+        pass
+
+    def begin(*_: Any, timeout: timedelta, **__: Any) -> None:
+        raise Begun(timeout)
+
+    monkeypatch.setattr(program.dist, "init_process_group", begin)
+    with pytest.raises(Begun) as begun:
+        program._run(SimpleNamespace(collective_minutes=40), None)  # type: ignore[arg-type]
+    assert begun.value.args == (timedelta(minutes=40),)

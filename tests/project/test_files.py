@@ -100,3 +100,6 @@ def test_pickles_of_checkpoints_run_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"common\.pt is no state of a checkpoint"):
         load_state(tmp_path / "common.pt", tmp_path / "common.pt")
     assert not (tmp_path / "made").exists()
+    torch.jit.save(torch.jit.script(torch.nn.Identity()), tmp_path / "common.pt")
+    with pytest.raises(ValueError, match=r"common\.pt is no state .* \(it is a program of Torch"):
+        load_state(tmp_path / "common.pt", tmp_path / "common.pt")

@@ -93,6 +93,18 @@ def test_foreign_folder_is_refused_before_the_work(tmp_path: Path) -> None:
         handover.outputs(tmp_path / "rod", made_by="train")
 
 
+def test_weights_are_as_readable_as_other_files(tmp_path: Path) -> None:
+    def save(folder: Path) -> dict[str, Any]:
+        (folder / "hf").mkdir()
+        (folder / "hf" / "model.safetensors").touch(mode=0o600)
+        (folder / "hf" / "config.json").touch()
+        return {}
+
+    stage(tmp_path, save).run()
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "rod" / "hf").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
 def test_refusal_leaves_nothing(tmp_path: Path) -> None:
     def refuse(folder: Path) -> dict[str, Any]:
         raise ValueError("no")

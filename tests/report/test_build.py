@@ -787,8 +787,19 @@ def test_files_that_were_cut_make_no_report(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=expected):
             read_run(arm.parent.parent)
         file.write_bytes(whole)
-    (arm / "arm.json").write_text('{"arm": "rod"}')
-    with pytest.raises(ValueError, match=r"rod/arm\.json lacks the key 'kind'"):
+    for file in (curriculum, metrics):
+        file.rename(arm / "elsewhere")
+        with pytest.raises(ValueError, match=rf"rod/{file.name} is missing, and every trained arm"):
+            read_run(arm.parent.parent)
+        (arm / "elsewhere").rename(file)
+    for facts, missing in (('{"arm": "rod"}', "kind"), ('{"kind": "trained"}', "steps")):
+        (arm / "arm.json").write_text(facts)
+        with pytest.raises(ValueError, match=rf"rod/arm\.json lacks the key '{missing}'"):
+            read_run(arm.parent.parent)
+        with pytest.raises(ValueError, match=rf"rod/arm\.json lacks the key '{missing}'"):
+            Curriculum.open(curriculum, read_only=True)
+    (arm / "arm.json").unlink()
+    with pytest.raises(OSError, match=r"rod/arm\.json"):
         read_run(arm.parent.parent)
 
 

@@ -471,6 +471,12 @@ def test_lookups_by_hash_without_a_store(tmp_path):
         references[[5]]
 
 
+def test_the_index_of_hashes_takes_16_bytes_a_block() -> None:
+    index = HashIndex(np.arange(2**16, dtype=np.uint64) << np.uint64(48))
+    held = sum(getattr(value, "nbytes", 0) for value in vars(index).values())
+    assert held <= 16 * 2**16 + 64
+
+
 @given(
     heads=st.lists(
         st.integers(0, 2**64 - 1) | st.integers(2**63, 2**63 + 9), min_size=1, max_size=60

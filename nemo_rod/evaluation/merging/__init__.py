@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nemo_rod.evaluation.merging import hugging_face, megatron_folder
+from nemo_rod.files import share
 
 MAX_SHARD_BYTES = 5 * 2**30
 
@@ -106,6 +107,7 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    share(partial.rglob("*.safetensors"))
     if folder.exists():
         folder.rmdir()
     partial.rename(folder)

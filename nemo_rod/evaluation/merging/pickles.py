@@ -7,7 +7,9 @@ values, tensors, and those classes of torch and Megatron that only hold data.
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -76,10 +78,25 @@ def load_state(source: Path | IO[bytes], named: Path) -> Any:
         Unpickler=_Unpickler,
         load=lambda stream, **options: _Unpickler(stream, **options).load(),
     )
-    return _refusing(
-        named,
-        lambda: torch.load(source, map_location="cpu", pickle_module=reader, weights_only=False),
-    )
+
+    def read() -> Any:
+        if _is_script(source):
+            raise ValueError("it is a program of TorchScript")  # torch would load it otherwise
+        return torch.load(source, map_location="cpu", pickle_module=reader, weights_only=False)
+
+    return _refusing(named, read)
+
+
+def _is_script(source: Path | IO[bytes]) -> bool:
+    with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
+        begin = file.tell()
+        try:
+            if not zipfile.is_zipfile(file):
+                return False
+            with zipfile.ZipFile(file) as archive:
+                return any(name.endswith("/constants.pkl") for name in archive.namelist())
+        finally:
+            file.seek(begin)
 
 
 def _refusing(named: Path, read: Callable[[], Any]) -> Any:

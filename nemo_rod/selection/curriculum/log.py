@@ -270,7 +270,7 @@ class Curriculum:
     def _check_length(self) -> None:
         """Refuse a cut or foreign curriculum of a finished arm; one at work has no `arm.json`."""
         arm = self.path.with_name("arm.json")
-        steps = read_json(arm).get("steps", len(self)) if arm.is_file() else len(self)
+        steps = read_json(arm, "kind", "steps")["steps"] if arm.is_file() else len(self)
         if steps != len(self):
             raise ValueError(
                 f"{self.path} holds {len(self)} steps, but its arm.json tells of {steps}: restore "
