@@ -12,6 +12,7 @@ from megatron.bridge.training.config import DatasetBuildContext, DatasetProvider
 from omegaconf import OmegaConf
 from packaging.version import Version
 
+from nemo_rod.megatron.whole_checkpoints import TRACKER
 from nemo_rod.selection import CurriculumHeader
 
 # field of the curriculum's header -> its name in messages
@@ -81,7 +82,7 @@ def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> No
         ValueError: the identity differs, or an installed package is older than the one that saved
             the checkpoint: Megatron reads older checkpoints, but not newer ones.
     """
-    latest = checkpoints / "latest_checkpointed_iteration.txt"
+    latest = checkpoints / TRACKER
     if not latest.exists():
         return
     folder = checkpoints / f"iter_{int(latest.read_text()):07d}"

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.gpt_step import forward_step
@@ -31,10 +32,11 @@ from nemo_rod.megatron.identity import (
     refuse_foreign_checkpoint,
 )
 from nemo_rod.megatron.models import model_provider, save_hf
-from nemo_rod.megatron.ranks import is_recorder, once_a_node
+from nemo_rod.megatron.ranks import all_or_none, is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
+from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
 from nemo_rod.processes.signals import Stopped
 from nemo_rod.selection import CurriculumHeader, ReferenceLosses, Selector, open_references
 from nemo_rod.selection.arms import curriculum_header
@@ -82,6 +84,7 @@ def train(
     )
     header = curriculum_header(job.arm, store, references, config=job.config_digest)
     identity = identity_of(header)
+    all_or_none(lambda: name_the_last_whole(out / "checkpoints") if dist.get_rank() == 0 else None)
     refuse_foreign_checkpoint(out / "checkpoints", identity)
     bridge, provider = _provider(job, store.block_size)
     validation = _validation(job)
@@ -93,6 +96,7 @@ def train(
         _Exporter(partial(save_hf, bridge, folder=out / "hf")),
     ]
     config = bridge_config(job, provider, store, identity)
+    write_config_whole(config)
     if job.convergence is not None:
         every.append(_until_converged(job, validation, store))
         # a checkpoint may hold an end that was moved; the metrics reproduce it

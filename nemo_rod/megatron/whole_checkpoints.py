@@ -1,0 +1,66 @@
+"""Checkpoints that a kill cannot spoil.
+
+When the tensors of a checkpoint are on the disk, Megatron-Bridge writes three files more:
+`latest_train_state.pt` and `latest_checkpointed_iteration.txt`, which name the checkpoint to resume
+from, and its `run_config.yaml`. It writes them one after the other and in place. Of a run that is
+killed meanwhile, they name a checkpoint that cannot be loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from nemo_rod.files import move_whole, write_whole
+from nemo_rod.progress import PREFIX
+
+TRACKER = "latest_checkpointed_iteration.txt"
+_LATEST_STATE, _STATE, _CONFIG = "latest_train_state.pt", "train_state.pt", "run_config.yaml"
+_SECTIONS = {"checkpoint", "dataset", "model", "train"}  # of run_config.yaml, in its order
+
+
+def write_config_whole(config: Any) -> None:
+    """Makes Megatron-Bridge's configuration write its YAML, a checkpoint's last file, at once."""
+    to_yaml = config.to_yaml
+
+    def write(path: str) -> None:
+        to_yaml(f"{path}.tmp")
+        move_whole(Path(f"{path}.tmp"), Path(path))
+
+    config.to_yaml = write
+
+
+def name_the_last_whole(checkpoints: Path) -> None:
+    """Makes the trackers name the last whole checkpoint, or none. For one process.
+
+    Args:
+        checkpoints: the trainer's checkpoint folder; it need not exist.
+
+    Raises:
+        OSError: the trackers cannot be written.
+    """
+    tracker, latest_state = checkpoints / TRACKER, checkpoints / _LATEST_STATE
+    named = tracker.read_text() if tracker.exists() else ""
+    whole = {
+        str(int(path.name[5:])): path for path in checkpoints.glob("iter_*") if _is_whole(path)
+    }
+    if not whole:
+        for file in (latest_state, tracker):
+            file.unlink(missing_ok=True)
+        return
+    iteration = named if named in whole else max(whole, key=int)
+    state = (whole[iteration] / _STATE).read_bytes()
+    if named == iteration and latest_state.exists() and latest_state.read_bytes() == state:
+        return
+    print(f"{PREFIX}{checkpoints}: resuming from step {iteration}, the last whole one", flush=True)
+    write_whole(latest_state, state)
+    write_whole(tracker, iteration.encode())
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        return yaml.safe_load((checkpoint / _CONFIG).read_bytes()).keys() >= _SECTIONS
+    except (OSError, AttributeError, yaml.YAMLError):  # absent, or cut by an earlier version
+        return False

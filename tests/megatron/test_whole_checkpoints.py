@@ -1,0 +1,102 @@
+"""A run that was killed while it wrote the last files of a checkpoint resumes from a whole one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny import LAYOUTS, Setting
+
+from nemo_rod.megatron.whole_checkpoints import TRACKER, name_the_last_whole, write_config_whole
+
+WHOLE = "checkpoint: {}\ndataset: {}\nmodel: {}\ntrain: {}\n"
+STATE = "latest_train_state.pt"
+
+
+def checkpoints(folder: Path, *iterations: int) -> Path:
+    for iteration in iterations:
+        checkpoint = folder / f"iter_{iteration:07d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "train_state.pt").write_text(f"state {iteration}")
+        (checkpoint / "run_config.yaml").write_text(WHOLE)
+    (folder / STATE).write_text(f"state {iterations[-1]}")
+    (folder / TRACKER).write_text(str(iterations[-1]))
+    return folder
+
+
+def cut(text: str) -> Callable[[Path], object]:
+    return lambda file: file.write_text(text)
+
+
+DAMAGE: dict[str, dict[str, Callable[[Path], object]]] = {
+    "nothing of it is written": {STATE: cut("state 4"), TRACKER: cut("4"),
+                                 "iter_0000008/run_config.yaml": Path.unlink},
+    "the state is cut": {STATE: cut("sta"), TRACKER: cut("4"),
+                         "iter_0000008/run_config.yaml": Path.unlink},
+    "the iteration is cut": {TRACKER: cut(""), "iter_0000008/run_config.yaml": Path.unlink},
+    "the configuration is missing": {"iter_0000008/run_config.yaml": Path.unlink},
+    "the configuration is empty": {"iter_0000008/run_config.yaml": cut("")},
+    "the configuration is cut": {"iter_0000008/run_config.yaml": cut(WHOLE[:33])},
+    "the configuration is no YAML": {"iter_0000008/run_config.yaml": cut("checkpoint: {")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_the_trackers_name_the_last_whole_checkpoint(tmp_path: Path, what: str) -> None:
+    folder = checkpoints(tmp_path / "checkpoints", 4, 8)
+    for file, damage in DAMAGE[what].items():
+        damage(folder / file)
+    name_the_last_whole(folder)
+    assert ((folder / TRACKER).read_text(), (folder / STATE).read_text()) == ("4", "state 4")
+
+
+def test_what_is_whole_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = checkpoints(tmp_path / "checkpoints", 4, 8, 12)
+    for iteration in (12, 8):  # somebody may have gone back to an earlier one
+        (folder / TRACKER).write_text(str(iteration))
+        (folder / STATE).write_text(f"state {iteration}")
+        before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+        name_the_last_whole(folder)
+        assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
+    assert capsys.readouterr().out == ""
+    name_the_last_whole(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_without_a_whole_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
+    folder = checkpoints(tmp_path / "checkpoints", 4)
+    (folder / "iter_0000004" / "run_config.yaml").unlink()
+    name_the_last_whole(folder)
+    assert [file.name for file in folder.iterdir()] == ["iter_0000004"]
+
+
+def test_a_configuration_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    class Config:
+        def to_yaml(self, path: str) -> None:
+            Path(path).write_text(WHOLE)
+            assert not (tmp_path / "run_config.yaml").exists()
+
+    config = Config()
+    write_config_whole(config)
+    config.to_yaml(str(tmp_path / "run_config.yaml"))
+    assert (tmp_path / "run_config.yaml").read_text() == WHOLE
+    assert [file.name for file in tmp_path.iterdir()] == ["run_config.yaml"]
+
+
+@pytest.mark.slow
+def test_a_run_resumes_from_the_checkpoint_before_to_the_bit(tiny: Setting) -> None:
+    whole, killed = tiny.root / "rod_whole", tiny.root / "rod_killed"
+    tiny.torchrun(
+        1, "nemo_rod.megatron", tiny.rod_job(whole, LAYOUTS["single"], checkpoint_every=10)
+    )
+    job = tiny.rod_job(killed, LAYOUTS["single"], checkpoint_every=10)
+    tiny.torchrun(1, "nemo_rod.megatron", job)
+    shutil.rmtree(killed / "hf")
+    last = max((killed / "checkpoints").glob("iter_*"))
+    config = last / "run_config.yaml"
+    config.write_text(config.read_text()[:6883])  # as a kill had left it
+    tiny.torchrun(1, "nemo_rod.megatron", job)
+    for name in ("curriculum.rod", "hf/model.safetensors"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
