@@ -94,12 +94,15 @@ def killed(
     for stage, (command, wanted) in STAGES.items():
         counts[stage] = 0
         while not is_done(run_dir, stage):
-            number = submit(command, layout, run_dir, cluster)
+            number, hits = submit(command, layout, run_dir, cluster), 0
             if counts[stage] < wanted:
                 moment = dice.uniform(0.2, 1.1) * whole[1][stage]
-                counts[stage] += kill(number, moment, dice.choice(VICTIMS), cluster)
+                hits = kill(number, moment, dice.choice(VICTIMS), cluster)
+                counts[stage] += hits
                 print(f"{layout} {stage}: killed {counts[stage]} times", flush=True)
             wait_for(lambda n=number: not queued(n, cluster), 1800, f"{stage} did not end")
+            log = run_dir / "logs" / "slurm" / f"{stage}.out"
+            assert hits or is_done(run_dir, stage), f"it cannot resume: {log.read_text()[-2000:]}"
     return run_dir, counts
 
 
