@@ -109,6 +109,7 @@ test-nemo-rl: ## run RoD on NeMo-RL without a GPU; NEMO_RL=<a checkout, v0.6.0 o
 	NEMO_RL=$(abspath $(NEMO_RL)) $(RL_BIN)/python -m pytest -m nemo_rl -o timeout=3000 $(ARGS)
 
 # With the Megatron that NeMo-RL pins, which a recursive clone has; its transformers is TRANSFORMERS.
+# That Megatron compiles its helpers with whatever python3 is first on the path.
 test-nemo-rl-worker: TRANSFORMERS := $(or $(TRANSFORMERS),5.8.1)
 test-nemo-rl-worker: ## run NeMo-RL's own Megatron worker; NEMO_RL=<a recursive clone>, TRANSFORMERS=5.3.0 for v0.6.0
 	@test -d "$(NEMO_RL)/nemo_rl" || { echo "NEMO_RL='$(NEMO_RL)' is no checkout of NeMo-RL: make test-nemo-rl-worker NEMO_RL=<folder>"; exit 2; }
@@ -116,7 +117,8 @@ test-nemo-rl-worker: ## run NeMo-RL's own Megatron worker; NEMO_RL=<a recursive 
 	@$(RL_WORKER)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/nemo-rl-worker.txt transformers==$(TRANSFORMERS)
 	third=$(abspath $(NEMO_RL))/3rdparty; bridge=$$third/Megatron-Bridge-workspace/Megatron-Bridge; \
 	core=$$third/Megatron-LM-workspace/Megatron-LM; test -d $$core/megatron || core=$$bridge/3rdparty/Megatron-LM; \
-	PYTHONPATH=$$bridge/src:$$core NEMO_RL=$(abspath $(NEMO_RL)) $(RL_WORKER)/bin/python -m pytest -m nemo_rl \
+	PATH=$(abspath $(RL_WORKER))/bin:$$PATH PYTHONPATH=$$bridge/src:$$core NEMO_RL=$(abspath $(NEMO_RL)) \
+		$(RL_WORKER)/bin/python -m pytest -m nemo_rl \
 		tests/nemo_rl/test_own_worker.py tests/nemo_rl/test_ray_node.py -o timeout=3000 $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.

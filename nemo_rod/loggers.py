@@ -13,6 +13,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,7 +57,45 @@ def project(variable: str) -> str:
     return os.environ.get(variable) or PROJECT
 
 
-def prepare_runs(names: Sequence[str], folder: Path) -> None:
+@dataclass
+class Prepared:
+    """What `prepare_runs` has changed in this process.
+
+    Attributes:
+        before: Variables of the environment as they were; None where there was none.
+        log_params: MLflow's own function, where it was replaced.
+    """
+
+    before: dict[str, str | None] = field(default_factory=dict)
+    log_params: Any = None
+
+    def end(self, *, failed: bool = False) -> None:
+        """Ends the runs of W&B and MLflow, so that a later run of this process has its own.
+
+        Args:
+            failed: Whether to note the runs as failed.
+        """
+        if wandb := sys.modules.get("wandb"):
+            wandb.finish(exit_code=int(failed))
+            wandb.teardown()  # it reads the environment once, and would keep the first run's id
+        if mlflow := sys.modules.get("mlflow"):
+            mlflow.end_run("FAILED" if failed else "FINISHED")
+            if self.log_params is not None:
+                mlflow.log_params = self.log_params  # type: ignore[attr-defined]
+        for name, value in self.before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self.before.clear()
+
+    def set(self, name: str, value: str) -> None:
+        """Sets a variable of the environment until the end."""
+        self.before.setdefault(name, os.environ.get(name))
+        os.environ[name] = value
+
+
+def prepare_runs(names: Sequence[str], folder: Path) -> Prepared:
     """Makes the loggers of this process go on with the runs that the folder knows.
 
     Called before the host starts its loggers, in the process that logs. Without an account, W&B
@@ -65,15 +104,19 @@ def prepare_runs(names: Sequence[str], folder: Path) -> None:
     Args:
         names: Loggers of the run.
         folder: The run's folder, which keeps `loggers.json`.
+
+    Returns:
+        What a process ends before it turns to another run.
     """
-    runs = known_runs(folder)
+    runs, prepared = known_runs(folder), Prepared()
     if "wandb" in names:
         if "wandb" not in runs:
             keep_run(folder, "wandb", uuid.uuid4().hex[:16])
             runs = known_runs(folder)
-        os.environ |= {"WANDB_RUN_ID": runs["wandb"], "WANDB_RESUME": "allow"}
+        prepared.set("WANDB_RUN_ID", runs["wandb"])
+        prepared.set("WANDB_RESUME", "allow")
         if "WANDB_MODE" not in os.environ and not _has_account():
-            os.environ["WANDB_MODE"] = "offline"
+            prepared.set("WANDB_MODE", "offline")
             print(
                 "nemo-rod: W&B has no account here (set WANDB_API_KEY, or `wandb login`): the run "
                 f"is logged to files in {folder}, which `wandb sync` uploads.",
@@ -81,14 +124,16 @@ def prepare_runs(names: Sequence[str], folder: Path) -> None:
                 flush=True,
             )
     if "mlflow" in names:
-        # MLflow itself refuses plain files since 3.7
-        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/mlflow.db")
+        if "MLFLOW_TRACKING_URI" not in os.environ:  # MLflow refuses plain files since 3.7
+            prepared.set("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/mlflow.db")
         if "mlflow" in runs:
             import mlflow
 
-            os.environ["MLFLOW_RUN_ID"] = runs["mlflow"]
+            prepared.set("MLFLOW_RUN_ID", runs["mlflow"])
             # the hosts log their configuration again, and MLflow refuses one that differs
+            prepared.log_params = mlflow.log_params
             mlflow.log_params = lambda params: None
+    return prepared
 
 
 def known_runs(folder: Path) -> Mapping[str, str]:

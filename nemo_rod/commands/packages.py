@@ -38,7 +38,7 @@ def check_packages(stages: Iterable[Stage], launcher: Launcher) -> None:
         extra, modules = _NEEDS[stage.command.split()[0]]
         if launcher.kind == "nemo_rl" and extra == "bridge":
             continue
-        lacks = [module for module in modules if not _is_there(module)]
+        lacks = [module for module in modules if not can_be_found(module)]
         for module in lacks:
             missing.setdefault(module, extra)
         names += [stage.name] if lacks else []
@@ -52,8 +52,9 @@ def check_packages(stages: Iterable[Stage], launcher: Launcher) -> None:
         )
 
 
-def _is_there(module: str) -> bool:
+def can_be_found(module: str) -> bool:
+    """Returns whether a module can be imported, as far as that shows without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package that is not there
+    except ModuleNotFoundError:  # raised for a missing parent
         return False

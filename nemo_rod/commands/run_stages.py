@@ -11,7 +11,7 @@ from pathlib import Path
 from nemo_rod.commands.packages import check_packages
 from nemo_rod.config import Config
 from nemo_rod.launch import ray, slurm
-from nemo_rod.launch.render import render_local, write_files
+from nemo_rod.launch.render import launch_folder, render_local, write_files
 from nemo_rod.launch.submit import check_idle, submit
 from nemo_rod.plan.of_recipe import check_before_submitting
 from nemo_rod.processes.nodes import Nodes
@@ -56,8 +56,7 @@ def run(config: Config) -> None:
     if config.launcher.kind not in _RENDERERS and not config.dry_run:
         check_idle(config)
         check_packages([stage for stage in stages if not stage.is_there()], config.launcher)
-    if config.launcher.kind == "local" and not config.dry_run:
-        write_files(Path(config.run_dir) / "launch" / "local", render_local(config, stages))
+        write_files(launch_folder(config), render_local(config, stages))
     _carry_out(config, stages)
 
 

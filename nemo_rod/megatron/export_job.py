@@ -9,7 +9,8 @@ from megatron.bridge.training.checkpointing import _load_model_weights_from_chec
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import ExportJob
-from nemo_rod.megatron.models import build, save_hf
+from nemo_rod.megatron.gaps import save_hf
+from nemo_rod.megatron.models import build
 from nemo_rod.upstream import functions
 
 

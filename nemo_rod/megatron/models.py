@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from nemo_rod.config import Parallel
 from nemo_rod.jobs import ModelJob
 from nemo_rod.megatron import cpu, plain
 from nemo_rod.megatron.cpu import trainers
-from nemo_rod.megatron.loading import refuse_gaps
+from nemo_rod.megatron.gaps import refuse_gaps
 from nemo_rod.megatron.objective import next_token_alone, refuse_other_losses
 from nemo_rod.megatron.plain import conversion, layers
 from nemo_rod.megatron.scoring.text_positions import number_text
@@ -97,11 +96,6 @@ def build(job: ModelJob, hf: str, block_size: int) -> tuple[AutoBridge, list]:
     if not parallel_state.is_initialized():
         provider.initialize_model_parallel(seed=job.seed)
     return bridge, provider.provide_distributed_model(wrap_with_ddp=False)
-
-
-def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
-    """Writes the trained model as a Hugging Face checkpoint. Collective."""
-    bridge.save_hf_pretrained(model, folder, show_progress=False)
 
 
 def _set_layout(provider: Any, parallel: Parallel) -> None:

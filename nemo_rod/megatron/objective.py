@@ -25,6 +25,8 @@ _PROVIDER = {
     "mtp_hybrid_override_pattern": None,
     "mtp_use_repeated_layer": False,
     "keep_mtp_spec_in_bf16": False,
+    # Megatron-Bridge freezes it in Qwen3-VL's models with experts: nothing would be trained
+    "freeze_language_model": False,
     "freeze_vision_model": True,
     "freeze_vision_projection": True,
 }

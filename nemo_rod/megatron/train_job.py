@@ -27,11 +27,12 @@ from nemo_rod.megatron.callbacks.show_metrics import Loggers
 from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.economies import recompute, refuse_optimizer
+from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.identity import (
     identity_of,
     refuse_foreign_checkpoint,
 )
-from nemo_rod.megatron.models import model_provider, save_hf
+from nemo_rod.megatron.models import model_provider
 from nemo_rod.megatron.ranks import all_or_none, is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe

@@ -20,12 +20,14 @@ from nemo_rod.config import PREFIXES
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import digest, write_json
+from nemo_rod.loggers import Prepared
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.learners import Learner, make_learner
 from nemo_rod.nemo_rl.remote import call_all
-from nemo_rod.nemo_rl.shown import keep_runs, log, model_speed, use_loggers
+from nemo_rod.nemo_rl.settings import SHORT_PRECISION
+from nemo_rod.nemo_rl.shown import end_runs, keep_runs, log, model_speed, use_loggers
 from nemo_rod.processes.signals import Stopped
-from nemo_rod.selection import CurriculumHeader, open_references
+from nemo_rod.selection import CurriculumHeader, ReferenceLosses, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.held_out import START_FILE
@@ -45,6 +47,7 @@ class Run:
         logger: NeMo-RL's logger.
         checkpointer: NeMo-RL's checkpoint manager.
         step: number of the next step.
+        prepared: what the loggers' runs have changed in this process.
     """
 
     config: dict[str, Any]
@@ -55,16 +58,20 @@ class Run:
     logger: Any
     checkpointer: Any
     step: int
+    prepared: Prepared
 
     def close(self, *, force: bool = False) -> None:
-        """Ends the workers and frees the cluster.
+        """Ends the workers, frees the cluster and ends the loggers' runs.
 
         Args:
             force: whether to kill the workers without asking them; after a failure they may hang.
         """
         group = self.policy.worker_group
-        group.shutdown(cleanup_method=None if force else "shutdown", force=force)
-        self.cluster.shutdown()
+        try:
+            group.shutdown(cleanup_method=None if force else "shutdown", force=force)
+            self.cluster.shutdown()
+        finally:
+            end_runs(self.logger, self.prepared, failed=force)
 
 
 def setup(config: dict[str, Any]) -> Run:
@@ -85,7 +92,7 @@ def setup(config: dict[str, Any]) -> Run:
     arm = build_arm(config, store)
     references = None
     if arm.policy().needs_scores:
-        references = open_references(rod["references"], store)
+        references = references_of(config, store)
     header = curriculum_header(arm, store, references, config=_digest(config))
 
     checkpointer = CheckpointManager(config["checkpointing"])
@@ -93,17 +100,19 @@ def setup(config: dict[str, Any]) -> Run:
     info = checkpointer.load_training_info(latest) or {"step": 0}
     policy_cfg["megatron_cfg"]["train_iters"] = rod["steps"]
     policy, cluster = make_policy(config, resume_paths=checkpointer.get_resume_paths(latest))
+    prepared = Prepared()
     try:
         learner = make_learner(policy, arm, config)
-        use_loggers(config["logger"], Path(rod["out"]))
+        prepared = use_loggers(config["logger"], Path(rod["out"]))
         logger = Logger(config["logger"])
         logger.log_hyperparams(config)
         keep_runs(logger, Path(rod["out"]), step=info["step"])
-        run = Run(config, policy, cluster, learner, header, logger, checkpointer, info["step"])
+        start = info["step"]
+        return Run(config, policy, cluster, learner, header, logger, checkpointer, start, prepared)
     except BaseException:
         policy.worker_group.shutdown(force=True)
+        prepared.end(failed=True)
         raise
-    return run
 
 
 def open_store(config: dict[str, Any]) -> BlockStore:
@@ -126,6 +135,17 @@ def open_store(config: dict[str, Any]) -> BlockStore:
     name = rod["tokenizer"] or policy["tokenizer"]["name"]
     store.check_tokenizer(load_tokenizer(name, eod=rod["eod"], trust_remote_code=trusted))
     return store
+
+
+def references_of(config: dict[str, Any], store: BlockStore) -> ReferenceLosses:
+    """Opens the references.
+
+    Raises:
+        ValueError: they belong to another store, or are of another precision than the policy.
+    """
+    precision = config["policy"]["precision"]
+    short = SHORT_PRECISION.get(precision, precision)
+    return open_references(config["rod"]["references"], store, precision=short)
 
 
 def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:

@@ -15,6 +15,7 @@ from pathlib import Path
 from nemo_rod.files import digest
 
 FOLDER = "NRL_MEGATRON_CHECKPOINT_DIR"  # NeMo-RL's; its workers get the driver's environment
+_PLACE = "NEMO_ROD_CONVERSIONS"  # what FOLDER was before the first run of this process
 
 
 def keep_apart(model: str, out: str, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -26,10 +27,12 @@ def keep_apart(model: str, out: str, environment: MutableMapping[str, str] = os.
             where conversions belong.
         environment: variables, in which the folder is set.
     """
-    place = environment.get(FOLDER, "").strip()
+    place = environment.get(_PLACE) or environment.get(FOLDER, "").strip()
     if not place:
         home = environment.get("HF_HOME", "").strip()
         place = str(Path(home) / "nemo_rl") if home else str(Path(out).absolute() / "converted")
+    # the next run of this process would else take this run's folder for the place of all
+    environment[_PLACE] = place
     folder = Path(model)
     if folder.is_dir():
         place = str(Path(place) / _state(folder))

@@ -105,6 +105,11 @@ def _refuse(job: TrainJob | ScoreJob) -> None:
         raise ValueError(f"{job.name} ends when it has converged: use launcher=local or slurm.")
     if isinstance(job, TrainJob) and job.arm.steering is not None:
         raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
+    if job.scoring_precision is not None:
+        raise ValueError(
+            f"{job.name} has scoring.precision={job.scoring_precision}, which NeMo-RL's workers "
+            "cannot score in: use launcher=local or slurm, or leave it unset."
+        )
     if isinstance(job, ScoreJob) and job.teacher_top_k is not None:
         raise ValueError(f"{job.name} stores the base's predictions: use launcher=local or slurm.")
     if isinstance(job, TrainJob) and job.arm.scored_every is not None:

@@ -35,7 +35,7 @@ class Learner(Protocol):
         """Returns held-out losses, `validation/<role>/<source>/loss`."""
 
     def update_flops(self, num_blocks: int) -> float | None:
-        """Returns the operations of training on so many blocks; None if unknown."""
+        """Returns the FLOPs of training on `num_blocks` blocks; None if unknown."""
 
 
 class InWorkers:
@@ -114,7 +114,7 @@ class InDriver:
         return choice, update_metrics(trained["loss"], trained, time.perf_counter() - start)
 
     def update_flops(self, num_blocks: int) -> float | None:
-        """Returns None: the policy's `train` has told it, if it could."""
+        """Returns None: the policy's `train` has reported its own, where it could."""
         return None
 
     def validate(self) -> dict[str, float]:

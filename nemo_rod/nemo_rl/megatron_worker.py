@@ -8,6 +8,7 @@ import ray
 from nemo_rl.models.policy.utils import get_runtime_env_for_policy_worker
 from nemo_rl.models.policy.workers.megatron_policy_worker import MegatronPolicyWorkerImpl
 
+from nemo_rod.megatron.gaps import whole_loads
 from nemo_rod.megatron.objective import next_token_alone
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.worker import RoDWorkerMixin
@@ -21,7 +22,8 @@ class RoDMegatronPolicyWorkerImpl(RoDWorkerMixin, MegatronPolicyWorkerImpl):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         from nemo_rl.models.policy.workers import megatron_policy_worker
 
-        with compat.providers(megatron_policy_worker, next_token_alone):
+        # NeMo-RL converts a checkpoint before it builds the model
+        with whole_loads(), compat.providers(megatron_policy_worker, next_token_alone):
             super().__init__(*args, **kwargs)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from nemo_rod.config import PREFIXES
 from nemo_rod.loggers import (
     LOGGERS,
+    Prepared,
     check_installed,
     keep_run,
     known_metrics,
@@ -20,12 +21,12 @@ from nemo_rod.selection import Choice
 from nemo_rod.selection.competition import model_tflops
 
 
-def use_loggers(section: dict[str, Any], out: Path) -> None:
+def use_loggers(section: dict[str, Any], out: Path) -> Prepared:
     """Makes NeMo-RL's loggers go on with the runs of an earlier attempt; see `loggers.py`."""
     names = [name for name in LOGGERS if section.get(f"{name}_enabled")]
     check_installed(names)
     out.mkdir(parents=True, exist_ok=True)
-    prepare_runs(names, out)
+    return prepare_runs(names, out)
 
 
 def keep_runs(logger: Any, out: Path, *, step: int) -> None:
@@ -40,6 +41,18 @@ def keep_runs(logger: Any, out: Path, *, step: int) -> None:
             import mlflow
 
             keep_run(out, "mlflow", mlflow.active_run().info.run_id)
+
+
+def end_runs(logger: Any, prepared: Prepared, *, failed: bool = False) -> None:
+    """Ends the run in all loggers, so that the next arm of this process has runs of its own."""
+    if logger.gpu_monitor:
+        logger.gpu_monitor.stop()  # a thread of its own, which logs
+    for backend in logger.loggers:
+        if hasattr(backend, "writer"):
+            backend.writer.close()
+    # MLflow's backend ends whatever run is current when it is collected: now, not in the next arm
+    logger.loggers.clear()
+    prepared.end(failed=failed)
 
 
 def log(logger: Any, row: dict[str, Any], *, step: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,12 @@ class RoDWorkerMixin:
 
     def rod_export(self, *, folder: str) -> None:
         """Writes the weights as a Hugging Face checkpoint."""
-        bridge: Any = self.megatron_bridge  # type: ignore[attr-defined]
-        bridge.save_hf_pretrained(self._rod_chunks(), folder, show_progress=False)
+        from nemo_rod.megatron.gaps import save_hf
+        from nemo_rod.megatron.scoring.forward_only import gather_weights
+
+        # since the last step, unless a checkpoint was saved, each replica has its own share alone
+        gather_weights(self._rod_chunks(), no_pass_follows=True)
+        save_hf(self.megatron_bridge, self._rod_chunks(), Path(folder))  # type: ignore[attr-defined]
 
     def _rod_losses(self, store: BlockStore) -> Any:
         from nemo_rod.megatron.scoring.scorer import MegatronScorer

@@ -75,7 +75,7 @@ class Fork:
         """Waits for the end and returns the exit status.
 
         Raises:
-            subprocess.TimeoutExpired: if it has not ended after so many seconds.
+            subprocess.TimeoutExpired: if it has not ended after `timeout` seconds.
         """
         self._process.join(timeout)
         if self.returncode is None:
@@ -163,7 +163,7 @@ def _end_with_command() -> None:
 
 
 def _deliver_signals_after(forks: str) -> None:
-    """Holds stop signals back until this process has forked so many times.
+    """Holds stop signals back until this process has forked `forks` times.
 
     Torchrun's handler raises an error, which Python drops while it forks: the signal would be lost.
     The forks start without its handlers.

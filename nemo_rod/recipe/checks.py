@@ -111,21 +111,13 @@ def _check_loggers(config: Config) -> None:
 def _check_trained(config: Config, name: str) -> None:
     """Refuses an arm of this run that its launcher, or its validation, cannot serve."""
     arm, every = arm_settings(config, name), config.validation.every
-    if arm.distilled and config.launcher.kind == "nemo_rl":
-        raise ValueError(
-            f"{name} scores replay by distillation, which NeMo-RL's workers cannot: use "
-            "launcher=local, slurm or ray, or selection.replay_score=loss."
-        )
+    if config.launcher.kind in ("ray", "nemo_rl"):
+        _check_on_nemo_rl(name, arm)
     if arm.distilled and arm.scoring.every != 1:
         raise ValueError(
             f"{name} has scoring.every={arm.scoring.every} and scores replay by distillation: "
             "set scoring.every=1, since training does not tell how far a block's predictions "
             "have moved."
-        )
-    if arm.scores and arm.scoring.every != 1 and config.launcher.kind == "nemo_rl":
-        raise ValueError(
-            f"{name} has scoring.every={arm.scoring.every}, but the workers of launcher.kind="
-            "nemo_rl do not tell what each block costs in training: set scoring.prefix instead."
         )
     if arm.scores and arm.scoring.precision is not None:
         _check_low_precision(name, arm, config)
@@ -137,14 +129,30 @@ def _check_trained(config: Config, name: str) -> None:
         )
 
 
+def _check_on_nemo_rl(name: str, arm: ArmSettings) -> None:
+    """Refuses an arm that NeMo-RL's workers, which train with launcher=ray or nemo_rl, cannot."""
+    scoring, selection = arm.scoring, arm.selection
+    target = "target_share" if selection.target_share is not None else "target_forgetting"
+    steered = arm.scores and getattr(selection, target) is not None
+    for cannot, what, instead in (
+        (arm.distilled, "scores replay by distillation", "set selection.replay_score=loss"),
+        (arm.scores and scoring.every != 1, f"has scoring.every={scoring.every}",
+         "set scoring.prefix instead"),
+        (arm.scores and scoring.precision is not None,
+         f"has scoring.precision={scoring.precision}", "leave scoring.precision unset"),
+        (arm.variant.converge, "ends when it has converged", "give it a number of steps"),
+        (steered, f"steers kappa by selection.{target}", "set selection.kappa alone"),
+    ):  # fmt: skip
+        if cannot:
+            raise ValueError(
+                f"{name} {what}, which NeMo-RL's workers cannot: use launcher=local or slurm, or "
+                f"{instead}."
+            )
+
+
 def _check_low_precision(name: str, arm: ArmSettings, config: Config) -> None:
-    """Refuses to score an arm in a precision that its launcher, or its scores, do not have."""
+    """Refuses to score an arm in a precision that its layout, or its scores, do not have."""
     scoring, parallel = arm.scoring, config.parallel
-    if config.launcher.kind == "nemo_rl":
-        raise ValueError(
-            f"{name} has scoring.precision={scoring.precision}, which NeMo-RL's workers cannot: "
-            "use launcher=local, slurm or ray, or leave scoring.precision unset."
-        )
     if scoring.every != 1:
         raise ValueError(
             f"{name} has scoring.precision={scoring.precision} and scoring.every={scoring.every}, "

@@ -118,9 +118,10 @@ def _what(jobs: ModelJobs) -> tuple[str, int]:
             f"arm={config.arm} step={config.step} names no checkpoint: expected both, such as "
             "arm=rod step=1200."
         )
-    if config.launcher.kind == "nemo_rl":
+    kind = config.launcher.kind
+    if kind == "nemo_rl" or (kind == "ray" and config.arm != "base"):  # ray trains no base there
         raise ValueError(
-            "launcher=nemo_rl does not export a step: NeMo-RL's examples/converters convert its "
+            f"launcher={kind} does not export a step: NeMo-RL's examples/converters convert its "
             "checkpoints."
         )
     return config.arm, config.step

@@ -322,7 +322,7 @@ FUNCTIONS = (
         f"{_BRIDGE}:AutoBridge.save_hf_pretrained",
         "called",
         TRAINER,
-        "self, model, path, *, show_progress",
+        "self, model, path, *, show_progress, strict",
     ),
     Function(
         f"{_BRIDGE}.models.model_provider:ModelProviderMixin.initialize_model_parallel",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import composed, nemo_rod
 
-from nemo_rod.commands import status
+from nemo_rod.commands import run_stages, status
 from nemo_rod.commands.status import Standing, bar, last_progress, place, stand, training_progress
 from nemo_rod.launch.queue import QueuedJob
 from nemo_rod.launch.render import launch_folder, render_local, write_files
@@ -169,6 +169,21 @@ def test_watching_shows_bars_until_it_is_ended(
     assert slept == [7, 7] and len(shown) == 3
     stages = shown[1].splitlines()[2:10]
     assert all("\u2591" * 20 in line for line in stages) and stages[0].startswith("prepare")
+
+
+def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_stages, "_here", lambda config, stages: None)
+    monkeypatch.setattr(run_stages, "check_packages", lambda stages, launcher: None)
+    run_stages.run(composed("recipe=toy", "arms=[rod]", "launcher=nemo_rl"))
+    shown = status.standing_text(Path("runs/toy")).splitlines()
+    assert shown[0] == "toy in runs/toy, launcher=nemo_rl"
+    assert [line.split()[0] for line in shown[2:]][-3:] == ["rod", "evaluate", "report"]
+    script = Path("runs/toy/launch/nemo_rl/run.sh").read_text()
+    commands = [line for line in script.splitlines() if "nemo_rod.cli" in line]
+    assert commands and all(line.endswith(" launcher.kind=nemo_rl") for line in commands)
 
 
 def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

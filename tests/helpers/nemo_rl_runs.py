@@ -42,6 +42,7 @@ def ray_cluster() -> Iterator[dict[str, str]]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
         "RAY_worker_register_timeout_seconds": "900",  # on a loaded machine a worker starts slowly
+        "RAY_worker_niceness": "0",  # 15 starves it there
         "TORCH_CUDA_ARCH_LIST": "9.0",  # NeMo-RL asks for it, whatever it is
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",

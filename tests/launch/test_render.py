@@ -40,9 +40,18 @@ CLUSTER = [
 ]
 
 
+# these have arms that NeMo-RL's workers cannot train: with estimated scores, or until they converge
+ON_RAY = {
+    "toy": ["arms=[base,no_replay,fixed_32,merge_0.6,rod]"],
+    "toy_long_blocks": ["arms=[base,no_replay,rod]"],
+    "toy_paper": ["arms=[base,no_replay,rod]"],
+}
+
+
 @cache
 def launched(recipe: str, launcher: str, *overrides: str) -> Config:
-    return composed(f"recipe={recipe}", f"launcher={launcher}", *CLUSTER, *overrides)
+    arms = ON_RAY.get(recipe, []) if launcher == "ray" else []
+    return composed(f"recipe={recipe}", f"launcher={launcher}", *CLUSTER, *arms, *overrides)
 
 
 @cache

@@ -39,7 +39,10 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             "one entry for each mount",
         ),
         (["launcher=slurm", *CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
-        (["launcher=ray", *CLUSTER, "launcher.nemo_rl=null"], "set launcher.nemo_rl, or"),
+        (
+            ["launcher=ray", *CLUSTER, "arms=[base,rod]", "launcher.nemo_rl=null"],
+            "set launcher.nemo_rl, or",
+        ),
         (["launcher=slurm", *CLUSTER, "launcher.kind=pbs"], "expected local, slurm, ray"),
     ],
 )

@@ -108,6 +108,44 @@ def test_recipes_may_be_megatrons_own_names() -> None:
     assert refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.mxfp8) is None
 
 
+def test_a_language_model_that_its_provider_freezes_is_trained() -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+    # isort: split
+    from nemo_rod.megatron.objective import next_token_alone
+
+    # defaults of Megatron-Bridge's Qwen3VLMoEModelProvider, whose import takes long
+    provider = SimpleNamespace(
+        freeze_language_model=True, freeze_vision_model=True, freeze_vision_projection=False
+    )
+    next_token_alone(provider)
+    assert not provider.freeze_language_model
+    assert provider.freeze_vision_model and provider.freeze_vision_projection
+
+
+def test_nemo_rl_exports_weights_that_every_replica_has_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hooks of the next forward pass would gather them; an export has no such pass."""
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+    from nemo_rod.megatron import gaps
+    from nemo_rod.nemo_rl.worker import RoDWorkerMixin
+
+    done: list[str] = []
+    buckets = SimpleNamespace(finish_param_sync=lambda **_: done.append("gathered"))
+    worker: Any = RoDWorkerMixin()
+    worker.model = SimpleNamespace(
+        use_forward_hook=True,
+        remove_forward_pre_hook_handles={"module": "hook"},
+        bucket_groups=[buckets],
+        expert_parallel_bucket_groups=[buckets],
+    )
+    worker.megatron_bridge = None
+    monkeypatch.setattr(gaps, "save_hf", lambda *_: done.append("hf"))
+    worker.rod_export(folder="hf")
+    assert done == ["gathered", "gathered", "hf"]
+
+
 def test_estimates_from_training_losses_need_training_without_dropout() -> None:
     import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 

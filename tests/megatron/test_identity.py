@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from corpus_cases import train_bpe
 from tiny import Setting, sources
 
@@ -50,6 +51,15 @@ def trained_job(tiny: Setting) -> TrainJob:
     return job
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This process as the only rank of a job."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_run_on_something_else_is_refused(tiny: Setting, tmp_path: Path, what: str) -> None:
     from nemo_rod.megatron.train_job import train
@@ -59,6 +69,7 @@ def test_a_run_on_something_else_is_refused(tiny: Setting, tmp_path: Path, what:
         train(job)
 
 
+@pytest.mark.usefixtures("alone")
 def test_an_older_megatron_than_the_one_that_saved_is_refused(
     tiny: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

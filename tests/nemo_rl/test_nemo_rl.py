@@ -202,7 +202,11 @@ def test_a_step_of_2048_candidates_moves_under_100_kb(runs: Runs, tmp_path: Path
     assert moved["sent"] + moved["received"] < 100_000
 
 
-def test_hydra_recipe_trains_on_nemo_rl(runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.timeout(1500)
+def test_a_recipe_runs_whole_on_nemo_rl(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From text to report, its arms in one process, each with runs of its own in the loggers."""
     tiny = runs.tiny
     settings = {
         "arms": ["no_replay", "rod"],
@@ -234,10 +238,20 @@ def test_hydra_recipe_trains_on_nemo_rl(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "recipe").mkdir()
     text = "# @package _global_\n" + yaml.safe_dump(settings)
     (tmp_path / "recipe" / "tiny_nemo_rl.yaml").write_text(text)
+    monkeypatch.setitem(runs.environment, "WANDB_MODE", "offline")
     options = ["--config-dir", tmp_path, "recipe=tiny_nemo_rl", f"run_dir={tmp_path / 'run'}"]
-    for command in (["prepare"], ["pretrain"], ["train", "arm=no_replay"], ["reference"]):
-        runs.run(command[0], *options, *command[1:])
-    runs.run("train", *options, "arm=rod")
-    arm = tmp_path / "run" / "arms" / "rod"
-    assert len(records(arm)) == 6
-    assert (arm / "hf" / "model.safetensors").exists()
+    runs.run("run", *options, "logger=[tensorboard,wandb]")
+    arms = tmp_path / "run" / "arms"
+    assert (tmp_path / "run" / "report" / "index.html").exists()
+    assert len(records(arms / "rod")) == 6
+    logged = []
+    for name in ("no_replay", "rod"):
+        arm = arms / name
+        assert (arm / "hf" / "model.safetensors").exists()
+        assert (arm / "evaluation.json").exists()
+        run = json.loads((arm / "loggers.json").read_text())["wandb"]
+        (folder,) = arm.rglob("offline-run-*")
+        assert folder.name.endswith(f"-{run}")
+        assert (folder / f"run-{run}.wandb").stat().st_size > 0
+        logged.append(run)
+    assert len(set(logged)) == 2

@@ -19,7 +19,7 @@ from places import ROOT
 from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
 from nemo_rod.loggers import LOGGERS
-from nemo_rod.nemo_rl import compat, conversions, settings
+from nemo_rod.nemo_rl import algorithm, compat, conversions, settings
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.nemo_rl.settings import RoD, check
 from nemo_rod.nemo_rl.shown import model_speed
@@ -172,6 +172,23 @@ def test_a_checkpoint_that_was_made_anew_is_converted_anew(tmp_path: Path) -> No
     assert place("team/model", HF_HOME="/shared/hf") == "/shared/hf/nemo_rl"
 
 
+def test_runs_of_one_process_share_their_conversions(tmp_path: Path) -> None:
+    models = [tmp_path / name for name in ("base", "specialist")]
+    for model in models:
+        model.mkdir()
+        (model / "config.json").write_text(model.name)
+    variables = {"HF_HOME": "/shared/hf"}
+
+    def place(name: str) -> Path:
+        conversions.keep_apart(name, str(tmp_path / "out"), variables)
+        return Path(variables[conversions.FOLDER])
+
+    base, specialist = (place(str(model)) for model in models)
+    assert base != specialist and base.parent == specialist.parent == Path("/shared/hf/nemo_rl")
+    assert place(str(models[0])) == base
+    assert place("team/model") == Path("/shared/hf/nemo_rl")
+
+
 def test_our_defaults_follow_the_schema() -> None:
     values = yaml.safe_load((config_folder() / "nemo_rl" / "rod.yaml").read_text())
     OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
@@ -286,6 +303,21 @@ def test_scoring_job_in_nemo_rls_terms() -> None:
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
     assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
+
+
+def test_references_in_a_precision_that_workers_lack_are_refused() -> None:
+    job = ScoreJob(**job_values(role="replay", model_digest="abc", scoring_precision="fp8"))
+    with pytest.raises(ValueError, match="fp8, which NeMo-RL's workers can"):
+        nemo_rl_values(job, block_size=64)
+
+
+def test_references_are_of_the_policys_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(algorithm, "open_references", lambda *args, **kw: asked.append((args, kw)))
+    store: Any = "store"
+    config = {"rod": {"references": ["r"]}, "policy": {"precision": "bfloat16"}}
+    algorithm.references_of(config, store)
+    assert asked == [((["r"], store), {"precision": "bf16"})]
 
 
 def test_winners_are_dealt_by_whole_micro_batches() -> None:

@@ -9,6 +9,8 @@ with its submodules and Python 3.12: `make test-nemo-rl-worker`.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from pathlib import Path
 import architectures
 import pytest
 from nemo_rl_runs import CHECKOUT, Runs, chosen_ids, kill_after, records, rows
+from safetensors.torch import load_file, save_file
 from tiny import MOE_ARCHITECTURE, STEPS, Setting
 
 from nemo_rod.config import Parallel
@@ -103,6 +106,24 @@ def test_own_worker_resumes_from_its_own_checkpoint(runs: Runs, trained: Path) -
     assert [row["step"] for row in rows(out)] == list(range(STEPS))
     assert chosen_ids(out) == chosen_ids(trained)
     assert rows(out) == rows(trained)
+
+
+def test_own_worker_refuses_a_checkpoint_with_a_gap(runs: Runs) -> None:
+    """NeMo-RL's conversion only warns of one."""
+    gap = runs.tiny.root / "gap"
+    shutil.copytree(runs.tiny.base, gap)
+    file = gap / "model.safetensors"
+    tensors = load_file(file)
+    (name,) = (name for name in tensors if re.search(r"\.embed(_tokens|dings)\.weight$", name))
+    tensors[f"{name}_of_others"] = tensors.pop(name)
+    save_file(tensors, file, {"format": "pt"})
+    for index in gap.glob("*.index.json"):
+        index.unlink()
+    started = runs.start("train", "--config", runs.recipe(runs.tiny.root / "own_gap", gap), *OWN)
+    said, _ = started.communicate(timeout=1000)
+    assert started.returncode != 0
+    assert f"{gap} leaves 1 parameter(s) of the model without a tensor (" in said, said[-5000:]
+    assert f"1 tensor(s) without a place in the model ({name}_of_others)" in said
 
 
 def test_own_log_probabilities_choose_the_same(runs: Runs, trained: Path) -> None:

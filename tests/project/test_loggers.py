@@ -119,6 +119,41 @@ def test_mlflow_goes_on_with_the_run_that_is_known(
     assert json.loads((tmp_path / "loggers.json").read_text()) == {"mlflow": "abc"}
 
 
+def test_a_second_run_of_the_process_begins_as_the_first_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def environment() -> dict[str, str]:
+        return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+
+    logged = SimpleNamespace(log_params=print, end_run=lambda status: ended.append(status))
+    ended: list[str] = []
+    monkeypatch.setitem(sys.modules, "mlflow", logged)
+    monkeypatch.setenv("WANDB_RESUME", "never")  # of the user's
+    keep_run(tmp_path / "rod", "mlflow", "abc")
+    found = []
+    for arm, failed in (("rod", True), ("no_replay", False)):
+        prepared = prepare_runs(["wandb", "mlflow"], tmp_path / arm)
+        found.append(environment())
+        prepared.end(failed=failed)
+        assert environment() == {"WANDB_RESUME": "never"} and logged.log_params is print
+    assert found[0]["MLFLOW_RUN_ID"] == "abc" and "MLFLOW_RUN_ID" not in found[1]
+    assert found[0]["WANDB_RUN_ID"] != found[1]["WANDB_RUN_ID"]
+    uris = [values["MLFLOW_TRACKING_URI"] for values in found]
+    assert uris == [f"sqlite:///{tmp_path}/{arm}/mlflow.db" for arm in ("rod", "no_replay")]
+    assert ended == ["FAILED", "FINISHED"]
+
+
+def test_a_server_of_the_users_serves_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
+    for arm in ("rod", "no_replay"):
+        prepared = prepare_runs(["mlflow"], tmp_path / arm)
+        assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
+        prepared.end()
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
+
+
 def test_tensorboard_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from logged import of_tensorboard
@@ -181,6 +216,92 @@ def test_a_killed_and_a_resumed_attempt_are_one_curve(tmp_path: Path) -> None:
     assert ids == {known_runs(tmp_path)["wandb"]}
     # W&B had the killed steps in memory; those before the checkpoint are logged again
     assert online["rod/rho/old/p10"] == curve and "rod/threshold" not in online
+
+
+TWO_ARMS = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from nemo_rod.loggers import known_runs
+from nemo_rod.nemo_rl.shown import end_runs, keep_runs, use_loggers
+
+name = sys.argv[2]
+
+
+class WandbLogger:  # what NeMo-RL's loggers do, which need its whole environment
+    def __init__(self, out):
+        import wandb
+        self.run = wandb.init(dir=out, project="nemo-rod", name=Path(out).name)
+
+    def log_metrics(self, metrics, step):
+        self.run.log(metrics, step=step)
+
+
+class MLflowLogger:
+    def __init__(self, out):
+        import mlflow
+        self.mlflow = mlflow
+        mlflow.set_experiment("nemo-rod")
+        mlflow.start_run(run_name=Path(out).name)
+
+    def log_metrics(self, metrics, step):
+        self.mlflow.log_metrics(metrics, step=step)
+
+    def __del__(self):
+        self.mlflow.end_run()
+
+
+def logger(out):
+    made = SimpleNamespace(gpu_monitor=None)
+    made.loggers = [{"wandb": WandbLogger, "mlflow": MLflowLogger}[name](out)]
+    made.itself = made  # so that it is collected late
+    return made
+
+
+for number, arm in enumerate(("first", "second", "first")):
+    out = Path(sys.argv[1]) / arm
+    prepared = use_loggers({f"{name}_enabled": True}, out)
+    log = logger(str(out))
+    keep_runs(log, out, step=0)
+    log.loggers[0].log_metrics({"train/loss": float(number)}, number + 1)
+    end_runs(log, prepared)
+"""
+
+
+def two_arms(folder: Path, name: str) -> None:
+    pytest.importorskip(name)
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_ARMS, str(folder), name], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(1500)
+def test_arms_of_one_process_are_runs_of_their_own_in_wandb(tmp_path: Path) -> None:
+    """Real W&B, offline; the first arm is resumed after the second."""
+    two_arms(tmp_path, "wandb")
+    from logged import of_wandb
+
+    curves = {"first": {1: 0.0, 3: 2.0}, "second": {2: 1.0}}
+    for arm, curve in curves.items():
+        found, ids = of_wandb(tmp_path / arm)
+        assert found["train/loss"] == curve
+        assert ids == {known_runs(tmp_path / arm)["wandb"]}
+
+
+@pytest.mark.timeout(1500)
+def test_arms_of_one_process_are_runs_of_their_own_in_mlflow(tmp_path: Path) -> None:
+    two_arms(tmp_path, "mlflow")
+    from mlflow import MlflowClient
+
+    curves = {"first": {1: 0.0, 3: 2.0}, "second": {2: 1.0}}
+    for arm, curve in curves.items():
+        client = MlflowClient(f"sqlite:///{tmp_path}/{arm}/mlflow.db")
+        (run,) = client.search_runs([client.get_experiment_by_name("nemo-rod").experiment_id])
+        assert run.info.run_id == known_runs(tmp_path / arm)["mlflow"]
+        assert (run.info.status, run.info.run_name) == ("FINISHED", arm)
+        found = client.get_metric_history(run.info.run_id, "train/loss")
+        assert {metric.step: metric.value for metric in found} == curve
 
 
 def test_the_command_says_it_in_one_sentence(tmp_path: Path) -> None:

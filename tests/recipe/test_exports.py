@@ -66,6 +66,7 @@ def test_an_arm_in_training_is_exported_from_where_it_works(tmp_path: Path) -> N
         (["arm=rod"], "arm=rod step=None names no checkpoint"),
         (["step=20"], "arm=None step=20 names no checkpoint"),
         (["arm=rod", "step=20", "launcher=nemo_rl"], "launcher=nemo_rl does not export"),
+        (["arm=rod", "step=20", "launcher=ray"], "launcher=ray does not export"),
     ],
 )
 def test_what_names_no_checkpoint_is_refused(

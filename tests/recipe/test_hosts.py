@@ -13,7 +13,7 @@ import pytest
 from command_line import composed
 
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
-from nemo_rod.jobs import Job, TrainJob
+from nemo_rod.jobs import EvaluateJob, Job, ScoreJob, TrainJob
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.recipe.arm_references import ArmReferences
 from nemo_rod.recipe.checks import check
@@ -82,6 +82,19 @@ def test_a_key_of_a_variant_reaches_both_hosts(
     assert ours != theirs, f"{key} does not reach NeMo-RL"
     if section == "selection":  # where the workers look for it, not only in the record of the arm
         assert theirs["rod"]["selection"][name] == VALUES[key]
+
+
+def test_held_out_losses_need_no_worker_of_nemo_rl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, ran = config_of({"of": "rod"}, "nemo_rl"), list[str]()
+    monkeypatch.setattr("nemo_rod.recipe.model_jobs.run_job", lambda *_, **__: ran.append("here"))
+    monkeypatch.setattr("nemo_rod.recipe.model_jobs.run_on_nemo_rl", lambda *_: ran.append("ray"))
+    jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
+    common = jobs.common("evaluate", tmp_path)
+    jobs.run(EvaluateJob(**common, models={"base": "hf"}), tmp_path)
+    jobs.run(ScoreJob(**common, model="hf", role="replay", model_digest=""), tmp_path)
+    assert ran == ["here", "ray"]
 
 
 def job_of(variant: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrainJob:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from contextlib import nullcontext
 from functools import cache
+from typing import Any
 
 import pytest
 import yaml
@@ -154,14 +155,32 @@ def test_references_of_the_base_can_be_asked_for(name: str) -> None:
     check(dataclasses.replace(recipe(), arm=name))
 
 
-def test_nemo_rl_cannot_score_by_distillation() -> None:
-    launcher = dataclasses.replace(recipe().launcher, kind="nemo_rl")
-    for arms, refused in ((["base", "rod"], False), (["base", "rod_distillation"], True)):
-        config = dataclasses.replace(recipe(), launcher=launcher, arms=arms)
-        with pytest.raises(ValueError) if refused else nullcontext() as error:
-            check(config)
-        if refused:
-            assert str(error.value).startswith("rod_distillation scores replay by distillation, wh")
+@pytest.mark.parametrize("kind", ["ray", "nemo_rl"])
+@pytest.mark.parametrize(
+    ("name", "variant", "sentence"),
+    [
+        ("rod_distillation", None, "scores replay by distillation, which"),
+        ("rod_averages", None, r"has scoring\.every=\d+, which"),
+        ("mine", {"scoring": {"every": 0}}, r"has scoring\.every=0, which"),
+        ("no_replay_converged", None, "ends when it has converged, which"),
+        ("rod_share_32", None, r"steers kappa by selection\.target_share, which"),
+        ("mine", {"selection": {"target_forgetting": 0.1}}, r"steers kappa by .*forgetting, which"),
+    ],
+)
+def test_nemo_rl_refuses_what_its_workers_cannot(
+    name: str, variant: dict[str, Any] | None, sentence: str, kind: str
+) -> None:
+    config = copy.deepcopy(recipe())
+    if variant is not None:
+        config.variants[name] = {"of": "rod", **variant}
+    config.arms = ["base", "rod", name]
+    config.validation.every = 10
+    check(config)
+    config.launcher.kind = kind
+    with pytest.raises(ValueError, match=rf"^{name} {sentence}.* use launcher=local or slurm, or "):
+        check(config)
+    config.arms.remove(name)  # known, and not of this run
+    check(config)
 
 
 def test_what_distillation_keeps_is_in_the_plan() -> None:

@@ -61,7 +61,8 @@ def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> 
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     from nemo_rod.megatron.batches import micro_batches
-    from nemo_rod.megatron.models import model_provider, save_hf
+    from nemo_rod.megatron.gaps import save_hf
+    from nemo_rod.megatron.models import model_provider
     from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     store: Any = Store()

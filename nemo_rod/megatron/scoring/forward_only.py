@@ -182,7 +182,7 @@ def _next_token_alone(model: list, config: Any) -> Iterator[None]:
                 buckets.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
-def gather_weights(model: list) -> None:
+def gather_weights(model: list, *, no_pass_follows: bool = False) -> None:
     """Gathers the weights of every replica if no forward hook will do so. Collective.
 
     With `overlap_param_gather` an optimizer step updates only each replica's own share of the
@@ -191,9 +191,10 @@ def gather_weights(model: list) -> None:
 
     Args:
         model: the model's chunks on this rank, wrapped for data parallelism or not.
+        no_pass_follows: whether the weights are read, as for an export, and hooks do not run.
     """
     for chunk, buckets in _gathered_by_hooks(model):
-        if not chunk.remove_forward_pre_hook_handles:
+        if no_pass_follows or not chunk.remove_forward_pre_hook_handles:
             buckets.finish_param_sync(skip_next_bucket_dispatch=True)
 
 

@@ -1,9 +1,10 @@
-"""Lets NeMo-RL run on this environment: an older Python and transformers, and no CUDA.
+"""Lets NeMo-RL run on this environment: other versions of Python, torch and transformers, no CUDA.
 
 Every Python process with this folder on its path runs it, Ray's workers included. Nothing happens
 until `nemo_rl` is imported, and its own Megatron worker.
 """
 
+import importlib
 import importlib.abc
 import sys
 
@@ -22,9 +23,14 @@ class _Before(importlib.abc.MetaPathFinder):
 
 
 def _prepare():
+    import copyreg
     import typing
 
     import typing_extensions
+    from torch.distributed import config
+
+    # newer than NeMo-RL's torch; Ray finds its name in the code of the worker's `train`
+    copyreg.pickle(type(config), lambda module: (importlib.import_module, (module.__name__,)))
 
     if sys.version_info < (3, 12):  # pydantic refuses the TypedDict of an older typing
         typing.TypedDict = typing_extensions.TypedDict

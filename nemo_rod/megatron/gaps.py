@@ -1,0 +1,155 @@
+"""Refuses incomplete loads and exports of a checkpoint, on which Megatron-Bridge only warns."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.bridge import AutoBridge
+from megatron.core.utils import get_model_config
+from safetensors import safe_open
+
+from nemo_rod.files import read_json, write_json
+from nemo_rod.megatron.ranks import all_or_none, of_any_rank, on_all_ranks
+
+# A value that no weight takes and that fp32 and bf16 both represent exactly. (A diverged weight
+# could be NaN.)
+_UNSET = -(2.0**100)
+# Tensors that Megatron-Bridge skips if the model class has no place for them: multi-token
+# predictors, which are turned off, vision towers, and tables that models recompute.
+_LEFT_OUT = re.compile(r"^mtp\.|(^|\.)visual\.|rotary_emb\.|\.masked_bias$")
+
+
+def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
+    """Makes a provider raise unless every parameter is set and every relevant tensor is read.
+
+    Args:
+        provider: Megatron-Bridge's provider, which loads the weights before wrapping the model.
+        state: the checkpoint's tensors, as Megatron-Bridge reads them.
+        hf: name of the checkpoint.
+    """
+    read: set[str] = set()
+    source = state.source
+    load_tensors = source.load_tensors
+
+    def note(names: list[str]) -> Any:
+        read.update(names)
+        return load_tensors(names)
+
+    def mark(model: list) -> list:
+        source.load_tensors = note
+        with torch.no_grad():
+            for _, parameter in _parameters(model):
+                parameter.fill_(_UNSET)
+        return model
+
+    def check(model: list) -> list:
+        source.load_tensors = load_tensors
+        unset = [name for name, parameter in _parameters(model) if (parameter == _UNSET).any()]
+        relevant = sorted(name for name in source.get_all_keys() if _counts(name, provider))
+        unread = on_all_ranks([name not in read for name in relevant])
+        names = [name for name, is_unread in zip(relevant, unread, strict=True) if is_unread]
+        _refuse(hf, sorted({*of_any_rank(unset)}), names)
+        return model
+
+    provider.register_pre_wrap_hook(mark, prepend=True)
+    provider.register_pre_wrap_hook(check)
+
+
+@contextmanager
+def whole_loads() -> Iterator[None]:
+    """Refuses the gaps of every checkpoint that others load by Megatron-Bridge within the block."""
+    describe = AutoBridge.to_megatron_provider
+
+    @functools.wraps(describe)
+    def described(bridge: Any, load_weights: bool = True, *args: Any, **options: Any) -> Any:
+        provider = describe(bridge, load_weights, *args, **options)
+        if load_weights:
+            checkpoint = bridge.hf_pretrained
+            refuse_gaps(provider, checkpoint.state, str(checkpoint.model_name_or_path))
+        return provider
+
+    AutoBridge.to_megatron_provider = described
+    try:
+        yield
+    finally:
+        AutoBridge.to_megatron_provider = describe
+
+
+def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
+    """Writes a model as a Hugging Face checkpoint. Collective.
+
+    Args:
+        bridge: the bridge of the checkpoint that the model was loaded from.
+        model: the model's chunks on this rank.
+        folder: folder of the new checkpoint.
+
+    Raises:
+        ValueError: on every rank, if it lacks a tensor that the model has.
+    """
+    # By default, some versions leave out every file of the checkpoint that has a tensor which the
+    # model has not, such as those of multi-token predictors.
+    bridge.save_hf_pretrained(model, folder, show_progress=False, strict=False)
+    source = bridge.hf_pretrained.state.source
+    config = get_model_config(model[0])
+    all_or_none(lambda: _look_at(folder, source, config) if dist.get_rank() == 0 else None)
+
+
+def _look_at(folder: Path, source: Any, config: Any) -> None:
+    """Refuses an export with gaps, and lets its index name what its files have."""
+    written: dict[str, str] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            written |= dict.fromkeys(tensors.keys(), file.name)
+    lost = sorted(n for n in source.get_all_keys() if _counts(n, config) and n not in written)
+    if lost:
+        raise ValueError(
+            f"The export to {folder} lacks {len(lost)} tensor(s) of the model "
+            f"({_first_three(lost)}), which Megatron-Bridge left out: export its checkpoint again "
+            "with another version."
+        )
+    index = folder / "model.safetensors.index.json"
+    if index.exists() and (found := read_json(index, "weight_map"))["weight_map"] != written:
+        write_json(index, {**found, "weight_map": written})
+
+
+def _parameters(model: list) -> list[tuple[str, torch.nn.Parameter]]:
+    """Returns what a checkpoint has to set: multi-token predictors are not trained."""
+    named = [pair for chunk in model for pair in chunk.named_parameters()]
+    return [(name, parameter) for name, parameter in named if "mtp" not in name.split(".")]
+
+
+def _counts(name: str, config: Any) -> bool:
+    """Returns whether the model would be incomplete without this tensor of the checkpoint."""
+    if name == "lm_head.weight" and config.share_embeddings_and_output_weights:
+        return False
+    layer = re.search(r"\.layers\.(\d+)\.", name)  # multi-token predictors may follow the last
+    return not _LEFT_OUT.search(name) and not (layer and int(layer[1]) >= config.num_layers)
+
+
+def _refuse(hf: str, unset: list[str], unread: list[str]) -> None:
+    if not unset and not unread:
+        return
+    found = [
+        f"{len(names)} {what} ({_first_three(names)})"
+        for names, what in (
+            (unset, "parameter(s) of the model without a tensor"),
+            (unread, "tensor(s) without a place in the model"),
+        )
+        if names
+    ]
+    raise ValueError(
+        f"{hf} leaves {' and '.join(found)}: give a checkpoint whose tensors have the published "
+        "names and fit its config.json."
+    )
+
+
+def _first_three(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

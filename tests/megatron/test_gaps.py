@@ -1,0 +1,79 @@
+"""Exports that lack a tensor are refused; predictors that are not trained may be left out.
+
+What Megatron-Bridge writes is its own; which versions leave out what, `make test-architectures` and
+`make test-nemo-rl-worker` show on real models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from nemo_rod.files import read_json, write_json
+
+# importing the trainer warns of what a machine without CUDA lacks
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HEAD, EMBEDDING, LAST = "lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.weight"
+PREDICTOR, AFTER_LAST = "mtp.fc.weight", "model.layers.2.mlp.weight"
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This process as the only rank of a job."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def save(folder: Path, written: dict[str, list[str]], *, tied: bool = False) -> None:
+    """Exports a model of two layers by a bridge that writes these tensors, by file."""
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+    from nemo_rod.megatron.gaps import save_hf
+
+    def write(model: list, path: Path, *, show_progress: bool, strict: bool) -> None:
+        assert not strict
+        path.mkdir()
+        for file, names in written.items():
+            save_file({name: torch.zeros(1) for name in names}, path / file)
+        index = {name: "model-1.safetensors" for name in names_of_source}
+        write_json(path / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
+
+    names_of_source = [HEAD, EMBEDDING, LAST, PREDICTOR, AFTER_LAST]
+    source = SimpleNamespace(get_all_keys=lambda: names_of_source)
+    bridge: Any = SimpleNamespace(
+        save_hf_pretrained=write,
+        hf_pretrained=SimpleNamespace(state=SimpleNamespace(source=source)),
+    )
+    config = SimpleNamespace(num_layers=2, share_embeddings_and_output_weights=tied)
+    save_hf(bridge, [SimpleNamespace(config=config)], folder)
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_export_without_predictors_is_whole_and_its_index_says_what_is_there(
+    tmp_path: Path,
+) -> None:
+    written = {"model-1.safetensors": [HEAD, EMBEDDING], "model-2.safetensors": [LAST]}
+    save(tmp_path / "hf", written)
+    index = read_json(tmp_path / "hf" / "model.safetensors.index.json")
+    assert index["weight_map"] == {n: file for file, names in written.items() for n in names}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("written", "tied", "lost"),
+    [([HEAD, EMBEDDING], False, LAST), ([EMBEDDING, LAST], False, HEAD), ([LAST], True, EMBEDDING)],
+)
+def test_an_export_that_lacks_a_tensor_is_refused(
+    written: list[str], tied: bool, lost: str, tmp_path: Path
+) -> None:
+    sentence = rf"The export to {tmp_path / 'hf'} lacks 1 tensor\(s\) of the model \({lost}\)"
+    with pytest.raises(ValueError, match=sentence):
+        save(tmp_path / "hf", {"model-1.safetensors": written}, tied=tied)
