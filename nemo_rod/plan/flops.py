@@ -1,14 +1,12 @@
 """FLOPs of a forward pass by the usual count: two per parameter that processes a token.
 
 Parameter-free operations are added: attention over the preceding positions, and the state of
-Mamba and DeltaNet blocks, which is a few percent. A backward pass costs two forward passes.
+Mamba and DeltaNet blocks, which is a few percent.
 """
 
 from __future__ import annotations
 
 from nemo_rod.plan.shapes import Shape
-
-BACKWARD = 2.0  # in forward passes
 
 
 def forward_flops(shape: Shape, block_size: int, *, prefix: int | None = None) -> float:
@@ -30,8 +28,3 @@ def recomputed_share(shape: Shape, block_size: int, recompute: str) -> float:
         attending = sum(b.attending for b in shape.blocks) * (block_size + 1) / 2
         return attending / forward_flops(shape, block_size)
     return float(recompute == "full")
-
-
-def training_flops(shape: Shape, block_size: int) -> float:
-    """Returns the mean FLOPs of one trained token: forward and backward, without recomputation."""
-    return (1 + BACKWARD) * forward_flops(shape, block_size)

@@ -256,9 +256,10 @@ def _notes(
         pool = round(config.selection.multiplier * optimisation.batch_size)
         corpus = blocks["num_adaptation"] + blocks["num_replay"]
         seconds = optimisation.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)
+        unit = "process" if config.cluster.gpu is None else "GPU"
         notes.append(
             f"no arm selects here; an arm that did would cost "
-            f"{seconds / 3600 * setup.speed.processes:,.1f} process-hours more, for scoring and "
+            f"{seconds / 3600 * setup.speed.processes:,.1f} {unit}-hours more, for scoring and "
             "reference losses."
         )
     return notes

@@ -49,7 +49,7 @@ def _stages(plan: PlanResult, unit: str) -> list[str]:
                 count(stage.scored_tokens),
                 count(stage.flops),
                 f"{stage.scoring_share:.0%}" if stage.scoring_seconds else "",
-                wall(stage.hours),
+                wall(stage.hours) if stage.hours else "",  # not counted, such as a download
                 hours(stage.gpu_hours) if stage.gpu_hours else "",
                 size(stage.disk),
             ]

@@ -14,10 +14,10 @@ from typing import Any
 from nemo_rod.config import Config, Optimisation, Parallel
 from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.recipe.variants import arm_settings
+from nemo_rod.rehearsal.forms import BLOCK_SIZE
 from nemo_rod.rehearsal.made_documents import small_source
 from nemo_rod.rehearsal.special_tokens import special_tokens
 
-BLOCK_SIZE = 64  # tokens
 HOLDOUT_FRACTION = 0.25  # of few blocks, so that every source has held-out ones
 BATCH_SIZE = 8  # blocks; the same in every rehearsal, for curricula are handed on
 _SCORING_MICRO_BATCH = 4  # blocks at most
@@ -203,6 +203,4 @@ def made_tokenizers(config: Config, folder: Path) -> dict[str, str]:
         found[str(places.checkpoint)] = config.model.hf
     if config.domain.tokenizer not in ("byte", config.model.hf):
         found[str(places.tokenizer(config.domain.tokenizer))] = config.domain.tokenizer
-    for name in found.values():
-        special_tokens(name)
     return found

@@ -32,7 +32,7 @@ def compare(job: dict[str, Any]) -> None:
     store = BlockStore(results.blocks, split="holdout")
     found = {}
     for arm in job["arms"]:
-        model = load(results.checkpoint(arm), store.block_size)
+        model = load(results.checkpoint(arm))
         measured = read_json(results.arm(arm) / "evaluation.json", "loss")["loss"]
         differences = []
         for source in store.sources:
@@ -49,18 +49,11 @@ def compare(job: dict[str, Any]) -> None:
     write_json(Path(job["out"]), {"difference": found, "precision": job["precision"]})
 
 
-def load(folder: Path, block_size: int | None = None) -> Any:
-    """Returns the model of a checkpoint in fp32, of the class that its config names.
-
-    Args:
-        folder: the checkpoint.
-        block_size: tokens of the longest row that it will read, if that is known.
-    """
+def load(folder: Path) -> Any:
+    """Returns the model of a checkpoint in fp32, of the class that its config names."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
-    if block_size and hasattr(config, "chunk_size"):  # Mamba pads to multiples of it
-        config.chunk_size = block_size
     model: Any = getattr(transformers, config.architectures[0])
     return model.from_pretrained(folder, config=config, dtype=torch.float32).eval()
 

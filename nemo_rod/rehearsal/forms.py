@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+BLOCK_SIZE = 64  # tokens
 # 256 bytes and special tokens; as in published models, some rows belong to no token
 VOCABULARY = 384
 # Sizes; of these keys, those that a published config has are replaced.
@@ -50,9 +51,9 @@ QWEN3_5: dict[str, Any] = {
 }
 NEMOTRON: dict[str, Any] = {
     **_COMMON,
-    # Megatron-Bridge copies the specification for any but 128; blocks must not be longer, for
-    # transformers' torch code adds up the states of chunks along the wrong axis
-    "chunk_size": 256,
+    # transformers' torch code pads every text to a multiple of it, and adds up the states of
+    # several chunks along the wrong axis: as long as a block, and longer than any question
+    "chunk_size": BLOCK_SIZE,
     "use_mamba_kernels": False,
     # transformers' torch code cuts smaller steps off, and the kernels that train do not
     "time_step_min": 1e-6,

@@ -6,18 +6,21 @@ needs the network where there is none raises `NotLooked`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config
+from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.files import read_json
 from nemo_rod.plan.fits import refuse_what_does_not_fit
 from nemo_rod.plan.of_recipe import make_plan
 from nemo_rod.recipe.ask_tasks import check_tasks, has_tasks
 from nemo_rod.recipe.prepared_blocks import source_specs
-from nemo_rod.rehearsal.special_tokens import special_tokens
+from nemo_rod.rehearsal.first_documents import first_documents
+from nemo_rod.rehearsal.special_tokens import SpecialTokens, published_file, special_tokens
 
+_DOCUMENTS_SECONDS = 300.0  # for the first documents of all sources
 GATED = "accept its terms on the hub, and set HF_TOKEN to a token of that account"
 
 
@@ -35,6 +38,8 @@ def looks(config: Config) -> dict[str, Callable[[], str]]:
             "class": lambda: look_at_class(config),
         }
     found["access"] = lambda: look_at_access(config)
+    if any(source.get("kind") == "huggingface" for source in config.domain.sources.values()):
+        found["documents"] = lambda: look_at_documents(config)
     if has_tasks(config):
         found["tasks"] = lambda: check_tasks(config)
     return found
@@ -60,14 +65,15 @@ def look_at_tokenizer(config: Config) -> str:
     name, model = config.domain.tokenizer, str(config.model.hf)
     if name == model:
         return f"{name}, the model's own"
-    theirs, own = special_tokens(name).ids, special_tokens(model).ids
+    tokens, of_model = special_tokens(name), special_tokens(model)
+    theirs, own, how = tokens.ids, of_model.ids, _how_known(tokens, of_model)
     shared = theirs.keys() & own.keys()
     if any(theirs[token] != own[token] for token in shared) or not shared:
         token = min(shared, key=lambda token: theirs[token], default=min(theirs))
         raise ValueError(
             f"domain.tokenizer={name} is the tokenizer of another model than model.hf={model} "
-            f"({token} is id {theirs[token]}, the model has it at {own.get(token)}): its ids mean "
-            "other text to the model; set domain.tokenizer=${model.hf}."
+            f"({token} is id {theirs[token]}, the model has it at {own.get(token)}{how}): its ids "
+            "mean other text to the model; set domain.tokenizer=${model.hf}."
         )
     renamed = [token for token in theirs if token not in own]
     if renamed and config.model.special_tokens == "same":
@@ -76,7 +82,7 @@ def look_at_tokenizer(config: Config) -> str:
             f"({', '.join(renamed[:3])}): set model.special_tokens=renamed if only their names "
             "differ, or domain.tokenizer=${model.hf}."
         )
-    return f"{name}, with the ids of {model}"
+    return f"{name}, with the ids of {model}{how}"
 
 
 def look_at_separator(config: Config) -> str:
@@ -84,17 +90,27 @@ def look_at_separator(config: Config) -> str:
 
     Raises:
         ValueError: if they do not.
+        NotLooked: if nobody knows which token that was.
     """
     tokens = special_tokens(config.domain.tokenizer)
-    chosen, expected = config.domain.eod, tokens.separator
+    chosen, expected, how = config.domain.eod, tokens.separator, _how_known(tokens)
     eod = tokens.ids[tokens.eos] if chosen is None else chosen
+    if expected is None:
+        raise NotLooked(
+            f"documents end with id {eod} ({tokens.name_of(eod)}); what ended them in the "
+            f"pretraining of {config.model.hf} is not known here"
+        )
     if eod == tokens.ids[expected]:
-        return f"id {eod}, {expected}"
+        return f"id {eod}, {expected}{how}"
     raise ValueError(
         f"Documents would end with id {eod} ({tokens.name_of(eod)}), but in the pretraining of "
-        f"{config.model.hf} they ended with id {tokens.ids[expected]} ({expected}): set "
+        f"{config.model.hf} they ended with id {tokens.ids[expected]} ({expected}{how}): set "
         f"domain.eod={tokens.ids[expected]}."
     )
+
+
+def _how_known(*tokenizers: SpecialTokens) -> str:
+    return "" if all(tokens.was_read for tokens in tokenizers) else ", as known here, not read"
 
 
 def look_at_class(config: Config) -> str:
@@ -133,12 +149,53 @@ def look_at_access(config: Config) -> str:
     wanted = {(spec.path, "dataset") for spec in source_specs(config.domain) if spec.path}
     wanted |= {(name, "model") for name in (config.model.hf, config.domain.tokenizer)
                if name not in (None, "byte")}  # fmt: skip
-    remote = sorted((n, kind) for n, kind in wanted if n and not Path(n).expanduser().exists())
+    remote = sorted((name, kind) for name, kind in wanted if name and not _is_here(name))
     if not remote:
         return "everything is on this machine"
     for name, kind in remote:
         _ask_the_hub(name, kind)
     return f"{len(remote)} repositories of the hub can be read"
+
+
+def look_at_documents(config: Config) -> str:
+    """Checks that every Hugging Face dataset has a first document, as the source's reader reads it.
+
+    Raises:
+        ValueError: if one has none; with the reader's sentence.
+        NotLooked: if one could not be read here.
+    """
+    specs = [spec for spec in source_specs(config.domain) if spec.kind == "huggingface"]
+    unread = _out_of_reach(specs)
+    here = [spec for spec in specs if spec.name not in unread]
+    unread |= first_documents(here, seconds=_DOCUMENTS_SECONDS)
+    count = f"the first document of {len(specs) - len(unread)} of {len(specs)} datasets was read"
+    if unread:
+        name, why = next(iter(unread.items()))
+        raise NotLooked(f"{count}; {name}: {why}")
+    return count
+
+
+def _out_of_reach(specs: Sequence[SourceSpec]) -> dict[str, str]:
+    """Returns why a dataset cannot be read here, by source; a hub that is silent is asked once."""
+    found: dict[str, str] = {}
+    silent = ""
+    for spec in specs:
+        if _is_here(str(spec.path)):
+            continue
+        try:
+            if not silent:
+                _ask_the_hub(str(spec.path), "dataset")
+        except ValueError:
+            found[spec.name] = "see access"
+        except NotLooked as why:
+            silent = str(why)
+        if silent:
+            found[spec.name] = silent
+    return found
+
+
+def _is_here(name: str) -> bool:
+    return Path(name).expanduser().exists()
 
 
 def _ask_the_hub(name: str, kind: str) -> None:
@@ -163,11 +220,5 @@ def _ask_the_hub(name: str, kind: str) -> None:
 
 def published_config(name: str) -> dict[str, Any] | None:
     """Returns a checkpoint's config.json from its folder or the hub's cache; None if not here."""
-    file: Any = Path(name).expanduser() / "config.json"
-    if not file.is_file():
-        if Path(name).is_dir():
-            return None
-        from huggingface_hub import try_to_load_from_cache
-
-        file = try_to_load_from_cache(name, "config.json")
-    return read_json(Path(file)) if isinstance(file, str | Path) else None
+    file = published_file(name, "config.json")
+    return None if file is None else read_json(file)

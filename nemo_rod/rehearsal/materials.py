@@ -12,8 +12,14 @@ from nemo_rod.files import read_json, write_json
 from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.rehearsal.derive import Places, made_tokenizers
 from nemo_rod.rehearsal.forms import SmallModel
+from nemo_rod.rehearsal.special_tokens import SpecialTokens, special_tokens, write_tokenizer
 
 DESCRIPTION, TABLE = "rehearsal.json", "table.json"
+# What only a rehearsal writes into its files: a file of that name may be anybody's
+_KEYS = {
+    DESCRIPTION: {"recipe", "run_dir", "sources", "tokenizers"},
+    TABLE: {"recipe", "rows", "plan"},
+}
 
 
 def describe(config: Config, folder: Path, model: SmallModel | None) -> None:
@@ -33,7 +39,11 @@ def describe(config: Config, folder: Path, model: SmallModel | None) -> None:
             "precision": config.model.precision,
             "sources": [dataclasses.asdict(spec) for spec in source_specs(config.domain)],
             "tasks": sorted({n for names in config.tasks.capabilities.values() for n in names}),
-            "tokenizers": made_tokenizers(config, folder),
+            # what was found here, for a node may have another cache
+            "tokenizers": {
+                target: dataclasses.asdict(special_tokens(name))
+                for target, name in made_tokenizers(config, folder).items()
+            },
         },
     )
 
@@ -43,24 +53,44 @@ def make_materials(folder: Path) -> None:
     from nemo_rod.rehearsal.made_documents import write_sources
     from nemo_rod.rehearsal.small_checkpoint import write_checkpoint
     from nemo_rod.rehearsal.small_tasks import write_tasks
-    from nemo_rod.rehearsal.special_tokens import special_tokens, write_tokenizer
 
     places = Places(folder.absolute())
     keys = ("model", "sources", "tasks", "tokenizers", "precision")
     described = read_json(folder / DESCRIPTION, *keys)
+    tokenizers = {name: SpecialTokens(**found) for name, found in described["tokenizers"].items()}
     shutil.rmtree(places.made, ignore_errors=True)
     write_sources([SourceSpec(**values) for values in described["sources"]], places.made)
     write_tasks(described["tasks"], places.tasks)
     if described["model"] is not None:
         small = SmallModel(**described["model"])
-        tokens = special_tokens(described["tokenizers"][str(places.checkpoint)])
-        never = [] if tokens.eos == tokens.separator else [tokens.small_ids()[tokens.eos]]
+        tokens = tokenizers[str(places.checkpoint)]
+        is_trained = tokens.separator in (None, tokens.eos)
+        never = [] if is_trained else [tokens.small_ids()[tokens.eos]]
         precision = described["precision"]
         write_checkpoint(small, places.checkpoint, precision=precision, untrained=never)
-    for target, name in described["tokenizers"].items():
-        write_tokenizer(special_tokens(name), Path(target))
+    for target, tokens in tokenizers.items():
+        write_tokenizer(tokens, Path(target))
 
 
 def is_rehearsal(folder: Path) -> bool:
-    """Returns whether a folder is that of a rehearsal."""
-    return any((folder / name).is_file() for name in (DESCRIPTION, TABLE))
+    """Returns whether a folder is that of a rehearsal: one of its files has a rehearsal's content.
+
+    One that was stopped while it rehearsed what it uses holds nothing but those rehearsals.
+    """
+    if any(_has_keys(folder / name, keys) for name, keys in _KEYS.items()):
+        return True
+    others = [*folder.glob("others/*")]
+    return (
+        bool(others)
+        and [*folder.iterdir()] == [folder / "others"]
+        and all(_has_keys(other / DESCRIPTION, _KEYS[DESCRIPTION]) for other in others)
+    )
+
+
+def _has_keys(file: Path, keys: set[str]) -> bool:
+    if not file.is_file():
+        return False
+    try:
+        return keys <= read_json(file).keys()
+    except (ValueError, OSError):  # whoever wrote it
+        return False

@@ -54,10 +54,10 @@ def write_checkpoint(
         model.get_input_embeddings().weight[list(untrained)] = 0
     save_published(model, folder)
     if small.predictors:
-        _add_predictors(folder, small)
+        _add_predictors(folder)
 
 
-def _add_predictors(folder: Path, small: SmallModel) -> None:
+def _add_predictors(folder: Path) -> None:
     """Adds the multi-token-prediction head, which published checkpoints have.
 
     Transformers' classes leave it out. Its layer is one with full attention; its experts, if there

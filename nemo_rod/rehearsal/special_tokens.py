@@ -6,6 +6,7 @@ the published ones; where those come first, they have the same ids.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +25,14 @@ class SpecialTokens:
     Attributes:
         ids: published id by name.
         eos: name of the one that the tokenizer calls its EOS.
-        separator: name of the one that separated documents in pretraining.
+        separator: name of the one that separated documents in pretraining; None if not known.
+        was_read: whether ids and EOS were read from the tokenizer itself.
     """
 
     ids: Mapping[str, int]
     eos: str
-    separator: str
+    separator: str | None
+    was_read: bool = False
 
     @property
     def come_first(self) -> bool:
@@ -87,20 +90,43 @@ _KNOWN = {
 
 
 def special_tokens(name: str) -> SpecialTokens:
-    """Returns the special tokens of a published tokenizer, or of one in a folder.
+    """Returns a tokenizer's special tokens: as its folder or the hub's cache has them, or as known.
 
     Raises:
-        ValueError: if they are not known.
+        ValueError: if it is not here and they are not known, or its files are damaged.
     """
-    if (Path(name).expanduser() / "tokenizer.json").is_file():
-        return _of_folder(Path(name).expanduser())
-    for pattern, tokens in _KNOWN.items():
-        if re.search(pattern, name):
-            return tokens
+    folder = Path(name).expanduser()
+    if (folder / "tokenizer.json").is_file():
+        return _of_folder(folder)
+    known = next((tokens for pattern, tokens in _KNOWN.items() if re.search(pattern, name)), None)
+    files = [published_file(name, file) for file in ("tokenizer.json", "tokenizer_config.json")]
+    if files[0] is not None and files[1] is not None:
+        found = _of_folder(files[0].parent)
+        if known is not None and known.separator in found.ids:  # whatever its EOS is
+            found = dataclasses.replace(found, separator=known.separator)
+        return found
+    if known is not None:
+        return known
     raise ValueError(
         f"The special tokens of {name} are not known: a rehearsal knows those of Qwen3, Qwen3.5, "
-        "Nemotron-Nano-v2 and Nemotron-3; give a folder with its tokenizer.json."
+        "Nemotron-Nano-v2 and Nemotron-3; give a folder with its tokenizer.json, or download it "
+        "into the hub's cache."
     )
+
+
+def published_file(name: str, file: str) -> Path | None:
+    """Returns a file of a model from its folder or the hub's cache; None if it is not here."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder / file if (folder / file).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, file)
+    except HFValidationError:  # a folder that is not there
+        return None
+    return Path(found) if isinstance(found, str) else None
 
 
 def _of_folder(folder: Path) -> SpecialTokens:
@@ -115,7 +141,7 @@ def _of_folder(folder: Path) -> SpecialTokens:
         )
     # a published tokenizer whose names are known says what its EOS may not: what was trained on
     known = [t for t in _KNOWN.values() if t.ids.items() <= ids.items() and t.eos == eos]
-    return SpecialTokens(ids, eos, known[0].separator if known else eos)
+    return SpecialTokens(ids, eos, known[0].separator if known else None, was_read=True)
 
 
 def write_tokenizer(tokens: SpecialTokens, folder: Path) -> None:

@@ -84,6 +84,21 @@ def test_every_recipe_has_a_finite_plan_that_fits(recipe: str) -> None:
     assert max(map(len, text.splitlines())) <= 160
 
 
+def test_a_stage_whose_time_is_not_counted_shows_none() -> None:
+    _, plan = as_it_is("german_qwen3_5_4b")
+    table = format_plan(plan)
+    rows = {row.split()[0]: row.split()[1:] for row in table.splitlines() if row.strip()}
+    assert rows["merge_0.2"] == rows["base"] == ["8.41", "GB"]  # of disk, and no "0 s"
+
+
+@pytest.mark.parametrize("recipe", TRANSFERS)
+def test_a_note_counts_hours_in_the_unit_of_the_table(recipe: str) -> None:
+    _, plan = as_it_is(recipe)
+    (note,) = plan.notes
+    assert " GPU-hours more" in note
+    assert "process-hours" not in format_plan(plan)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_fits_its_model_on_its_cluster(layout: str, tmp_path: Path) -> None:
     model, cluster = layout.removesuffix("_one_node").split("/")

@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 from command_line import RECIPES, composed
 
-from nemo_rod.commands.rehearse import rehearsal_folder, rehearse, small_model
+from nemo_rod.commands.rehearse import (
+    make_rehearsal,
+    rehearsal_folder,
+    rehearse,
+    small_model,
+)
 from nemo_rod.config import Config, Parallel, config_folder
 from nemo_rod.files import write_json
+from nemo_rod.launch import ray
 from nemo_rod.recipe.checks import check
 from nemo_rod.recipe.handover import flatten
-from nemo_rod.rehearsal.derive import BATCH_SIZE, other_runs, rehearsal_of
+from nemo_rod.rehearsal.derive import BATCH_SIZE, Places, other_runs, rehearsal_of
 from nemo_rod.rehearsal.forms import FORMS, SIZES, shrunken
-from nemo_rod.rehearsal.materials import DESCRIPTION
+from nemo_rod.rehearsal.materials import DESCRIPTION, TABLE, describe
+from nemo_rod.rehearsal.rehearsal_stages import RehearsalStages
+from nemo_rod.rehearsal.rehearsal_table import as_dict
 from nemo_rod.rehearsal.small_layout import small_layout
 
 OF_THE_PAPER = [name for name in RECIPES if not name.startswith("toy") and "/" not in name]
@@ -186,6 +194,28 @@ def test_a_run_on_several_nodes_is_rehearsed_on_two() -> None:
     assert (small.parallel.world_size, small.cluster.gpus_per_node) == (2, 8)
 
 
+def test_a_rehearsal_on_nemo_rl_renders_its_stages(tmp_path: Path) -> None:
+    overrides = ("launcher=ray", "launcher.nemo_rl=/shared/RL", "arms=[no_replay,rod]")
+    config = composed("recipe=german_nemotron_nano_12b_v2", f"run_dir={tmp_path}/run", *overrides)
+    folder = tmp_path / "run_rehearsal"
+    scale = 8 / config.train.steps
+    small = make_rehearsal(config, folder, small_model(config), scale)
+    files = ray.render(small, RehearsalStages(small).all())
+    on_nemo_rl = {"references_base", "references_specialist", "no_replay", "rod"}
+    # what builds the model, on Megatron-Bridge, is none of them
+    others = {"materials", "prepare", "base", "evaluate", "report", "losses"}
+    assert set(files) == {
+        *(f"{name}.sh" for name in on_nemo_rl),
+        *(f"{name}.sbatch" for name in others),
+        *("config.yaml", "submit.sh", "ray.sbatch", "node.sh", "stage.sh"),
+    }
+    assert all(str(folder / "launch" / "ray") in files[f"{name}.sh"] for name in on_nemo_rl)
+    for name in ("materials", "losses"):
+        assert f"rehearsal.part={name}" in files[f"{name}.sbatch"]
+    assert "submit prepare materials\n" in files["submit.sh"]
+    assert files["submit.sh"].endswith("submit losses evaluate\n")
+
+
 @pytest.mark.parametrize("folder", ["real", "real/inside", "."])
 def test_the_folder_of_the_real_run_is_never_written_into(folder: str, tmp_path: Path) -> None:
     config = composed("recipe=german_qwen3_5_4b")
@@ -210,5 +240,38 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (folder / "thesis.tex").touch()
     with pytest.raises(ValueError, match="holds files, and no rehearsal"):
         rehearsal_folder(config)
-    write_json(folder / DESCRIPTION, {})
+    describe(config, folder, small_model(config))
+    assert rehearsal_folder(config) == folder
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, TABLE])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"recipe": "Pflaumenmus", "rows": []}', "no JSON", "\xff"]
+)
+def test_files_of_a_rehearsals_names_are_not_yet_a_rehearsal(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    (folder / name).write_bytes(content.encode("latin-1"))
+    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+    config.rehearsal.run_dir = str(folder)
+    with pytest.raises(ValueError, match="holds files, and no rehearsal"):
+        rehearse(config)
+    assert {file.name for file in folder.iterdir()} == {"thesis.tex", name}
+    assert (folder / "thesis.tex").read_text() == "years of work"
+
+
+def test_every_state_of_a_rehearsal_is_recognised(tmp_path: Path) -> None:
+    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+    folder = tmp_path / "real_rehearsal"
+    other = Places(folder).other("runs/german_qwen3_5_4b")
+    other.mkdir(parents=True)  # stopped among the rehearsals that it uses
+    describe(config, other, small_model(config))
+    assert rehearsal_folder(config) == folder
+    (folder / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds files, and no rehearsal"):
+        rehearsal_folder(config)
+    write_json(folder / TABLE, as_dict("german_qwen3_5_4b", [], None))  # ended by what it looked at
     assert rehearsal_folder(config) == folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,31 +12,36 @@ from pathlib import Path
 import pytest
 from command_line import composed, nemo_rod
 
+from nemo_rod.config import Config
+from nemo_rod.recipe.prepared_blocks import source_specs
+from nemo_rod.rehearsal import first_documents
 from nemo_rod.rehearsal.looks import (
     NotLooked,
     look_at_access,
     look_at_class,
+    look_at_documents,
     look_at_layout,
     look_at_separator,
     look_at_tokenizer,
 )
-from nemo_rod.rehearsal.special_tokens import special_tokens, write_tokenizer
+from nemo_rod.rehearsal.special_tokens import SpecialTokens, special_tokens, write_tokenizer
 
 NEMOTRON_3 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16"
 
 
 def test_a_wrong_end_of_documents_is_found() -> None:
     qwen = composed("recipe=german_qwen3_5_4b")
-    assert look_at_separator(qwen) == "id 248044, <|endoftext|>"
+    assert look_at_separator(qwen) == "id 248044, <|endoftext|>, as known here, not read"
     config = composed("recipe=german_nemotron_3_nano_30b_a3b")
     config.domain.tokenizer = NEMOTRON_3
-    assert look_at_separator(config) == "id 2, </s>"  # the recipe says so
+    # the recipe says so
+    assert look_at_separator(config) == "id 2, </s>, as known here, not read"
     config.domain.eod = None
     with pytest.raises(ValueError) as refused:
         look_at_separator(config)
     assert str(refused.value) == (
         "Documents would end with id 11 (<|im_end|>), but in the pretraining of "
-        f"{NEMOTRON_3} they ended with id 2 (</s>): set domain.eod=2."
+        f"{NEMOTRON_3} they ended with id 2 (</s>, as known here, not read): set domain.eod=2."
     )
 
 
@@ -45,8 +51,9 @@ def test_a_tokenizer_of_another_model_is_found() -> None:
         look_at_tokenizer(config)
     assert str(refused.value) == (
         "domain.tokenizer=Qwen/Qwen3-0.6B-Base is the tokenizer of another model than "
-        "model.hf=Qwen/Qwen3.5-4B-Base (<|endoftext|> is id 151643, the model has it at 248044): "
-        "its ids mean other text to the model; set domain.tokenizer=${model.hf}."
+        "model.hf=Qwen/Qwen3.5-4B-Base (<|endoftext|> is id 151643, the model has it at 248044, as "
+        "known here, not read): its ids mean other text to the model; set "
+        "domain.tokenizer=${model.hf}."
     )
     config.domain.tokenizer = NEMOTRON_3  # no token in common
     with pytest.raises(ValueError, match="of another model"):
@@ -55,7 +62,10 @@ def test_a_tokenizer_of_another_model_is_found() -> None:
 
 def test_renamed_special_tokens_have_to_be_accepted() -> None:
     config = composed("recipe=german_nemotron_3_nano_30b_a3b")
-    assert look_at_tokenizer(config).endswith(f"with the ids of {NEMOTRON_3}")
+    assert look_at_tokenizer(config) == (
+        "nvidia/NVIDIA-Nemotron-Nano-12B-v2-Base, with the ids of "
+        f"{NEMOTRON_3}, as known here, not read"
+    )
     config.model.special_tokens = "same"
     with pytest.raises(ValueError, match=r"\(<SPECIAL_10>, .*set model\.special_tokens=renamed"):
         look_at_tokenizer(config)
@@ -67,6 +77,150 @@ def test_a_tokenizer_in_a_folder_is_read(tmp_path: Path) -> None:
     assert found.eos == "<|im_end|>" and found.ids["<|im_end|>"] == 11
     assert found.separator == "</s>"  # what its EOS does not say
     assert found.small_ids()["</s>"] == 2
+
+
+def in_the_cache(name: str, tokens: SpecialTokens, cache: Path) -> None:
+    """Puts a tokenizer where the hub's library keeps what it has downloaded."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("c0ffee")
+    folder = repository / "snapshots" / "c0ffee"
+    folder.mkdir(parents=True)
+    added = [{"content": t, "id": i, "special": True} for t, i in tokens.ids.items()]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": tokens.eos}))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_a_tokenizer_in_the_hubs_cache_is_read_before_the_table_is_believed(cache: Path) -> None:
+    own, other = "Qwen/Qwen3.5-4B-Base", "Qwen/Qwen3.5-9B-Base"
+    config = composed("recipe=german_qwen3_5_4b", f"domain.tokenizer={other}")
+    assert look_at_tokenizer(config) == f"{other}, with the ids of {own}, as known here, not read"
+    tokens = special_tokens(own)
+    in_the_cache(own, tokens, cache)
+    assert look_at_tokenizer(config).endswith("not read")  # one of the two was not
+    in_the_cache(other, tokens, cache)
+    assert look_at_tokenizer(config) == f"{other}, with the ids of {own}"
+    assert look_at_separator(config) == "id 248044, <|endoftext|>"
+    # a publisher who changes a token is believed, not the table
+    shutil.rmtree(cache / "models--Qwen--Qwen3.5-9B-Base")
+    moved = {name: number + 1 for name, number in tokens.ids.items()}
+    in_the_cache(other, SpecialTokens(moved, "<|im_end|>", None), cache)
+    with pytest.raises(ValueError, match="is id 248045, the model has it at 248044\\)"):
+        look_at_tokenizer(config)
+    with pytest.raises(ValueError) as refused:  # what the table knows is not what its EOS says
+        look_at_separator(config)
+    assert str(refused.value) == (
+        "Documents would end with id 248047 (<|im_end|>), but in the pretraining of Qwen/Qwen3.5"
+        "-4B-Base they ended with id 248045 (<|endoftext|>): set domain.eod=248045."
+    )
+
+
+def test_half_a_tokenizer_in_the_cache_is_not_read(cache: Path) -> None:
+    name = "Qwen/Qwen3.5-4B-Base"
+    in_the_cache(name, special_tokens(name), cache)
+    (file,) = cache.rglob("tokenizer_config.json")
+    file.unlink()
+    assert not special_tokens(name).was_read
+    with pytest.raises(ValueError, match="tokens of /not/there are not known"):
+        special_tokens("/not/there")
+
+
+def test_what_ended_the_documents_of_an_unknown_model_is_not_guessed(cache: Path) -> None:
+    tokens = SpecialTokens({"<end>": 7, "<stop>": 8}, "<stop>", None)
+    in_the_cache("some/model", tokens, cache)
+    config = composed("recipe=german_qwen3_5_4b", "model.hf=some/model")
+    with pytest.raises(NotLooked, match=r"end with id 8 \(<stop>\); what ended them .* not known"):
+        look_at_separator(config)
+    config.domain.eod = 7  # on purpose
+    with pytest.raises(NotLooked, match=r"end with id 7 \(<end>\); what ended them"):
+        look_at_separator(config)
+
+
+def dataset(folder: Path, *records: dict[str, str]) -> str:
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(folder)
+
+
+def with_sources(**sources: dict[str, str]) -> Config:
+    config = composed("recipe=german_qwen3_5_4b")
+    shared = {"role": "replay", "kind": "huggingface"}
+    config.domain.sources = {name: {**shared, **keys} for name, keys in sources.items()}
+    return config
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (
+            {"text_field": "text"},
+            "source news: {path}, row 1: no field 'text' (found: body, language): set text_field "
+            "or filter to one of those",
+        ),
+        ({"filter": 'lang == "de"'}, "source news: {path}, row 1: no field 'lang'"),
+        ({"split": "test"}, "source news: dataset news[default,test]@main cannot be opened"),
+        ({"subset": "web"}, "source news: dataset news[web,train]@main cannot be opened"),
+        (
+            {"filter": 'language == "fr"'},
+            "source news: no record of {path} is a document: correct its subset, split or filter",
+        ),
+    ],
+)
+def test_a_source_without_a_document_is_found(
+    keys: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets")
+    path = dataset(tmp_path / "news", {"body": "Größe", "language": "de"})
+    right = {"path": path, "text_field": "body", "filter": 'language == "de"'}
+    assert look_at_documents(with_sources(news=right)) == (
+        "the first document of 1 of 1 datasets was read"
+    )
+    with pytest.raises(ValueError) as refused:
+        look_at_documents(with_sources(first=right, news={**right, **keys}))
+    assert str(refused.value).startswith(sentence.format(path=path))
+
+
+def test_documents_that_cannot_be_reached_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+    hf_api = pytest.importorskip("huggingface_hub.hf_api")
+    monkeypatch.setattr(hf_api.api, "endpoint", "http://127.0.0.1:9")
+    here = {"path": dataset(tmp_path / "news", {"text": "Größe"})}
+    config = with_sources(remote={"path": "some/dataset"}, news=here)
+    with pytest.raises(NotLooked, match="of 1 of 2 datasets was read; remote: the hub does not"):
+        look_at_documents(config)
+    config.domain.sources["news"]["text_field"] = "body"  # what is here is still looked at
+    with pytest.raises(ValueError, match="no field 'body'"):
+        look_at_documents(config)
+
+
+def test_looking_for_a_first_document_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    none = [{"text": "Größe", "language": "de"}] * first_documents.RECORDS
+    config = with_sources(
+        news={"path": dataset(tmp_path / "news", *none), "filter": 'language == "fr"'}
+    )
+    with pytest.raises(NotLooked, match=r"0 of 1 .*; news: its filter drops the first 1,000 rec"):
+        look_at_documents(config)
+    answer = threading.Event()
+
+    class Silent:
+        def records(self, _: None) -> Iterator[str]:
+            answer.wait()
+            yield "late"
+
+    monkeypatch.setattr(first_documents, "open_inputs", lambda _: [Silent()])
+    found = first_documents.first_documents(source_specs(config.domain), seconds=0.1)
+    answer.set()
+    assert found == {"news": "not read within 0.1 seconds"}
 
 
 def test_the_recipes_of_other_runs_are_found(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from command_line import composed
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.recipe.prepared_blocks import source_specs
-from nemo_rod.rehearsal.derive import BLOCK_SIZE, HOLDOUT_FRACTION
+from nemo_rod.rehearsal.derive import HOLDOUT_FRACTION
+from nemo_rod.rehearsal.forms import BLOCK_SIZE
 from nemo_rod.rehearsal.made_documents import small_source, write_sources
 from nemo_rod.rehearsal.special_tokens import special_tokens, write_tokenizer
 

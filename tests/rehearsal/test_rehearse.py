@@ -25,6 +25,7 @@ IN_FULL_PRECISION = {
     "german_qwen3_5_35b_a3b": "[base,no_replay]",
     "legal_nemotron_nano_12b_v2": "[base,no_replay]",
     "german_nemotron_3_nano_30b_a3b": "[base,no_replay]",
+    "german_qwen3_0_6b": "[base,no_replay]",
 }
 
 
@@ -61,6 +62,47 @@ def test_a_recipe_is_rehearsed_from_text_to_report(tmp_path: Path) -> None:
     assert (folder / "report" / "index.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "wrong", "row", "sentence"),
+    [
+        (
+            "german_nemotron_nano_12b_v2",
+            "domain.eod=7",
+            "end of documents",
+            "Documents would end with id 7 (an ordinary token), but in the pretraining of "
+            "nvidia/NVIDIA-Nemotron-Nano-12B-v2-Base they ended with id 2 (</s>",
+        ),
+        (
+            "german_qwen3_5_4b",
+            "domain.tokenizer=Qwen/Qwen3-0.6B-Base",
+            "tokenizer",
+            "domain.tokenizer=Qwen/Qwen3-0.6B-Base is the tokenizer of another model than "
+            "model.hf=Qwen/Qwen3.5-4B-Base",
+        ),
+        (
+            "german_qwen3_5_4b",
+            "parallel.pipeline=3",
+            "layout",
+            "pipeline=3 x virtual_pipeline=1 does not divide the 32",
+        ),
+    ],
+    ids=["end of documents", "tokenizer", "layout"],
+)
+def test_what_is_wrong_ends_a_rehearsal_before_anything_is_made(
+    recipe: str, wrong: str, row: str, sentence: str, tmp_path: Path
+) -> None:
+    done = nemo_rod("rehearse", f"recipe={recipe}", f"run_dir={tmp_path / 'run'}", wrong)
+    assert done.returncode == 1
+    assert f"{row}: " in done.stdout and sentence in done.stdout
+    assert f"the rehearsal of {recipe} failed at " in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run_rehearsal"]
+    assert [path.name for path in (tmp_path / "run_rehearsal").iterdir()] == ["table.json"]
+    table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())
+    notes = {found["name"]: found["note"] for found in table["rows"] if found["state"] == "FAILED"}
+    assert list(notes) == [row]
+    assert sentence in notes[row]
+
+
 @pytest.mark.rehearsal
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("recipe", OF_THE_PAPER)
@@ -80,7 +122,9 @@ def test_every_arm_of_a_setting(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", IN_FULL_PRECISION)
 def test_losses_are_hugging_faces_in_full_precision(recipe: str, tmp_path: Path) -> None:
     arms = f"arms={IN_FULL_PRECISION[recipe]}"
-    rehearse(recipe, tmp_path, arms, "model.precision=fp32", "plan.peak_tflops=80")
+    # in twice the memory of bf16, the real layouts need recompute, which changes no bit
+    whole = ("model.precision=fp32", "plan.peak_tflops=80", "train.recompute=full")
+    rehearse(recipe, tmp_path, arms, *whole)
     file = tmp_path / "run_rehearsal" / "losses" / "losses.json"
     near = json.loads(file.read_text())["difference"]
     assert set(near) == {"base", "no_replay"} and max(near.values()) <= 1e-5
