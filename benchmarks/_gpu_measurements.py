@@ -20,6 +20,7 @@ from _rows import Row, over, under
 from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring import logits
+from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import Selector, open_references
 from nemo_rod.selection.arms import make_arm
@@ -62,6 +63,7 @@ class Bench:
         blocks = 8 * s.batch
         self.store = make_store(folder / "blocks", length=s.seq, blocks=blocks)
         self.references = make_references(folder / "references", self.store)
+        self.allocated = torch.cuda.memory_allocated() if one.on_gpu() else 0
         model = one.make_model(
             s.shape, vocabulary=s.vocab, length=s.seq, dtype=s.dtype, layers=s.layers
         )
@@ -91,13 +93,19 @@ class Bench:
         self.add(Row(f"{what}: tokens", tokens / seconds, "tokens/s"))
         self.add(Row(f"{what}: model FLOPs", reached, "TFLOP/s"))
         self.add(Row(f"{what}: of the ceiling", 100 * reached / self.ceiling, "%"))
-        self.add(Row(f"{what}: memory beyond the weights", peak[0], "GiB"))
+        self.add(Row(f"{what}: memory beyond weights, gradients, optimizer", peak[0], "GiB"))
         return seconds
 
-    def scorer(self, micro_batch: int | None = None) -> MegatronScorer:
-        size = micro_batch or self.s.scoring_micro_batch
-        chunks = self.training.chunks
-        return MegatronScorer(chunks, self.store, self.groups, micro_batch_size=size)
+    def scorer(
+        self, micro_batch: int | None = None, *, precision: str | None = None
+    ) -> MegatronScorer:
+        return MegatronScorer(
+            self.training.chunks,
+            self.store,
+            self.groups,
+            micro_batch_size=micro_batch or self.s.scoring_micro_batch,
+            precision=precision,
+        )
 
     def selector(self, eighths: int = 8) -> RoDSelector:
         counts = (self.store.num_adaptation, self.store.num_replay)
@@ -140,6 +148,8 @@ def steps(bench: Bench) -> None:
     s, training = bench.s, bench.training
     trained, forward = s.batch * s.seq, bench.forward_flops
     ids = bench.pool[: s.batch]
+    training.plain(ids)  # the optimizer's moments are allocated here, before memory is measured
+    _state(bench)
     plain = bench.time("plain step", lambda: training.plain(ids), trained, 3 * trained * forward)
     alone = bench.time(
         "forward of training", lambda: training.forward(ids), trained, trained * forward
@@ -167,9 +177,33 @@ def steps(bench: Bench) -> None:
         if eighths == 8:
             speed = MULTIPLIER * alone / seconds
             bench.add(over("scoring_over_forward", speed, "x", 1.0))
+            _fp8(bench, seconds, tokens, flops)
     for eighths in (8, 4, 2, 1):
         _rod(bench, eighths, plain, alone)
     _without_scoring(bench, ids, plain)
+
+
+def _state(bench: Bench) -> None:
+    """What weights, gradients and optimizer take; on a GPU, where it can be told exactly."""
+    if one.on_gpu():
+        torch.cuda.synchronize()
+        count = sum(weight.numel() for weight in bench.training.chunks[0].parameters())
+        taken = torch.cuda.memory_allocated() - bench.allocated
+        bench.add(Row("weights, gradients and optimizer", taken / count, "B/parameter"))
+
+
+def _fp8(bench: Bench, seconds: float, tokens: float, flops: float) -> None:
+    """Scoring in FP8 beside scoring in the model's precision, where the GPU and its layers can."""
+    if bench.s.layers != "te":
+        return
+    try:
+        refuse_unavailable("fp8")
+        scorer = bench.scorer(precision="fp8")
+    except ValueError as error:
+        print(f"scoring in fp8 is left out: {error}", flush=True)
+        return
+    fp8 = bench.time("scoring 8/8 in fp8", lambda: scorer.part_sums(bench.pool), tokens, flops)
+    bench.add(Row("fp8_over_bf16: candidates a second", seconds / fp8, "x"))
 
 
 def _rod(bench: Bench, eighths: int, plain: float, alone: float) -> None:

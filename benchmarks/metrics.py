@@ -29,15 +29,15 @@ from nemo_rod.config import config_folder
 from nemo_rod.loggers import write_scalars
 from nemo_rod.selection import Choice, Joint, Pool, choose, selection_metrics
 
-NUM_CANDIDATES, NUM_SOURCES = 2048, 18
+NUM_CANDIDATES, NUM_SOURCES, NUM_ADAPTATION = 2048, 23, 9
 GOAL = 0.5  # percent of a step
 
 
 def made_up_choice() -> tuple[Choice, np.ndarray, list[str]]:
-    """A choice among candidates of 4 adaptation and 14 replay sources."""
+    """A choice among candidates of 9 adaptation and 14 replay sources."""
     rng = np.random.default_rng(0)
     source_C = rng.integers(0, NUM_SOURCES, NUM_CANDIDATES)
-    pool = Pool(0, np.arange(NUM_CANDIDATES), source_C >= 4)
+    pool = Pool(0, np.arange(NUM_CANDIDATES), source_C >= NUM_ADAPTATION)
     loss_C = rng.normal(2.0, 0.5, NUM_CANDIDATES).astype(np.float32)
     choice = choose(pool, Joint(), NUM_CANDIDATES // 2, loss_C, np.ones_like(loss_C))
     return choice, source_C, [f"source_{number}" for number in range(NUM_SOURCES)]

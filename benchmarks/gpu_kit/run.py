@@ -2,9 +2,10 @@
 
     python3 run.py [PART ...] [--out FOLDER] [--minutes 28] [--size 05b]
 
-Parts run in this order: machine, suite, bench, engine, engine_suite, engine_bench, trainer and
-rehearse. The part `engine` unpacks TransformerEngine and compiles its PyTorch part; the two after
-it repeat suite and benchmark with its layers. Each part has a time limit, and none begins once the
+Parts run in this order: machine, suite, bench, engine, rehearse, engine_suite, engine_bench and
+trainer. The part `machine` names the modules that the machine lacks. The part `engine` unpacks
+TransformerEngine and compiles its PyTorch part; engine_suite and engine_bench repeat suite and
+benchmark with its layers. Each part has a time limit, and none begins once the
 minutes are spent, so parts can also be run one by one, on one machine, into one folder. Without a
 GPU all is tiny, to prove the kit. requirements/gpu-kit.txt says what the machine must have.
 
@@ -35,8 +36,18 @@ PACKAGES = (
     "torch", "triton", "numpy", "transformers", "tokenizers", "megatron-core", "megatron-bridge",
     "transformer-engine", "pytest", "matplotlib",
 )  # fmt: skip
+MODULES = (  # what the kit's packages import and the kit does not bring
+    "aiohttp", "einops", "filelock", "fsspec", "httpx", "huggingface_hub", "jinja2", "matplotlib",
+    "numpy", "packaging", "pandas", "psutil", "pyarrow", "pytest", "pytest_timeout", "regex",
+    "requests", "rich", "safetensors", "scipy", "torch", "tqdm", "triton", "xxhash", "yaml",
+)  # fmt: skip
+VOCABULARY = 248_320  # of the largest models that the recipes train
 MACHINE = f"""
-import importlib.metadata as m, json, os, platform, torch
+import importlib.metadata as m, importlib.util, json, os, platform
+lacks = [name for name in {MODULES!r} if importlib.util.find_spec(name) is None]
+sentence = "This machine lacks modules that the kit needs: " + ", ".join(lacks) + "."
+if "torch" in lacks: raise SystemExit(sentence)
+import torch
 found = {{"python": platform.python_version(), "cores": os.cpu_count()}}
 for name in {PACKAGES!r}:
     try: found[name] = m.version(name)
@@ -45,6 +56,7 @@ found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else
 found["devices"] = torch.cuda.device_count()
 found["cuda"] = torch.version.cuda
 print(json.dumps(found))
+if lacks: raise SystemExit(sentence)
 """
 
 
@@ -134,20 +146,23 @@ class Kit:
 
 
 def machine(kit: Kit) -> None:
-    """Notes the device and the versions; imports nothing but torch."""
+    """Notes the device and the versions, or which modules are missing."""
     begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", MACHINE], env=kit.environment(False), capture_output=True, text=True
     )
-    found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+    found = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
     ended = {"status": done.returncode, "seconds": round(time.monotonic() - begin, 1)}
     kit.note("machine", {**found, **ended, "last": done.stderr[-2000:]})
+    if done.returncode:
+        print(done.stderr[-2000:].rstrip(), flush=True)
 
 
 def suite(kit: Kit, engine: bool = False) -> None:
     """Tests for GPUs; without one, they are skipped and their bodies run in small."""
-    # a lane's marker replaces the project's own choice; a body's own test has none
-    choice = ["-m", "gpu"] if kit.on_gpu else ["-m", "gpu or not gpu"]
+    # a lane's marker replaces the project's own choice; a body's own test has none, and the slow
+    # one runs the benchmark, which is a part of its own
+    choice = ["-m", "gpu"] if kit.on_gpu else ["-m", "gpu or not slow"]
     _tests(kit, "engine_suite" if engine else "suite", [*choice, "tests/gpu"], 6, engine)
 
 
@@ -171,6 +186,12 @@ def bench(kit: Kit, engine: bool = False) -> None:
     command = [sys.executable, "benchmarks/gpu.py", "--size", size, "--layers", layers]
     files = ["--json", str(kit.out / f"{part}.json"), "--picture", str(kit.out / f"{part}.png")]
     kit.run(part, [*command, *files], 6, engine=engine)
+    if not engine:  # the output layer is the same with either layers
+        part = "bench_vocabulary"
+        only = ["--vocab", str(VOCABULARY), "--only", "slices"]
+        only += [] if kit.on_gpu else ["--repeats", "1"]
+        file = ["--json", str(kit.out / f"{part}.json")]
+        kit.run(part, [*command, *only, *file], 3)
 
 
 def engine(kit: Kit) -> None:
@@ -240,7 +261,7 @@ def rehearse(kit: Kit) -> None:
 
 PARTS: dict[str, Callable[[Kit], None]] = {
     part.__name__: part
-    for part in (machine, suite, bench, engine, engine_suite, engine_bench, trainer, rehearse)
+    for part in (machine, suite, bench, engine, rehearse, engine_suite, engine_bench, trainer)
 }
 
 
@@ -254,7 +275,7 @@ def page(kit: Kit) -> None:
     ran = [(k, v) for k, v in kit.results.items() if k != "machine"]
     rows = [(name, found.get("status"), found.get("seconds")) for name, found in ran]
     sections.append("<h2>Parts</h2>" + _table(("part", "exit status", "seconds"), rows))
-    for name in ("bench", "engine_bench"):
+    for name in ("bench", "bench_vocabulary", "engine_bench"):
         file, picture = kit.out / f"{name}.json", kit.out / f"{name}.png"
         if not file.exists():
             continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import struct
 import subprocess
 import sys
@@ -136,15 +138,15 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    assert "not well: bench" in done.stdout
+    assert "bench, bench_vocabulary" in done.stdout
     found = json.loads((out / "results.json").read_text())
-    assert found["machine"]["status"] == 0 and found["machine"]["device"] == "CPU"
+    assert found["machine"]["device"] == "CPU"
     assert found["bench"]["status"] == 3 and found["bench"]["last"] == "<began>"
     assert found["engine"]["status"] == "left out: the kit has none"
     assert found["rehearse"]["status"] == "left out: nemo-rod has no verb rehearse"
     page = (out / "index.html").read_text()
     assert "&lt;began&gt;" in page and "<began>" not in page
-    assert (out / "log.txt").read_text() == "=== bench\n<began>\n"
+    assert (out / "log.txt").read_text() == "=== bench\n<began>\n=== bench_vocabulary\n<began>\n"
     # once the time is spent, nothing begins
     late = subprocess.run(
         [sys.executable, kit / "run.py", "bench", "--minutes", "0", *options],
@@ -154,6 +156,48 @@ def test_parts_that_fail_are_told_as_such(kit: Path, tmp_path: Path) -> None:
     again = json.loads((out / "results.json").read_text())
     assert again["bench"]["status"] == "no time was left"
     assert again["engine"] == found["engine"]
+
+
+def test_modules_that_the_machine_lacks_are_named(kit: Path, tmp_path: Path) -> None:
+    whole = (kit / "run.py").read_text()
+    for lacks in (["no_such_one", "no_such_two"], []):
+        names = ", ".join(map(repr, ["torch", "json", *lacks]))
+        text = re.sub(r"(?s)^MODULES = \(.*?^\)", f"MODULES = ({names})", whole, flags=re.M)
+        assert text != whole
+        (kit / "run.py").write_text(text)
+        out = tmp_path / f"out_{len(lacks)}"
+        done = subprocess.run(
+            [sys.executable, kit / "run.py", "machine", "--out", out, "--work", tmp_path / "work"],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        found = json.loads((out / "results.json").read_text())["machine"]
+        assert found["device"] == "CPU" and done.returncode == found["status"] == bool(lacks)
+        sentence = "This machine lacks modules that the kit needs: no_such_one, no_such_two."
+        assert done.stdout.count(sentence) == found["last"].count(sentence) == bool(lacks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_benchmark_runs_whole_in_small(tmp_path: Path) -> None:
+    file, picture = tmp_path / "gpu.json", tmp_path / "gpu.png"
+    words = ["--size", "tiny", "--repeats", "1", "--json", file, "--picture", picture]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "gpu.py", *words],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = {row["what"]: row for row in json.loads(file.read_text())["rows"]}
+    for passage in ("plain step", "forward of training", "scoring 8/8", "rod step 1/8"):
+        assert rows[f"{passage}: time"]["value"] > 0
+        assert rows[f"{passage}: memory beyond weights, gradients, optimizer"]["value"] >= 0
+    assert rows["score moves: same call twice"]["holds"] is True
+    assert rows["logits in slices of 4 MiB: time"]["value"] > 0
+    for ratio, goal in (
+        ("rod_over_limit", 1.03), ("averages_over_plain", 1.01), ("transfer_over_plain", 1.01),
+    ):  # fmt: skip
+        assert rows[ratio]["goal"] == goal and rows[ratio]["value"] > 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_unknown_parts_are_refused(kit: Path) -> None:
