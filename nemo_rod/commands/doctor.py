@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_rod.commands.arguments import Arguments, Key
+from nemo_rod.commands.packages import can_be_found
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.upstream.functions import ROADS
@@ -122,16 +122,9 @@ def _installed(
     try:
         return Finding(what, True, importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
-        if module is not None and _can_be_found(module):  # NVIDIA's images have sources on the path
+        if module is not None and can_be_found(module):  # NVIDIA's images have sources on the path
             return Finding(what, True, "there, but pip does not list it")
         return Finding(what, missing, "not installed", advice)
-
-
-def _can_be_found(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # raised for a missing parent
-        return False
 
 
 def _attempt(what: str, action: Callable[[], str], advice: str) -> Finding:

@@ -168,11 +168,13 @@ def _describe_run(path: Path) -> str:
     for folder in sorted({f.with_name(f.name.removesuffix(".partial")) for f in folders}):
         done = (folder / "manifest.json").exists()
         begun = folder.with_name(folder.name + ".partial").exists()
-        losses = read_object(folder / "evaluation.json").get("loss", {})
-        means = [
-            f"{np.mean(list(losses[role].values())):.4f}" if role in losses else None
-            for role in ("adaptation", "replay")
-        ]
+        evaluation = folder / "evaluation.json"
+        with interpreting(evaluation):
+            losses = read_object(evaluation).get("loss", {})
+            means = [
+                f"{np.mean(list(losses[role].values())):.4f}" if role in losses else None
+                for role in ("adaptation", "replay")
+            ]
         # arms/base is not a stage: it holds the evaluation of the base
         state = "done" if done or losses else "interrupted" if begun else "to do"
         rows.append([folder.relative_to(path), state, *means])
@@ -187,9 +189,10 @@ _KINDS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (lambda path: _begins(path, rank_log.LOG_MAGIC), describe_reference_logs),
     (lambda path: (path / "sums.npy").exists() and (path / "manifest.json").exists(),
      describe_references),
-    (lambda path: any(path.glob("rank-*.log")), describe_reference_logs),
+    (lambda path: bool(rank_log.log_paths(path)), describe_reference_logs),
     (lambda path: any((path / name).exists() for name in _STAGE_FILES), _describe_stage),
-    (lambda path: (path / "arms").is_dir() or (path / "blocks").is_dir(), _describe_run),
+    (lambda path: (path / "arms").is_dir() or (path / "blocks").is_dir()
+     or any(path.glob("launch/*/config.yaml")), _describe_run),  # whose first stage is to do
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from nemo_rod.selection import Curriculum, ReferenceManifest, block_loss
 from nemo_rod.selection.curriculum.log import PADDING_ID
 from nemo_rod.selection.curriculum.record_log import RecordLog
 from nemo_rod.selection.references.folder import NUM_PARTS, RECORD, open_folder, read_manifest
-from nemo_rod.selection.references.rank_log import LOG_MAGIC, record_size
+from nemo_rod.selection.references.rank_log import LOG_MAGIC, log_paths, record_size
 
 _SAMPLE = 1 << 20  # number of blocks whose losses are read, evenly spaced
 _DIGESTS = ("tokenizer", "references", "config", "seed")
@@ -48,7 +48,7 @@ def describe_references(path: Path) -> str:
 
 def describe_reference_logs(path: Path) -> str:
     """Returns references in progress or interrupted."""
-    logs = [path] if path.is_file() else sorted(path.glob("rank-*.log"))
+    logs = [path] if path.is_file() else log_paths(path)
     rows, scored = [], []
     for file in logs:
         log = RecordLog(file, LOG_MAGIC, record_size, read_only=True)

@@ -106,7 +106,7 @@ def parse(words: Sequence[str]) -> ReferenceCommand:
 
 
 def _of_job(command: ReferenceCommand) -> None:
-    for key in ("job", "forward_step"):  # a wrong path is told before Megatron's long import
+    for key in ("job", "forward_step"):  # a wrong path is refused before Megatron's long import
         file = getattr(command, key).partition(":")[0]
         if file.endswith(".py") and not Path(file).is_file():
             raise ValueError(f"{key}={getattr(command, key)}: there is no file {file}.")

@@ -3,6 +3,7 @@
 Hydra imports and calls what a configuration names: callbacks, factories of log handlers,
 `_target_`. All of that happens before a command sees its configuration, so it is looked at as soon
 as Hydra has composed it. `cluster.setup` is shell on purpose, and `dry_run=true` shows it first.
+What Hydra cannot compose, such as a key that does not exist, is refused in one sentence, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 ALLOW = "NEMO_ROD_ALLOW_CODE"  # in the environment: any value allows recipes to run code
@@ -23,12 +25,17 @@ def values_only(refuse: Callable[[str], Any]) -> Iterator[None]:
     """Looks at every configuration that Hydra composes within the block.
 
     Args:
-        refuse: called with a sentence about a configuration that would run code.
+        refuse: called with a sentence about a configuration that would run code, or that Hydra
+            cannot compose; does not return.
     """
     load = ConfigLoaderImpl.load_configuration
 
     def load_and_look(*args: Any, **kwargs: Any) -> DictConfig:
-        composed = load(*args, **kwargs)
+        try:
+            composed = load(*args, **kwargs)
+        except HydraException as error:  # Hydra itself would leave with status 1 and many lines
+            refuse(in_one_sentence(error))
+            raise
         if ALLOW not in os.environ and (found := code_in(composed)):
             refuse(
                 f"The recipe sets {found}, which would run code: remove it, or, if you have read "
@@ -41,6 +48,20 @@ def values_only(refuse: Callable[[str], Any]) -> Iterator[None]:
         yield
     finally:
         ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
+
+
+def in_one_sentence(error: HydraException) -> str:
+    """Returns what Hydra says of a configuration that it cannot compose, its options included."""
+    text = str(error).partition("\nConfig search path:")[0]
+    lines = [line for line in text.splitlines() if line.strip()]
+    options = [line.strip() for line in lines if line.startswith("\t")]
+    said = [line.strip().rstrip(".:") for line in lines if not line.startswith("\t")]
+    cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
+    if cause:
+        if not cause.endswith("not in struct"):  # Hydra's "+KEY=VALUE" works in dictionaries alone
+            del said[1:]
+        said += [cause, "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"]
+    return "; ".join(said) + (f": {', '.join(options)}." if options else ".")
 
 
 def code_in(composed: DictConfig) -> str:

@@ -186,7 +186,12 @@ def _block_counts(role_dir: Path) -> dict[str, int]:
 def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Arm:
     evaluation_file = folder / "evaluation.json"
     evaluation = read_json(evaluation_file, "loss")
-    losses = {role: _losses(evaluation, evaluation_file, role) for role in ROLES}
+    _check_facts(evaluation_file, evaluation, cure="evaluate the arm again")
+    with interpreting(evaluation_file, cure="evaluate the arm again"):
+        losses = {role: _losses(evaluation, evaluation_file, role) for role in ROLES}
+        blocks = evaluation.get("inputs", {}).get("blocks")
+        if not isinstance(blocks, str | None):
+            raise ValueError(f"inputs.blocks is {blocks!r}, expected a digest")
     for role in ROLES:
         unknown = sorted(set(losses[role]) - set(block_counts[role]))
         if unknown:
@@ -198,7 +203,7 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
     name = parse_arm(folder.name)
     is_base = name.kind == "base"
     facts = {} if is_base and not arm_file.is_file() else read_json(arm_file, "kind", "steps")
-    _check_facts(arm_file, facts)
+    _check_facts(arm_file, facts, cure="train the arm again")
     curriculum_file = folder / "curriculum.rod"
     if facts.get("kind") == "trained":
         _refuse_missing(curriculum_file, folder / "metrics.jsonl")
@@ -212,7 +217,7 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         tasks=read_json(tasks_file, "configuration", "capabilities", "tasks")
         if (tasks_file := folder / "tasks.json").is_file()
         else None,
-        blocks=evaluation.get("inputs", {}).get("blocks"),
+        blocks=blocks,
         steps=facts.get("steps"),
         batch_size=facts.get("batch_size"),
         block_size=facts.get("block_size"),
@@ -236,15 +241,15 @@ def _refuse_missing(*files: Path) -> None:
             )
 
 
-def _check_facts(file: Path, facts: Mapping[str, Any]) -> None:
+def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
     """Refuses facts of other types than those that a run writes."""
     for key, kinds in _KINDS.items():
         value = facts.get(key)
         known = value is None or (isinstance(value, kinds) and not isinstance(value, bool))
         if not known or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(
-                f"{file} has {key}={value!r}, which no run writes: restore it from a copy, or "
-                "train the arm again"
+                f"{file} has {key}={value!r}, which no run writes: "
+                f"restore it from a copy, or {cure}"
             )
 
 

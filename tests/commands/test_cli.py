@@ -57,7 +57,7 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
             "rod has scoring.every=4 and scores replay by distillation",
         ),
         (["scoring.every=-1"], "scoring.every=-1 is not valid: expected >= 0."),
-        (["scoring.every=4", "launcher=nemo_rl"], "rod has scoring.every=4, but the workers of"),
+        (["scoring.every=4", "launcher=nemo_rl"], "rod has scoring.every=4, which NeMo-RL's"),
         (["scoring.every=4", "scoring.prefix=1/2"], "scoring sets every=4 and prefix=1/2"),
         (["scoring.prefix=1/3"], "scoring.prefix='1/3' is not valid: expected 1, 1/2, 1/4 or 1/8"),
         (
@@ -88,15 +88,37 @@ def test_a_prefix_is_typed_as_a_share(prefix: str, eighths: int) -> None:
     assert composed("recipe=toy", f"scoring.prefix={prefix}").scoring.eighths == eighths
 
 
-def test_unknown_recipe_and_key_keep_hydras_suggestions() -> None:
-    done = nemo_rod("run", "recipe=nope")
-    assert done.returncode != 0
-    assert "Available options in 'recipe':" in done.stderr
-    assert "toy_synthetic" in done.stderr
-    done = nemo_rod("run", "recipe=toy", "train.stepz=3")
-    assert done.returncode != 0
-    assert "Key 'stepz' not in 'Optimisation'" in done.stderr
-    assert "To append to your config use +train.stepz=3" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["recipe=nope"],
+            "In 'config': Could not find 'recipe/nope'; Available options in 'recipe': "
+            f"{', '.join(RECIPES)}.",
+        ),
+        (
+            ["recipe=toy", "train.stepz=3"],
+            "Could not override 'train.stepz'; Key 'stepz' not in 'Optimisation'; "
+            "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
+        ),
+        (
+            ["recipe=toy", "train.lr=high"],
+            "Error merging override train.lr=high; Value 'high' of type 'str' could not be "
+            "converted to Float; "
+            "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
+        ),
+        (
+            ["recipe=toy", "cluster.env.NAME=x"],
+            "Could not override 'cluster.env.NAME'; To append to your config use "
+            "+cluster.env.NAME=x; Key 'NAME' is not in struct; "
+            "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
+        ),
+    ],
+)
+def test_what_hydra_cannot_compose_is_one_sentence(words: list[str], sentence: str) -> None:
+    done = nemo_rod("run", *words)
+    assert done.returncode == 2
+    assert done.stderr == f"nemo-rod: {sentence}\n"
 
 
 BAD_TEXT = {

@@ -127,6 +127,17 @@ def lines(text: str) -> list[list[str]]:
 # --- what is shown
 
 
+def test_a_run_that_was_rendered_alone_is_a_run_folder(tmp_path: Path) -> None:
+    config = tmp_path / "launch" / "slurm" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("recipe: toy\n")
+    rows = inspect(tmp_path).splitlines()
+    assert [row.split() for row in rows if row.startswith(("base", "blocks"))] == [
+        ["base", "to", "do"],
+        ["blocks", "to", "do"],
+    ]
+
+
 def test_a_store_and_its_sources(run_dir: Path) -> None:
     store, held = BlockStore(run_dir / "blocks"), BlockStore(run_dir / "blocks", "holdout")
     shown = lines(inspect(run_dir / "blocks"))

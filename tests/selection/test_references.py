@@ -421,6 +421,7 @@ def test_files_that_were_cut_lost_or_swapped_do_not_open(tmp_path, name):
         (whole[:40], "cannot be read"),
         (b"", "cannot be read"),
         (b"rubbish", "cannot be read"),
+        (b"PK\x05\x06" + bytes(18), "cannot be read"),  # an archive, which NumPy reads too
         (whole[:20] + b"\0" + whole[21:], "cannot be read"),
         (None, "cannot be read"),
     ):

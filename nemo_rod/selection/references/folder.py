@@ -141,8 +141,9 @@ def open_folder(path: Path) -> Folder:
         known = {field.name: content[field.name] for field in fields(ReferenceManifest)}
         digest.encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        said = f"{type(error).__name__}: {str(error)[:200]}"  # their repr may hold the whole file
         raise ValueError(
-            f"{file} is no manifest of references ({error!r}): restore it from a copy, or remove "
+            f"{file} is no manifest of references ({said}): restore it from a copy, or remove "
             "the folder to score again"
         ) from error
     if schema != SCHEMA:
@@ -184,7 +185,7 @@ def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.N
     """
     advice = "restore the folder from a copy, or remove it to score again"
     try:
-        array: npt.NDArray[Any] = np.load(file, mmap_mode="r")
+        array: npt.NDArray[Any] = np.lib.format.open_memmap(file, mode="r")  # no archive
     except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
         raise ValueError(f"{file} cannot be read ({error}): {advice}") from error
     if array.shape != shape or array.dtype != dtype:

@@ -241,7 +241,7 @@ def _refuse_foreign(
         raise ValueError(
             f"{folder.path} is of the self-distillation score, which this job cannot compute: give "
             "references/base, or train with selection.replay_score=distillation and launcher="
-            "local, slurm or ray"
+            "local or slurm"
         )
     checks = [
         ("loss definition", found.loss, found.loss if is_distilled else first.loss),

@@ -35,6 +35,7 @@ from nemo_rod.selection.references.folder import (
     map_array,
     open_folder,
 )
+from nemo_rod.selection.references.rank_log import log_paths
 
 FILE = "teacher.npy"
 _DEFINITION = (
@@ -80,7 +81,7 @@ def make_room(folder: Path, manifest: ReferenceManifest, vocab_size: int) -> Non
     file, header = folder / FILE, _header(manifest, vocab_size)
     size = len(header) + _num_blocks(manifest) * _type_of(manifest, vocab_size).itemsize
     if not file.exists():
-        if any(folder.glob("rank-*.log")):
+        if log_paths(folder):
             raise ValueError(
                 f"{file} is missing, but {folder} has logs of blocks that are in it: remove the "
                 "folder to score again"
