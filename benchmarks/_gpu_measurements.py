@@ -84,17 +84,27 @@ class Bench:
         self.rows.append(row)
         return row
 
-    def time(self, what: str, action: Callable[[], object], tokens: float, flops: float) -> float:
-        """Adds time, tokens/s, FLOP/s and memory of an action; returns its seconds."""
+    def time(
+        self,
+        what: str,
+        action: Callable[[], object],
+        tokens: float,
+        flops: float,
+        *beside: Callable[[], object],
+    ) -> list[float]:
+        """Adds time, tokens/s, FLOP/s and memory of an action.
+
+        Returns its seconds and those of the actions that took turns with it.
+        """
         with peak_beyond() as peak:
-            seconds = timed(action, self.s.repeats)
+            seconds, *others = timed(self.s.repeats, action, *beside)
         reached = flops / seconds / 1e12
         self.add(Row(f"{what}: time", 1e3 * seconds, "ms"))
         self.add(Row(f"{what}: tokens", tokens / seconds, "tokens/s"))
         self.add(Row(f"{what}: model FLOPs", reached, "TFLOP/s"))
         self.add(Row(f"{what}: of the ceiling", 100 * reached / self.ceiling, "%"))
         self.add(Row(f"{what}: memory beyond weights, gradients, optimizer", peak[0], "GiB"))
-        return seconds
+        return [seconds, *others]
 
     def scorer(
         self, micro_batch: int | None = None, *, precision: str | None = None
@@ -118,27 +128,30 @@ class Bench:
         return RoDSelector(chooses, self.store, scoring_micro_batch_size=size)
 
 
-def timed(action: Callable[[], object], repeats: int) -> float:
-    """Median seconds of an action, the device's work included."""
-    taken = []
-    for number in range(repeats + 2):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        action()
-        torch.cuda.synchronize()
-        if number > 1:  # the first ones warm up
-            taken.append(time.perf_counter() - begin)
-    return float(np.median(taken))
+def timed(repeats: int, *actions: Callable[[], object]) -> list[float]:
+    """Median seconds of each action, the device's work included.
+
+    They take turns: a device that has become warm, and slower, is so for all of them.
+    """
+    taken = np.empty((repeats + 2, len(actions)))
+    for times in taken:
+        for place, action in enumerate(actions):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            action()
+            torch.cuda.synchronize()
+            times[place] = time.perf_counter() - begin
+    return np.median(taken[2:], axis=0).tolist()  # the first ones warm up
 
 
 def limits(bench: Bench) -> None:
     """What the device reaches in a matrix product and in a copy: the roof of everything else."""
     n, dtype = bench.s.matrix, bench.s.dtype
     left, right = (torch.randn(n, n, dtype=dtype).cuda() for _ in range(2))
-    bench.ceiling = 2 * n**3 / timed(lambda: left @ right, 10) / 1e12
+    bench.ceiling = 2 * n**3 / timed(10, lambda: left @ right)[0] / 1e12
     source = torch.empty(bench.s.copied, dtype=torch.uint8).cuda()
     target = torch.empty_like(source)
-    bench.bandwidth = 2 * bench.s.copied / timed(lambda: target.copy_(source), 10) / 1e12
+    bench.bandwidth = 2 * bench.s.copied / timed(10, lambda: target.copy_(source))[0] / 1e12
     bench.add(Row(f"ceiling: product of {n} x {n} matrices", bench.ceiling, "TFLOP/s"))
     bench.add(Row("ceiling: copy, read and written", bench.bandwidth, "TB/s"))
 
@@ -150,10 +163,15 @@ def steps(bench: Bench) -> None:
     ids = bench.pool[: s.batch]
     training.plain(ids)  # the optimizer's moments are allocated here, before memory is measured
     _state(bench)
-    plain = bench.time("plain step", lambda: training.plain(ids), trained, 3 * trained * forward)
-    alone = bench.time(
-        "forward of training", lambda: training.forward(ids), trained, trained * forward
-    )
+
+    def step() -> None:
+        training.plain(ids)
+
+    def pass_alone() -> None:
+        training.forward(ids)
+
+    (plain,) = bench.time("plain step", step, trained, 3 * trained * forward)
+    (alone,) = bench.time("forward of training", pass_alone, trained, trained * forward)
     reads = s.batch // s.micro_batch
     for name, seconds, passes in (("plain step", plain, 3), ("forward", alone, 1)):
         flops = passes * trained * forward
@@ -168,19 +186,20 @@ def steps(bench: Bench) -> None:
             return scorer.part_sums(bench.pool, eighths)
 
         name = f"scoring {eighths}/8"
-        seconds = bench.time(name, score, tokens, flops)
+        beside = [pass_alone] if eighths == 8 else []
+        seconds, *others = bench.time(name, score, tokens, flops, *beside)
         _, passes = scoring_passes(
             len(bench.pool), micro_batch_size=s.scoring_micro_batch, replicas=1, eighths=eighths
         )
         point = _point(name, bench, seconds, tokens=tokens, flops=flops, passes=passes)
         bench.points.append(point)
         if eighths == 8:
-            speed = MULTIPLIER * alone / seconds
+            speed = MULTIPLIER * others[0] / seconds
             bench.add(over("scoring_over_forward", speed, "x", 1.0))
-            _fp8(bench, seconds, tokens, flops)
+            _fp8(bench, score, tokens, flops)
     for eighths in (8, 4, 2, 1):
-        _rod(bench, eighths, plain, alone)
-    _without_scoring(bench, ids, plain)
+        _rod(bench, eighths, step, pass_alone)
+    _without_scoring(bench, ids, step)
 
 
 def _state(bench: Bench) -> None:
@@ -192,7 +211,7 @@ def _state(bench: Bench) -> None:
         bench.add(Row("weights, gradients and optimizer", taken / count, "B/parameter"))
 
 
-def _fp8(bench: Bench, seconds: float, tokens: float, flops: float) -> None:
+def _fp8(bench: Bench, score: Callable[[], object], tokens: float, flops: float) -> None:
     """Scoring in FP8 beside scoring in the model's precision, where the GPU and its layers can."""
     if bench.s.layers != "te":
         return
@@ -202,11 +221,17 @@ def _fp8(bench: Bench, seconds: float, tokens: float, flops: float) -> None:
     except ValueError as error:
         print(f"scoring in fp8 is left out: {error}", flush=True)
         return
-    fp8 = bench.time("scoring 8/8 in fp8", lambda: scorer.part_sums(bench.pool), tokens, flops)
+
+    def in_fp8() -> object:
+        return scorer.part_sums(bench.pool)
+
+    fp8, seconds = bench.time("scoring 8/8 in fp8", in_fp8, tokens, flops, score)
     bench.add(Row("fp8_over_bf16: candidates a second", seconds / fp8, "x"))
 
 
-def _rod(bench: Bench, eighths: int, plain: float, alone: float) -> None:
+def _rod(
+    bench: Bench, eighths: int, plain: Callable[[], object], forward: Callable[[], object]
+) -> None:
     """RoD's whole step: pool, references, scoring, choice, update."""
     s, selector = bench.s, bench.selector(eighths)
     step, numbers = selector.wrap(bench.training.train_step), iter(range(10**6))
@@ -214,18 +239,22 @@ def _rod(bench: Bench, eighths: int, plain: float, alone: float) -> None:
     scored = MULTIPLIER * trained * eighths / 8
     flops = 3 * trained * bench.forward_flops
     flops += scored * s.shape.forward_flops(s.vocab, s.seq * eighths // 8)
-    name = f"rod step {eighths}/8"
-    seconds = bench.time(
-        name, lambda: bench.training.rod(step, next(numbers), s.batch), trained, flops
+
+    def rod() -> None:
+        bench.training.rod(step, next(numbers), s.batch)
+
+    beside = [plain, forward] if eighths == 8 else [plain]
+    seconds, of_plain, *of_forward = bench.time(
+        f"rod step {eighths}/8", rod, trained, flops, *beside
     )
-    bench.add(Row(f"rod_over_plain {eighths}/8", seconds / plain, "x"))
-    if eighths == 8:
-        limit = 1 + MULTIPLIER * alone / plain
+    bench.add(Row(f"rod_over_plain {eighths}/8", seconds / of_plain, "x"))
+    if of_forward:
+        limit = 1 + MULTIPLIER * of_forward[0] / of_plain
         bench.add(Row("limit", limit, "x"))
-        bench.add(under("rod_over_limit", seconds / plain / limit, "x", 1.03))
+        bench.add(under("rod_over_limit", seconds / of_plain / limit, "x", 1.03))
 
 
-def _without_scoring(bench: Bench, ids: np.ndarray, plain: float) -> None:
+def _without_scoring(bench: Bench, ids: np.ndarray, plain: Callable[[], object]) -> None:
     """What listening to the training losses, and reading chosen blocks, cost beside a step."""
     s, training = bench.s, bench.training
 
@@ -234,16 +263,19 @@ def _without_scoring(bench: Bench, ids: np.ndarray, plain: float) -> None:
         training.plain(ids, heard.forward_step)
         heard.gathered(s.batch, s.micro_batch)
 
-    averages = timed(listening, s.repeats)
-    bench.add(under("averages_over_plain", averages / plain, "x", 1.01))
     counts = (bench.store.num_adaptation, bench.store.num_replay)
     arm = make_arm(
         "max_replay", num_adaptation=counts[0], num_replay=counts[1], batch_size=s.batch, seed=0
     )
     step = RoDSelector(Selector.of(arm, bench.store), bench.store).wrap(training.train_step)
     numbers = iter(range(10**6))
-    chosen = timed(lambda: training.rod(step, next(numbers), s.batch), s.repeats)
-    bench.add(under("transfer_over_plain", chosen / plain, "x", 1.01))
+
+    def chosen() -> None:
+        training.rod(step, next(numbers), s.batch)
+
+    of_plain, averages, transfer = timed(s.repeats, plain, listening, chosen)
+    bench.add(under("averages_over_plain", averages / of_plain, "x", 1.01))
+    bench.add(under("transfer_over_plain", transfer / of_plain, "x", 1.01))
 
 
 def exactness(bench: Bench) -> None:
@@ -274,7 +306,7 @@ def slices(bench: Bench) -> None:
             def score(scorer: MegatronScorer = scorer) -> object:
                 return scorer.part_sums(bench.pool)
 
-            seconds = timed(score, s.repeats)
+            (seconds,) = timed(s.repeats, score)
         bench.add(Row(f"logits in slices of {mib} MiB: time", 1e3 * seconds, "ms"))
         bench.add(Row(f"logits in slices of {mib} MiB: memory", peak[0], "GiB"))
         product = _output_layer(bench, min(length, s.seq) * s.scoring_micro_batch)
@@ -287,7 +319,7 @@ def _output_layer(bench: Bench, tokens: int) -> Point:
     s = bench.s
     hidden = torch.randn(tokens, s.shape.hidden, dtype=s.dtype).cuda()
     weight = torch.randn(s.vocab, s.shape.hidden, dtype=s.dtype).cuda()
-    seconds = timed(lambda: hidden @ weight.T, s.repeats)
+    (seconds,) = timed(s.repeats, lambda: hidden @ weight.T)
     flops = 2.0 * tokens * s.vocab * s.shape.hidden
     moved = hidden.nbytes + weight.nbytes + tokens * s.vocab * hidden.element_size()
     return Point("", flops / moved, flops / seconds / 1e12)

@@ -17,7 +17,7 @@ from nemo_rod.bounds import Bound, key, one_of
 from nemo_rod.loggers import LOGGERS, are_loggers
 
 PREFIXES = {"1": 8, "1/2": 4, "1/4": 2, "1/8": 1}  # scoring.prefix -> eighths of a block
-MAX_LOGITS_BYTES = 250 * 2**20  # fp32 logits that scoring holds at once on one rank
+MAX_LOGITS_BYTES = 512 * 2**20  # fp32 logits that scoring holds at once on one rank
 # a value of cluster.env that is taken from the environment of the job, and written nowhere
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 TIME = Bound(

@@ -17,6 +17,7 @@ from places import TESTS
 from preloaded import Run
 from tiny import MOE_ARCHITECTURE, Setting
 
+from nemo_rod.processes.start import sees_gpu
 from tests import lanes
 
 _START = time.time()
@@ -80,7 +81,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 
     The processes are forks of one that has imported Megatron (`preloaded.py`). With `fresh=True`
     they are started by the `torchrun` program itself, for what changes imports or the environment
-    that they read.
+    that they read; so they are where there is a GPU, whose driver does not survive a fork.
     """
     preloaded: list[subprocess.Popen[bytes]] = []
 
@@ -97,7 +98,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
         logs = tmp_path_factory.mktemp("torchrun")
         arguments = [str(target), *map(str, args)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-        if fresh:
+        if fresh or sees_gpu():
             code = _run_torchrun(nproc, arguments, environment, cwd, logs, timeout)
         else:
             if not preloaded:

@@ -4,7 +4,8 @@
 
 Parts run in this order: machine, suite, bench, engine, rehearse, engine_suite, engine_bench and
 trainer. The part `machine` names the modules that the machine lacks. The part `engine` unpacks
-TransformerEngine and compiles its PyTorch part; engine_suite and engine_bench repeat suite and
+TransformerEngine and compiles its PyTorch part, or takes the kit's engine/*.so if an earlier run's
+FOLDER/engine was put there; engine_suite and engine_bench repeat suite and
 benchmark with its layers. Each part has a time limit, and none begins once the
 minutes are spent, so parts can also be run one by one, on one machine, into one folder. Without a
 GPU all is tiny, to prove the kit. requirements/gpu-kit.txt says what the machine must have.
@@ -206,6 +207,9 @@ def engine(kit: Kit) -> None:
         with tarfile.open(archive) as file:
             file.extractall(folder, filter="data")
     build = kit.work / sources.name.removesuffix(".tar.gz")
+    compiled = list(packed.glob("transformer_engine_torch*.so"))
+    for file in compiled:
+        shutil.copy(file, kit.engine)
     script = f"""
 import glob, os, shutil, subprocess, sys, nvidia
 os.chdir({str(build)!r})
@@ -218,7 +222,13 @@ subprocess.run(command, check=True)
 for built in glob.glob("**/transformer_engine_torch*.so", recursive=True):
     shutil.copy(built, {str(kit.engine)!r})
 """
-    if kit.run("engine", [sys.executable, "-c", script], 8, engine=True):
+    if compiled:
+        kit.note("engine", {"status": 0, "seconds": 0, "last": "compiled in an earlier run"})
+    elif kit.run("engine", [sys.executable, "-c", script], 8, engine=True):
+        (kit.out / "engine").mkdir(exist_ok=True)
+        for file in kit.engine.glob("transformer_engine_torch*.so"):
+            shutil.copy(file, kit.out / "engine")
+    if kit.results["engine"]["status"] == 0:
         check = (
             "import torch, transformer_engine.pytorch as te; "
             "x = torch.randn(64, 1024, device='cuda', dtype=torch.bfloat16); "

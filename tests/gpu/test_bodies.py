@@ -18,9 +18,11 @@ from places import WORKERS
 WORKER = WORKERS / "gpu_worker.py"
 TINY = {
     "size": "tiny", "vocabulary": 512, "length": 64, "blocks": 64, "dtype": "float32",
-    "layers": "local", "tensor": 1, "large_vocabulary": 131_072, "large_length": 1024,
+    "layers": "local", "tensor": 1, "large_vocabulary": 131_072, "large_length": 2048,
 }  # fmt: skip
-BODIES = ("sums", "again", "prefixes", "leaves_no_trace", "take_all", "rod", "memory")
+BODIES = (
+    "sums", "again", "prefixes", "as_in_training", "leaves_no_trace", "take_all", "rod", "memory",
+)  # fmt: skip
 Found = dict[str, dict[str, Any]]
 Torchrun = Callable[..., list[str]]
 
@@ -57,6 +59,10 @@ def test_prefixes_are_parts_of_the_whole(found: Found) -> None:
     assert max(found["prefixes"]["moves"].values()) < 1e-5
 
 
+def test_scores_are_the_losses_of_training(found: Found) -> None:
+    assert found["as_in_training"]["moves"] < 1e-5
+
+
 def test_scoring_leaves_no_trace(found: Found) -> None:
     assert found["leaves_no_trace"] == {"changed": [], "training": True}
 
@@ -67,9 +73,9 @@ def test_steps_are_stock_steps(found: Found, body: str) -> None:
 
 
 def test_logits_of_a_large_vocabulary_are_never_whole(found: Found) -> None:
-    # a slice takes up to 250 MiB in fp32, and the loss works in place
-    assert 0.2 < found["memory"]["gib"] < 0.4
-    assert found["memory"]["all logits gib"] == 0.5
+    # a slice takes up to 512 MiB in fp32, and the loss works in place
+    assert 0.4 < found["memory"]["gib"] < 0.7
+    assert found["memory"]["all logits gib"] == 1.0
 
 
 def test_two_processes_have_the_losses_of_one(

@@ -36,7 +36,7 @@ MODELS = {
         "options": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
     },
 }  # fmt: skip
-BODIES = ("sums", "again", "prefixes", "leaves_no_trace", "take_all", "rod")
+BODIES = ("sums", "again", "prefixes", "as_in_training", "leaves_no_trace", "take_all", "rod")
 Run = Callable[..., dict[str, Any]]
 
 if GPUS == 0:
@@ -117,6 +117,11 @@ class TestModel:
 
     def test_prefixes_are_parts_of_the_whole(self, found: Run, model: str) -> None:
         assert max(found(model, BODIES)["prefixes"]["moves"].values()) < MOVES[model]
+
+    def test_scores_are_the_losses_of_training(self, found: Run, model: str) -> None:
+        """Of the same micro-batches; scoring may use another cross entropy than training."""
+        limit = MOVES[model] if model == "te_fp8" else 1e-5
+        assert found(model, BODIES)["as_in_training"]["moves"] < limit
 
     def test_scoring_leaves_no_trace(self, found: Run, model: str) -> None:
         """Weights, optimizer and random states are as they were, to the bit."""

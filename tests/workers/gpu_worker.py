@@ -29,6 +29,7 @@ from _made_up import make_references, make_store
 from _memory import peak_beyond
 
 from nemo_rod.corpus import BlockStore
+from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import Selector, open_references
 from nemo_rod.selection.arms import make_arm
@@ -114,6 +115,18 @@ def prefixes(case: Case) -> dict[str, Any]:
         off = np.abs(part - whole[:, :eighths]).max()
         moves[eighths] = float(off / (case.length / 8))
     return {"moves": moves}
+
+
+def as_in_training(case: Case) -> dict[str, Any]:
+    """Largest difference of scores from the losses of a training step, nats per token."""
+    model, ids = case.model(), case.pool(BATCH)
+    training = one.Training(model, case.store, case.groups, micro_batch_size=2)
+    scored = case.scorer(model, micro_batch_size=2).part_sums(ids)
+    heard = TrainingLosses(training.forward_step, case.groups)
+    replicas, rank = case.groups.dp.size(), case.groups.dp.rank()
+    training.plain(ids.reshape(-1, 2)[rank::replicas].ravel(), heard.forward_step)
+    off = np.abs(scored - heard.gathered(BATCH, 2)).max()
+    return {"moves": float(off / (case.length / 8))}
 
 
 def leaves_no_trace(case: Case) -> dict[str, Any]:
@@ -250,7 +263,8 @@ def exact() -> Iterator[None]:
 BODIES: dict[str, Callable[[Case], dict[str, Any]]] = {
     body.__name__: body
     for body in (
-        sums, again, prefixes, leaves_no_trace, take_all, rod, fp8_scoring, overlap, memory
+        sums, again, prefixes, as_in_training, leaves_no_trace, take_all, rod, fp8_scoring,
+        overlap, memory,
     )
 }  # fmt: skip
 

@@ -10,7 +10,8 @@ documented where they occur. `torch.cuda.is_available()` stays False. Other miss
 all TransformerEngine, are handled by `plain/`. The tested versions are listed in docs/support.md.
 
 Importing `nemo_rod.megatron` calls `install()`; call the trainer's function in `trainers.py` before
-its job starts. All of them do nothing if CUDA is available.
+its job starts. With CUDA nothing is replaced, but for the build of a helper that megatron-core's
+wheel ships without its Makefile.
 """
 
 from __future__ import annotations

@@ -9,28 +9,34 @@ import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from megatron.core import datasets
 
 from nemo_rod.upstream import functions
 
 
 @functools.cache
 def install_megatron_bridge() -> None:
-    """Makes Megatron-Bridge's checkpoint conversion and `pretrain()` work without CUDA."""
-    if torch.cuda.is_available():
-        return
+    """Makes Megatron-Bridge's checkpoint conversion and `pretrain()` work without CUDA.
+
+    With CUDA, too, the helper of megatron-core's wheel is taken as it is.
+    """
     from megatron.bridge.training import initialize, setup
 
     functions.check("cpu/megatron_bridge")
+    # the wheel ships the compiled helper but no Makefile: calling `make` would end the process
+    makefile = Path(datasets.__path__[0], "Makefile")
+    if not makefile.exists() and importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
+        initialize.compile_helpers = lambda: None
+    if torch.cuda.is_available():
+        return
     setup.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True
     )
     initialize._set_random_seed = _while_counting_one_device(initialize._set_random_seed)
-    # the wheel ships the compiled helper but no Makefile: calling `make` would end the process
-    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
-        initialize.compile_helpers = lambda: None
 
 
 def install_megatron_lm() -> None:
@@ -70,7 +76,6 @@ def _lend_the_compiled_helper() -> None:
     The helper depends on neither PyTorch nor Megatron and is the same in all tested versions.
     Without it, Megatron-LM runs `make` in the checkout.
     """
-    from megatron.core import datasets
     from megatron.core.datasets import utils
 
     helper = "megatron.core.datasets.helpers_cpp"

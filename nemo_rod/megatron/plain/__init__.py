@@ -8,7 +8,8 @@
 
 "No CUDA" (`cpu/`) and "no TransformerEngine" are independent: a GPU with only PyTorch needs this
 package but not the other. None of NVIDIA's files are edited, and nothing is replaced if
-TransformerEngine is installed. The layers and kernels here are slow stand-ins: they compute the
+TransformerEngine is installed and there is a GPU: without one its layers cannot run, and it counts
+as missing. The layers and kernels here are slow stand-ins: they compute the
 same as the originals, as `tests/megatron/test_architectures.py` shows against Hugging Face's code,
 but no test has compared them with the originals.
 
@@ -20,18 +21,27 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+from typing import Any, cast
+
+import torch
 
 from nemo_rod.megatron.plain.stubs import StubFinder
+
+_ENGINE = ("transformer_engine", "transformer_engine_torch")
 
 
 @functools.cache
 def needed() -> bool:
-    """Returns whether TransformerEngine is missing."""
-    return importlib.util.find_spec("transformer_engine") is None
+    """Returns whether TransformerEngine is missing, or has no GPU."""
+    return importlib.util.find_spec("transformer_engine") is None or not torch.cuda.is_available()
 
 
 def prepare() -> None:
     """Makes `import megatron.core` and `import megatron.bridge` work. Idempotent."""
+    if needed():
+        for name in _ENGINE:
+            if name not in sys.modules and importlib.util.find_spec(name) is not None:
+                cast(Any, sys.modules)[name] = None  # nothing, to `import` and `find_spec` alike
     if StubFinder not in sys.meta_path:
         sys.meta_path.insert(0, StubFinder)
 

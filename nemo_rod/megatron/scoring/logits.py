@@ -7,19 +7,25 @@ vocabulary.
 
 Slices are as long as that limit allows, since each costs a matrix product and a round of reductions
 over the tensor-parallel ranks.
+
+Where TransformerEngine is there, its cross entropy is used whatever training uses: it reads the
+logits once. Megatron's own makes a softmax in fp32, which only a backward pass needs, and which
+took two fifths of the scoring of a model of 0.5B parameters with 151,936 tokens on an H100.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.models.common.language_module import language_module
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
 from nemo_rod.config import MAX_LOGITS_BYTES
+from nemo_rod.megatron.scoring.forward_only import replaced
 
 _FP32_BYTES = 4
 
@@ -41,10 +47,19 @@ def sliced_logits(model: list, slice_loss: SliceLoss | None = None) -> Iterator[
     for module in heads:
         _slice_head(module, slice_loss or (lambda _where, _logits, own: own()))
     try:
-        yield
+        with ExitStack() as stack:
+            if torch.cuda.is_available() and _engine_has_cross_entropy():
+                for config in {id(module.config): module.config for module in heads}.values():
+                    stack.enter_context(replaced(config, "cross_entropy_loss_fusion", True))
+                    stack.enter_context(replaced(config, "cross_entropy_fusion_impl", "te"))
+            yield
     finally:
         for module in heads:
             del module.output_layer.forward, module.compute_language_model_loss
+
+
+def _engine_has_cross_entropy() -> bool:
+    return getattr(language_module, "te_parallel_cross_entropy", None) is not None
 
 
 def has_head(chunk: Any) -> bool:
