@@ -98,6 +98,7 @@ def _slice_head(module: Any, slice_loss: SliceLoss) -> None:
                 where = slice(start, start := start + labels_Bs.shape[1])
                 logits_sBV = logits_of(hidden_sBH, **given)[0]
                 parts.append(slice_loss(where, logits_sBV, partial(loss_of, labels_Bs, logits_sBV)))
+                del logits_sBV  # before the next slice is made
         finally:
             layer.sequence_parallel = split
         return torch.cat(parts, dim=1)
