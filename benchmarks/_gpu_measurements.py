@@ -96,8 +96,9 @@ class Bench:
 
         Returns its seconds and those of the actions that took turns with it.
         """
+        seconds, *others = timed(self.s.repeats, action, *beside)
         with peak_beyond() as peak:
-            seconds, *others = timed(self.s.repeats, action, *beside)
+            action()
         reached = flops / seconds / 1e12
         self.add(Row(f"{what}: time", 1e3 * seconds, "ms"))
         self.add(Row(f"{what}: tokens", tokens / seconds, "tokens/s"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -63,6 +64,9 @@ def model_provider(
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     provider.params_dtype = provider.pipeline_dtype = dtype
     provider.bf16, provider.fp16 = precision == "bf16", False
+    if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
+        # Bridge is content with TransformerEngine, but the output layer's fusion is Apex's
+        provider.gradient_accumulation_fusion = False
     if plain.needed():
         layers.use(provider)
     if cpu.needed():

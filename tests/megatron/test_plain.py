@@ -6,10 +6,14 @@ devices must stay away, and the stand-ins for TransformerEngine must come.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import types
+from pathlib import Path
 
 import pytest
+from tiny import Setting
 
 PROGRAM = """
 import torch
@@ -41,3 +45,44 @@ def test_stubs_are_seen_by_those_who_need_them_alone() -> None:
     from megatron.core.transformer import transformer_config
 
     assert not getattr(transformer_config, "HAVE_TE", False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_are_fused_where_the_output_layer_can(
+    tiny: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TransformerEngine and without Apex, Bridge would end in the output layer."""
+    from nemo_rod.config import Parallel
+    from nemo_rod.megatron import models
+
+    for name in ("transformer_engine", "transformer_engine.pytorch"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(models.plain, "needed", lambda: False)
+    monkeypatch.setattr(models, "_check_layout", lambda *_: None)
+    base = str(tiny.root / "base" / "hf")
+    _, provider = models.model_provider(base, Parallel(), precision="fp32", block_size=64)
+    assert type(provider)().gradient_accumulation_fusion  # what Bridge takes for granted
+    assert not provider.gradient_accumulation_fusion
+
+
+WITHOUT_GPU = """
+import importlib.util, sys
+import torch
+assert importlib.util.find_spec("transformer_engine") is not None
+import nemo_rod.megatron
+from nemo_rod.megatron import plain
+assert plain.needed()
+assert importlib.util.find_spec("transformer_engine") is None
+import megatron.core.extensions.transformer_engine as te
+assert issubclass(te.TEColumnParallelLinear, torch.nn.Module)
+"""
+
+
+def test_transformer_engine_without_a_gpu_counts_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "transformer_engine.py").write_text("raise RuntimeError('no CUDA driver')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = subprocess.run([sys.executable, "-c", WITHOUT_GPU], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
