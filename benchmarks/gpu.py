@@ -89,7 +89,7 @@ def options() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "--seq", {"type": int, "help": "tokens per block"}
     yield "--vocab", {"type": int, "help": "tokens that the model knows"}
     yield "--layers", {"choices": ("local", "te"), "default": "local"}
-    yield "--repeats", {"type": int, "default": 8, "help": "of which the median counts"}
+    yield "--repeats", {"type": int, "default": 6, "help": "of which the median counts"}
     yield "--only", {"nargs": "+", "choices": list(MEASUREMENTS), "default": list(MEASUREMENTS)}
     yield "--json", {"type": Path, "help": "file for the rows"}
     yield "--picture", {"type": Path, "help": "file for the roofline, .png"}
