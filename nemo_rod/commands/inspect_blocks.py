@@ -12,16 +12,28 @@ from nemo_rod.corpus.block_text import block_text, find_tokenizer
 
 
 def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] | None:
-    """Returns the store at a path; if the path is one of its sources, also the source's index."""
+    """Returns the store at a path; if the path is one of its sources, also the source's index.
+
+    Raises:
+        ValueError: if the path has a source's manifest, and is no folder of a store.
+    """
     if (path / "store.json").exists():
         return BlockStore(path, split or "train"), None
     manifest = read_object(path / "manifest.json")
     if "source" not in manifest:
         return None
     root = path.absolute().parents[2 if manifest["split"] == "holdout" else 1]
-    store = BlockStore(root, split or manifest["split"])
-    names = [(source.role, source.name) for source in store.sources]
-    return store, names.index((manifest["role"], manifest["source"]))
+    described, found = (manifest["role"], manifest["source"]), "is no block store (no store.json)"
+    if (root / "store.json").is_file():
+        store = BlockStore(root, split or manifest["split"])
+        names = [(source.role, source.name) for source in store.sources]
+        if described in names:
+            return store, names.index(described)
+        found = f"has only {', '.join(f'{role}/{name}' for role, name in names)}"
+    raise ValueError(
+        f"{path / 'manifest.json'} describes the source {'/'.join(map(str, described))} of a block "
+        f"store, and {root} {found}: restore the file from a copy, or run its stage again."
+    )
 
 
 def describe_store(store: BlockStore) -> str:

@@ -3,7 +3,8 @@
 Hydra imports and calls what a configuration names: callbacks, factories of log handlers,
 `_target_`. All of that happens before a command sees its configuration, so it is looked at as soon
 as Hydra has composed it. `cluster.setup` is shell on purpose, and `dry_run=true` shows it first.
-What Hydra cannot compose, such as a key that does not exist, is refused in one sentence, too.
+What Hydra cannot compose, such as a key that does not exist, is refused in one sentence, too, even
+where Hydra itself did not foresee it and would end with a traceback.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.errors import HydraException
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 ALLOW = "NEMO_ROD_ALLOW_CODE"  # in the environment: any value allows recipes to run code
+_ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
 
 
 @contextmanager
@@ -28,13 +33,18 @@ def values_only(refuse: Callable[[str], Any]) -> Iterator[None]:
         refuse: called with a sentence about a configuration that would run code, or that Hydra
             cannot compose; does not return.
     """
-    load = ConfigLoaderImpl.load_configuration
+    load, read = ConfigLoaderImpl.load_configuration, ConfigRepository.load_config
 
-    def load_and_look(*args: Any, **kwargs: Any) -> DictConfig:
+    def load_and_look(
+        loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], **more: Any
+    ) -> DictConfig:
         try:
-            composed = load(*args, **kwargs)
+            composed = load(loader, config_name, overrides, **more)
         except HydraException as error:  # Hydra itself would leave with status 1 and many lines
             refuse(in_one_sentence(error))
+            raise
+        except Exception as error:  # what Hydra did not foresee: it would print a traceback
+            refuse(_nameless(loader, overrides) or _unforeseen(error))
             raise
         if ALLOW not in os.environ and (found := code_in(composed)):
             refuse(
@@ -43,11 +53,46 @@ def values_only(refuse: Callable[[str], Any]) -> Iterator[None]:
             )
         return composed
 
-    ConfigLoaderImpl.load_configuration = load_and_look  # type: ignore[method-assign]
+    def read_by_name(repository: ConfigRepository, config_path: str) -> Any:
+        try:
+            return read(repository, config_path)
+        except (HydraException, OmegaConfBaseException):
+            raise
+        except Exception as error:  # most name no file
+            raise ConfigCompositionException(
+                f"{config_path}.yaml is no configuration ({_reason(error)}): correct the file"
+            ) from None
+
+    ConfigLoaderImpl.load_configuration = load_and_look  # type: ignore[assignment, method-assign]
+    ConfigRepository.load_config = read_by_name  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
         ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
+        ConfigRepository.load_config = read  # type: ignore[method-assign]
+
+
+def _nameless(loader: ConfigLoaderImpl, overrides: list[str]) -> str:
+    """Returns a sentence about the first override that has a value for a file's name, or ""."""
+    for word in OverridesParser.create().parse_overrides(overrides):
+        group, value = word.key_or_group, word.value()
+        names = value if isinstance(value, list) else [value]
+        named = isinstance(value, dict) or all(isinstance(name, str) for name in names)
+        if not named and loader.repository.group_exists(group):
+            return (
+                f"{word.input_line} is a value where Hydra expects the name of a file: choose one "
+                f"of {', '.join(loader.repository.get_group_options(group))}; a name of digits "
+                f"needs quotes inside of quotes, \"{group}='1'\"."
+            )
+    return ""
+
+
+def _unforeseen(error: Exception) -> str:
+    return f"Hydra cannot compose the recipe ({_reason(error)}): {_ALL_KEYS}."
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def in_one_sentence(error: HydraException) -> str:
@@ -60,7 +105,7 @@ def in_one_sentence(error: HydraException) -> str:
     if cause:
         if not cause.endswith("not in struct"):  # Hydra's "+KEY=VALUE" works in dictionaries alone
             del said[1:]
-        said += [cause, "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"]
+        said += [cause, _ALL_KEYS]
     return "; ".join(said) + (f": {', '.join(options)}." if options else ".")
 
 

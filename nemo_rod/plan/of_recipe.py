@@ -31,15 +31,16 @@ from nemo_rod.recipe.variants import SPECIALIST
 
 
 def plan(config: Config) -> None:
-    """Prints the plan and writes it to `plan.json` in the run folder.
+    """Prints the plan and, without `dry_run`, writes it to `plan.json` in the run folder.
 
     Raises:
         ValueError: if the layout cannot run or does not fit, after printing the plan.
     """
     result = make_plan(config)
-    run_dir = Path(config.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_json(run_dir / "plan.json", result.as_dict())
+    if not config.dry_run:
+        run_dir = Path(config.run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_json(run_dir / "plan.json", result.as_dict())
     print(format_plan(result))
     refuse_what_does_not_fit(result.memory)
     refuse_full_host(config, result.memory)

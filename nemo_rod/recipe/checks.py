@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring, Selection
@@ -20,12 +21,19 @@ def to_config(composed: DictConfig) -> Config:
         ValueError: naming the key, what was found, what was expected and what to do.
     """
     secrets = _without_references(composed)
-    missing = sorted(OmegaConf.missing_keys(composed))
+    try:
+        missing = sorted(OmegaConf.missing_keys(composed))
+        OmegaConf.resolve(composed)
+    except OmegaConfBaseException as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"Key '{error.full_key}' has no value that can be found ({reason}): set what its "
+            "${...} refers to, or write a value there."
+        ) from error
     if missing:
         raise ValueError(
             f"Key '{missing[0]}' has no value: set it on the command line or in the recipe."
         )
-    OmegaConf.resolve(composed)
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
     config.cluster.env |= secrets

@@ -113,12 +113,39 @@ def test_a_prefix_is_typed_as_a_share(prefix: str, eighths: int) -> None:
             "+cluster.env.NAME=x; Key 'NAME' is not in struct; "
             "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
         ),
+        (
+            ["recipe=toy", "launcher=3"],
+            "launcher=3 is a value where Hydra expects the name of a file: choose one of local, "
+            "nemo_rl, ray, slurm; a name of digits needs quotes inside of quotes, "
+            "\"launcher='1'\".",
+        ),
+        (
+            ["recipe=toy", "hydra.job.env_copy=[NOPE]"],
+            "Hydra cannot compose the recipe (KeyError: 'NOPE'): "
+            "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
+        ),
+        (
+            ["recipe=toy", "seed=${nope}"],
+            "Key 'seed' has no value that can be found (Interpolation key 'nope' not found): set "
+            "what its ${...} refers to, or write a value there.",
+        ),
     ],
 )
 def test_what_hydra_cannot_compose_is_one_sentence(words: list[str], sentence: str) -> None:
     done = nemo_rod("run", *words)
     assert done.returncode == 2
     assert done.stderr == f"nemo-rod: {sentence}\n"
+
+
+def test_a_recipe_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_bytes(b"\xff")
+    done = nemo_rod("run", "--config-dir", tmp_path, "recipe=mine")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "nemo-rod: recipe/mine.yaml is no configuration (UnicodeDecodeError: 'utf-8' codec can't "
+        "decode byte 0xff in position 0: invalid start byte): correct the file.\n"
+    )
 
 
 BAD_TEXT = {

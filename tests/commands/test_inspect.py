@@ -377,6 +377,22 @@ def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
         inspect(copy / "references" / "base")
 
 
+def test_a_manifest_of_another_kind_is_named(run_dir: Path, tmp_path: Path) -> None:
+    source = run_dir / "blocks" / "replay" / "web" / "manifest.json"
+    references = Path(shutil.copytree(run_dir / "references", tmp_path / "references")) / "base"
+    shutil.copy(source, references)
+    with pytest.raises(ValueError, match=r"base/manifest.json describes the source replay/web of"):
+        inspect(references)
+    blocks = Path(shutil.copytree(run_dir / "blocks", tmp_path / "blocks"))
+    shutil.copytree(source.parent, other := blocks / "replay" / "other")
+    manifest = json.loads(source.read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "source": "other"}))
+    with pytest.raises(
+        ValueError, match=r"replay/other of .* has only adaptation/news, replay/web"
+    ):
+        inspect(other)
+
+
 def test_the_console_script_shows(run_dir: Path) -> None:
     done = subprocess.run([*CLI, "inspect", str(run_dir)], capture_output=True, text=True)
     assert done.returncode == 0 and "arms/rod" in done.stdout

@@ -268,6 +268,9 @@ def test_blocks_that_are_there_are_counted(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["corpus"]["adaptation_tokens"] == 9000 // 64 * 64
     assert written["total"]["gpu_hours"] > 0
+    (tmp_path / "plan.json").unlink()
+    subprocess.run([*command, "plan", *overrides, "dry_run=true"], check=True, capture_output=True)
+    assert not (tmp_path / "plan.json").exists()
 
 
 def test_what_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None:
