@@ -283,7 +283,7 @@ def _check_optimizer(name: str, value: Optimisation) -> None:
 
 
 def _check_architecture(architecture: dict[str, Any], parallel: Parallel) -> None:
-    """Refuses a layout that does not divide the model."""
+    """Refuses a layout that does not divide the model, and sizes that are no numbers."""
     architecture = {"num_experts": 1, **architecture}
     stages = parallel.pipeline * parallel.virtual_pipeline
     axis = "pipeline" if parallel.virtual_pipeline == 1 else "pipeline x virtual_pipeline"
@@ -296,8 +296,13 @@ def _check_architecture(architecture: dict[str, Any], parallel: Parallel) -> Non
         "num_experts": ("expert", parallel.expert),
     }
     for key, (axis, size) in rules.items():
-        if key in architecture and architecture[key] % size:
+        value = architecture.get(key, size)
+        if type(value) is not int or value < 0:
             raise ValueError(
-                f"parallel.{axis}={size} does not divide the model: {key}={architecture[key]} "
+                f"model.architecture.{key}={value} is not valid: expected a whole number >= 0."
+            )
+        if value % size:
+            raise ValueError(
+                f"parallel.{axis}={size} does not divide the model: {key}={value} "
                 f"must be a multiple of it; choose another parallel layout."
             )

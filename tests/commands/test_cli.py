@@ -73,6 +73,10 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
             ],
             "need a multiple of 2; choose a longer prefix",
         ),
+        (
+            ["model.architecture.num_key_value_heads=null"],
+            "model.architecture.num_key_value_heads=None is not valid: expected a whole number",
+        ),
         (["train.lr=0"], "train.lr=0.0 is not valid: expected > 0"),
         (["train.lr=inf"], "train.lr=inf is not valid: expected finite and > 0."),
         (["plan.read_rate=nan"], "plan.read_rate=nan is not valid: expected > 0."),

@@ -215,6 +215,10 @@ def of_another_format(folder: Path) -> None:
     (folder / "iter_0000008" / "metadata.json").write_text('{"sharded_backend": "zarr"}')
 
 
+def with_a_foreign_tracker(folder: Path) -> None:
+    (folder / "latest_checkpointed_iteration.txt").write_text("defaults:\n- schema\n" * 40)
+
+
 def compressed(folder: Path) -> None:
     (folder / "iter_0000008" / "modelopt_state").mkdir()
 
@@ -230,6 +234,10 @@ def of_hugging_face(folder: Path) -> None:
         (without_file, r"lacks __0_\d.distcp, which its .metadata names"),
         (without_arguments, "holds neither run_config.yaml nor Megatron-LM's arguments"),
         (of_another_format, "sharded_backend in its metadata.json is zarr"),
+        (
+            with_a_foreign_tracker,
+            "latest_checkpointed_iteration.txt is damaged: expected the number",
+        ),
         (compressed, "was compressed by ModelOpt"),
         (of_hugging_face, "adapted is a Megatron checkpoint and .*base is not"),
         (shutil.rmtree, "there is no folder .*base"),

@@ -16,6 +16,7 @@ arguments in `common.pt`.
 from __future__ import annotations
 
 import io
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,7 @@ def weights_folder(folder: Path) -> Path:
     if (folder / ".metadata").is_file():
         found = folder
     elif (folder / _TRACKER).is_file():
-        with interpreting(folder / _TRACKER, cure="restore it from a copy"):
-            latest = (folder / _TRACKER).read_text().strip()
-        found = folder / (f"iter_{int(latest):07d}" if latest.isdigit() else latest)
+        found = folder / _latest(folder / _TRACKER)
     else:
         found = max(folder.glob("iter_*/.metadata")).parent
     form = found / "metadata.json"
@@ -63,6 +62,21 @@ def weights_folder(folder: Path) -> Path:
     if (found / "modelopt_state").exists():
         raise ValueError(f"{found} was compressed by ModelOpt; merge the unquantised checkpoints")
     return found
+
+
+def _latest(tracker: Path) -> str:
+    """Returns the name of the folder that a tracker names."""
+    cure = "restore it from a copy, or write the number of an iter_ folder beside it into it"
+    with interpreting(tracker, cure=cure):
+        latest = tracker.read_text().strip()
+    if latest == "release":
+        return latest
+    if not re.fullmatch("[0-9]{1,18}", latest):
+        raise ValueError(
+            f"{tracker} is damaged: expected the number of an iteration, or release, and found "
+            f"{latest[:40]!r}; {cure}"
+        )
+    return f"iter_{int(latest):07d}"
 
 
 def vocabulary_size(weights: Path) -> int | None:
