@@ -108,10 +108,10 @@ def test_scoring_counts_where_it_needs_more_than_the_update() -> None:
     update = found["activations"] + found["logits"]
     assert found["scoring"] == hidden + 10 * logits - update > 0
     # of more logits than there is room for, slices are held
-    larger = {**DENSE, "vocab_size": 2**27 // (64 * S)}
+    larger = {**DENSE, "vocab_size": 2**28 // (64 * S)}
     found = parts(larger, large)
     update = found["activations"] + found["logits"]
-    assert found["scoring"] == hidden + 10 * 250 * 2**18 - update > 0
+    assert found["scoring"] == hidden + 10 * 512 * 2**18 - update > 0
 
 
 def test_recomputed_layers_keep_their_input_alone() -> None:
