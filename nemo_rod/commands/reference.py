@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -94,7 +95,7 @@ def parse(words: Sequence[str]) -> ReferenceCommand:
     """
     known = {field.name for field in fields(ReferenceCommand)}
     try:
-        values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(words)))
+        values = _values(words)
         if unknown := set(values) - known:
             raise ValueError(f"expected keys {', '.join(sorted(known))}, found {min(unknown)}")
         return ReferenceCommand(**values)
@@ -103,6 +104,23 @@ def parse(words: Sequence[str]) -> ReferenceCommand:
         raise ValueError(
             f"The arguments of `nemo-rod reference job=...` do not fit: {reason}."
         ) from None
+
+
+def _values(words: Sequence[str]) -> dict[str, Any]:
+    """Returns the keys and values of `key=value` words, whose values are YAML."""
+    merged = OmegaConf.create()
+    for word in words:
+        try:
+            merged.merge_with_dotlist([word])
+        except yaml.YAMLError as error:
+            key, _, value = word.partition("=")
+            raise ValueError(
+                f"{word} has a value that is not valid YAML "
+                f"({' '.join(str(getattr(error, 'problem', error)).split())}); if it is text, put "
+                f"it in quotes inside of quotes, \"{key}='{value}'\""
+            ) from None
+    values: Any = OmegaConf.to_container(merged)
+    return values
 
 
 def _of_job(command: ReferenceCommand) -> None:

@@ -141,6 +141,7 @@ def test_the_former_name_works_and_says_the_new_one(
             "expected keys checkpoint, forward_step, host, job",
         ),
         (["reference", "job=f.py:f"], "The arguments of `nemo-rod reference job=...` do not fit"),
+        (["reference", "job=f.py:f", "out=%j"], "out=%j has a value that is not valid YAML (exp"),
         (["reference", "job=f.py:f", "--all"], "(--all is unknown, or too much)."),
         (["train", "--config"], "(argument --config: expected one argument)."),
         (["train", "--config", "a.yaml", "--all"], "expected nemo-rod train --config RECIPE.yaml"),
