@@ -200,6 +200,13 @@ def test_run_dir_that_slurm_would_misread_is_refused(cluster: Slurm) -> None:
         launch("slurm", "a%j")
     with pytest.raises(ValueError, match=r"run_dir=.*/a:b has a ':', which Slurm"):
         launch("slurm", "a:b", "cluster.image=example/a")
+    with pytest.raises(ValueError, match=r"run_dir=.*/a,b has a ',', which Slurm"):
+        launch("slurm", "'a,b'", "cluster.image=example/a")
+
+
+def test_an_entry_of_mounts_is_one_mount(cluster: Slurm) -> None:
+    with pytest.raises(ValueError, match=r"cluster\.mounts has '/a:/b,/c:/d': make it one entry"):
+        launch("slurm", "run", "cluster.mounts=['/a:/b,/c:/d']")
 
 
 def test_log_that_marks_the_jobs_is_not_moved(cluster: Slurm) -> None:

@@ -230,6 +230,15 @@ def test_jobs_run_in_the_container_that_the_documents_promise() -> None:
     assert promised == {name for name in options if "container" in name}
 
 
+@pytest.mark.parametrize(("cluster", "count"), [("h100_8", 1), ("h200_8", 1), ("b200_8", 32)])
+def test_tensor_parallelism_has_the_connections_that_it_overlaps_with(
+    cluster: str, count: int
+) -> None:
+    """Megatron's overlap of tensor parallelism relies on one on Hopper."""
+    files = rendered("toy", "slurm", f"cluster={cluster}", "cluster.image=null")
+    assert f"export CUDA_DEVICE_MAX_CONNECTIONS={count}\n" in files["node.sh"]
+
+
 def test_without_an_image_jobs_run_the_python_that_submits() -> None:
     files = rendered("toy", "slurm", "cluster.image=null")
     assert not [name for name in srun_options(files["stage.sh"]) if "container" in name]

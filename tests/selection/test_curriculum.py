@@ -387,6 +387,22 @@ def test_export(tmp_path, monkeypatch):
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["c.parquet"]
 
 
+def test_an_export_that_fails_leaves_no_file(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", fail)
+    record(tmp_path / "c.rod", 5)
+    with (
+        Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum,
+        pytest.raises(OSError, match="No space left"),
+    ):
+        export(curriculum, tmp_path / "new" / "c.parquet")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def test_export_of_padding_and_of_nothing(tmp_path):
     pytest.importorskip("pyarrow")
     choice = replace(step_of(0), chosen=np.arange(K))
