@@ -34,7 +34,7 @@ from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.documents import read_documents
 from nemo_rod.evaluation.merging import merge_checkpoints
 from nemo_rod.files import interpreting, read_lines
-from nemo_rod.jobs import read_job
+from nemo_rod.jobs import TrainJob, read_job
 from nemo_rod.launch import queue
 from nemo_rod.launch.render import read_launch
 from nemo_rod.recipe.attempts import Record
@@ -133,6 +133,8 @@ def resume_training(root: Path) -> None:
     """Opens the journal of the interrupted arm, at the step of its last checkpoint."""
     folder, store = root / "run/arms/max.partial", BlockStore(root / "run/blocks")
     job = read_job(folder / "job.json")
+    if not isinstance(job, TrainJob):  # another stage's whole file: the worker does what it says,
+        return  # and a stage writes its job.json anew before it starts a worker
     folders = [root / "run/references" / name for name in ("base", "specialist")]
     references = open_references(folders, store)
     header = curriculum_header(job.arm, store, references, config=job.config_digest)
