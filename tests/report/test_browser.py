@@ -92,7 +92,8 @@ def test_the_explorer_shows_what_is_chosen_in_it(run: FakeRun, browser: Any, siz
         for kind in ("chosen", "dropped"):
             count = sum(cell[kind]["count"] for cell in cells)
             said = page.inner_text(f".{kind} p")
-            assert said.startswith(f"{count} blocks, mean score ") if count else said == "none"
+            noun = "block" if count == 1 else "blocks"
+            assert said.startswith(f"{count} {noun}, mean score ") if count else said == "none"
             blocks = [block for cell in cells for block in cell[kind]["blocks"]]
             cards = page.locator(f".{kind} li")
             assert cards.count() == min(12, len(blocks))
