@@ -58,7 +58,7 @@ def read_jobs(run_dir: Path) -> dict[str, SubmittedJob]:
     files = run_dir.glob("launch/*/jobs.tsv")
     found = {}
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
-        for line in file.read_text().splitlines():
+        for line in file.read_text("utf-8", errors="replace").splitlines():
             stage, _, number = line.partition("\t")
             if not re.fullmatch(r"\d+(;.+)?", number):
                 raise ValueError(

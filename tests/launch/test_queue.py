@@ -159,10 +159,11 @@ def test_jobs_are_sought_on_their_cluster(cluster: Slurm, monkeypatch: pytest.Mo
 
 def test_damaged_record_of_jobs_is_named(cluster: Slurm) -> None:
     launch()
-    with Path("run/launch/slurm/jobs.tsv").open("a") as file:
-        file.write("rod")
-    with pytest.raises(ValueError, match=r"run/launch/slurm/jobs\.tsv has the line 'rod', expect"):
-        cancelled()
+    file = Path("run/launch/slurm/jobs.tsv")
+    for damage, line in ((b"rod", "rod"), (b"\x93", "\N{REPLACEMENT CHARACTER}")):
+        file.write_bytes(damage)
+        with pytest.raises(ValueError, match=rf"run/launch/slurm/jobs\.tsv has the line '{line}'"):
+            cancelled()
 
 
 @pytest.mark.parametrize("name", ["x\ntouch made", "../../../escape", "y;touch made"])

@@ -102,8 +102,13 @@ def _is_script(source: Path | IO[bytes]) -> bool:
 def _refusing(named: Path, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (OSError, MemoryError):
+    except OSError:
         raise
+    except MemoryError:  # a flipped bit of a length asks for as much as a large checkpoint
+        raise ValueError(
+            f"{named} asks for more memory than there is: restore it from a copy, save the "
+            "checkpoint again, or take a machine with more"
+        ) from None
     except Exception as error:  # a damaged pickle may raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
