@@ -96,7 +96,7 @@ def describe_block(store: BlockStore, index: int | None, number: int, name: str 
         name: name of the tokenizer; None for the one beside the store.
 
     Raises:
-        ValueError: if the block or the tokenizer cannot be found.
+        ValueError: if the block or the tokenizer cannot be found, or the block is damaged.
     """
     first, count = 0, len(store)
     if index is not None:
@@ -105,7 +105,7 @@ def describe_block(store: BlockStore, index: int | None, number: int, name: str 
         raise ValueError(f"block={number} is not there: expected a number from 0 to {count - 1}.")
     ids = np.array([first + number])
     source = store.sources[int(store.source_index(ids)[0])]
-    num_ends = int((store.tokens(ids)[0] == store.eod_id).sum())
+    num_ends = int((store.checked_tokens(ids) == store.eod_id).sum())
     text = block_text(store, find_tokenizer(store, name), int(ids[0]))
     place = f"number {ids[0] - source.start} of {source.role}/{source.name}"
     about = facts(

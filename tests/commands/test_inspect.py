@@ -174,6 +174,24 @@ def test_blocks_as_text(run_dir: Path) -> None:
     assert held == inspect(run_dir / "blocks", split="holdout", block=number)
 
 
+def test_a_damaged_block_is_not_shown(run_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_dir / "blocks", tmp_path / "blocks")
+    folder = tmp_path / "blocks" / "replay" / "web"
+    with (folder / "tokens-00000.bin").open("r+b") as file:
+        file.seek(4 * S * 3 + 8)  # the third token of block 3: opening does not look at it
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    damaged = r"web/tokens-00000\.bin: block 3 does not match its hash in hash\.npy"
+    with pytest.raises(ValueError, match=damaged):
+        inspect(folder, block=3)
+    first = BlockStore(run_dir / "blocks").num_adaptation
+    with pytest.raises(ValueError, match=damaged):
+        inspect(tmp_path / "blocks", block=first + 3)
+    shown = inspect(tmp_path / "blocks", block=first + 4)
+    assert shown == inspect(run_dir / "blocks", block=first + 4)
+
+
 def test_the_tokenizer_is_found_beside_or_named(tmp_path: Path) -> None:
     bpe = train_bpe(tmp_path / "bpe", 300)
     web = source("web", [write(tmp_path / "web.jsonl", ["the cat sat on the mat"] * 40)])
