@@ -29,7 +29,6 @@ from nemo_rod.corpus.formats import (
     TextFile,
     spread,
 )
-from nemo_rod.corpus.hub import HuggingFaceDataset
 from nemo_rod.files import check_name
 
 ROLES = ("adaptation", "replay")
@@ -213,32 +212,13 @@ class Documents:
         )
 
 
-def read_documents(spec: SourceSpec) -> Iterator[str]:
-    """The texts of a source: filtered, subsampled, capped, in order; `prepare` handles `dedup`.
-
-    Raises:
-        ValueError: No file matches, a field is missing, or a file cannot be read; the message names
-            the file, the line and the fields found.
-    """
-    for document in Documents(spec):
-        yield document.text
-
-
 def open_inputs(spec: SourceSpec) -> list[Input]:
     """The inputs of a source, in the order in which they are read."""
     extract = Extract(spec.text_field, parse_filter(spec.filter))
     if spec.kind == "huggingface":
-        assert spec.path is not None
-        return [
-            HuggingFaceDataset(
-                path=spec.path,
-                subset=spec.subset,
-                split=spec.split,
-                revision=spec.revision,
-                max_files=spec.max_files,
-                extract=extract,
-            )
-        ]
+        from nemo_rod.corpus.hub import HuggingFaceDataset
+
+        return [HuggingFaceDataset(spec, extract)]
     if spec.kind == "debian":
         from nemo_rod.corpus.toy.debian import debian_input
 
@@ -247,12 +227,8 @@ def open_inputs(spec: SourceSpec) -> list[Input]:
         from nemo_rod.corpus.toy.synthetic import synthetic_input
 
         return [synthetic_input(item) for item in spec.files]
-    paths = _match(spec)
-    if spec.kind == "text":
-        return [TextFile(path, name) for path, name in paths]
-    if spec.kind == "jsonl":
-        return [JsonLines(path, name, extract) for path, name in paths]
-    return [ParquetTable(path, name, extract) for path, name in paths]
+    kinds = {"text": TextFile, "jsonl": JsonLines, "parquet": ParquetTable}
+    return [kinds[spec.kind](path, name, extract) for path, name in _match(spec)]
 
 
 def _match(spec: SourceSpec) -> list[tuple[Path, str]]:

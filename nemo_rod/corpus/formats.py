@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from nemo_rod.corpus.filters import Comparison, lookup
 from nemo_rod.corpus.unpack import Counter, read_whole, split_lines
@@ -20,28 +20,29 @@ MAX_DOCUMENT_BYTES = 128 << 20
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
 
 
-class Input(Protocol):
+class Input:
     """A file, or an equivalent, that texts are read from.
 
-    Attributes:
+    Args:
         name: Name in the manifest, independent of local paths.
         size: Size in bytes; None if unknown.
     """
 
-    name: str
-    size: int | None
+    def __init__(self, name: str, size: int | None) -> None:
+        self.name, self.size = name, size
+        self._done = 0
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields the text of every record from `position` on (None: from the beginning)."""
-        ...
+        raise NotImplementedError
 
     def position(self) -> Any:
-        """Position from which to resume after the last record."""
-        ...
+        """Position from which to resume after the last record: the number of records read."""
+        return self._done
 
     def consumed(self) -> int:
-        """Number of bytes of the file read so far."""
-        ...
+        """Number of bytes of the file read so far; 0 if unknown."""
+        return 0
 
 
 class Extract:
@@ -94,20 +95,23 @@ def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
     return f"{where}: no field {field!r} (found: {found}): set text_field or filter to one of those"
 
 
-class TextFile:
-    """A plain file (also .gz, .zst) that is one document."""
+class _File(Input):
+    """A local file; its documents are in the fields that `extract` knows, if it has fields."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
-        self.size: int | None = path.stat().st_size
-        self._read = False
+    def __init__(self, path: Path, name: str, extract: Extract) -> None:
+        super().__init__(name, path.stat().st_size)
+        self.path, self._extract = path, extract
+
+
+class TextFile(_File):
+    """A plain file (also .gz, .zst) that is one document."""
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields the file's text, once."""
-        self._read = bool(position)
-        if not self._read:
+        self._done = int(position or 0)
+        if not self._done:
             data = read_whole(self.path, limit=MAX_DOCUMENT_BYTES)
-            self._read = True
+            self._done = 1
             try:
                 yield data.decode("utf-8")
             except UnicodeDecodeError as error:
@@ -115,32 +119,26 @@ class TextFile:
                     f"{self.path}: byte {error.start} is not UTF-8: convert the file"
                 ) from None
 
-    def position(self) -> Any:
-        """1 if the file has been read, else 0."""
-        return int(self._read)
-
     def consumed(self) -> int:
         """Size of the file once it has been read, else 0."""
-        return (self.size or 0) if self._read else 0
+        return (self.size or 0) * self._done
 
 
-class JsonLines:
+class JsonLines(_File):
     """A JSON Lines file (plain, .gz or .zst) with one object with a text field per line."""
 
     def __init__(self, path: Path, name: str, extract: Extract) -> None:
-        self.path, self.name, self._extract = path, name, extract
-        self.size: int | None = path.stat().st_size
-        self._line = 0
+        super().__init__(path, name, extract)
         self._counter = Counter()
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields the text of every line; blank lines count as filtered."""
-        start = self._line = int(position or 0)
+        start = self._done = int(position or 0)
         lines = split_lines(self.path, self._counter, limit=MAX_LINE_BYTES)
         for number, line in enumerate(lines):
             if number < start:
                 continue
-            self._line = number + 1
+            self._done = number + 1
             if not line.strip():
                 yield None
                 continue
@@ -151,30 +149,22 @@ class JsonLines:
                 raise ValueError(f"{where}: not a line of JSON ({error}): mend the file") from None
             yield self._extract(record, where)
 
-    def position(self) -> Any:
-        """Number of lines read."""
-        return self._line
-
     def consumed(self) -> int:
         """Number of bytes read of the file, compressed size."""
         return self._counter.bytes
 
 
-class ParquetTable:
+class ParquetTable(_File):
     """A parquet file with a text column."""
 
-    def __init__(self, path: Path, name: str, extract: Extract) -> None:
-        self.path, self.name, self._extract = path, name, extract
-        self.size: int | None = path.stat().st_size
-        self._row = 0
-        self._rows = 0
+    _rows = 0  # of the whole file, once it is open
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields the text of every row; skips whole row groups before the position."""
         import pyarrow
         import pyarrow.parquet
 
-        self._row = int(position or 0)
+        self._done = int(position or 0)
         try:
             with pyarrow.parquet.ParquetFile(self.path) as file:
                 self._rows = file.metadata.num_rows
@@ -182,7 +172,7 @@ class ParquetTable:
                 first = 0
                 for group in range(file.metadata.num_row_groups):
                     end = first + file.metadata.row_group(group).num_rows
-                    if end > self._row:
+                    if end > self._done:
                         yield from self._group(file, group, first, columns)
                     first = end
         except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
@@ -196,13 +186,13 @@ class ParquetTable:
         number = first
         # few rows at a time: a dictionary can hold in a few kilobytes what unpacks to gigabytes
         for batch in file.iter_batches(batch_size=16, row_groups=[group], columns=columns):
-            if number + batch.num_rows <= self._row:
+            if number + batch.num_rows <= self._done:
                 number += batch.num_rows
                 continue
             for record in batch.to_pylist():
                 number += 1
-                if number > self._row:
-                    self._row = number
+                if number > self._done:
+                    self._done = number
                     yield self._extract(record, f"{self.path}, row {number}")
 
     def _columns(self, found: list[str]) -> list[str]:
@@ -214,13 +204,9 @@ class ParquetTable:
             columns.append(column)
         return sorted(set(columns))
 
-    def position(self) -> Any:
-        """Number of rows read."""
-        return self._row
-
     def consumed(self) -> int:
         """Number of bytes read, estimated from the share of rows."""
-        return (self.size or 0) * self._row // self._rows if self._rows else 0
+        return (self.size or 0) * self._done // self._rows if self._rows else 0
 
 
 def spread(items: Sequence[T], count: int | None) -> list[T]:
@@ -230,7 +216,7 @@ def spread(items: Sequence[T], count: int | None) -> list[T]:
     return [items[index * len(items) // count] for index in range(count)]
 
 
-class TextList:
+class TextList(Input):
     """Documents that are generated rather than read.
 
     Args:
@@ -240,21 +226,13 @@ class TextList:
     """
 
     def __init__(self, name: str, size: int | None, make: Callable[[], Iterable[str]]) -> None:
-        self.name, self.size, self._make = name, size, make
-        self._count = 0
+        super().__init__(name, size)
+        self._make = make
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields every document."""
-        start = self._count = int(position or 0)
+        start = self._done = int(position or 0)
         for number, text in enumerate(self._make()):
             if number >= start:
-                self._count = number + 1
+                self._done = number + 1
                 yield text
-
-    def position(self) -> Any:
-        """Number of documents yielded."""
-        return self._count
-
-    def consumed(self) -> int:
-        """Always 0: unknown."""
-        return 0

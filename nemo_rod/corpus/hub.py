@@ -6,39 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.formats import Extract, spread
+from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.formats import Extract, Input, spread
 
 ALL_SPLITS = "all"
 
 
-class HuggingFaceDataset:
-    """A Hugging Face dataset, streamed.
+class HuggingFaceDataset(Input):
+    """The Hugging Face dataset of a source, streamed; `extract` finds the text of a record."""
 
-    Args:
-        path: Name on the Hub, or a folder.
-        subset: Configuration of the dataset.
-        split: Split of the dataset; ``all`` for every split of the configuration, by name.
-        revision: Commit, branch or tag; a commit makes the corpus reproducible.
-        max_files: Maximum number of files to read, evenly spaced; None for all.
-        extract: Extracts the text of a record.
-    """
-
-    def __init__(
-        self,
-        *,
-        path: str,
-        subset: str | None,
-        split: str,
-        revision: str | None,
-        max_files: int | None,
-        extract: Extract,
-    ) -> None:
+    def __init__(self, spec: SourceSpec, extract: Extract) -> None:
+        path = str(spec.path)
         label = Path(path).name if Path(path).is_dir() else path
-        self.name = f"{label}[{subset or 'default'},{split}]@{revision or 'main'}"
-        self.size: int | None = None
-        self._arguments = {"path": path, "name": subset, "revision": revision}
-        self._split, self._max_files = split, max_files
-        self._extract = extract
+        name = f"{label}[{spec.subset or 'default'},{spec.split}]@{spec.revision or 'main'}"
+        super().__init__(name, None)
+        self._spec, self._extract = spec, extract
         self._dataset: Any = None
         self._start: Any = None
 
@@ -50,16 +32,17 @@ class HuggingFaceDataset:
             self._dataset.load_state_dict(position)
         for number, record in enumerate(self._dataset):
             place = "a row" if position is not None else f"row {number + 1}"
-            yield self._extract(record, f"{self._arguments['path']}, {place}")
+            yield self._extract(record, f"{self._spec.path}, {place}")
 
     def _open(self) -> Any:
         from datasets import load_dataset_builder
 
+        spec = self._spec
         try:
-            builder = load_dataset_builder(**self._arguments)
-            split = self._split
-            if split == ALL_SPLITS or self._max_files is not None:
-                split = _choose_files(builder, split, self._max_files)
+            builder = load_dataset_builder(spec.path, name=spec.subset, revision=spec.revision)
+            split = spec.split
+            if split == ALL_SPLITS or spec.max_files is not None:
+                split = _choose_files(builder, split, spec.max_files)
             return builder.as_streaming_dataset(split)
         except Exception as error:  # the library passes on any error of its many loaders
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -71,10 +54,6 @@ class HuggingFaceDataset:
     def position(self) -> Any:
         """State of the dataset."""
         return self._start if self._dataset is None else self._dataset.state_dict()
-
-    def consumed(self) -> int:
-        """Always 0: unknown."""
-        return 0
 
 
 def _choose_files(builder: Any, split: str, max_files: int | None) -> str:

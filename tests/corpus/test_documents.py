@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from corpus_cases import read_documents
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_rod.corpus.dedup import find_duplicates
-from nemo_rod.corpus.documents import Documents, SourceSpec, read_documents
+from nemo_rod.corpus.documents import Documents, SourceSpec
 from nemo_rod.corpus.filters import lookup, parse_filter
 from nemo_rod.corpus.unpack import Counter, read_chunks
 
@@ -265,9 +266,9 @@ READ_ONE = """
 import sys
 import pyarrow as pa
 from nemo_rod.corpus import SourceSpec
-from nemo_rod.corpus.documents import read_documents
+from nemo_rod.corpus.documents import Documents
 spec = SourceSpec(name="x", role="replay", kind="parquet", files=[sys.argv[1]])
-print(len(next(iter(read_documents(spec)))), pa.default_memory_pool().max_memory())
+print(len(next(iter(Documents(spec))).text), pa.default_memory_pool().max_memory())
 """
 
 

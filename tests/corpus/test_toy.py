@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from corpus_cases import read_documents
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
 
-from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare, read_documents
+from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.toy.debian import PYTHON, debian_input, fetch_debian_texts
 from nemo_rod.corpus.toy.roff import strip_roff
 from nemo_rod.corpus.toy.synthetic import ALPHABET, synthetic_documents, synthetic_input

@@ -31,7 +31,7 @@ from nemo_rod.commands.inspect import inspect
 from nemo_rod.commands.status import training_progress
 from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore, SourceSpec
-from nemo_rod.corpus.documents import read_documents
+from nemo_rod.corpus.documents import Documents
 from nemo_rod.evaluation.merging import merge_checkpoints
 from nemo_rod.files import interpreting, read_lines
 from nemo_rod.jobs import TrainJob, read_job
@@ -192,7 +192,7 @@ def merge(kind: str, root: Path) -> None:
 
 def read_texts(kind: str, pattern: str, root: Path) -> None:
     spec = SourceSpec(name="x", role="replay", kind=kind, files=[str(root / "texts" / pattern)])
-    for _ in read_documents(spec):
+    for _ in Documents(spec):
         pass
 
 

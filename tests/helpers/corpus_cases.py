@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.corpus.documents import Documents
 
 BYTE = load_tokenizer("byte")
 S = 32
@@ -40,6 +41,10 @@ def make_corpus(folder: Path) -> list[SourceSpec]:
         source("twice", [write(folder / "twice.jsonl", twice + twice[::-1])], dedup=True),
         source("pages", [write(folder / "pages.jsonl", texts(400, 5))], document_holdout=True),
     ]
+
+
+def read_documents(spec: SourceSpec) -> Iterator[str]:
+    return (document.text for document in Documents(spec))
 
 
 def run(root: Path, sources: Sequence[SourceSpec], **changes: Any) -> BlockStore:
