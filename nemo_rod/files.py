@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_name(what: str, name: str) -> None:
@@ -117,6 +117,14 @@ def expect_keys(path: Path, value: Mapping[str, Any], keys: Iterable[str]) -> No
             )
 
 
+def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the values of nested objects by their dotted keys; lists are values."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+    return found
+
+
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
     """Reads a file with one JSON object per line, without a last line that is not whole yet.
 
@@ -185,7 +193,7 @@ def with_advice(error: OSError, path: Path) -> OSError:
     Earlier output is complete and safe whatever the error: a repeated run resumes from it.
     """
     advice = ": make room and run it again, it resumes where it stopped"
-    reason = f"{error.strerror}{advice if error.errno in _FULL else ''}"
+    reason = f"{error.strerror}{advice if error.errno in FULL else ''}"
     return OSError(error.errno, reason, str(path))
 
 

@@ -27,7 +27,7 @@ from nemo_rod.commands.inspect_logs import (
     describe_references,
 )
 from nemo_rod.commands.text import facts, read_object, table
-from nemo_rod.files import interpreting
+from nemo_rod.files import flat, interpreting
 from nemo_rod.selection.curriculum import log as curriculum
 from nemo_rod.selection.references import rank_log
 
@@ -141,7 +141,7 @@ def _describe_stage(path: Path) -> str:
     begun = (path / "inputs.json").exists()
     state = "interrupted: run it again to resume" if begun else "done"
     parts = [
-        table((title, ""), sorted(_flat(manifest[key]).items()))
+        table((title, ""), sorted(flat(manifest[key]).items()))
         for key, title in (("outputs", "made"), ("inputs", "from"), ("note", "noted"))
         if manifest.get(key)
     ]
@@ -201,10 +201,3 @@ def _begins(path: Path, magic: bytes) -> bool:
         return False
     with open(path, "rb") as file:
         return file.read(len(magic)) == magic
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= _flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
-    return flat

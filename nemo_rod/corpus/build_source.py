@@ -37,18 +37,7 @@ Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings shared by all sources of a store.
-
-    Attributes:
-        tokenizer: Tokenizer of the documents.
-        block_size: Tokens per block (S).
-        holdout_fraction: Fraction of the blocks, or documents, that is held out.
-        holdout_seed: Seed that selects what is held out.
-        blocks_per_shard: Maximum number of blocks per file.
-        checkpoint_seconds: Time between two saved states.
-        holdout_floor: Held-out blocks of a source at least, to a fifth of it.
-        replay_ratio: Replay blocks at most, per adaptation block; None for no limit.
-    """
+    """Settings shared by all sources of a store: see `prepare`."""
 
     tokenizer: Tokenizer
     block_size: int
@@ -94,32 +83,25 @@ def build_source(
 ) -> Path:
     """Builds the blocks of a source, or resumes building them.
 
-    Args:
-        folder: Folder for unfinished work.
-        spec: The source.
-        settings: The store's settings.
-        encoder: Tokenises the documents.
-        progress: Called with the progress so far.
-
     Returns:
-        The folder to move into the store.
+        The folder to move into the store; below `folder`, which is for unfinished work.
 
     Raises:
         ValueError: The source cannot be read, or yields no training or no held-out block.
     """
-    description = describe(spec, settings)
-    what = f"{spec.role}/{spec.name}"
-    total = sum(file["bytes"] or 0 for file in description["files"]) or None
     folder.mkdir(parents=True, exist_ok=True)
-    key = digest(json.dumps(description).encode())
-    state = _read_state(folder, key)
+    build = _Build(folder, spec, settings)
+    what = f"{spec.role}/{spec.name}"
+    total = sum(file["bytes"] or 0 for file in build.description["files"]) or None
     duplicates = None
     if spec.dedup:
         duplicates = stored_duplicates(
-            folder, key, spec, lambda done: progress(done, total, f"{what}: finding duplicates")
+            folder,
+            build.key,
+            spec,
+            lambda done: progress(done, total, f"{what}: finding duplicates"),
         )
-    documents = Documents(spec, state and state["documents"], duplicates)
-    build = _Build(folder, spec, settings, description, key, state)
+    documents = Documents(spec, build.documents, duplicates)
     saved = time.monotonic()
     try:
         if not build.full:
@@ -139,26 +121,27 @@ def build_source(
 
 
 class _Build:
-    """The packers and writers of a source, and their shared state."""
+    """The packers and writers of a source, and their shared state.
 
-    def __init__(
-        self,
-        folder: Path,
-        spec: SourceSpec,
-        settings: Settings,
-        description: dict[str, Any],
-        key: str,
-        state: dict[str, Any] | None,
-    ) -> None:
+    Attributes:
+        description: First part of the manifest.
+        key: Its digest.
+        documents: State of the documents from which to resume; None for the beginning.
+    """
+
+    def __init__(self, folder: Path, spec: SourceSpec, settings: Settings) -> None:
         self._folder, self._spec, self._settings = folder, spec, settings
-        self._description, self._key = description, key
-        size, eod_id = settings.block_size, settings.tokenizer.eod_id
-        state = state or {
+        self.description = describe(spec, settings)
+        self.key = digest(json.dumps(self.description).encode())
+        state = self._read_state() or {
+            "documents": None,
             "counts": [0, 0],
             "rests": [[], []],
             "tokens": 0,
-            "taken": [0] * len(description["files"]),
+            "taken": [0] * len(self.description["files"]),
         }
+        self.documents: dict[str, Any] | None = state["documents"]
+        size, eod_id = settings.block_size, settings.tokenizer.eod_id
         # [training, held out]; the second packer is idle unless whole documents are held out.
         self._packers = [Packer(size, eod_id, rest) for rest in state["rests"]]
         self._tokens: int = state["tokens"]
@@ -200,7 +183,7 @@ class _Build:
         for writer in self._writers:
             writer.sync()
         state = {
-            "key": self._key,
+            "key": self.key,
             "documents": documents,
             "counts": [writer.count for writer in self._writers],
             "rests": [packer.rest.tolist() for packer in self._packers],
@@ -214,18 +197,26 @@ class _Build:
         self._check()
         files = [
             {**file, "documents": taken}
-            for file, taken in zip(self._description["files"], self._taken, strict=True)
+            for file, taken in zip(self.description["files"], self._taken, strict=True)
         ]
         manifest = {
-            **self._description,
+            **self.description,
             "files": files,
             "documents": sum(self._taken),
             "tokens": self._tokens,
-            "dropped_tokens": sum(packer.dropped for packer in self._packers),
+            "dropped_tokens": sum(len(packer.rest) for packer in self._packers),
         }
         for writer, split in zip(self._writers, ("train", "holdout"), strict=True):
             writer.finish({**manifest, "split": split})
         return self._folder / "out"
+
+    def _read_state(self) -> dict[str, Any] | None:
+        """The state of an earlier run, if it was building the same blocks."""
+        try:
+            state: dict[str, Any] = json.loads((self._folder / "state.json").read_text("utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return state if isinstance(state, dict) and state.get("key") == self.key else None
 
     def close(self) -> None:
         """Closes the files."""
@@ -271,12 +262,3 @@ class _Build:
                 f"{source} has {train} blocks and none of them is held out (holdout_fraction="
                 f"{fraction}): give it more text, raise holdout_fraction, or set it to 0"
             )
-
-
-def _read_state(folder: Path, key: str) -> dict[str, Any] | None:
-    """The state of an earlier run, if it was building the same blocks."""
-    try:
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return state if isinstance(state, dict) and state.get("key") == key else None

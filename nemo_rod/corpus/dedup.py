@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.documents import Documents, SourceSpec
+from nemo_rod.files import move_whole
 
 _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<u8")])
 _BUCKETS = 256
@@ -32,11 +32,8 @@ def stored_duplicates(
     Args:
         folder: Folder for unfinished work.
         key: Identifies the source and its files.
-        spec: The source.
-        progress: Called with the number of input bytes read.
-
-    Returns:
-        See `find_duplicates`.
+        spec: See `find_duplicates`.
+        progress: See `find_duplicates`.
     """
     path = folder / f"duplicates-{key}.npy"
     if not path.is_file():
@@ -48,11 +45,8 @@ def stored_duplicates(
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as handle:
             np.save(handle, marks)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-    marks = np.load(path)
-    return marks
+        move_whole(temporary, path)
+    return np.asarray(np.load(path))
 
 
 def find_duplicates(

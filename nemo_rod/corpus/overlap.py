@@ -12,16 +12,16 @@ Shape suffixes: S = tokens per block, N = blocks, W = windows of a block (S - wi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_rod.corpus.formats import spread
 from nemo_rod.corpus.store import BlockStore
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so that its powers have inverses modulo 2**64
-_CHUNK_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,16 @@ def overlap_report(
         raise ValueError(
             f"window must lie between 1 and the block size {train.block_size}, found {window}"
         )
-    chosen = {s.name: s.start + _spread(s.count, max_blocks) for s in held.sources}
+    chosen = {
+        s.name: np.array(spread(range(s.start, s.start + s.count), max_blocks), dtype=np.int64)
+        for s in held.sources
+    }
     known = np.unique(
         np.concatenate([_windows(held.tokens(ids), window).ravel() for ids in chosen.values()])
     )
     lookup = _Lookup(known)
     found = np.zeros(len(known), dtype=bool)
-    for ids in _chunks(train):
+    for ids in train.chunks():
         hits = lookup.positions(_windows(train.tokens(ids), window).ravel())
         found[hits] = True
         if progress is not None:
@@ -136,15 +139,3 @@ def _powers(base: int, count: int) -> NDArray[np.uint64]:
     powers = np.full(count, base, dtype=np.uint64)
     powers[0] = 1
     return np.multiply.accumulate(powers)
-
-
-def _spread(count: int, most: int) -> NDArray[np.int64]:
-    if count <= most:
-        return np.arange(count, dtype=np.int64)
-    return np.arange(most, dtype=np.int64) * count // most
-
-
-def _chunks(store: BlockStore) -> Iterator[NDArray[np.int64]]:
-    rows = max(1, _CHUNK_TOKENS // store.block_size)
-    for start in range(0, len(store), rows):
-        yield np.arange(start, min(start + rows, len(store)))

@@ -21,7 +21,6 @@ class Packer:
     """Cuts a stream of documents into blocks of S tokens.
 
     Attributes:
-        tokens: Number of tokens added so far, EODs included.
         rest: int32 [< S], the tokens that do not fill a block yet. They are dropped at the end of
             the stream. This is the packer's entire state, from which another packer can resume.
 
@@ -37,13 +36,7 @@ class Packer:
         self.block_size = block_size
         self.rest: NDArray[np.int32] = np.array(rest, dtype=np.int32)
         assert len(self.rest) < block_size, "the rest of a packer is shorter than a block"
-        self.tokens = len(self.rest)
         self._eod = np.array([eod_id], dtype=np.int32)
-
-    @property
-    def dropped(self) -> int:
-        """Number of tokens dropped if the stream ends here."""
-        return len(self.rest)
 
     def add(self, documents: Sequence[ArrayLike]) -> NDArray[np.int32]:
         """Adds documents and returns the blocks that are now full.
@@ -58,7 +51,6 @@ class Packer:
         for document in documents:
             parts += [np.asarray(document, dtype=np.int32), self._eod]
         stream = np.concatenate(parts)
-        self.tokens += len(stream) - len(self.rest)
         count = len(stream) // self.block_size
         self.rest = stream[count * self.block_size :].copy()  # a view would keep the whole stream
         return stream[: count * self.block_size].reshape(count, self.block_size)
@@ -69,7 +61,7 @@ def pack(
 ) -> Iterator[NDArray[np.int32]]:
     """Packs documents into blocks, one at a time.
 
-    The partial block at the end is dropped; a `Packer` also counts the dropped tokens.
+    The partial block at the end is dropped; it is the `rest` of a `Packer`.
 
     Args:
         documents: Token ids of each document, without EOD.

@@ -12,9 +12,10 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,9 @@ from nemo_rod.corpus.resplit import thin
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import read_json, sync, write_json
+from nemo_rod.files import FULL, flat, read_json, sync, write_json
 
 _PARTIAL = ".partial"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Some cluster file systems have no locks: there, users must start only one run at a time.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
@@ -90,57 +90,104 @@ def prepare(
     _check_arguments(sources, settings)
     root.mkdir(parents=True, exist_ok=True)
     with _alone(root), _setbacks(root), Encoder(tokenizer, workers) as encoder:
-        _prepare_all(root, sources, settings, encoder, progress or _silent, rebuild)
+        _Preparation(root, sources, settings, encoder, progress or _silent, rebuild).run()
     return BlockStore(root)
 
 
-def _prepare_all(
-    root: Path,
-    sources: Sequence[SourceSpec],
-    settings: Settings,
-    encoder: Encoder,
-    progress: Progress,
-    rebuild: bool,
-) -> None:
-    _check_strangers(root, sources, rebuild)
+@dataclass(frozen=True)
+class _Preparation:
+    """One call of `prepare`, whose folder is locked and whose encoder is at work."""
 
-    def build(spec: SourceSpec) -> None:
-        _prepare_source(root, spec, settings, encoder, progress, rebuild)
+    root: Path
+    sources: Sequence[SourceSpec]
+    settings: Settings
+    encoder: Encoder
+    progress: Progress
+    rebuild: bool
 
-    for spec in sources:
-        build(spec)
-    if settings.replay_ratio is not None:
-        _thin_replay(root, sources, settings, build, rebuild)
-    _write_listing(root, sources)
+    def run(self) -> None:
+        self._remove_strangers()
+        for spec in self.sources:
+            self._build(spec)
+        if self.settings.replay_ratio is not None:
+            self._thin_replay(self.settings.replay_ratio)
+        self._write_listing()
 
+    def _target(self, spec: SourceSpec) -> Path:
+        return self.root / spec.role / spec.name
 
-def _prepare_source(
-    root: Path,
-    spec: SourceSpec,
-    settings: Settings,
-    encoder: Encoder,
-    progress: Progress,
-    rebuild: bool,
-) -> None:
-    target = root / spec.role / spec.name
-    if target.exists():
-        difference = _difference(target, describe(spec, settings))
-        if difference is None:
-            return
-        if not rebuild:
-            raise ValueError(
-                f"the blocks in {target} were made otherwise: {difference}; restore the former "
-                "value, or set rebuild=[prepare] (in Python, rebuild=True) to make them again"
-            )
-    (root / "store.json").unlink(missing_ok=True)  # from here on the store is incomplete
-    partial = root / _PARTIAL / f"{spec.role}-{spec.name}"
-    try:
-        made = build_source(partial, spec, settings, encoder, progress)
-    except ValueError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    _replace(target, made)
-    shutil.rmtree(partial)
+    def _forget_listing(self) -> None:
+        """Makes the store incomplete until it is whole again."""
+        (self.root / "store.json").unlink(missing_ok=True)
+
+    def _write_listing(self) -> None:
+        ordered = sorted(self.sources, key=lambda spec: (ROLES.index(spec.role), spec.name))
+        names = [{"role": spec.role, "name": spec.name} for spec in ordered]
+        write_json(self.root / "store.json", {"schema": SCHEMA, "sources": names})
+
+    def _remove_strangers(self) -> None:
+        wanted = [self._target(spec) for spec in self.sources]
+        for role in ROLES:
+            for folder in sorted((self.root / role).glob("*")):
+                if folder in wanted:
+                    continue
+                if not self.rebuild:
+                    raise ValueError(
+                        f"{folder} holds blocks of a source that domain.sources does not name: add "
+                        "the source, remove the folder, or set rebuild=[prepare] (in Python, "
+                        "rebuild=True) to have it removed"
+                    )
+                self._forget_listing()
+                shutil.rmtree(folder)
+
+    def _build(self, spec: SourceSpec) -> None:
+        target = self._target(spec)
+        if target.exists():
+            difference = _difference(target, describe(spec, self.settings))
+            if difference is None:
+                return
+            if not self.rebuild:
+                raise ValueError(
+                    f"the blocks in {target} were made otherwise: {difference}; restore the former "
+                    "value, or set rebuild=[prepare] (in Python, rebuild=True) to make them again"
+                )
+        self._forget_listing()
+        partial = self.root / _PARTIAL / f"{spec.role}-{spec.name}"
+        try:
+            made = build_source(partial, spec, self.settings, self.encoder, self.progress)
+        except ValueError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _replace(target, made)
+        shutil.rmtree(partial)
+
+    def _thin_replay(self, ratio: float) -> None:
+        """Thins all replay sources to the same share, if there is more replay than asked for."""
+        manifests = [read_json(self._target(s) / "manifest.json", "count") for s in self.sources]
+        whole = dict.fromkeys(ROLES, 0)
+        for manifest in manifests:
+            whole[manifest["role"]] += manifest.get("thinned", {"of": manifest["count"]})["of"]
+        share = min(1.0, ratio * whole["adaptation"] / max(1, whole["replay"]))
+        for spec, manifest in zip(self.sources, manifests, strict=True):
+            if spec.role != "replay":
+                continue
+            target, found = self._target(spec), manifest.get("thinned")
+            if share == (found["share"] if found else 1.0):
+                continue
+            self._forget_listing()
+            if found:
+                if not self.rebuild:
+                    raise ValueError(
+                        f"{target} keeps a share of {found['share']:.4f} of its blocks, and the "
+                        f"other sources now leave {share:.4f}: set rebuild=[prepare] (in Python, "
+                        "rebuild=True) to make it again"
+                    )
+                shutil.rmtree(target)
+                self._build(spec)
+            if share < 1.0:
+                thinned = self.root / _PARTIAL / f"thinned-{spec.name}"
+                seed = self.settings.holdout_seed
+                _replace(target, thin(target, thinned, share=share, seed=seed))
 
 
 def _replace(target: Path, made: Path) -> None:
@@ -149,41 +196,6 @@ def _replace(target: Path, made: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     made.rename(target)
     sync(target.parent)
-
-
-def _thin_replay(
-    root: Path,
-    sources: Sequence[SourceSpec],
-    settings: Settings,
-    build: Callable[[SourceSpec], None],
-    rebuild: bool,
-) -> None:
-    """Thins all replay sources to the same share, if there is more replay than asked for."""
-    assert settings.replay_ratio is not None
-    manifests = [read_json(root / s.role / s.name / "manifest.json", "count") for s in sources]
-    whole = dict.fromkeys(ROLES, 0)
-    for manifest in manifests:
-        whole[manifest["role"]] += manifest.get("thinned", {"of": manifest["count"]})["of"]
-    share = min(1.0, settings.replay_ratio * whole["adaptation"] / max(1, whole["replay"]))
-    for spec, manifest in zip(sources, manifests, strict=True):
-        if spec.role != "replay":
-            continue
-        target, found = root / spec.role / spec.name, manifest.get("thinned")
-        if share == (found["share"] if found else 1.0):
-            continue
-        (root / "store.json").unlink(missing_ok=True)
-        if found:
-            if not rebuild:
-                raise ValueError(
-                    f"{target} keeps a share of {found['share']:.4f} of its blocks, and the other "
-                    f"sources now leave {share:.4f}: set rebuild=[prepare] (in Python, "
-                    "rebuild=True) to make it again"
-                )
-            shutil.rmtree(target)
-            build(spec)
-        thinned = root / _PARTIAL / f"thinned-{spec.name}"
-        if share < 1.0:
-            _replace(target, thin(target, thinned, share=share, seed=settings.holdout_seed))
 
 
 def _check_arguments(sources: Sequence[SourceSpec], settings: Settings) -> None:
@@ -197,60 +209,24 @@ def _check_arguments(sources: Sequence[SourceSpec], settings: Settings) -> None:
     is_holdout([], fraction=settings.holdout_fraction, seed=settings.holdout_seed)
 
 
-def _check_strangers(root: Path, sources: Sequence[SourceSpec], rebuild: bool) -> None:
-    wanted = {(spec.role, spec.name) for spec in sources}
-    for role in ROLES:
-        for folder in sorted((root / role).glob("*")):
-            if (role, folder.name) in wanted:
-                continue
-            if not rebuild:
-                raise ValueError(
-                    f"{folder} holds blocks of a source that domain.sources does not name: add the "
-                    "source, remove the folder, or set rebuild=[prepare] (in Python, "
-                    "rebuild=True) to have it removed"
-                )
-            (root / "store.json").unlink(missing_ok=True)
-            shutil.rmtree(folder)
-
-
 def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
     """Returns the first setting in which existing blocks differ from the description."""
     try:
-        found = json.loads((target / "manifest.json").read_text("utf-8"))
-        found["files"] = [{"name": f["name"], "bytes": f["bytes"]} for f in found["files"]]
-        known = _flat(found)
+        known = _settings(json.loads((target / "manifest.json").read_text("utf-8")))
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return "their manifest.json cannot be read"
-    wanted = json.loads(json.dumps(description))
-    for key, value in _flat(wanted).items():
+    for key, value in _settings(json.loads(json.dumps(description))).items():
         before = known.get(key)
         if before != value:
             return f"{key} was {before!r} and is now {value!r}"
     return None
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if key == "files":
-            flat["files"] = [file["name"] for file in item]
-            flat |= {f"size of {file['name']}": file["bytes"] for file in item}
-        elif isinstance(item, Mapping):
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = item
-    return flat
-
-
-def _write_listing(root: Path, sources: Sequence[SourceSpec]) -> None:
-    listing = {
-        "schema": SCHEMA,
-        "sources": [
-            {"role": spec.role, "name": spec.name}
-            for spec in sorted(sources, key=lambda spec: (ROLES.index(spec.role), spec.name))
-        ],
-    }
-    write_json(root / "store.json", listing)
+def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a manifest, or its first part, says, by dotted keys."""
+    files = manifest["files"]
+    sizes = {f"size of {file['name']}": file["bytes"] for file in files}
+    return flat({**manifest, "files": [file["name"] for file in files], **sizes})
 
 
 @contextmanager
@@ -287,7 +263,7 @@ def _setbacks(root: Path) -> Iterator[None]:
             "prepare again with fewer workers, it resumes where it stopped"
         ) from None
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         free = shutil.disk_usage(root).free
         raise ValueError(

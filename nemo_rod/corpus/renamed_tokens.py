@@ -11,8 +11,6 @@ import numpy as np
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import PROBES, Tokenizer
 
-_BYTES_AT_ONCE = 16 << 20
-
 
 def check_renamed(store: BlockStore, made_by: Tokenizer, other: Tokenizer) -> None:
     """Refuses a tokenizer for which a store's blocks, or ordinary text, mean something else.
@@ -50,13 +48,12 @@ def _first_with(store: BlockStore, token_ids: list[int]) -> tuple[int, int] | No
     """Returns the first of some tokens in a store, and the id of its block; reads every block."""
     wanted = np.zeros(store.vocab_size, dtype=bool)
     wanted[[i for i in token_ids if i < store.vocab_size]] = True
-    rows = max(1, _BYTES_AT_ONCE // (4 * store.block_size))
-    for first in range(0, len(store) if wanted.any() else 0, rows):
-        tokens = store.tokens(np.arange(first, min(first + rows, len(store))))
+    for ids in store.chunks() if wanted.any() else ():
+        tokens = store.tokens(ids)
         found = np.argwhere(wanted[tokens])
         if len(found):
             row, column = found[0]
-            return int(tokens[row, column]), first + int(row)
+            return int(tokens[row, column]), int(ids[row])
     return None
 
 

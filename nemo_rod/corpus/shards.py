@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -123,14 +123,11 @@ class SplitWriter:
             self._open.pop(path).close()
         sync(self.folder)
 
-    def finish(self, manifest: dict[str, Any]) -> str:
+    def finish(self, manifest: dict[str, Any]) -> None:
         """Writes the indices and the manifest.
 
         Args:
             manifest: All fields except ``count``, ``blocks_per_shard`` and ``digest``.
-
-        Returns:
-            Digest of the split.
         """
         hashes = self._hashes()
         self.sync()
@@ -139,14 +136,12 @@ class SplitWriter:
         self.sync()
         self.close()
         for index, size in enumerate(shard_sizes(self.count, self._per_shard)):
-            with shard_path(self.folder, index, "idx").open("wb") as handle:
-                handle.write(index_bytes(size, self._block_size))
-                handle.flush()
-                os.fsync(handle.fileno())
+            path = shard_path(self.folder, index, "idx")
+            path.write_bytes(index_bytes(size, self._block_size))
+            sync(path)
         manifest = {**manifest, "count": self.count, "blocks_per_shard": self._per_shard}
-        digest = split_digest(manifest, self.folder)
-        write_json(self.folder / "manifest.json", {**manifest, "digest": digest})
-        return digest
+        manifest["digest"] = split_digest(manifest, self.folder)
+        write_json(self.folder / "manifest.json", manifest)
 
     def close(self) -> None:
         """Closes the files; unsynced data may be lost."""
@@ -162,8 +157,9 @@ class SplitWriter:
             for index, size in enumerate(sizes)
         }
         wanted[self.folder / "hash.npy"] = HASH_HEADER_BYTES + HASH_BYTES * self.count
-        for path in self._leftovers(wanted):
-            path.unlink()
+        for path in sorted(self.folder.iterdir()):
+            if path.is_file() and path not in wanted:
+                path.unlink()
         for path, size in wanted.items():
             if path.exists() and path.stat().st_size >= size:
                 os.truncate(path, size)
@@ -172,11 +168,6 @@ class SplitWriter:
                     f"{path} is shorter than the {size} bytes that an earlier run wrote to it: run "
                     "prepare again, it makes this source from the beginning"
                 )
-
-    def _leftovers(self, wanted: Mapping[Path, int]) -> Iterator[Path]:
-        for path in sorted(self.folder.iterdir()):
-            if path.is_file() and path not in wanted:
-                yield path
 
     def _hashes(self) -> BinaryIO:
         handle = self._file(self.folder / "hash.npy")

@@ -15,7 +15,7 @@ Shape suffixes: C = requested block ids, S = tokens per block, N = blocks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,9 @@ from nemo_rod.files import digest, expect_keys, interpreting, read_json
 
 SPLITS = ("train", "holdout")
 _SHARED = ("block_size", "tokenizer", "vocab_size", "eod_id")
-_KEYS = (*_SHARED, "source", "role", "split", "count", "digest", "blocks_per_shard")
 _COUNTS = {"block_size": 1, "vocab_size": 1, "eod_id": 0, "count": 0, "blocks_per_shard": 1}
 _TEXTS = ("tokenizer", "source", "role", "split", "digest")
+_CHUNK_TOKENS = 1 << 20
 _MOST = 1 << 48  # of blocks, tokens or anything else
 _AGAIN = "remove its folder and prepare it again"
 
@@ -167,6 +167,12 @@ class BlockStore:
                 self._refuse_damaged(int(ids[wrong[0]]))
         return tokens_CS
 
+    def chunks(self) -> Iterator[NDArray[np.int64]]:
+        """Yields all block ids in order, those of about a million tokens at a time."""
+        rows = max(1, _CHUNK_TOKENS // self.block_size)
+        for first in range(0, len(self), rows):
+            yield np.arange(first, min(first + rows, len(self)))
+
     def hashes(self, block_ids: ArrayLike) -> NDArray[np.uint8]:
         """Returns the block hashes, uint8 [C, 16] (see `tokens`)."""
         ids = self._checked(block_ids)
@@ -204,7 +210,7 @@ class BlockStore:
         Raises:
             ValueError: On the first mismatch; the message names the file and the block.
         """
-        for index, (folder, manifest) in enumerate(self._manifests):
+        for folder, manifest in self._manifests:
             with interpreting(folder / "manifest.json", cure=_AGAIN):
                 found = split_digest(manifest, folder)
             if found != manifest["digest"]:
@@ -212,18 +218,13 @@ class BlockStore:
                     f"{folder / 'hash.npy'} does not match the digest in its manifest.json: one of "
                     f"the two was changed or damaged, {_AGAIN}"
                 )
-            self._verify_blocks(folder, index, manifest["blocks_per_shard"])
-
-    def _verify_blocks(self, folder: Path, index: int, per_shard: int) -> None:
-        done, rows = 0, max(1, (16 << 20) // (4 * self.block_size))
-        for number, size in enumerate(shard_sizes(self.sources[index].count, per_shard)):
-            path = shard_path(folder, number, "idx")
-            if path.read_bytes() != index_bytes(size, self.block_size):
-                raise ValueError(f"{path} was changed or damaged: {_AGAIN}")
-            for first in range(0, size, rows):
-                ids = np.arange(first, min(first + rows, size)) + done + self._starts[index]
-                self.checked_tokens(ids)
-            done += size
+            sizes = shard_sizes(manifest["count"], manifest["blocks_per_shard"])
+            for number, size in enumerate(sizes):
+                path = shard_path(folder, number, "idx")
+                if path.read_bytes() != index_bytes(size, self.block_size):
+                    raise ValueError(f"{path} was changed or damaged: {_AGAIN}")
+        for ids in self.chunks():
+            self.checked_tokens(ids)
 
     def _refuse_damaged(self, block_id: int) -> None:
         index = int(self._source(np.array([block_id]))[0])
@@ -307,7 +308,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has schema {manifest.get('schema')}, this version reads {SCHEMA}: {_AGAIN}"
         )
-    expect_keys(path, manifest, _KEYS)
+    expect_keys(path, manifest, [*_COUNTS, *_TEXTS])
     with interpreting(path, cure=_AGAIN):
         for key, least in _COUNTS.items():
             if not isinstance(manifest[key], int) or not least <= manifest[key] < _MOST:
