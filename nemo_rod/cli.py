@@ -10,7 +10,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
@@ -161,39 +162,41 @@ def _check_grammar(words: Sequence[str]) -> None:
 
 
 def _with_paths(command: str, words: Sequence[str]) -> None:
+    with _errors_in_one_sentence():
+        try:
+            options = path_parser().parse_args([command, *words])
+            options.main(options)
+            sys.stdout.flush()
+        except BrokenPipeError:  # of `nemo-rod status RUN_DIR | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(_BROKEN_PIPE) from None
+
+
+def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
+    """Wraps a command: composed tree -> `Config`."""
+
+    def task(composed: DictConfig) -> None:
+        with _errors_in_one_sentence():
+            config = to_config(composed)
+            config.run_dir = _run_dir(config)
+            try:
+                run_stages.on_all_nodes(command, config)
+            except Stopped as stop:
+                _leave(str(stop), status=Stopped.exit_status)
+
+    return task
+
+
+@contextmanager
+def _errors_in_one_sentence() -> Iterator[None]:
     try:
-        options = path_parser().parse_args([command, *words])
-        options.main(options)
-        sys.stdout.flush()
-    except BrokenPipeError:  # of `nemo-rod status RUN_DIR | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(_BROKEN_PIPE) from None
+        yield
     except (ValueError, OSError) as error:
         _leave(str(error))
     except ModuleNotFoundError as error:
         _leave(_what_to_install(error))
-    except RuntimeError as error:
+    except RuntimeError as error:  # a job that failed; its log has the details
         _leave(str(error), status=1)
-
-
-def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
-    """Wraps a command: composed tree -> `Config`, errors -> one sentence and an exit status."""
-
-    def task(composed: DictConfig) -> None:
-        try:
-            config = to_config(composed)
-            config.run_dir = _run_dir(config)
-            run_stages.on_all_nodes(command, config)
-        except (ValueError, OSError) as error:
-            _leave(str(error))
-        except ModuleNotFoundError as error:
-            _leave(_what_to_install(error))
-        except Stopped as stop:
-            _leave(str(stop), status=Stopped.exit_status)
-        except RuntimeError as error:  # a job that failed; its log has the details
-            _leave(str(error), status=1)
-
-    return task
 
 
 def _run_dir(config: Config) -> str:

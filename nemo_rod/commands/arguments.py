@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from nemo_rod.commands.text import table
@@ -124,38 +126,23 @@ class Arguments(argparse.ArgumentParser):
         raise ValueError(f"'{line}' is not understood: expected {usage} ({message}).")
 
 
-def whole_number(text: str) -> int:
+def whole_number(text: str, *, least: int = 0, most: float = math.inf) -> int:
     """Converts a number of digits only.
 
     Raises:
-        ValueError: if there is another character.
+        ValueError: if there is another character, or the number lies outside [least, most].
     """
-    if not text.isdecimal():
+    if not (text.isdecimal() and least <= int(text) <= most):
         raise ValueError(text)
     return int(text)
 
 
 def every_key(what: str) -> Key:
-    """Returns the key for the time between two looks of a command that keeps something fresh.
-
-    Args:
-        what: what the seconds are, in the help.
-    """
+    """Returns the key for the time between two looks of a command; `what` explains it."""
     return Key(
         name="every",
         value="SECONDS",
         help=what,
         expected="a whole number of seconds, 1 or more",
-        read=seconds,
+        read=partial(whole_number, least=1),
     )
-
-
-def seconds(text: str) -> int:
-    """Converts a number of seconds.
-
-    Raises:
-        ValueError: if it is not a whole number of at least 1.
-    """
-    if whole_number(text) < 1:
-        raise ValueError(text)
-    return int(text)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 
 from nemo_rod.commands.rehearsed_stages import carried_out
+from nemo_rod.commands.text import say
 from nemo_rod.config import Config
 from nemo_rod.files import write_json
 from nemo_rod.launch.submit import check_idle
@@ -150,14 +151,14 @@ def _rehearsed(
         rows += _rehearsed(other, inner, small_model(other), scale, f"{prefix}{other.recipe}: ")
     small = make_rehearsal(config, folder, model, scale)
     stages = RehearsalStages(small).all()
-    return rows + [_named(row, prefix) for row in carried_out(small, stages)]
+    return rows + [replace(row, name=prefix + row.name) for row in carried_out(small, stages)]
 
 
 def make_rehearsal(config: Config, folder: Path, model: SmallModel | None, scale: float) -> Config:
     """Writes the description of a rehearsal, and returns its configuration, checked."""
     parallel, lost = small_layout(config.parallel, _processes(config))
     if lost:
-        _say(
+        say(
             f"{config.recipe}: parallel.{', parallel.'.join(lost)} cannot be kept above 1 on "
             f"{_processes(config)} processes, and is rehearsed at 1"
         )
@@ -166,15 +167,11 @@ def make_rehearsal(config: Config, folder: Path, model: SmallModel | None, scale
         for key in ("precision_aware_optimizer", "optimizer_offload"):
             if getattr(small.train, key):
                 setattr(small.train, key, False)
-                _say(f"{config.recipe}: train.{key} needs a GPU, and is rehearsed without")
+                say(f"{config.recipe}: train.{key} needs a GPU, and is rehearsed without")
     check(small)
     folder.mkdir(parents=True, exist_ok=True)
     describe(config, folder, model)
     return small
-
-
-def _named(row: Row, prefix: str) -> Row:
-    return Row(name=prefix + row.name, state=row.state, note=row.note, seconds=row.seconds)
 
 
 def _looked(name: str, look: Callable[[], str]) -> Row:
@@ -238,7 +235,3 @@ def _plan(config: Config) -> PlanResult | None:
         return make_plan(config)
     except ValueError:
         return None  # a row says why
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+from nemo_rod.commands.run_stages import RENDERERS
+from nemo_rod.commands.text import say
 from nemo_rod.config import Config
 from nemo_rod.files import read_json
-from nemo_rod.launch import queue, ray, slurm
+from nemo_rod.launch import queue
 from nemo_rod.launch.submit import submit
 from nemo_rod.processes.signals import Stopped
 from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.handover import Stage
 from nemo_rod.rehearsal.rehearsal_table import DONE, FAILED, LEFT_OUT, Row
 
-_RENDERERS = {"slurm": slurm.render, "ray": ray.render}
 _SENTENCES = (ValueError, OSError, RuntimeError)  # errors that say what to do
 _LOOK_SECONDS = 5.0  # between two looks at a queue
 
 
 def carried_out(config: Config, stages: list[Stage]) -> list[Row]:
     """Runs or submits the stages and waits for them; returns how each ended."""
-    run_all = _submitted if config.launcher.kind in _RENDERERS else _run_here
+    run_all = _submitted if config.launcher.kind in RENDERERS else _run_here
     return [_with_finding(config, row) for row in run_all(config, stages)]
 
 
@@ -32,7 +33,7 @@ def _run_here(config: Config, stages: list[Stage]) -> list[Row]:
     """Runs the stages one after the other; those that need one that failed are left out."""
     rows: dict[str, Row] = {}
     for number, stage in enumerate(stages, start=1):
-        print(f"[{number}/{len(stages)}] {stage.title}", file=sys.stderr, flush=True)
+        say(f"[{number}/{len(stages)}] {stage.title}")
         missing = [n for n in stage.needs if n in rows and rows[n].state != DONE]
         if missing:
             note = f"needs {', '.join(missing)}"
@@ -58,7 +59,7 @@ def _run_here(config: Config, stages: list[Stage]) -> list[Row]:
 
 def _submitted(config: Config, stages: list[Stage]) -> list[Row]:
     """Submits the stages and waits for the end of the last; what ran is in the stages' records."""
-    submit(config, stages, _RENDERERS[config.launcher.kind])
+    submit(config, stages, RENDERERS[config.launcher.kind])
     while queue.alive(Path(config.run_dir)):
         time.sleep(_LOOK_SECONDS)
     rows: dict[str, Row] = {}
@@ -88,4 +89,4 @@ def _with_finding(config: Config, row: Row) -> Row:
         f"the exports of {len(found)} models reload; their losses are Hugging Face's to "
         f"{found[worst]:.1g} nats ({config.model.precision})"
     )
-    return Row(name=row.name, state=row.state, note=note, seconds=row.seconds)
+    return replace(row, note=note)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from nemo_rod.commands.packages import check_packages
+from nemo_rod.commands.text import say
 from nemo_rod.config import Config
 from nemo_rod.launch import ray, slurm
 from nemo_rod.launch.render import launch_folder, render_local, write_files
@@ -23,7 +23,7 @@ from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.recipe.variants import BASE_REFERENCES, SPECIALIST, arm_settings
 
-_RENDERERS = {"slurm": slurm.render, "ray": ray.render}  # of launchers that submit, not run here
+RENDERERS = {"slurm": slurm.render, "ray": ray.render}  # of launchers that submit, not run here
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -53,7 +53,7 @@ def _leave_it_to_the_first_node(number: int, _: object) -> None:
 def run(config: Config) -> None:
     """Runs every stage of the recipe, then evaluation and report."""
     stages = Stages(config).all()
-    if config.launcher.kind not in _RENDERERS and not config.dry_run:
+    if config.launcher.kind not in RENDERERS and not config.dry_run:
         check_idle(config)
         check_packages([stage for stage in stages if not stage.is_there()], config.launcher)
         write_files(launch_folder(config), render_local(config, stages))
@@ -127,9 +127,9 @@ def _carry_out(config: Config, stages: list[Stage]) -> None:
     for name in config.rebuild:
         if name not in known:
             raise ValueError(f"rebuild=[{name}] names no stage: expected some of {known}.")
-    if config.launcher.kind in _RENDERERS:
+    if config.launcher.kind in RENDERERS:
         check_before_submitting(config)
-        submit(config, stages, _RENDERERS[config.launcher.kind])
+        submit(config, stages, RENDERERS[config.launcher.kind])
     else:
         _here(config, stages)
 
@@ -140,24 +140,20 @@ def _here(config: Config, stages: list[Stage]) -> None:
         label = f"[{number}/{len(stages)}] {stage.title}"
         if config.dry_run:
             state = "done" if stage.is_there() else "to do"
-            _say(f"{label}: {state}  (nemo-rod {stage.command}, {stage.folder})")
+            say(f"{label}: {state}  (nemo-rod {stage.command}, {stage.folder})")
             if stage.preview:
-                _say(f"    {stage.preview()}")
+                say(f"    {stage.preview()}")
             continue
         record = Record(Path(config.run_dir), stage.name)
         with record.only_one():
             if stage.name in config.rebuild:
                 stage.move_aside()
             if stage.is_done():
-                _say(f"{label}: done before")
+                say(f"{label}: done before")
                 continue
             check_packages([stage], config.launcher)
-            _say(label)
+            say(label)
             start = time.monotonic()
             with record.attempt():
                 stage.run()
-            _say(f"{label}: {time.monotonic() - start:.0f} s")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+            say(f"{label}: {time.monotonic() - start:.0f} s")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments, Key, every_key, whole_number
+from nemo_rod.commands.text import say
 from nemo_rod.launch.render import read_launch
 from nemo_rod.recipe.stages import Stages
 
@@ -33,7 +34,7 @@ def declare(parser: Arguments) -> None:
             value="PORT",
             help=f"port on 127.0.0.1, {_PORT} by default; 0 for any that is free",
             expected="a number from 0 to 65535",
-            read=_port,
+            read=partial(whole_number, most=65535),
         ),
         every_key(f"seconds between two looks at the run, {_EVERY} by default"),
     )
@@ -62,13 +63,7 @@ def main(options: Namespace) -> None:
 
 
 def serve(folder: Path, *, port: int, every: int) -> ThreadingHTTPServer:
-    """Serves a folder on 127.0.0.1 from a thread; its first page reloads itself.
-
-    Args:
-        folder: the folder.
-        port: the port; 0 for any that is free.
-        every: seconds between two reloads.
-    """
+    """Serves a folder on 127.0.0.1 from a thread; its first page reloads itself `every` seconds."""
     handler = partial(_Handler, every, directory=str(folder))
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -94,7 +89,7 @@ def keep_fresh(
                 build()
                 seen = now
             except (ValueError, OSError) as error:
-                print(f"nemo-rod: {error}", file=sys.stderr, flush=True)
+                say(f"nemo-rod: {error}")
         sleep(every)
 
 
@@ -114,18 +109,8 @@ class _Handler(SimpleHTTPRequestHandler):
 
 
 def _state(run_dir: Path) -> dict[Path, int]:
-    files = (file for pattern in _WATCHED for file in run_dir.glob(pattern))
     found: dict[Path, int] = {}
-    for file in files:
-        try:
+    for file in (file for pattern in _WATCHED for file in run_dir.glob(pattern)):
+        with suppress(FileNotFoundError):  # its stage has just ended
             found[file] = file.stat().st_mtime_ns
-        except FileNotFoundError:  # its stage has just ended
-            continue
     return found
-
-
-def _port(text: str) -> int:
-    port = whole_number(text)
-    if port > 65535:
-        raise ValueError(text)
-    return port

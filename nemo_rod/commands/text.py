@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +42,11 @@ def printable(text: str) -> str:
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
     """Formats names and values, one pair per line, without pairs that have no value."""
     return table(("", ""), [pair for pair in pairs if pair[1] not in (None, "")])
+
+
+def say(text: str) -> None:
+    """Prints a line for people, at once, beside the output."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def tenths(count: int) -> list[slice]:
