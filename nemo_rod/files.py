@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_CURE = "restore it from a copy, or run its stage again"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -40,11 +42,7 @@ def share(files: Iterable[Path]) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a JSON file atomically.
-
-    Raises:
-        OSError: naming the file and, where known, the remedy.
-    """
+    """Writes a JSON file atomically, by `write_whole`."""
     write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -61,10 +59,7 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is damaged (not valid JSON: {error}): restore it from a copy, or run its "
-            "stage again"
-        ) from None
+        raise ValueError(f"{path} is damaged (not valid JSON: {error}): {_CURE}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object: is it a file of nemo-rod's?")
     expect_keys(path, value, keys)
@@ -75,7 +70,7 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
 def interpreting(
     path: Path,
     *,
-    cure: str = "restore it from a copy, or run its stage again",
+    cure: str = _CURE,
     besides: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
     """Makes one sentence with the file's name of whatever its content leads to within a block.
@@ -111,10 +106,7 @@ def expect_keys(path: Path, value: Mapping[str, Any], keys: Iterable[str]) -> No
     """
     for key in keys:
         if key not in value:
-            raise ValueError(
-                f"{path} lacks the key {key!r}, found {sorted(value)}: restore it from a copy, or "
-                "run its stage again"
-            )
+            raise ValueError(f"{path} lacks the key {key!r}, found {sorted(value)}: {_CURE}")
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -138,18 +130,13 @@ def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
     rows = []
     *lines, _ = path.read_text("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
+        cure = "restore it from a copy, or remove the line"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{path} has no JSON in line {number} ({error}): restore it from a copy, or remove "
-                "the line"
-            ) from None
+            raise ValueError(f"{path} has no JSON in line {number} ({error}): {cure}") from None
         if not isinstance(row, dict):
-            raise ValueError(
-                f"{path} has no JSON object in line {number}: restore it from a copy, or remove "
-                "the line"
-            )
+            raise ValueError(f"{path} has no JSON object in line {number}: {cure}")
         expect_keys(path, row, keys)
         rows.append(row)
     return rows
@@ -187,6 +174,21 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def lock(file: int) -> bool:
+    """Takes the lock of an open file if it is free; closing the file gives it back.
+
+    File systems without locks, such as Lustre without its flock option, say that it is free.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+    return True
+
+
 def with_advice(error: OSError, path: Path) -> OSError:
     """Returns the error with the file's name and, where known, the remedy.
 
@@ -212,9 +214,7 @@ def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda 
     total = 0
     for path in paths:
         on_read(f"reads {path}")
-        with path.open("rb", buffering=0) as stream:
-            while part := stream.read(1 << 24):
-                total += len(part)
+        total += sum(map(len, _parts(path)))
     on_read("")
     return total
 
@@ -228,7 +228,12 @@ def digest_of_files(paths: list[Path]) -> str:
     """Returns the digest of the files' concatenated contents."""
     state = hashlib.blake2b(digest_size=16)
     for path in paths:
-        with path.open("rb") as stream:
-            while part := stream.read(1 << 24):
-                state.update(part)
+        for part in _parts(path):
+            state.update(part)
     return state.hexdigest()
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as stream:
+        while part := stream.read(1 << 24):
+            yield part

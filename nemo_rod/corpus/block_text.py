@@ -15,14 +15,7 @@ END_OF_DOCUMENT = "\n--- end of document ---\n"
 
 
 def block_text(store: BlockStore, tokenizer: Tokenizer, block_id: int, *, length: int = 0) -> str:
-    """Returns a block's text, with its ends of documents.
-
-    Args:
-        store: The store.
-        tokenizer: The tokenizer that made it.
-        block_id: The block.
-        length: Number of tokens from the start; 0 for all.
-    """
+    """Returns a block's first `length` tokens, 0 for all, as text with its ends of documents."""
     tokens = store.tokens(np.array([block_id]))[0][: length or None]
     ends = np.flatnonzero(tokens == store.eod_id)
     begins = np.concatenate([[0], ends + 1])
@@ -41,9 +34,7 @@ def first_texts(store: BlockStore, block_ids: Sequence[int], *, length: int) -> 
 def find_tokenizer(store: BlockStore, name: str | None = None) -> Tokenizer:
     """Returns the tokenizer that made a store.
 
-    Args:
-        store: The store.
-        name: Name of the tokenizer; None for bytes, that of the run's base, or the recorded name.
+    By default the one for bytes, that of the run's base, or the one with the recorded name.
 
     Raises:
         ValueError: If it cannot be found, or is another one.

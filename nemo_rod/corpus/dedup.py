@@ -27,13 +27,9 @@ _HELD = 1 << 16  # bytes buffered per bucket
 def stored_duplicates(
     folder: Path, key: str, spec: SourceSpec, progress: Callable[[int], None]
 ) -> NDArray[np.uint8]:
-    """`find_duplicates` with its result stored in a folder, for use after an interruption.
+    """Returns `find_duplicates`, stored in a folder for use after an interruption.
 
-    Args:
-        folder: Folder for unfinished work.
-        key: Identifies the source and its files.
-        spec: See `find_duplicates`.
-        progress: See `find_duplicates`.
+    The key identifies the source and its files.
     """
     path = folder / f"duplicates-{key}.npy"
     if not path.is_file():

@@ -145,43 +145,36 @@ class Documents:
         self.spec = spec
         self.inputs = open_inputs(spec)
         self._duplicates = duplicates
-        state = state or {"input": 0, "position": None, "seen": 0, "taken": 0, "bytes": 0}
-        self._input: int = state["input"]
-        self._resume: Any = state["position"]
-        self._seen: int = state["seen"]
-        self._taken: int = state["taken"]
-        self._bytes: int = state["bytes"]
+        start = {"input": 0, "position": None, "seen": 0, "taken": 0, "bytes": 0}
+        self._state: dict[str, Any] = dict(state or start)
         self._started = False
 
     def __iter__(self) -> Iterator[Document]:
-        while self._input < len(self.inputs) and not self._full():
-            current = self.inputs[self._input]
+        state = self._state
+        while state["input"] < len(self.inputs) and not self._full():
+            current = self.inputs[state["input"]]
             self._started = True
-            for text in current.records(self._resume):
+            for text in current.records(state["position"]):
                 taken = None if text is None else self._take(text, current.name)
                 if taken is not None:
-                    yield Document(self._input, *taken)
+                    yield Document(state["input"], *taken)
                     if self._full():
                         return
-            self._input += 1
-            self._resume = None
+            state["input"] += 1
+            state["position"] = None
             self._started = False
 
     def state(self) -> dict[str, Any]:
         """The state from which a later pass resumes after the last document; plain JSON."""
-        position = self.inputs[self._input].position() if self._started else self._resume
-        return {
-            "input": self._input,
-            "position": position,
-            "seen": self._seen,
-            "taken": self._taken,
-            "bytes": self._bytes,
-        }
+        if not self._started:
+            return dict(self._state)
+        return {**self._state, "position": self.inputs[self._state["input"]].position()}
 
     def consumed(self) -> int:
         """Number of input bytes read so far."""
-        before = sum(item.size or 0 for item in self.inputs[: self._input])
-        return before + (self.inputs[self._input].consumed() if self._started else 0)
+        number = self._state["input"]
+        before = sum(item.size or 0 for item in self.inputs[:number])
+        return before + (self.inputs[number].consumed() if self._started else 0)
 
     def _take(self, text: str, where: str) -> tuple[str, int] | None:
         text, data = _utf8(text)
@@ -192,23 +185,22 @@ class Documents:
             )
         if not data or not _in_subsample(data, self.spec.subsample):
             return None
-        self._seen += 1
-        if self._duplicates is not None and _bit(self._duplicates, self._seen - 1):
+        state = self._state
+        state["seen"] += 1
+        if self._duplicates is not None and _bit(self._duplicates, state["seen"] - 1):
             return None
         limit = self.spec.max_bytes
-        if limit is not None and self._bytes + len(data) > limit:
-            data = data[: limit - self._bytes]
+        if limit is not None and state["bytes"] + len(data) > limit:
+            data = data[: limit - state["bytes"]]
             text = data.decode("utf-8", errors="ignore")  # drops a character cut in half
-            self._bytes = limit
-        else:
-            self._bytes += len(data)
-        self._taken += 1
+        state["bytes"] += len(data)
+        state["taken"] += 1
         return text, len(data)
 
     def _full(self) -> bool:
         documents, size = self.spec.max_documents, self.spec.max_bytes
-        return (documents is not None and self._taken >= documents) or (
-            size is not None and self._bytes >= size
+        return (documents is not None and self._state["taken"] >= documents) or (
+            size is not None and self._state["bytes"] >= size
         )
 
 

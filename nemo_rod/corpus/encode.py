@@ -114,9 +114,10 @@ class Encoder:
             for batch in source:
                 waiting.append((batch, self._pool.submit(_work, batch.texts)))
                 if len(waiting) > 2 * self._workers:
-                    yield _result(*waiting.popleft())
-            while waiting:
-                yield _result(*waiting.popleft())
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for batch, future in waiting:
+                yield batch, future.result()
         finally:
             for _, future in waiting:
                 future.cancel()
@@ -127,10 +128,6 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
 
     A text of more than `PIECE_CHARS` characters is tokenised in pieces, split after a line break if
     possible: this bounds memory, at the cost of an extra token or two per split.
-
-    Args:
-        tokenizer: The tokenizer.
-        texts: The texts.
 
     Returns:
         All tokens, concatenated, int32; and the number of tokens of each text, int64.
@@ -157,10 +154,6 @@ def _pieces(text: str) -> Iterator[str]:
         yield text[start:end]
         start = end
     yield text[start:] if start else text
-
-
-def _result(batch: Batch, future: Future[Encoded]) -> tuple[Batch, Encoded]:
-    return batch, future.result()
 
 
 _worker_tokenizer: Tokenizer  # one per worker process, set by `_start_worker`

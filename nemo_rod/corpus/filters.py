@@ -54,10 +54,7 @@ class Comparison:
 
 
 def parse_filter(text: str | None) -> tuple[Comparison, ...]:
-    """Parses a filter into comparisons that must all hold.
-
-    Args:
-        text: The filter, or None for no filter.
+    """Parses a filter, None for no filter, into comparisons that must all hold.
 
     Raises:
         ValueError: The text is not a valid filter.

@@ -54,21 +54,11 @@ class Extract:
     """
 
     def __init__(self, text_field: str, comparisons: Sequence[Comparison]) -> None:
-        self.text_field = text_field
-        self.comparisons = tuple(comparisons)
-
-    @property
-    def fields(self) -> list[str]:
-        """All fields in use."""
-        return [self.text_field, *(comparison.field for comparison in self.comparisons)]
+        self.text_field, self.comparisons = text_field, comparisons
+        self.fields = [text_field, *(comparison.field for comparison in comparisons)]
 
     def __call__(self, record: Any, where: str) -> str | None:
-        """Returns the record's text, or None if the filter drops it.
-
-        Args:
-            record: Mapping from field to value.
-            where: File and line, for error messages.
-        """
+        """Returns the record's text, or None if the filter drops it; errors say `where` it is."""
         if not isinstance(record, Mapping):
             raise ValueError(f"{where}: expected an object with fields, found {record!r:.60}")
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,30 +48,15 @@ def token_bytes(tokens: ArrayLike) -> bytes:
 def block_hash(source: str, tokens: ArrayLike) -> bytes:
     """Returns the hash of a block: blake2b of its source and its tokens (16 bytes).
 
-    The input is the length in bytes of the UTF-8 source name as u32, the name, and the tokens as
-    u32, all little-endian, with the personalisation ``rod-blk-v1``. The length prefix distinguishes
-    ("ab", "c...") from ("a", "bc...").
-
-    Args:
-        source: Name of the source the block belongs to.
-        tokens: The block's token ids, [S].
-
-    Returns:
-        The hash, 16 bytes.
+    The input is the length in bytes of the UTF-8 source name as u32, the name, and the tokens [S]
+    as u32, all little-endian, with the personalisation ``rod-blk-v1``. The length prefix
+    distinguishes ("ab", "c...") from ("a", "bc...").
     """
     return _named(source, token_bytes(tokens))
 
 
 def block_hashes(source: str, tokens_NS: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Returns the `block_hash` of every row.
-
-    Args:
-        source: Name of the source the blocks belong to.
-        tokens_NS: Token ids, [N, S].
-
-    Returns:
-        Block hashes, uint8 [N, 16].
-    """
+    """Returns the `block_hash` of every row, uint8 [N, 16]."""
     digests = b"".join(_named(source, data) for data in _rows(tokens_NS))
     return np.frombuffer(digests, dtype=np.uint8).reshape(len(tokens_NS), 16)
 
@@ -87,41 +73,35 @@ def is_holdout(tokens: ArrayLike, *, fraction: float = 0.01, seed: int = 42) -> 
         fraction: Fraction that is held out, in [0, 1].
         seed: Seed that selects what is held out, in [0, 2**128).
     """
-    return _below(token_bytes(tokens), _limit(fraction), _salt(seed))
+    rows = np.asarray(tokens)[None]
+    return bool(holdout_mask(rows, fraction=fraction, seed=seed)[0])
 
 
 def holdout_mask(
-    tokens_NS: NDArray[np.int32], *, fraction: float = 0.01, seed: int = 42
+    tokens_NS: NDArray[Any], *, fraction: float = 0.01, seed: int = 42
 ) -> NDArray[np.bool_]:
-    """Returns `is_holdout` of every row.
-
-    Args:
-        tokens_NS: Token ids, [N, S].
-        fraction: Fraction that is held out, in [0, 1].
-        seed: Seed that selects what is held out, in [0, 2**128).
-
-    Returns:
-        bool [N].
-    """
-    limit, salt = _limit(fraction), _salt(seed)
-    return np.array([_below(data, limit, salt) for data in _rows(tokens_NS)], dtype=bool)
+    """Returns `is_holdout` of every row, bool [N]."""
+    if not 0.0 <= fraction <= 1.0:
+        raise ValueError(f"holdout_fraction must lie between 0 and 1, found {fraction}")
+    limit = fraction * 2.0**64
+    # Python compares an int with a float exactly, without rounding the int.
+    return np.array([value < limit for value in _values(tokens_NS, seed)], dtype=bool)
 
 
 def holdout_values(tokens_NS: NDArray[np.int32], *, seed: int = 42) -> NDArray[np.uint64]:
-    """Returns the hash of every row that `is_holdout` compares with the fraction.
-
-    Args:
-        tokens_NS: Token ids, [N, S].
-        seed: Seed that selects what is held out, in [0, 2**128).
-
-    Returns:
-        uint64 [N].
-    """
-    salt = _salt(seed)
-    return np.array([_value(data, salt) for data in _rows(tokens_NS)], dtype=np.uint64)
+    """Returns the hash of every row that `is_holdout` compares with the fraction, uint64 [N]."""
+    return np.array(_values(tokens_NS, seed), dtype=np.uint64)
 
 
-def _rows(tokens_NS: NDArray[np.int32]) -> list[memoryview]:
+def _values(tokens_NS: NDArray[Any], seed: int) -> list[int]:
+    if not 0 <= seed < 2**128:
+        raise ValueError(f"holdout_seed must lie in [0, 2**128), found {seed}")
+    salt = seed.to_bytes(16, "little")
+    digests = (hashlib.blake2b(data, digest_size=8, salt=salt) for data in _rows(tokens_NS))
+    return [int.from_bytes(state.digest(), "little") for state in digests]
+
+
+def _rows(tokens_NS: NDArray[Any]) -> list[memoryview]:
     if len(tokens_NS) == 0:
         return []
     data = memoryview(token_bytes(tokens_NS))
@@ -134,24 +114,3 @@ def _named(source: str, data: bytes | memoryview) -> bytes:
     state = hashlib.blake2b(struct.pack("<I", len(name)) + name, digest_size=16, person=_PERSON)
     state.update(data)
     return state.digest()
-
-
-def _below(data: bytes | memoryview, limit: float, salt: bytes) -> bool:
-    # Python compares an int with a float exactly, without rounding the int.
-    return _value(data, salt) < limit
-
-
-def _value(data: bytes | memoryview, salt: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8, salt=salt).digest(), "little")
-
-
-def _limit(fraction: float) -> float:
-    if not 0.0 <= fraction <= 1.0:
-        raise ValueError(f"holdout_fraction must lie between 0 and 1, found {fraction}")
-    return fraction * 2.0**64
-
-
-def _salt(seed: int) -> bytes:
-    if not 0 <= seed < 2**128:
-        raise ValueError(f"holdout_seed must lie in [0, 2**128), found {seed}")
-    return seed.to_bytes(16, "little")

@@ -12,7 +12,6 @@ Shape suffixes: S = tokens per block, N = blocks, W = windows of a block (S - wi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +50,6 @@ def overlap_report(
     *,
     window: int = 64,
     max_blocks: int = 256,
-    progress: Callable[[int, int | None, str], None] | None = None,
 ) -> dict[str, Overlap]:
     """Searches all training blocks for windows of the held-out blocks.
 
@@ -61,7 +59,6 @@ def overlap_report(
         root: The store's folder.
         window: Number of consecutive tokens that count as the same text.
         max_blocks: Maximum number of held-out blocks to check per source, evenly spaced.
-        progress: Called with (blocks read, total blocks, label).
 
     Returns:
         The overlap of each source, by name.
@@ -86,8 +83,6 @@ def overlap_report(
     for ids in train.chunks():
         hits = lookup.positions(_windows(train.tokens(ids), window).ravel())
         found[hits] = True
-        if progress is not None:
-            progress(int(ids[-1]) + 1, len(train), "holdout overlap")
     report = {}
     for name, ids in chosen.items():
         hashes_NW = _windows(held.tokens(ids), window)

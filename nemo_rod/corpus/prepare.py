@@ -7,8 +7,6 @@ After any interruption, the next run resumes where the last one stopped.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -28,11 +26,9 @@ from nemo_rod.corpus.resplit import thin
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
-from nemo_rod.files import FULL, flat, read_json, sync, write_json
+from nemo_rod.files import FULL, flat, lock, read_json, sync, write_json
 
 _PARTIAL = ".partial"
-# Some cluster file systems have no locks: there, users must start only one run at a time.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 def prepare(
@@ -234,14 +230,10 @@ def _alone(root: Path) -> Iterator[None]:
     """Locks the folder against a second run."""
     partial = root / _PARTIAL
     partial.mkdir(exist_ok=True)
-    with (partial / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another run is preparing {root}: wait until it is done") from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+    with (partial / "lock").open("w") as file:
+        # Without locks in the file system, users must start only one run at a time.
+        if not lock(file.fileno()):
+            raise ValueError(f"another run is preparing {root}: wait until it is done")
         try:
             yield
             shutil.rmtree(partial)

@@ -18,13 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.hashing import holdout_values
-from nemo_rod.corpus.shards import (
-    HASH_BYTES,
-    HASH_HEADER_BYTES,
-    SplitWriter,
-    shard_path,
-    shard_sizes,
-)
+from nemo_rod.corpus.shards import SplitWriter, map_hashes, shard_path, shard_sizes
 from nemo_rod.files import read_json
 
 LARGEST_SHARE = 5  # a floor never holds out more than a fifth of a source
@@ -37,13 +31,8 @@ Values = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 def raise_holdout(built: Path, target: Path, *, floor: int, seed: int) -> Path:
     """Holds out at least `floor` blocks of a source, but at most a fifth of it.
 
-    The blocks are those with the lowest hashes, so those already held out remain so.
-
-    Args:
-        built: The built source.
-        target: Folder for the source with more held-out blocks.
-        floor: Held-out blocks at least.
-        seed: Seed that selects what is held out.
+    The blocks are those with the lowest hashes for the seed of the holdout, so those already held
+    out remain so.
 
     Returns:
         The folder with the result: `target`, or `built` if it holds out enough.
@@ -61,14 +50,11 @@ def raise_holdout(built: Path, target: Path, *, floor: int, seed: int) -> Path:
 def thin(built: Path, target: Path, *, share: float, seed: int) -> Path:
     """Keeps a share of the blocks of a source, of both splits alike; at least one of each.
 
-    Args:
-        built: The built source.
-        target: Folder for the thinned source.
-        share: Share of the blocks to keep, in (0, 1].
-        seed: Seed that selects what is held out; what is kept is independent of that.
+    What is kept, by the seed of the holdout, is independent of what is held out.
 
     Returns:
-        `target`, whose manifests record the share and the former number of training blocks.
+        `target`, whose manifests record the share, in (0, 1], and the former number of training
+        blocks.
     """
     of = _manifest(built)["count"]
     values = _values(built, seed ^ _THIN)
@@ -102,11 +88,7 @@ def _chunks(folder: Path) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]
     """Yields the tokens, int32 [n, S], and hashes, uint8 [n, 16], of a split, in order."""
     manifest, done = _manifest(folder), 0
     count, size = manifest["count"], manifest["block_size"]
-    if not count:
-        return
-    hashes = np.memmap(
-        folder / "hash.npy", np.uint8, "r", HASH_HEADER_BYTES, shape=(count, HASH_BYTES)
-    )
+    hashes = map_hashes(folder, count)
     rows = max(1, _BYTES_AT_ONCE // (4 * size))
     for number, length in enumerate(shard_sizes(count, manifest["blocks_per_shard"])):
         tokens = np.memmap(shard_path(folder, number, "bin"), "<i4", "r", shape=(length, size))

@@ -61,6 +61,14 @@ def hash_header(count: int) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode("ascii")
 
 
+def map_hashes(folder: Path, count: int) -> NDArray[np.uint8]:
+    """Maps the hashes of a split of `count` blocks, uint8 [N, 16]."""
+    if count == 0:
+        return np.empty((0, HASH_BYTES), dtype=np.uint8)
+    shape = (count, HASH_BYTES)
+    return np.memmap(folder / "hash.npy", np.uint8, "r", HASH_HEADER_BYTES, shape=shape)
+
+
 def split_digest(manifest: Mapping[str, Any], folder: Path) -> str:
     """Digest of a split's identity, from its manifest, and all its block hashes (hex, 16 bytes)."""
     identity = {key: manifest[key] for key in _IDENTITY} | {"holdout": manifest["holdout"]}
@@ -95,12 +103,7 @@ class SplitWriter:
         self._cut()
 
     def append(self, tokens_NS: NDArray[np.int32], hashes: NDArray[np.uint8]) -> None:
-        """Adds blocks.
-
-        Args:
-            tokens_NS: Token ids, int32 [N, S].
-            hashes: Block hashes, uint8 [N, 16].
-        """
+        """Adds blocks, int32 [N, S], and their hashes, uint8 [N, 16]."""
         done = 0
         while done < len(tokens_NS):
             shard, inside = divmod(self.count, self._per_shard)

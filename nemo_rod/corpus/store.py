@@ -31,6 +31,7 @@ from nemo_rod.corpus.shards import (
     SCHEMA,
     hash_header,
     index_bytes,
+    map_hashes,
     shard_path,
     shard_sizes,
     split_digest,
@@ -269,7 +270,7 @@ class BlockStore:
         for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
             start = source.start
             # first, because a count of ten million million is as many shards
-            hashes = _map_hashes(folder / "hash.npy", source.count)
+            _check_hashes(folder / "hash.npy", source.count)
             for number, size in enumerate(shard_sizes(source.count, manifest["blocks_per_shard"])):
                 path = shard_path(folder, number, "bin")
                 _check_size(path, size * self.block_size * 4)
@@ -278,7 +279,7 @@ class BlockStore:
                 self._shards.append(np.memmap(path, dtype="<i4", mode="r", shape=shape))
                 starts.append(start)
                 start += size
-            self._hashes.append(hashes)
+            self._hashes.append(map_hashes(folder, source.count))
         self._shard_starts = np.array(starts, dtype=np.int64)
 
     def _spot_check(self) -> None:
@@ -326,12 +327,8 @@ def _check_size(path: Path, expected: int) -> None:
         raise ValueError(f"{path} {state}, expected {expected} bytes: {_AGAIN}")
 
 
-def _map_hashes(path: Path, count: int) -> NDArray[np.uint8]:
+def _check_hashes(path: Path, count: int) -> None:
     _check_size(path, HASH_HEADER_BYTES + HASH_BYTES * count)
     with path.open("rb") as handle:
         if handle.read(HASH_HEADER_BYTES) != hash_header(count):
             raise ValueError(f"{path} does not hold {count} block hashes: {_AGAIN}")
-    if count == 0:
-        return np.empty((0, HASH_BYTES), dtype=np.uint8)
-    shape = (count, HASH_BYTES)
-    return np.memmap(path, dtype=np.uint8, mode="r", offset=HASH_HEADER_BYTES, shape=shape)

@@ -69,7 +69,9 @@ def load_tokenizer(
 
     Args:
         name: ``byte``, or the name or folder of a Hugging Face tokenizer.
-        eod: The id that ends a document; None for the tokenizer's own EOS token.
+        eod: The id that ends a document; None for the tokenizer's own EOS token. The EOS token of
+            a model with a chat template may end turns of a conversation, and mean nothing to its
+            base.
         trust_remote_code: Whether code that lies beside the tokenizer may run.
 
     Raises:
@@ -123,15 +125,9 @@ class ByteTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A fast Hugging Face tokenizer.
+    """A fast Hugging Face tokenizer, by the arguments of `load_tokenizer`.
 
     Ids are those of ``tokenizer(text, add_special_tokens=False)``.
-
-    Args:
-        name: Name or folder, for ``AutoTokenizer.from_pretrained``.
-        eod: The id that ends a document; None for its EOS token. The EOS token of a model with a
-            chat template may end turns of a conversation, and mean nothing to its base.
-        trust_remote_code: Whether code that lies beside it may run.
     """
 
     def __init__(

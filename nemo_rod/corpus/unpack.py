@@ -17,14 +17,11 @@ class Counter:
 
 
 def read_chunks(path: Path, counter: Counter) -> Iterator[bytes]:
-    """Reads a file in chunks, decompressed according to its suffix (.gz, .zst, or neither).
+    """Yields a file's bytes, decompressed according to its suffix (.gz, .zst, or neither).
 
     Args:
         path: The file.
         counter: Set to the number of bytes read so far, compressed size.
-
-    Yields:
-        The decompressed bytes.
 
     Raises:
         ValueError: The compressed data is corrupt or truncated.

@@ -6,8 +6,6 @@ of a stage in progress.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import platform
@@ -17,11 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import interpreting, read_lines
+from nemo_rod.files import interpreting, lock, read_lines
 from nemo_rod.processes.signals import KEPT_OPEN, Stopped
-
-# Error codes of file systems without locks, such as Lustre without its flock option.
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
 class Record:
@@ -40,7 +35,7 @@ class Record:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a") as file:
-            if not _lock(file.fileno()):
+            if not lock(file.fileno()):
                 raise ValueError(
                     f"Another nemo-rod is at work on {self.name} in {self.run_dir}: wait for it to "
                     "end, or choose another run_dir."
@@ -85,7 +80,7 @@ class Record:
         if not self.path.exists():
             return False
         with open(self.path) as file:
-            return not _lock(file.fileno())
+            return not lock(file.fileno())
 
     def _write(self, event: str, **more: Any) -> None:
         row = {"time": round(time.time(), 1), "event": event, **more}
@@ -93,18 +88,6 @@ class Record:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)  # without what a crash cut off
             file.write(json.dumps(row).encode() + b"\n")
-
-
-def _lock(file: int) -> bool:
-    """Acquires a file's lock if it is free; closing the file releases it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    return True
 
 
 def _slurm_job() -> dict[str, Any]:

@@ -63,10 +63,6 @@ def default_cache_dir() -> Path:
 def fetch_debian_texts(cache_dir: Path, packages: Sequence[str]) -> list[Path]:
     """Downloads and unpacks the packages that the cache lacks.
 
-    Args:
-        cache_dir: Folder with one subfolder per package, and with apt's state during downloads.
-        packages: Debian package names.
-
     Returns:
         A folder for each package, in order, with its contents in ``tree`` and the name and size of
         the original file in ``package.json``.

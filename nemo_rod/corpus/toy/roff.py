@@ -53,14 +53,10 @@ _SKIPPED = {"TS": "TE", "EQ": "EN", "PS": "PE", "de": ".", "am": ".", "ig": ".",
 
 
 def strip_roff(source: str) -> str:
-    """Returns the text of a manual page.
+    """Returns the text of a manual page in roff.
 
-    Args:
-        source: The page in roff.
-
-    Returns:
-        Headings, paragraphs separated by empty lines, and examples with their line breaks; "" if
-        the page only refers to another one or is written in `mdoc`.
+    It has headings, paragraphs separated by empty lines, and examples with their line breaks; it is
+    "" if the page only refers to another one or is written in `mdoc`.
     """
     if re.search(r"^\.(so|Dd|Sh)\b", source, flags=re.MULTILINE):
         return ""
