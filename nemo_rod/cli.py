@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -48,14 +49,7 @@ _OF_RECIPES: dict[str, Callable[[Config], None]] = {
     "run": run_stages.run,
     "plan": plan,
     "rehearse": rehearse.rehearse,
-    "prepare": run_stages.prepare,
-    "pretrain": run_stages.pretrain,
-    "reference": run_stages.reference,
-    "train": run_stages.train,
-    "merge": run_stages.merge,
-    "evaluate": run_stages.evaluate,
-    "export": run_stages.export,
-    "report": run_stages.report,
+    **{name: partial(run_stages.one_stage, name) for name in run_stages.STAGES},
 }
 _OF_PATHS: dict[str, Callable[[Arguments], None]] = {
     "status": status.declare,

@@ -1,8 +1,4 @@
-"""`nemo-rod inspect PATH`: the content of any of our files and folders, as readable tables.
-
-PATH may be a run folder, a block store, a source, references, a curriculum, or a stage's folder or
-manifest.json. Nothing is changed; the run may still be in progress.
-"""
+"""`nemo-rod inspect PATH`: the content of any of our files and folders, as readable tables."""
 
 from __future__ import annotations
 

@@ -87,13 +87,7 @@ def describe_source(path: Path) -> str:
 
 
 def describe_block(store: BlockStore, index: int | None, number: int, name: str | None) -> str:
-    """Returns a block as text.
-
-    Args:
-        store: store of the block.
-        index: index of the source that `number` refers to; None for ids of the whole store.
-        number: id of the block, or its number in the source.
-        name: name of the tokenizer; None for the one beside the store.
+    """Returns a block as text, by its id, or its number in the source with an index.
 
     Raises:
         ValueError: if the block or the tokenizer cannot be found, or the block is damaged.

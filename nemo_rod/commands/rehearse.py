@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from nemo_rod.commands.rehearsed_stages import carried_out
@@ -210,7 +211,8 @@ def _recipe_of(run: str) -> Config:
     Raises:
         ValueError: if there is no recipe of that name.
     """
-    name = next((part for part in Path(run).parts if _is_recipe(part)), None)
+    known = GlobalHydra.instance().config_loader().get_group_options("recipe")
+    name = next((part for part in Path(run).parts if part in known), None)
     if name is None:
         raise ValueError(
             f"{run} names no recipe, so the run that it holds cannot be rehearsed: expected a "
@@ -221,13 +223,6 @@ def _recipe_of(run: str) -> Config:
     composed = compose("config", overrides=[f"recipe={name}", *kept])
     composed.recipe = name  # Hydra would say what this command was given
     return to_config(composed)
-
-
-def _is_recipe(name: str) -> bool:
-    from hydra.core.global_hydra import GlobalHydra
-
-    loader = GlobalHydra.instance().config_loader()
-    return name in loader.get_group_options("recipe")
 
 
 def _plan(config: Config) -> PlanResult | None:

@@ -23,6 +23,7 @@ from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.recipe.variants import BASE_REFERENCES, SPECIALIST, arm_settings
 
+STAGES = ("prepare", "pretrain", "reference", "train", "merge", "evaluate", "export", "report")
 RENDERERS = {"slurm": slurm.render, "ray": ray.render}  # of launchers that submit, not run here
 
 
@@ -60,18 +61,39 @@ def run(config: Config) -> None:
     _carry_out(config, stages)
 
 
-def prepare(config: Config) -> None:
-    """Turns text into blocks."""
-    _carry_out(config, [Stages(config).prepare()])
+def one_stage(command: str, config: Config) -> None:
+    """Carries out a command of `STAGES`: the stages of its name, of one arm or of all.
+
+    Raises:
+        ValueError: if the recipe has none for the command.
+    """
+    stages = Stages(config)
+    match command:
+        case "prepare":
+            found = [stages.prepare()]
+        case "pretrain":
+            found = [stages.make_base()]
+        case "reference":
+            found = [stages.reference(name) for name in _references(config)]
+        case "train":
+            found = [stages.train(name) for name in _arms(config, "trained")]
+        case "merge":
+            found = [stages.merge(name) for name in _arms(config, "merged")]
+        case "export":
+            found = [export_stage(stages.jobs)]
+        case "evaluate" if config.step is not None:
+            found = [export_stage(stages.jobs), evaluate_export_stage(stages.jobs)]
+        case "evaluate":
+            found = [stages.evaluate()]
+        case "report":
+            found = [stages.report()]
+        case _:
+            raise AssertionError(command)
+    _carry_out(config, found)
 
 
-def pretrain(config: Config) -> None:
-    """Makes the base model."""
-    _carry_out(config, [Stages(config).make_base()])
-
-
-def reference(config: Config) -> None:
-    """Scores replay with the base and adaptation with the specialist, or one reference alone."""
+def _references(config: Config) -> list[str]:
+    """Returns that of replay by the base and of adaptation by the specialist, or one alone."""
     references = {SPECIALIST: "specialist", **{name: name for name in BASE_REFERENCES}}
     if config.arm is not None and config.arm not in references:
         raise ValueError(
@@ -79,37 +101,7 @@ def reference(config: Config) -> None:
             "for the base on adaptation blocks, base_distillation for its predictions on replay, "
             "or no arm for the first two."
         )
-    names = [references[config.arm]] if config.arm else ["base", "specialist"]
-    _carry_out(config, [Stages(config).reference(name) for name in names])
-
-
-def train(config: Config) -> None:
-    """Trains one arm, or every trained arm of the recipe."""
-    _carry_out(config, [Stages(config).train(name) for name in _arms(config, "trained")])
-
-
-def merge(config: Config) -> None:
-    """Makes one merged arm, or every merged arm of the recipe."""
-    _carry_out(config, [Stages(config).merge(name) for name in _arms(config, "merged")])
-
-
-def evaluate(config: Config) -> None:
-    """Measures held-out losses and tasks of every arm without them, or losses of a saved step."""
-    stages = Stages(config)
-    if config.step is not None:
-        _carry_out(config, [export_stage(stages.jobs), evaluate_export_stage(stages.jobs)])
-        return
-    _carry_out(config, [stages.evaluate()])
-
-
-def export(config: Config) -> None:
-    """Writes a saved step of an arm as a Hugging Face checkpoint."""
-    _carry_out(config, [export_stage(Stages(config).jobs)])
-
-
-def report(config: Config) -> None:
-    """Writes tables, figures, the page and the verdicts, over all seeds of a sweep."""
-    _carry_out(config, [Stages(config).report()])
+    return [references[config.arm]] if config.arm else ["base", "specialist"]
 
 
 def _arms(config: Config, kind: str) -> list[str]:

@@ -44,7 +44,8 @@ def values_only(refuse: Callable[[str], Any]) -> Iterator[None]:
             refuse(in_one_sentence(error))
             raise
         except Exception as error:  # what Hydra did not foresee: it would print a traceback
-            refuse(_nameless(loader, overrides) or _unforeseen(error))
+            unforeseen = f"Hydra cannot compose the recipe ({_reason(error)}): {_ALL_KEYS}."
+            refuse(_nameless(loader, overrides) or unforeseen)
             raise
         if ALLOW not in os.environ and (found := code_in(composed)):
             refuse(
@@ -85,10 +86,6 @@ def _nameless(loader: ConfigLoaderImpl, overrides: list[str]) -> str:
                 f"needs quotes inside of quotes, \"{group}='1'\"."
             )
     return ""
-
-
-def _unforeseen(error: Exception) -> str:
-    return f"Hydra cannot compose the recipe ({_reason(error)}): {_ALL_KEYS}."
 
 
 def _reason(error: Exception) -> str:
