@@ -47,11 +47,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
-    """Reads a file that holds one JSON object.
-
-    Args:
-        path: the file.
-        keys: keys that it must have.
+    """Reads a file that holds one JSON object with these keys, at least.
 
     Raises:
         ValueError: if it holds something else; naming the file.
@@ -120,9 +116,7 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
     """Reads a file with one JSON object per line, without a last line that is not whole yet.
 
-    Args:
-        path: the file.
-        keys: keys that every object must have.
+    Every object must have these keys.
 
     Raises:
         ValueError: if another line is no such object; naming the file.
@@ -203,10 +197,7 @@ def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda 
     """Reads whole files in order, so that the machine holds them before they are read at random.
 
     A shared file system serves a file in order a thousand times faster than by pages of 4 kB.
-
-    Args:
-        paths: the files.
-        on_read: called with what is about to be read, and with "" afterwards.
+    `on_read` is called with what is about to be read, and with "" afterwards.
 
     Returns:
         Bytes read.

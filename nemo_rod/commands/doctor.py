@@ -75,11 +75,7 @@ def main(options: Namespace) -> None:
 
 
 def look(blocks: Path | None = None) -> Iterator[Finding]:
-    """Checks one part after the other.
-
-    Args:
-        blocks: block store to verify in addition.
-    """
+    """Checks one part after the other, and a block store in addition."""
     tested = (3, 11) <= sys.version_info < (3, 14)
     yield Finding("python", tested, platform.python_version(), "use Python 3.11, 3.12 or 3.13")
     yield _installed("hydra", "hydra-core", "needed for recipes: pip install hydra-core")

@@ -25,9 +25,7 @@ _NEEDS = {
 def check_packages(stages: Iterable[Stage], launcher: Launcher) -> None:
     """Refuses stages that would end in a missing package, before the first of them begins.
 
-    Args:
-        stages: stages that are still to be done.
-        launcher: where they run; NeMo-RL brings its own packages.
+    NeMo-RL, as a launcher, brings its own packages.
 
     Raises:
         ValueError: naming the packages, the stage that needs them, and the extras that bring them.

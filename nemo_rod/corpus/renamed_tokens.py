@@ -15,10 +15,8 @@ from nemo_rod.corpus.tokenizer import PROBES, Tokenizer
 def check_renamed(store: BlockStore, made_by: Tokenizer, other: Tokenizer) -> None:
     """Refuses a tokenizer for which a store's blocks, or ordinary text, mean something else.
 
-    Args:
-        store: The blocks; both of their splits are searched.
-        made_by: The tokenizer that made them.
-        other: The tokenizer of the model that is to read them.
+    Both splits of the blocks are searched for tokens that the other one, the model's, names
+    differently than the one that made them.
 
     Raises:
         ValueError: The tokenizers differ in more than names of special tokens, or a block holds a

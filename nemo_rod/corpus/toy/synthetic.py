@@ -39,11 +39,8 @@ _PROFILES = (
 def synthetic_input(generator: str) -> TextList:
     """Returns the documents of one generator as an input.
 
-    Args:
-        generator: ``markov:<number>`` or ``dialect:<number>:<share>``.
-
     Raises:
-        ValueError: The generator is neither.
+        ValueError: It is neither ``markov:<number>`` nor ``dialect:<number>:<share>``.
     """
     match = re.fullmatch(r"markov:(\d{1,6})|dialect:(\d{1,6}):(0?\.\d+|[01](?:\.0*)?)", generator)
     if match is None:
