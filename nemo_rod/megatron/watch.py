@@ -21,8 +21,9 @@ from nemo_rod.processes.signals import SignOfLife
 from nemo_rod.progress import PREFIX
 
 FAULT_KEY = "fault"
-GONE_SECONDS = 15.0  # time without a report after which a process counts as dead
-FIRST_GONE_SECONDS = float(SignOfLife.patience)  # for rank 0, and before a rank's first beat
+# Time without a report after which a process counts as gone. The reporting thread waits for calls
+# in C that keep Python's lock, such as pickling the plan of a large checkpoint.
+GONE_SECONDS = float(SignOfLife.patience)
 EXIT_STATUS = 1
 
 
@@ -118,9 +119,7 @@ class Watch:
             for last, value in ((heard, alive), (moved, beats)):
                 if last.get(rank, ("", 0.0))[0] != value:
                     last[rank] = (value, now)
-            # what imports, and what watches all others, may be slower
-            busy = rank == 0 or beats == "0"
-            if now - heard[rank][1] > (FIRST_GONE_SECONDS if busy else GONE_SECONDS):
+            if now - heard[rank][1] > GONE_SECONDS:
                 self._declare(f"rank {rank}: its process is gone")
         if self.rank == 0:
             self._find_stalled(moved, now, {rank: doing for rank, (*_, doing) in reports.items()})
