@@ -1,12 +1,14 @@
 """A few documents for every source of a recipe, in files like the ones that the source reads.
 
 A source keeps its reader, fields, filter, files, split and subsample. What it reads lies in the
-rehearsal's folder: a Hugging Face dataset becomes a folder with the same configuration and splits,
-and globs become files that match them. Texts are made up, one Markov chain a source.
+rehearsal's folder: a Hugging Face dataset becomes a folder with the same configuration, splits,
+files and columns (`nemo_rod.rehearsal.hub_layouts`), and globs become files that match them. Texts
+are made up, one Markov chain a source.
 """
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import math
@@ -18,6 +20,7 @@ from typing import Any
 from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.corpus.filters import Comparison, parse_filter
 from nemo_rod.corpus.toy.synthetic import synthetic_documents
+from nemo_rod.rehearsal.hub_layouts import layout_of
 
 # Blocks of a source: enough that each has held-out ones, and replay for an arm with a large share
 BLOCKS = {"adaptation": 48, "replay": 72}
@@ -48,19 +51,22 @@ def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str
 
 def write_sources(specs: Sequence[SourceSpec], folder: Path) -> None:
     """Writes the documents of every source of the recipe into the rehearsal's folder."""
-    cards: dict[Path, list[dict[str, Any]]] = {}
+    cards: dict[Path, dict[str, list[dict[str, str]]]] = {}
     for number, spec in enumerate(specs):
         count = math.ceil(_TAKEN / spec.subsample * _num_files(spec) / (_num_files(spec) - 1))
         rows = list(islice(_records(spec, number), count))
         if spec.kind == "huggingface":
             dataset = _dataset(spec, folder)
-            cards.setdefault(dataset, []).append(_write_dataset(spec, dataset, rows))
+            listed = _write_dataset(spec, dataset, rows)
+            if layout_of(spec).listed:
+                cards.setdefault(dataset, {}).update(listed)
         elif spec.kind in ("text", "jsonl", "parquet"):
             for glob in spec.files:
                 _write_glob(spec, folder / spec.name / _below_root(glob), rows)
-    for dataset, configurations in cards.items():
+    for dataset, listed in cards.items():
+        configs = [{"config_name": name, "data_files": files} for name, files in listed.items()]
         # the card of a dataset is YAML, of which JSON is a part
-        card = f"---\nconfigs: {json.dumps(configurations)}\n---\n"
+        card = f"---\nconfigs: {json.dumps(configs)}\n---\n"
         (dataset / "README.md").write_text(card)
 
 
@@ -81,10 +87,11 @@ def _below_root(path: str) -> str:
 
 
 def _records(spec: SourceSpec, number: int) -> Iterator[dict[str, Any]]:
-    """Yields rows with the fields that the source reads, and one more."""
+    """Yields rows with the fields that the source reads, and others."""
     comparisons = parse_filter(spec.filter)
+    columns = layout_of(spec).columns
     for index, text in enumerate(synthetic_documents(number)):
-        row: dict[str, Any] = {"id": index}
+        row = copy.deepcopy(dict(columns))
         # each text once, and with what tokenizers treat apart
         _set(row, spec.text_field, f"{spec.name} {index}: Größe § 1, «naïf» <|im_end|> {text}")
         for comparison in comparisons:
@@ -112,22 +119,28 @@ def _set(row: dict[str, Any], field: str, value: Any) -> None:
     row[last] = value
 
 
-def _write_dataset(spec: SourceSpec, dataset: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Writes one configuration of a dataset; returns its entry in the dataset's card."""
+def _write_dataset(
+    spec: SourceSpec, dataset: Path, rows: list[dict[str, Any]]
+) -> dict[str, list[dict[str, str]]]:
+    """Writes one configuration of a dataset; returns what the dataset's card lists of it."""
     from nemo_rod.corpus.hub import ALL_SPLITS
 
-    subset = spec.subset or "default"
+    layout, subset = layout_of(spec), spec.subset or "default"
     splits = _COLLECTIONS if spec.split == ALL_SPLITS else (spec.split,)
     files = _num_files(spec)
-    entries = []
+    listed: dict[str, list[dict[str, str]]] = {subset: []}
     for place, split in enumerate(splits):
         mine = rows[place :: len(splits)]
         for number in range(files):
-            part = mine[number::files]
-            name = f"{split}-{number:05d}-of-{files:05d}.parquet"
-            _write_parquet(dataset / subset / name, part)
-        entries.append({"split": split, "path": f"{subset}/{split}-*.parquet"})
-    return {"config_name": subset, "data_files": entries}
+            _write_rows(dataset / layout.path(subset, split, number, files), mine[number::files])
+        listed[subset].append({"split": split, "path": layout.pattern(subset, split)})
+    other = copy.deepcopy(rows[0])
+    _set(other, spec.text_field, "not of this source")
+    for name, split, path in layout.beside:
+        path = path.format(subset=subset)
+        _write_rows(dataset / path, [other])
+        listed.setdefault(name.format(subset=subset), []).append({"split": split, "path": path})
+    return listed
 
 
 def _write_glob(spec: SourceSpec, glob: Path, rows: list[dict[str, Any]]) -> None:
@@ -136,20 +149,22 @@ def _write_glob(spec: SourceSpec, glob: Path, rows: list[dict[str, Any]]) -> Non
         parts = [part.replace("**", f"part{number}").replace("*", f"made{number}")
                  .replace("?", str(number)) for part in glob.parts]  # fmt: skip
         path, part = Path(*parts), rows[number::2]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if spec.kind == "parquet":
-            _write_parquet(path, part)
-        elif spec.kind == "jsonl":
-            _write_packed(path, "".join(json.dumps(row) + "\n" for row in part))
-        else:
+        if spec.kind == "text":
+            path.parent.mkdir(parents=True, exist_ok=True)
             _write_packed(path, "\n".join(str(row["text"]) for row in part))
+        else:
+            _write_rows(path, part, parquet=spec.kind == "parquet")
 
 
-def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write_rows(path: Path, rows: list[dict[str, Any]], *, parquet: bool | None = None) -> None:
+    """Writes a table, in the format that its name ends in unless it is given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if parquet is False or (parquet is None and path.suffix != ".parquet"):
+        _write_packed(path, "".join(json.dumps(row) + "\n" for row in rows))
+        return
     import pyarrow
     import pyarrow.parquet
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=64)
 
 

@@ -9,9 +9,11 @@ import pytest
 from command_line import composed
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.corpus.documents import read_documents
 from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.rehearsal.derive import HOLDOUT_FRACTION
 from nemo_rod.rehearsal.forms import BLOCK_SIZE
+from nemo_rod.rehearsal.hub_layouts import layout_of
 from nemo_rod.rehearsal.made_documents import small_source, write_sources
 from nemo_rod.rehearsal.special_tokens import special_tokens, write_tokenizer
 
@@ -19,16 +21,19 @@ for module in ("datasets", "pyarrow", "tokenizers", "transformers", "zstandard")
     pytest.importorskip(module)
 
 
-def made(specs: list[SourceSpec], folder: Path) -> dict[str, tuple[int, int]]:
-    """Blocks of every source, trained on and held out, as its own reader reads what was made."""
-    write_sources(specs, folder / "made")
-    small = [
-        SourceSpec(**{**vars(spec), **small_source(spec, folder / "made", block_size=BLOCK_SIZE)})
+def small_sources(specs: list[SourceSpec], folder: Path) -> list[SourceSpec]:
+    write_sources(specs, folder)
+    return [
+        SourceSpec(**{**vars(spec), **small_source(spec, folder, block_size=BLOCK_SIZE)})
         for spec in specs
     ]
+
+
+def made(specs: list[SourceSpec], folder: Path) -> dict[str, tuple[int, int]]:
+    """Blocks of every source, trained on and held out, as its own reader reads what was made."""
     prepare(
         folder / "blocks",
-        small,
+        small_sources(specs, folder / "made"),
         tokenizer=load_tokenizer("byte"),
         block_size=BLOCK_SIZE,
         holdout_fraction=HOLDOUT_FRACTION,
@@ -47,6 +52,35 @@ def test_every_source_of_the_paper_reads_what_was_made(domain: str, tmp_path: Pa
     assert set(counted) == {spec.name for spec in specs}
     for name, (trained, held) in counted.items():
         assert trained >= 8 and held >= 4, name
+
+
+@pytest.mark.parametrize("domain", ["german", "german_open", "legal"])
+def test_files_and_columns_are_those_of_the_hub(domain: str, tmp_path: Path) -> None:
+    recipe = {"german": "german_qwen3_5_4b", "german_open": "german_qwen3_0_6b"}
+    chosen = composed(f"recipe={recipe.get(domain, 'legal_qwen3_5_9b')}").domain
+    specs = source_specs(chosen)
+    assert all(layout_of(spec).columns != {"id": 0} for spec in specs), "a dataset is not known"
+    for small in small_sources(specs, tmp_path):
+        read = list(read_documents(small))
+        assert len(read) >= 6, small.name
+        # not its test split, nor a configuration with a longer name, nor a prompt
+        assert all(text.startswith(f"{small.name} ") for text in read), small.name
+    files = {str(path.relative_to(tmp_path / "datasets")) for path in tmp_path.rglob("*.*")}
+    assert (
+        files
+        >= {
+            "german": {
+                "HuggingFaceFW/finepdfs/data/deu_Latn/train/000_00000.parquet",
+                "HuggingFaceFW/finewiki/data/dewiki/000_00000.parquet",
+                "nvidia/Nemotron-CC-Math-v1/4plus/part_000002.parquet",
+                "nvidia/Nemotron-CC-Math-v1/4plus_MIND/part_000000.parquet",
+            },
+            "german_open": {"codeparrot/codeparrot-clean/file-000000000001.json.gz"},
+            "legal": {
+                "nvidia/Nemotron-Pretraining-Legal-v1/Nemotron-Pretraining-Legal-eCFR/part_000000.parquet"
+            },
+        }[domain]
+    )
 
 
 def test_globs_fields_and_filters_are_those_of_the_source(tmp_path: Path) -> None:
