@@ -247,6 +247,13 @@ def _notes(
                 f"{setup.parallel.data} replicas fills each pool of {pool} blocks up to "
                 f"{padded:.0f}; a divisor of {pool // setup.parallel.data} does not."
             )
+    if config.domain.replay_ratio is not None and blocks["source"] != "counted":
+        notes.append(
+            f"domain.replay_ratio={config.domain.replay_ratio:g} thins replay after prepare has "
+            "tokenised all of it: that takes more time than planned, and more disk until then."
+        )
+    if config.tasks.capabilities:
+        notes.append("evaluate is planned without the questions of tasks.")
     if config.scoring.precision is not None:
         notes.append(
             f"scoring.precision={config.scoring.precision} is planned at the speed of "

@@ -160,7 +160,16 @@ def test_the_papers_corpora_have_its_sources(recipe: str) -> None:
         assert (config.domain.holdout_floor, config.domain.replay_ratio) == (1000, None)
     else:  # in natural proportions, as many blocks as of the adaptation corpus
         assert set(caps) == {None}
+        assert config.plan.replay_tokens <= config.plan.adaptation_tokens
         assert (config.domain.holdout_floor, config.domain.replay_ratio) == (0, 1.0)
+
+
+def test_work_that_is_not_counted_is_noted(tmp_path: Path) -> None:
+    thinned, german = "after prepare has tokenised all of it", as_it_is("german_qwen3_5_9b")[1]
+    assert any(thinned in note for note in as_it_is("legal_qwen3_5_9b")[1].notes)
+    assert not any(thinned in note or "tasks" in note for note in german.notes)
+    asked = plan_of("german_qwen3_5_9b", "tasks=paper", run_dir=tmp_path)
+    assert "evaluate is planned without the questions of tasks." in asked.notes
 
 
 @pytest.mark.parametrize("recipe", [*PAPER, *sorted(TRANSFERS)])
