@@ -172,12 +172,11 @@ def _like(iterators: Any, chunks: list[list[Batch] | None]) -> Any:
 
 def _other_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the host's arguments for its schedule, except those that a scoring pass sets."""
-    ours = ("forward_step_func", "model", "data_iterator", "num_microbatches", "forward_only")
-    return {
-        name: value
-        for name, value in options.items()
-        if name not in (*ours, "collect_non_loss_data")
+    ours = {
+        *("forward_step_func", "model", "data_iterator", "num_microbatches"),
+        *("forward_only", "collect_non_loss_data"),
     }
+    return {name: value for name, value in options.items() if name not in ours}
 
 
 def losses_and_mask(forward_step: Callable) -> Callable:

@@ -15,11 +15,6 @@ import torch
 import torch.distributed as dist
 
 
-def is_reader(groups: Any) -> bool:
-    """Returns whether this rank is the reader of its replica."""
-    return groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == 0
-
-
 def broadcast_from_readers(
     facts: Callable[[], np.ndarray], shape: tuple[int, ...], groups: Any
 ) -> np.ndarray:
@@ -40,7 +35,7 @@ def broadcast_from_readers(
     """
     numbers = np.zeros(1 + int(np.prod(shape)))  # a fault, then the facts
     fault: ValueError | None = None
-    if is_reader(groups):
+    if groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == 0:
         try:
             numbers[1:] = facts().ravel()
         except ValueError as error:
