@@ -11,7 +11,7 @@ import importlib
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class ReferenceCommand:
     role: str = field(metadata={"help": "adaptation or replay: the samples to score"})
     out: str = field(metadata={"help": "folder of the references"})
     roles: dict[Any, str] = field(metadata={"help": "role of each data path, as for install()"})
-    multiplier: int = field(default=2, metadata={"help": "as for install()"})
+    multiplier: int = field(default=swap_in.MULTIPLIER, metadata={"help": "as for install()"})
     checkpoint: str | None = field(
         default=None, metadata={"help": "folder of the reference model's checkpoints"}
     )
@@ -131,16 +131,10 @@ def _of_job(command: ReferenceCommand) -> None:
     from nemo_rod.megatron.cpu import trainers
 
     trainers.install_megatron_bridge()
-    swap_in.reference(
-        command.host,
-        _named(command.job, "job")(),
-        _named(command.forward_step, "forward_step"),
-        role=command.role,
-        out=command.out,
-        roles=command.roles,
-        multiplier=command.multiplier,
-        checkpoint=command.checkpoint,
-    )
+    options = asdict(command)
+    host, job, forward_step = map(options.pop, ("host", "job", "forward_step"))
+    parts = _named(job, "job")(), _named(forward_step, "forward_step")
+    swap_in.reference(host, *parts, **options)
 
 
 def _named(place: str, key: str) -> Any:

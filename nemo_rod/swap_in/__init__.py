@@ -13,13 +13,13 @@ One module per host defines where to bind; everything else is independent of the
     readers.py         broadcasts from the rank of each replica that reads data
     host_selector.py   StreamSelector.around(schedule, step, groups): replaces the host's schedule
     step_record.py     the curriculum and the metrics of such a job
-    job_references.py  reference losses of the job's own data
     job.py             the user's options, and the selector built from them
+    job_references.py  reference losses of the job's own data
     megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts, each with its ..._checks.py
 
 A host does four things: it refuses features that selection does not work with; it scales the length
-and the resume offset of the train split by the multiplier; it passes the job's dataset as a `Blend`
-to `SelectingJob.ready` once it is built; and it replaces the schedule of every training step by
+and the resume offset of the train split by the multiplier; it passes the job's dataset to
+`Job.built` once it is built; and it replaces the schedule of every training step by
 `SelectingJob.around`.
 """
 
@@ -30,36 +30,57 @@ import warnings
 from typing import Any
 
 HOSTS = ("megatron_bridge", "megatron_lm", "nemo2")
+MULTIPLIER = 2  # candidates per trained sample, by default
 
 
 def install(host: str, *args: Any, **options: Any) -> Any:
-    """Swaps the selector into a host's training loop.
+    """Makes a job choose what it trains on: swaps the selector into its host's training loop.
 
     Args:
         host: name of the host, one of `HOSTS`.
-        args: positional arguments of that host's `install`, its configuration first.
-        options: its keyword arguments: `roles`, `references`, `policy`, `multiplier`, `out`.
+        args: the job: the ConfigContainer of Megatron-Bridge's `pretrain(cfg, ...)`; nothing for
+            Megatron-LM; model, data and trainer of NeMo's `llm.pretrain(model, data, trainer)`.
+        options: by keyword:
+            roles: role of each of the job's sources, adaptation or replay; see `roles.py`.
+            references: folders of reference losses for all of the job's data, written by
+                `reference`.
+            policy: policy that chooses the batch from a pool; `Joint()` by default.
+            multiplier: candidates per trained sample (m), a whole number; by default
+                `MULTIPLIER`.
+            out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the job's
+                checkpoint folder (on NeMo beside it), and none if the job saves no checkpoints.
 
     Returns:
         A handle whose `uninstall()` removes the selector again; also a context manager.
 
     Raises:
-        ValueError: the host is unknown; its version or a feature is not supported; or the data or
-            references do not fit.
+        ValueError: the host is unknown; its version or a feature is not supported; or the roles,
+            multiplier or references do not fit the job. Megatron-LM's features and roles are
+            checked inside `pretrain`, before the model is built.
     """
     return _module(host).install(*args, **options)
 
 
 def reference(host: str, *args: Any, **options: Any) -> None:
-    """Writes reference losses of a job's own data.
+    """Writes a checkpoint's losses on all samples of one role that a job may draw.
+
+    The job's own code builds the data, builds the model in the job's layout and loads only its
+    weights; nothing is saved. On Megatron-LM, this happens once the script calls `pretrain(...)`,
+    which writes the losses instead of training, and exits.
 
     Args:
         host: name of the host, one of `HOSTS`.
-        args: positional arguments of that host's `reference`, its configuration first.
-        options: its keyword arguments: `role`, `out`, `roles`, `multiplier`, `checkpoint`.
+        args: the job that will select, as for `install`; on Megatron-Bridge, also its forward step.
+        options: by keyword:
+            role: "adaptation", for the specialist, or "replay", for the model that training starts
+                from.
+            out: folder of the references, one per role.
+            roles, multiplier: as for `install`.
+            checkpoint: folder of the reference model's checkpoints, in the job's format; by default
+                the pretrained checkpoint that the job names, or else what it loads. NeMo needs it.
 
     Raises:
-        ValueError: the host is unknown, or something is not supported or missing.
+        ValueError: the host is unknown; there is no such checkpoint; or selection refuses the job.
     """
     _module(host).reference(*args, **options)
 

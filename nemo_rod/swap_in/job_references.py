@@ -15,66 +15,90 @@ from nemo_rod.files import digest
 from nemo_rod.megatron.reference_pass import is_complete, write_references
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import ReferenceManifest, References
-from nemo_rod.swap_in.blend import LOSS_DEFINITION, Blend
+from nemo_rod.swap_in.blend import LOSS_DEFINITION
 from nemo_rod.swap_in.host_selector import losses_and_mask
+from nemo_rod.swap_in.job import Job
 from nemo_rod.swap_in.stream import without_identity
 
 
-def score_blend(
-    blend: Blend,
-    model: list,
-    groups: Any,
-    forward_step: Callable,
-    *,
-    out: Path,
-    role: str,
-    micro_batch_size: int,
-) -> None:
-    """Writes a model's losses on all samples of one role. Collective.
+class ReferenceJob(Job):
+    """A job that scores instead of training; `nemo_rod.swap_in.reference` describes its options."""
 
-    After an interruption, another call in the same layout resumes where it stopped.
+    def __init__(
+        self, *, role: str, out: str | Path, checkpoint: str | Path | None = None, **data: Any
+    ) -> None:
+        super().__init__(**data)
+        self.role, self.out, self.checkpoint = role, Path(out), checkpoint
 
-    Args:
-        blend: the job's training data.
-        model: the model's chunks on this rank.
-        groups: Megatron's process groups (`tp`, `pp` and `dp`).
-        forward_step: the job's own forward step, of an iterator and a chunk of the model.
-        out: folder of the references, one per role.
-        role: role of the samples, "adaptation" or "replay".
-        micro_batch_size: samples in one forward pass of one replica, as in training.
+    def model_folder(
+        self, exists: Callable[[str], bool], *others: Any, setting: str = "'checkpoint'"
+    ) -> str:
+        """Returns the folder of the reference model's checkpoint.
 
-    Raises:
-        ValueError: there are no such samples, or the folder holds losses of other data or another
-            model.
-    """
-    start, stop = blend.role_range(role)
-    manifest = ReferenceManifest(
-        model=model_digest(model, groups),
-        tokenizer=blend.tokenizer_fingerprint,
-        store=blend.digest,
-        block_size=blend.block_size,
-        start=start,
-        stop=stop,
-        precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),
-        loss=LOSS_DEFINITION,
-    )
-    if is_complete(out):
-        (found,) = References.open([out]).manifests
-        if found != manifest:
+        Args:
+            exists: the host's function that returns whether a folder has a checkpoint.
+            others: folders that the job names, used in this order if `checkpoint` is not set.
+            setting: what to set where there is none.
+
+        Raises:
+            ValueError: there is no such checkpoint.
+        """
+        folder = next(filter(None, (self.checkpoint, *others)), None)
+        if folder is None or not exists(str(folder)):
             raise ValueError(
-                f"{out} holds references with {found.difference(manifest)}: name another folder, "
-                "or remove it to score again."
+                f"There is no checkpoint in {folder}, so there is no reference model: expected a "
+                f"folder that this job, or its specialist, has saved; set {setting}."
             )
-        return
-    losses = MegatronScorer(
-        model,
-        blend,
-        groups,
-        micro_batch_size=micro_batch_size,
-        batches=lambda ids, size: map(without_identity, blend.micro_batches(ids, size)),
-        forward_step=losses_and_mask(forward_step),
-    )
-    write_references(losses, blend, out, manifest=manifest, name=f"{role} references")
+        return str(folder)
+
+    def score(
+        self, model: list, groups: Any, forward_step: Callable, *, micro_batch_size: int
+    ) -> None:
+        """Writes a model's losses on all samples of the role. Collective.
+
+        After an interruption, another call in the same layout resumes where it stopped.
+
+        Args:
+            model: the model's chunks on this rank.
+            groups: Megatron's process groups (`tp`, `pp` and `dp`).
+            forward_step: the job's own forward step, of an iterator and a chunk of the model.
+            micro_batch_size: samples in one forward pass of one replica, as in training.
+
+        Raises:
+            ValueError: there are no such samples, or the folder holds losses of other data or
+                another model.
+        """
+        blend = self.blend
+        assert blend is not None, "no data yet"
+        start, stop = blend.role_range(self.role)
+        manifest = ReferenceManifest(
+            model=model_digest(model, groups),
+            tokenizer=blend.tokenizer_fingerprint,
+            store=blend.digest,
+            block_size=blend.block_size,
+            start=start,
+            stop=stop,
+            precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),
+            loss=LOSS_DEFINITION,
+        )
+        if is_complete(self.out):
+            (found,) = References.open([self.out]).manifests
+            if found != manifest:
+                raise ValueError(
+                    f"{self.out} holds references with {found.difference(manifest)}: name "
+                    "another folder, or remove it to score again."
+                )
+            return
+        losses = MegatronScorer(
+            model,
+            blend,
+            groups,
+            micro_batch_size=micro_batch_size,
+            batches=lambda ids, size: map(without_identity, blend.micro_batches(ids, size)),
+            forward_step=losses_and_mask(forward_step),
+        )
+        name = f"{self.role} references"
+        write_references(losses, blend, self.out, manifest=manifest, name=name)
 
 
 def model_digest(model: list, groups: Any) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
+from nemo_rod.swap_in.job import INSTALLED
 from nemo_rod.swap_in.roles import Roles, assign_roles
 from nemo_rod.upstream.functions import check
-
-INSTALLED = "_nemo_rod"  # attribute that marks the replacement of the trainer's function
 
 
 def check_version() -> None:

@@ -8,16 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_rod.files import digest
 from nemo_rod.megatron.ranks import all_or_none, is_recorder, peak_memory
-from nemo_rod.selection import (
-    Choice,
-    Curriculum,
-    CurriculumHeader,
-    Policy,
-    References,
-    selection_metrics,
-)
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, selection_metrics
 from nemo_rod.selection.curriculum.journal import append_line, keep_steps
 from nemo_rod.swap_in.blend import Blend
 
@@ -28,51 +20,26 @@ class ChoiceRecord:
     Args:
         folder: folder of both files; None to write nothing.
         blend: the job's training data.
-        references: reference losses of the blend; without them samples have no ids, and no
-            curriculum is written.
-        policy: the policy that chooses.
-        num_chosen: samples trained on in one step (K).
-        multiplier: candidates per trained sample (m).
-        seed: seed of the job's data.
+        header: the curriculum's header; None to write no curriculum, as without references
+            samples have no ids.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        *,
-        blend: Blend,
-        references: References | None,
-        policy: Policy,
-        num_chosen: int,
-        multiplier: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, folder: Path | None, blend: Blend, header: CurriculumHeader | None) -> None:
         self.folder, self.names = folder, [row.name for row in blend.sources]
+        self.header, self.block_size = header, blend.block_size
         self.curriculum: Curriculum | None = None
-        self.header: CurriculumHeader | None = None
-        self.block_size = blend.block_size
+        self.begun = False
         self.last_choice: float | None = None  # when it was made
-        if references is not None:
-            self.header = CurriculumHeader(
-                num_candidates=num_chosen * multiplier,
-                num_chosen=num_chosen,
-                block_size=blend.block_size,
-                store=blend.digest,
-                tokenizer=blend.tokenizer_fingerprint,
-                references=references.digest,
-                config=digest(repr(policy).encode()),
-                seed=seed,
-                sources=blend.sources,
-                scored=policy.needs_scores,
-            )
 
     def begin(self, step: int) -> None:
-        """Opens the files at the step that training starts from. Collective.
+        """Opens the files at the step that training starts from. Collective, in the first call.
 
         Raises:
             ValueError: the folder belongs to another run; raised on all ranks.
         """
-        all_or_none(lambda: self._open(step) if is_recorder() else None)
+        if not self.begun:
+            all_or_none(lambda: self._open(step) if is_recorder() else None)
+            self.begun = True
 
     def __call__(self, choice: Choice, source_C: np.ndarray) -> dict[str, float | None]:
         """Records one step; returns its metrics on the recording rank, an empty dict elsewhere."""
