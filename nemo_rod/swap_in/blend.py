@@ -16,6 +16,7 @@ Shape suffixes: C = samples, S = tokens per sample.
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -62,23 +63,16 @@ class Blend:
         self._config = self._parts[0].config
         self.block_size = int(self._config.sequence_length)
         prefixes = [part.dataset_path for part in self._parts]
-        rows = list(
-            zip(
-                name_sources(prefixes),
-                assign_roles(prefixes, roles),
-                self._counts(dataset, num_samples),
-                strict=True,
-            )
-        )
+        names, role_of = name_sources(prefixes), assign_roles(prefixes, roles)
+        counts = self._counts(dataset, num_samples)
         # datasets of the blend in the order of ids, and the source row of every dataset
-        self._order = sorted(range(len(rows)), key=lambda number: (rows[number][1], number))
+        self._order = sorted(range(len(names)), key=lambda number: (role_of[number], number))
         self._row_of_dataset = np.argsort(self._order)
-        starts = np.cumsum([0, *(rows[number][2] for number in self._order)])
+        *self._starts, self._size = np.cumsum([0, *counts[self._order]]).tolist()
         self.sources = tuple(
-            SourceRow(rows[number][0], rows[number][1], int(start), int(rows[number][2]))
-            for number, start in zip(self._order, starts, strict=False)
+            SourceRow(names[number], role_of[number], start, int(counts[number]))
+            for number, start in zip(self._order, self._starts, strict=True)
         )
-        self._size = int(starts[-1])
 
     def __len__(self) -> int:
         """Returns the number of samples that the job may draw."""
@@ -159,10 +153,9 @@ class Blend:
             yield torch.utils.data.default_collate(samples)
 
     def _sample(self, block_id: int) -> dict[str, Any]:
-        starts = [row.start for row in self.sources]
-        row = int(np.searchsorted(starts, block_id, side="right")) - 1
+        row = bisect.bisect_right(self._starts, block_id) - 1
         number = self._order[row]
-        sample = self._parts[number][block_id - starts[row]]
+        sample = self._parts[number][block_id - self._starts[row]]
         return {"dataset_id": number, **sample} if self._blended else sample
 
     def _counts(self, dataset: Any, num_samples: int) -> np.ndarray:

@@ -46,9 +46,7 @@ class StreamSelector:
             them candidates have no ids.
         record: function called on every rank with a step's choice and the source of every
             candidate, int64 `[C]`, an index in `blend.sources`.
-        unused: keys of the job's batches that its forward step does not read.
-        around_scoring: factory of a context for the scoring pass, in which the host preserves state
-            that its forward step would change.
+        unused, around_scoring: see `SelectingJob`.
     """
 
     def __init__(

@@ -26,10 +26,6 @@ def check_version() -> None:
 def refuse(cfg: Any, roles: Roles) -> None:
     """Refuses jobs that selection does not support, before anything starts.
 
-    Args:
-        cfg: the job's ConfigContainer.
-        roles: roles of the sources; see `roles.py`.
-
     Raises:
         ValueError: the job is not supported; the message names the key, why it is refused and what
             to set.

@@ -32,10 +32,6 @@ def check_version() -> None:
 def refuse(args: Any, roles: Roles) -> None:
     """Refuses jobs that selection does not support, before the model is built.
 
-    Args:
-        args: Megatron-LM's parsed arguments.
-        roles: roles of the sources; see `roles.py`.
-
     Raises:
         ValueError: the job is not supported; the message names the argument, why it is refused and
             what to do.

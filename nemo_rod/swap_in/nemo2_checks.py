@@ -56,12 +56,6 @@ def refuse_version(version: str) -> None:
 def refuse(model: Any, data: Any, trainer: Any, roles: Roles) -> None:
     """Refuses jobs that selection does not support, before anything starts.
 
-    Args:
-        model: the job's model, not yet built.
-        data: the job's data module.
-        trainer: the job's trainer.
-        roles: roles of the sources; see `roles.py`.
-
     Raises:
         ValueError: the job is not supported; the message says what was found, why it is refused
             and what to set.
