@@ -23,8 +23,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nemo_rod.selection.dealing import deal
-
 Batch = dict[str, Any]
 
 # Keys that only selection uses: a job's own code may not expect them.
@@ -100,10 +98,7 @@ def winners(
     """
     replicas, me = group.size(), group.rank()
     holder = place(chosen, micro_batch_size, replicas)
-    taker = np.empty(len(chosen), dtype=np.int64)
-    shares = deal(np.arange(len(chosen)), micro_batch_size=micro_batch_size, replicas=replicas)
-    for replica, share in enumerate(shares):
-        taker[share] = replica
+    taker = place(np.arange(len(chosen)), micro_batch_size, replicas).replica
     columns = _columns(batches, micro_batch_size)
     mine = taker == me
     if (holder.replica == taker).all():
