@@ -15,7 +15,7 @@ One module per host defines where to bind; everything else is independent of the
     step_record.py     the curriculum and the metrics of such a job
     job.py             the user's options, and the selector built from them
     job_references.py  reference losses of the job's own data
-    megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts, each with its ..._checks.py
+    megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts
 
 A host does four things: it refuses features that selection does not work with; it scales the length
 and the resume offset of the train split by the multiplier; it passes the job's dataset to
