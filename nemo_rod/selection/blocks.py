@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from nemo_rod.selection.arrays import Bytes, Ids
 
 
 class HashedBlocks(Protocol):
@@ -31,7 +30,7 @@ class HashedBlocks(Protocol):
     def __len__(self) -> int:
         """Return the number of blocks."""
 
-    def hashes(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    def hashes(self, block_ids: Ids) -> Bytes:
         """Return the block hashes, uint8 [N, 16]."""
 
 
@@ -50,5 +49,5 @@ class Blocks(HashedBlocks, Protocol):
     def sources(self) -> Sequence[Any]:
         """The sources, each with `name`, `role`, `start` and `count`."""
 
-    def source_index(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def source_index(self, block_ids: Ids) -> Ids:
         """Return the index in `sources` of each block's source, int64 [N]."""

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.permutation import derive_key, permute
 
 Balance = Literal["exact", "expected", "corpus"]
@@ -45,8 +45,8 @@ class Pool:
     """
 
     step: int
-    block_ids: npt.NDArray[np.int64]
-    is_replay: npt.NDArray[np.bool_]
+    block_ids: Ids
+    is_replay: Mask
 
 
 class Pools(Protocol):
@@ -157,7 +157,7 @@ class Candidates:
         ids = self._exact(step) if self.balance == "exact" else self._stream(step)
         return Pool(step=step, block_ids=ids, is_replay=ids >= self.num_adaptation)
 
-    def _exact(self, step: int) -> npt.NDArray[np.int64]:
+    def _exact(self, step: int) -> Ids:
         num_replay = self.size // 2
         num_adaptation = self.size - num_replay
         adaptation = _draw(
@@ -167,10 +167,10 @@ class Candidates:
         ids = np.concatenate([adaptation, self.num_adaptation + replay])
         return ids[permute(np.arange(self.size), self.size, derive_key(self.seed, "pool", step))]
 
-    def _stream(self, step: int) -> npt.NDArray[np.int64]:
+    def _stream(self, step: int) -> Ids:
         shuffled = self._permuted("stream")
 
-        def blocks(epoch: int, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        def blocks(epoch: int, index: Ids) -> Ids:
             slot = shuffled(epoch, index)
             is_replay = slot >= self.num_adaptation
             ids = slot
@@ -181,7 +181,7 @@ class Candidates:
 
         return _draw(step * self.size, self.size, self.epoch_size, blocks)
 
-    def _replay_slots(self, epoch: int, slot_n: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _replay_slots(self, epoch: int, slot_n: Ids) -> Ids:
         """Map the replay slots of an epoch to replay blocks, counted from 0.
 
         Slots index a fixed subsample: the first elements of a keyed permutation. Only if balance
@@ -198,7 +198,7 @@ class Candidates:
             block_n[of_pass] = permuted(int(number), slot_n[of_pass] % self.num_replay)
         return block_n
 
-    def _permuted(self, name: str) -> Callable[[int, npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+    def _permuted(self, name: str) -> Callable[[int, Ids], Ids]:
         """Return the function (epoch, index) -> index of the shuffle called `name`."""
         size = {
             "adaptation": self.num_adaptation,
@@ -213,8 +213,8 @@ def _draw(
     start: int,
     count: int,
     size: int,
-    epoch_blocks: Callable[[int, npt.NDArray[np.int64]], npt.NDArray[np.int64]],
-) -> npt.NDArray[np.int64]:
+    epoch_blocks: Callable[[int, Ids], Ids],
+) -> Ids:
     """Take `count` elements, from `start` on, of an endless series of epochs of `size` each."""
     parts = [np.empty(0, dtype=np.int64)]
     while count:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Ids, Mask, Nats
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.policies import Policy, reducible_loss, threshold
 
@@ -42,9 +42,9 @@ class Choice:
     """
 
     pool: Pool
-    loss: npt.NDArray[np.float32] | None
-    score: npt.NDArray[np.float32] | None
-    chosen: npt.NDArray[np.int64]
+    loss: Nats | None
+    score: Nats | None
+    chosen: Ids
     threshold: float = math.nan
     seconds: dict[str, float] = field(default_factory=dict)
     is_estimated: bool = False
@@ -52,7 +52,7 @@ class Choice:
     compared: dict[str, float | None] = field(default_factory=dict)
 
     @property
-    def block_ids(self) -> npt.NDArray[np.int64]:
+    def block_ids(self) -> Ids:
         """The chosen blocks, int64 `[K]`."""
         return self.pool.block_ids[self.chosen]
 
@@ -65,8 +65,8 @@ def choose(
     pool: Pool,
     policy: Policy,
     batch_size: int,
-    loss_C: npt.NDArray[np.float32] | None = None,
-    reference_C: npt.NDArray[np.float32] | None = None,
+    loss_C: Nats | None = None,
+    reference_C: Nats | None = None,
     on_nonfinite: OnNonfinite = "refuse",
 ) -> Choice:
     """Selects from a pool, by reducible loss if the policy needs scores.
@@ -101,9 +101,7 @@ def choose(
     return Choice(pool, loss_C, score_C, chosen, tau, seconds, excluded=int(bad_C.sum()))
 
 
-def choose_by_estimates(
-    score_C: npt.NDArray[np.float32], pool: Pool, policy: Policy, batch_size: int
-) -> Choice:
+def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: int) -> Choice:
     """Selects by estimated scores; see `choose`.
 
     Args:
@@ -120,9 +118,7 @@ def choose_by_estimates(
     return Choice(pool, unknown_C, score_C, chosen, tau, seconds, is_estimated=True)
 
 
-def _check_nonfinite(
-    bad_C: npt.NDArray[np.bool_], pool: Pool, batch_size: int, on_nonfinite: OnNonfinite
-) -> None:
+def _check_nonfinite(bad_C: Mask, pool: Pool, batch_size: int, on_nonfinite: OnNonfinite) -> None:
     count, first = int(bad_C.sum()), pool.block_ids[np.argmax(bad_C)]
     found = (
         f"step {pool.step}: {count} of {len(bad_C)} scores are not finite, the first that of block "

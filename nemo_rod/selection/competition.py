@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.choice import Choice
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -24,9 +25,7 @@ FORWARD = 1 / 3  # of the operations of training: a backward pass costs two forw
 Metrics = dict[str, float | None]
 
 
-def selection_metrics(
-    choice: Choice, source_C: npt.NDArray[np.int64], names: Sequence[str]
-) -> Metrics:
+def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
     """Returns the logged metrics of a choice, under names `rod/...`.
 
     Args:
@@ -71,9 +70,7 @@ def model_tflops(choice: Choice, update: float, seconds: float, *, scored_share:
     return update * work / seconds / 1e12
 
 
-def _score_metrics(
-    choice: Choice, source_C: npt.NDArray[np.int64], names: Sequence[str]
-) -> Metrics:
+def _score_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
     if choice.score is None:
         return {"rod/rho_adaptation": None, "rod/rho_replay": None}
     is_chosen_C = np.zeros(len(choice.score), dtype=bool)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
+from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.references import NUM_PARTS
 
 
-def deal(
-    chosen_K: npt.NDArray[np.int64], *, micro_batch_size: int, replicas: int
-) -> list[npt.NDArray[np.int64]]:
+def deal(chosen_K: Ids, *, micro_batch_size: int, replicas: int) -> list[Ids]:
     """Deals the chosen blocks out to the replicas by whole micro-batches.
 
     No micro-batch thus depends on the number of replicas: some losses, such as a router's balancing

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.curriculum.log import StepRecord
 from nemo_rod.selection.permutation import derive_key
@@ -49,7 +50,7 @@ class SourceAverages:
 
     def __init__(
         self,
-        source_index: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        source_index: Callable[[Ids], Ids],
         num_sources: int,
         *,
         every: int,
@@ -70,7 +71,7 @@ class SourceAverages:
         """Whether a step has a scoring pass: the first one, then one every `every` steps."""
         return not self.has_seen or (self._every > 0 and step % self._every == 0)
 
-    def estimate(self, pool: Pool) -> npt.NDArray[np.float32]:
+    def estimate(self, pool: Pool) -> Nats:
         """Returns a score for every candidate, nats, float32 [C].
 
         A source with low scores is hardly ever chosen, so a rise would go unnoticed. Therefore, if
@@ -83,15 +84,13 @@ class SourceAverages:
         normal_C = draws.standard_normal(len(source_C))
         deviation = np.maximum(np.sqrt(self.variance), MIN_DEVIATION)
         estimate_C = mean[source_C] + deviation[source_C] * normal_C
-        score_C: npt.NDArray[np.float32] = estimate_C.astype(np.float32)
+        score_C: Nats = estimate_C.astype(np.float32)
         oldest = int(np.argmin(self._seen[source_C]))
         if pool.step - self._seen[source_C[oldest]] > len(self.mean):
             score_C[oldest] = np.nextafter(score_C.max(), np.float32(np.inf))
         return score_C
 
-    def observe(
-        self, step: int, block_ids: npt.NDArray[np.int64], rho: npt.NDArray[np.float32]
-    ) -> None:
+    def observe(self, step: int, block_ids: Ids, rho: Nats) -> None:
         """Updates the averages with the scores of blocks.
 
         Args:

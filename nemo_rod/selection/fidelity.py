@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Floats, Nats
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.policies import Policy, reducible_loss
 
 # Eighths of a block -> losses of the candidates on their prefixes, float32 [C], nats per token.
-PrefixLoss = Callable[[int], npt.NDArray[np.float32]]
+PrefixLoss = Callable[[int], Nats]
 
 PREFIXES = {"half": 4, "quarter": 2, "eighth": 1}  # in eighths of a block
 
@@ -41,7 +42,7 @@ class Fidelity:
     rank_correlation: float
 
 
-def fidelity(choice: Choice, score_C: npt.NDArray[np.floating], policy: Policy) -> Fidelity:
+def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> Fidelity:
     """Compares a scored choice with the one that other scores make from the same pool.
 
     Args:
@@ -88,7 +89,7 @@ def metrics_of(name: str, found: Fidelity) -> dict[str, float | None]:
     }
 
 
-def rank_correlation(a_N: npt.NDArray[np.floating], b_N: npt.NDArray[np.floating]) -> float:
+def rank_correlation(a_N: Floats, b_N: Floats) -> float:
     """Spearman's rank correlation; equal values share their mean rank."""
     a, b = (_mean_ranks(values) for values in (a_N, b_N))
     a, b = a - a.mean(), b - b.mean()
@@ -96,7 +97,7 @@ def rank_correlation(a_N: npt.NDArray[np.floating], b_N: npt.NDArray[np.floating
     return float(a @ b) / scale if scale else math.nan
 
 
-def _mean_ranks(values_N: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+def _mean_ranks(values_N: Floats) -> npt.NDArray[np.float64]:
     _, inverse, counts = np.unique(values_N, return_inverse=True, return_counts=True)
     mean_rank = np.cumsum(counts) - (counts - 1) / 2
     return mean_rank[inverse]

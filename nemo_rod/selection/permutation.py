@@ -25,6 +25,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Ids
+
 ROUNDS = 8
 _PERSON = b"rod-perm-v1"
 _MASK64 = (1 << 64) - 1
@@ -49,7 +51,7 @@ def derive_key(*parts: int | str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def permute(index: npt.ArrayLike, size: int, key: int) -> npt.NDArray[np.int64]:
+def permute(index: npt.ArrayLike, size: int, key: int) -> Ids:
     """Map every index to its place in the permutation of [0, size) given by `key`.
 
     Args:

@@ -21,6 +21,8 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Floats, Ids, Mask, Nats
+
 Within = Literal["random", "rho"]
 
 
@@ -31,20 +33,25 @@ class Policy(Protocol):
     def needs_scores(self) -> bool:
         """Whether `select` uses scores; if not, they may be None and no scoring is needed."""
 
-    def weigh(
-        self, score_C: npt.NDArray[np.floating], is_replay_C: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.floating]:
+    def weigh(self, score_C: Floats, is_replay_C: Mask) -> Floats:
         """Return the scores as the policy compares them, for `threshold`."""
+        return score_C
 
-    def select(
-        self, score_C: npt.NDArray[np.floating] | None, is_replay_C: npt.NDArray[np.bool_], k: int
-    ) -> npt.NDArray[np.int64]:
-        """Return the k chosen candidate positions, ascending."""
+    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+        """Return the chosen candidate positions, int64 [K], ascending.
+
+        Args:
+            score_C: Scores in nats [C]; -inf is padding.
+            is_replay_C: bool [C].
+            k: Number of blocks to choose.
+
+        Raises:
+            ValueError: A score that matters is NaN or +inf, or the pool holds too few blocks to
+                choose from (for `TakeAll`, any other number than k).
+        """
 
 
-def reducible_loss(
-    loss_C: npt.NDArray[np.floating], reference_C: npt.NDArray[np.floating]
-) -> npt.NDArray[np.float32]:
+def reducible_loss(loss_C: Floats, reference_C: Floats) -> Nats:
     """Return rho = loss - reference loss, in nats (paper, Eq. "rho").
 
     Args:
@@ -54,15 +61,13 @@ def reducible_loss(
     Returns:
         The scores, float32 [C]; exactly 0 where both losses are equal.
     """
-    loss_C = np.asarray(loss_C, dtype=np.float32)
-    reference_C = np.asarray(reference_C, dtype=np.float32)
-    assert loss_C.shape == reference_C.shape, (
-        f"{loss_C.shape} losses, {reference_C.shape} references"
-    )
-    return loss_C - reference_C
+    losses: Nats = np.asarray(loss_C, dtype=np.float32)
+    references: Nats = np.asarray(reference_C, dtype=np.float32)
+    assert losses.shape == references.shape, f"{losses.shape} losses, {references.shape} references"
+    return losses - references
 
 
-def threshold(weighted_C: npt.NDArray[np.floating] | None, chosen: npt.NDArray[np.int64]) -> float:
+def threshold(weighted_C: Floats | None, chosen: Ids) -> float:
     """Return tau, the smallest chosen score (paper, Appendix: the price of a training slot).
 
     Args:
@@ -77,7 +82,7 @@ def threshold(weighted_C: npt.NDArray[np.floating] | None, chosen: npt.NDArray[n
 
 
 @dataclass(frozen=True)
-class Joint:
+class Joint(Policy):
     """Chooses the k highest scores: adaptation and replay compete for the same slots.
 
     Attributes:
@@ -85,48 +90,28 @@ class Joint:
     """
 
     kappa: float = 1.0
+    needs_scores = True
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.kappa) and self.kappa >= 0):
             raise ValueError(f"selection.kappa is {self.kappa}, expected a finite number >= 0")
 
-    @property
-    def needs_scores(self) -> bool:
-        """Always True."""
-        return True
-
-    def weigh(
-        self, score_C: npt.NDArray[np.floating], is_replay_C: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.floating]:
+    def weigh(self, score_C: Floats, is_replay_C: Mask) -> Floats:
         """Return the scores [C], those of replay multiplied by kappa; padding stays -inf."""
         weighted_C = np.asarray(score_C, dtype=np.float64).copy()
         scaled_C = np.asarray(is_replay_C, dtype=bool) & np.isfinite(weighted_C)
         weighted_C[scaled_C] *= self.kappa
         return weighted_C
 
-    def select(
-        self, score_C: npt.NDArray[np.floating] | None, is_replay_C: npt.NDArray[np.bool_], k: int
-    ) -> npt.NDArray[np.int64]:
-        """Return the positions of the k highest weighted scores.
-
-        Args:
-            score_C: Scores in nats [C]; -inf is padding.
-            is_replay_C: bool [C].
-            k: Number of blocks to choose.
-
-        Returns:
-            int64 [K], ascending.
-
-        Raises:
-            ValueError: A score is NaN or +inf, or fewer than k scores are above -inf.
-        """
+    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+        """Return the positions of the k highest weighted scores; see `Policy.select`."""
         assert score_C is not None, "joint selection without scores"
         real_C = _real_candidates(score_C, is_replay_C)
         return _highest(self.weigh(score_C, is_replay_C), np.flatnonzero(real_C), k, "any role")
 
 
 @dataclass(frozen=True)
-class FixedShare:
+class FixedShare(Policy):
     """Chooses round(share * k) replay blocks, else adaptation (paper, component ablation).
 
     Attributes:
@@ -154,28 +139,8 @@ class FixedShare:
         """Whether a role is chosen by score."""
         return "rho" in (self.adaptation, self.replay)
 
-    def weigh(
-        self, score_C: npt.NDArray[np.floating], is_replay_C: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.floating]:
-        """Return the scores unchanged."""
-        return score_C
-
-    def select(
-        self, score_C: npt.NDArray[np.floating] | None, is_replay_C: npt.NDArray[np.bool_], k: int
-    ) -> npt.NDArray[np.int64]:
-        """Return k positions with the fixed share of replay.
-
-        Args:
-            score_C: Scores in nats [C]; -inf is padding. None if both roles are chosen at random.
-            is_replay_C: bool [C].
-            k: Number of blocks to choose.
-
-        Returns:
-            int64 [K], ascending.
-
-        Raises:
-            ValueError: A score is NaN or +inf, or a role has too few candidates.
-        """
+    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+        """Return k positions with the fixed share of replay; see `Policy.select`."""
         assert score_C is not None or not self.needs_scores, "choosing by score without scores"
         if score_C is not None and self.needs_scores:
             real_C = _real_candidates(score_C, is_replay_C)
@@ -188,44 +153,20 @@ class FixedShare:
             ("adaptation", self.adaptation, ~is_replay_C, k - num_replay),
             ("replay", self.replay, is_replay_C, num_replay),
         ):
-            rank_by_C = (
-                score_C if score_C is not None and within == "rho" else np.zeros(len(real_C))
-            )
+            scores_C = score_C if within == "rho" else None
+            rank_by_C = np.zeros(len(real_C)) if scores_C is None else scores_C
             parts.append(_highest(rank_by_C, np.flatnonzero(real_C & of_role_C), wanted, role))
         return np.sort(np.concatenate(parts))
 
 
 @dataclass(frozen=True)
-class TakeAll:
+class TakeAll(Policy):
     """Takes the whole pool: plain training on a corpus stream or on a recorded curriculum."""
 
-    @property
-    def needs_scores(self) -> bool:
-        """Always False."""
-        return False
+    needs_scores = False
 
-    def weigh(
-        self, score_C: npt.NDArray[np.floating], is_replay_C: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.floating]:
-        """Return the scores unchanged."""
-        return score_C
-
-    def select(
-        self, score_C: npt.NDArray[np.floating] | None, is_replay_C: npt.NDArray[np.bool_], k: int
-    ) -> npt.NDArray[np.int64]:
-        """Return every position that is not padding.
-
-        Args:
-            score_C: None, or scores [C], of which only -inf (padding) matters.
-            is_replay_C: bool [C].
-            k: Number of blocks to choose; the pool must hold exactly as many.
-
-        Returns:
-            int64 [K], ascending.
-
-        Raises:
-            ValueError: The pool does not hold exactly k blocks.
-        """
+    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+        """Return every position that is not padding; see `Policy.select`."""
         positions = np.flatnonzero(~_padding(score_C, is_replay_C))
         if len(positions) != k:
             raise ValueError(
@@ -236,9 +177,7 @@ class TakeAll:
         return positions
 
 
-def _padding(
-    score_C: npt.NDArray[np.floating] | None, is_replay_C: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def _padding(score_C: Floats | None, is_replay_C: Mask) -> Mask:
     """Return which candidates are padding, bool [C]."""
     if score_C is None:
         return np.zeros(len(is_replay_C), dtype=bool)
@@ -247,9 +186,7 @@ def _padding(
     return np.isneginf(score_C)
 
 
-def _real_candidates(
-    score_C: npt.NDArray[np.floating], is_replay_C: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def _real_candidates(score_C: Floats, is_replay_C: Mask) -> Mask:
     """Return which candidates are not padding, bool [C]; refuse NaN and +inf."""
     padding_C = _padding(score_C, is_replay_C)
     bad = np.flatnonzero(~np.isfinite(score_C) & ~padding_C)
@@ -263,10 +200,8 @@ def _real_candidates(
     return ~padding_C
 
 
-def _highest(
-    score_C: npt.NDArray[np.floating], positions: npt.NDArray[np.intp], k: int, role: str
-) -> npt.NDArray[np.int64]:
-    """Return the k highest-scoring `positions`, ascending; ties go to the earlier one."""
+def _highest(score_C: Floats, positions: npt.NDArray[np.intp], k: int, role: str) -> Ids:
+    """Return the k highest-scoring positions, ascending."""
     if len(positions) < k:
         raise ValueError(
             f"{k} blocks of {role} are to be chosen but the pool holds {len(positions)}: raise "

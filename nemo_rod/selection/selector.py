@@ -16,10 +16,10 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from nemo_rod.selection.ahead import Ahead
 from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
@@ -34,9 +34,7 @@ COMPARED_EVERY = 10  # steps between comparisons with what prefixes would have c
 class BlockScorer(Protocol):
     """Scores blocks with the current model."""
 
-    def part_sums(
-        self, block_ids: npt.NDArray[np.int64], eighths: int = NUM_PARTS
-    ) -> npt.NDArray[np.float32]:
+    def part_sums(self, block_ids: Ids, eighths: int = NUM_PARTS) -> Nats:
         """Return the sums of the token losses over each of the first eighths of each block.
 
         Nats, float32 [C, eighths].
@@ -52,7 +50,7 @@ class Drawn(NamedTuple):
     """
 
     pool: Pool
-    reference: npt.NDArray[np.float32] | None
+    reference: Nats | None
 
 
 class Selector:
@@ -159,7 +157,7 @@ class Selector:
         """Weighs replay scores by a new kappa from the next step on."""
         self.policy = Joint(kappa)
 
-    def learn(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
+    def learn(self, choice: Choice, sums: Nats) -> Choice:
         """Updates the averages with the training losses of a step chosen by estimated scores.
 
         Args:
@@ -195,7 +193,7 @@ class Selector:
         self.averages.observe(choice.pool.step, choice.pool.block_ids, choice.score)
         return replace(choice, compared=estimated)
 
-    def _compared(self, choice: Choice, sums: npt.NDArray[np.float32]) -> Choice:
+    def _compared(self, choice: Choice, sums: Nats) -> Choice:
         """Adds the comparison with what prefixes of the candidates would have chosen."""
         assert self.references is not None
         begin = time.perf_counter()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.blocks import Blocks
 
 MOST = 1 << 48  # of steps, tokens or blocks
@@ -84,12 +85,12 @@ class CurriculumHeader:
                 raise ValueError(f"sources has {row!r}")
             stop = row.start + row.count
 
-    def source_index(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def source_index(self, block_ids: npt.ArrayLike) -> Ids:
         """Return the index in `sources` of the source of every block id; -1 for padding."""
         starts = np.array([row.start for row in self.sources], dtype=np.int64)
         return np.searchsorted(starts, np.asarray(block_ids), side="right") - 1
 
-    def is_replay(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    def is_replay(self, block_ids: npt.ArrayLike) -> Mask:
         """Return for every block id whether it is replay; padding is not."""
         of_source = np.array([row.role == "replay" for row in self.sources] + [False])
         return of_source[self.source_index(block_ids)]

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import read_json
+from nemo_rod.selection.arrays import Ids, Mask, Nats, Records
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_foreign
 from nemo_rod.selection.curriculum.record_log import RecordLog
@@ -48,10 +49,10 @@ class StepRecord:
     """
 
     step: int
-    block_ids: npt.NDArray[np.int64]
-    loss: npt.NDArray[np.float32]
-    score: npt.NDArray[np.float32]
-    chosen: npt.NDArray[np.int64]
+    block_ids: Ids
+    loss: Nats
+    score: Nats
+    chosen: Ids
     threshold: float
 
 
@@ -62,11 +63,11 @@ class CurriculumArrays:
     All arrays except `chosen` are read-only views of the file.
     """
 
-    step: npt.NDArray[np.int64]
-    block_ids: npt.NDArray[np.int64]
-    loss: npt.NDArray[np.float32]
-    score: npt.NDArray[np.float32]
-    chosen: npt.NDArray[np.bool_]
+    step: Ids
+    block_ids: Ids
+    loss: Nats
+    score: Nats
+    chosen: Mask
     threshold: npt.NDArray[np.float64]
 
 
@@ -251,10 +252,10 @@ class Curriculum:
         """Close the file."""
         self.close()
 
-    def _records(self) -> npt.NDArray[np.void]:
+    def _records(self) -> Records:
         return self._log.payload().view(self._dtype).reshape(len(self))
 
-    def _check_records(self, valid_N: npt.NDArray[np.bool_]) -> None:
+    def _check_records(self, valid_N: Mask) -> None:
         """Refuse damage before the end, which a crashed writer cannot cause."""
         right_N = valid_N & (
             self._records()["step"] == self.header.first_step + np.arange(len(self))

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import interpreting, with_advice, write_whole
+from nemo_rod.selection.arrays import Bytes, Mask
 
 _CRC_BYTES = 4
 _MOST_BYTES = 1 << 32  # of a record
@@ -85,11 +86,11 @@ class RecordLog:
         head = magic + len(text).to_bytes(4, "little") + text
         write_whole(path, head + zlib.crc32(head).to_bytes(_CRC_BYTES, "little"))
 
-    def payload(self) -> npt.NDArray[np.uint8]:
+    def payload(self) -> Bytes:
         """Return the records without checksums, as a read-only map of the file, uint8 [N, B]."""
         return self._records()[:, :-_CRC_BYTES]
 
-    def valid(self) -> npt.NDArray[np.bool_]:
+    def valid(self) -> Mask:
         """Return which records have a correct checksum, bool [N]."""
         records = self._records()
         valid_N = np.empty(self.count, dtype=bool)
@@ -100,7 +101,7 @@ class RecordLog:
             valid_N[first : first + rows] = crc32_rows(part[:, :-_CRC_BYTES]) == stored_N
         return valid_N
 
-    def recover(self) -> npt.NDArray[np.bool_]:
+    def recover(self) -> Mask:
         """Drop everything after the last valid record.
 
         A log opened for reading only ignores the rest but does not modify the file.
@@ -121,7 +122,7 @@ class RecordLog:
             os.ftruncate(self._fd, self._end)
             os.fsync(self._fd)
 
-    def append(self, payload_NB: npt.NDArray[np.uint8], *, sync: bool) -> None:
+    def append(self, payload_NB: Bytes, *, sync: bool) -> None:
         """Append records; a partial write is rolled back.
 
         Args:
@@ -173,14 +174,14 @@ class RecordLog:
     def _end(self) -> int:
         return self._start + self.count * self._record_size
 
-    def _records(self) -> npt.NDArray[np.uint8]:
+    def _records(self) -> Bytes:
         shape = (self.count, self._record_size)
         if not self.count:
             return np.empty(shape, dtype=np.uint8)
         return np.memmap(self.path, np.uint8, mode="r", offset=self._start, shape=shape)
 
 
-def crc32_rows(bytes_NB: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+def crc32_rows(bytes_NB: Bytes) -> npt.NDArray[np.uint32]:
     """Return the crc32 of every row, equal to that of `zlib.crc32`.
 
     Args:

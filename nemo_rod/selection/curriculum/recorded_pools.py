@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.curriculum.header import refuse_other_store
@@ -134,7 +134,7 @@ class FollowedPools:
             taken_C[of_group[:count]] = True
         return Pool(step, pool.block_ids[taken_C], pool.is_replay[taken_C])
 
-    def _group(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _group(self, block_ids: Ids) -> Ids:
         if self._by == "role":
             return self._header.is_replay(block_ids).astype(np.int64)
         return self._header.source_index(block_ids)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import move_whole
+from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_other_store
 from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum, StepRecord
@@ -33,11 +34,11 @@ class CurriculumDiff:
         same_pools: Whether both drew the same candidates, bool [N].
     """
 
-    step: npt.NDArray[np.int64]
+    step: Ids
     overlap: npt.NDArray[np.float64]
     replay_share_a: npt.NDArray[np.float64]
     replay_share_b: npt.NDArray[np.float64]
-    same_pools: npt.NDArray[np.bool_]
+    same_pools: Mask
 
 
 def export(curriculum: Curriculum, path: str | Path) -> None:

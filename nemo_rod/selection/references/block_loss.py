@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Floats, Nats
 from nemo_rod.selection.references.folder import NUM_PARTS
 
 
@@ -20,9 +21,7 @@ def num_targets(block_size: int, eighths: int = NUM_PARTS) -> int:
     return min(eighths * (block_size // NUM_PARTS), block_size - 1)
 
 
-def block_loss(
-    sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_PARTS
-) -> npt.NDArray[np.float32]:
+def block_loss(sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_PARTS) -> Nats:
     """Turn partial sums into losses, for references and online scoring alike.
 
     This is the only such code, and its order of addition is fixed: equal sums give bitwise equal
@@ -42,9 +41,7 @@ def block_loss(
     return mean_loss(sums_C8[:, :eighths], num_targets(block_size, eighths))
 
 
-def mean_loss(
-    sums_CN: npt.NDArray[np.float32], num_targets_C: npt.NDArray[np.floating] | int
-) -> npt.NDArray[np.float32]:
+def mean_loss(sums_CN: Nats, num_targets_C: Floats | int) -> Nats:
     """Turn partial sums and target counts into mean losses.
 
     Args:

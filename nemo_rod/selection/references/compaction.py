@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import move_whole, with_advice, write_whole
+from nemo_rod.selection.arrays import Bytes, Ids, Mask, Records
 from nemo_rod.selection.references.folder import (
     NUM_PARTS,
     SCHEMA,
@@ -30,7 +31,7 @@ from nemo_rod.selection.references.folder import (
 )
 from nemo_rod.selection.references.rank_log import check_range, check_sums, log_paths, valid_records
 
-Hashes = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]
+Hashes = Callable[[Ids], Bytes]
 
 
 def compact(folder: str | Path, *, manifest: ReferenceManifest, hashes: Hashes) -> None:
@@ -125,9 +126,9 @@ def _finish(
 
 
 def _merge(
-    records_N: npt.NDArray[np.void],
+    records_N: Records,
     arrays: dict[str, np.memmap],
-    seen: npt.NDArray[np.bool_],
+    seen: Mask,
     start: int,
     path: Path,
 ) -> None:
@@ -149,7 +150,7 @@ def _merge(
         )
 
 
-def _check_coverage(seen: npt.NDArray[np.bool_], start: int, folder: Path, num_logs: int) -> None:
+def _check_coverage(seen: Mask, start: int, folder: Path, num_logs: int) -> None:
     missing = np.flatnonzero(~seen)
     if missing.size:
         raise ValueError(
@@ -159,7 +160,7 @@ def _check_coverage(seen: npt.NDArray[np.bool_], start: int, folder: Path, num_l
         )
 
 
-def _check_hashes(records_N: npt.NDArray[np.void], hashes: Hashes, path: Path) -> None:
+def _check_hashes(records_N: Records, hashes: Hashes, path: Path) -> None:
     ids = records_N["id"].astype(np.int64)
     same_N = hash_heads(hashes(ids)) == records_N["head"]
     if not same_N.all():

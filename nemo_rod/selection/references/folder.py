@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import interpreting
+from nemo_rod.selection.arrays import Bytes, Nats, Records
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.record_log import crc32_rows
 
@@ -119,7 +120,7 @@ class Folder:
     path: Path
     manifest: ReferenceManifest
     digest: str
-    sums: npt.NDArray[np.float32]
+    sums: Nats
     heads: npt.NDArray[np.uint64]
     checks: npt.NDArray[np.uint32]
 
@@ -196,12 +197,12 @@ def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.N
     return array
 
 
-def hash_heads(hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+def hash_heads(hashes: Bytes) -> npt.NDArray[np.uint64]:
     """Return the first 8 bytes of block hashes uint8 [C, 16] as little-endian uint64 [C]."""
     return np.ascontiguousarray(hashes[:, :8]).view("<u8")[:, 0]
 
 
-def record_checks(records_C: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
+def record_checks(records_C: Records) -> npt.NDArray[np.uint32]:
     """Return the checksums of records, uint32 [C]."""
     return crc32_rows(record_bytes(records_C))
 
@@ -216,6 +217,6 @@ def manifest_digest(manifest: ReferenceManifest, *arrays: npt.NDArray[np.generic
     return digest.hexdigest()
 
 
-def record_bytes(records_C: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
+def record_bytes(records_C: Records) -> Bytes:
     """Return the bytes of records, uint8 [C, 48]."""
     return np.ascontiguousarray(records_C).view(np.uint8).reshape(-1, RECORD.itemsize)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Ids
+
 
 class HashIndex:
     """Finds hash heads in a sorted list, through a directory of their leading bits.
@@ -23,7 +25,7 @@ class HashIndex:
         buckets = np.arange((1 << bits) + 1, dtype=np.uint64)
         self._begin = np.searchsorted(self._sorted_N >> self._shift, buckets).astype(size)
 
-    def find(self, wanted_C: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    def find(self, wanted_C: npt.NDArray[np.uint64]) -> Ids:
         """Return the first index of every head, int64 [C]; -1 if it is absent."""
         bucket_C = (wanted_C >> self._shift).astype(np.int64)
         at_C = self._begin[bucket_C].astype(np.int64)

@@ -19,6 +19,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Bytes, Ids, Nats, Records
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.block_loss import block_loss
 from nemo_rod.selection.references.folder import (
@@ -99,7 +100,7 @@ class References:
         """Return the number of blocks with a reference."""
         return sum(len(folder.heads) for folder in self._folders)
 
-    def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
         """Return reference losses.
 
         Args:
@@ -113,7 +114,7 @@ class References:
         """
         return self.prefix(block_ids, NUM_PARTS)
 
-    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
         """Return reference losses over the first eighths of the blocks; see `block_loss`."""
         assert self._store is not None, "opened without a store: look blocks up by_hash"
         block_ids = np.asarray(block_ids, dtype=np.int64)
@@ -127,9 +128,7 @@ class References:
             )
         return block_loss(records_C["sums"], self.block_size, eighths)
 
-    def by_hash(
-        self, hashes: npt.NDArray[np.uint8], eighths: int = NUM_PARTS
-    ) -> npt.NDArray[np.float32]:
+    def by_hash(self, hashes: Bytes, eighths: int = NUM_PARTS) -> Nats:
         """Return reference losses of blocks known only by content.
 
         Args:
@@ -144,7 +143,7 @@ class References:
         """
         return block_loss(self.sums(self.find(hashes)), self.block_size, eighths)
 
-    def find(self, hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    def find(self, hashes: Bytes) -> Ids:
         """Return the ids of blocks known only by content.
 
         The first call sorts the hashes of all blocks (16 bytes a block in memory).
@@ -169,7 +168,7 @@ class References:
             )
         return self._ids_of(index_C)
 
-    def sums(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    def sums(self, block_ids: npt.ArrayLike) -> Nats:
         """Return the partial sums of the token losses of blocks, nats, float32 [C, 8].
 
         Raises:
@@ -194,14 +193,14 @@ class References:
     def _by_head(self) -> HashIndex:
         return HashIndex(np.concatenate([folder.heads for folder in self._folders]))
 
-    def _ids_of(self, index_C: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _ids_of(self, index_C: Ids) -> Ids:
         """Return the block ids of positions in the concatenation of all folders."""
         counts = [len(folder.heads) for folder in self._folders]
         begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
         part_C = np.searchsorted(begins, index_C, side="right") - 1
         return index_C - begins[part_C] + self._starts[part_C]
 
-    def _records(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    def _records(self, block_ids: Ids) -> Records:
         """Gather the records of blocks and verify their checksums."""
         part_C = np.searchsorted(self._starts, block_ids, side="right") - 1
         records_C = np.zeros(block_ids.shape, dtype=RECORD)

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Nats
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.folder import open_folder
 from nemo_rod.selection.references.lookup import References
@@ -29,10 +30,10 @@ class ReferenceLosses(Protocol):
     def files(self) -> list[Path]:
         """The files that lookups read at random."""
 
-    def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
         """Return reference losses, nats per token, float32 [C]."""
 
-    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
         """Return reference losses over the first eighths of the blocks."""
 
 
@@ -54,16 +55,16 @@ class LowestReferences:
         """The files that lookups read at random, each once."""
         return list(dict.fromkeys(file for one in self._references for file in one.files))
 
-    def __getitem__(self, block_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
         """Return the lowest reference loss of each block, nats per token, float32 [C]."""
         return self._lowest([one[block_ids] for one in self._references])
 
-    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> npt.NDArray[np.float32]:
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
         """Return the lowest loss over the first eighths of each block; see `References.prefix`."""
         return self._lowest([one.prefix(block_ids, eighths) for one in self._references])
 
-    def _lowest(self, losses: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-        lowest: npt.NDArray[np.float32] = np.minimum.reduce(losses)
+    def _lowest(self, losses: list[Nats]) -> Nats:
+        lowest: Nats = np.minimum.reduce(losses)
         return lowest
 
 

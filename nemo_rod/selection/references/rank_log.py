@@ -21,6 +21,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.selection.arrays import Bytes, Ids, Records
 from nemo_rod.selection.curriculum.record_log import RecordLog
 from nemo_rod.selection.references.folder import (
     RECORD,
@@ -72,13 +73,11 @@ class ReferenceWriter:
         self._log = _open(path, manifest, read_only=False)
         valid_N = self._log.recover()
         ids = self._log.payload().view(RECORD)["id"].reshape(-1)[valid_N]
-        self.done: npt.NDArray[np.int64] = np.unique(ids.astype(np.int64))
+        self.done: Ids = np.unique(ids.astype(np.int64))
         self._sync_every = sync_every
         self._unsynced = 0
 
-    def append(
-        self, block_ids: npt.ArrayLike, sums_C8: npt.ArrayLike, hashes: npt.NDArray[np.uint8]
-    ) -> None:
+    def append(self, block_ids: npt.ArrayLike, sums_C8: npt.ArrayLike, hashes: Bytes) -> None:
         """Add scored blocks.
 
         Args:
@@ -121,7 +120,7 @@ class ReferenceWriter:
         self.close()
 
 
-def logged_ids(folder: str | Path, manifest: ReferenceManifest) -> npt.NDArray[np.int64]:
+def logged_ids(folder: str | Path, manifest: ReferenceManifest) -> Ids:
     """Return the unique block ids in the logs of all ranks, int64, ascending.
 
     Raises:
@@ -133,7 +132,7 @@ def logged_ids(folder: str | Path, manifest: ReferenceManifest) -> npt.NDArray[n
     return np.unique(np.concatenate(ids))
 
 
-def valid_records(path: Path, manifest: ReferenceManifest) -> Iterator[npt.NDArray[np.void]]:
+def valid_records(path: Path, manifest: ReferenceManifest) -> Iterator[Records]:
     """Yield the valid records of a log in batches.
 
     Raises:
@@ -152,7 +151,7 @@ def log_paths(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("rank-*.log"))
 
 
-def check_range(records_N: npt.NDArray[np.void], manifest: ReferenceManifest, where: str) -> None:
+def check_range(records_N: Records, manifest: ReferenceManifest, where: str) -> None:
     """Refuse records of blocks outside the manifest's range."""
     inside_N = (records_N["id"] >= manifest.start) & (records_N["id"] < manifest.stop)
     if not inside_N.all():
@@ -163,7 +162,7 @@ def check_range(records_N: npt.NDArray[np.void], manifest: ReferenceManifest, wh
         )
 
 
-def check_sums(records_N: npt.NDArray[np.void], where: str) -> None:
+def check_sums(records_N: Records, where: str) -> None:
     """Refuse records with non-finite losses."""
     finite_N = np.isfinite(records_N["sums"]).all(axis=1)
     if not finite_N.all():

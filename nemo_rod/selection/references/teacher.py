@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.files import with_advice, write_whole
+from nemo_rod.selection.arrays import Bytes, Ids, Mask, Records
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.record_log import crc32_rows
 from nemo_rod.selection.references.folder import (
@@ -114,10 +115,10 @@ class TeacherWriter:
 
     def write(
         self,
-        block_ids: npt.NDArray[np.int64],
+        block_ids: Ids,
         ids_CSk: npt.NDArray[np.integer],
         logprobs_CSo: npt.NDArray[np.float16],
-        hashes: npt.NDArray[np.uint8],
+        hashes: Bytes,
     ) -> None:
         """Write blocks and sync them to disk.
 
@@ -164,13 +165,11 @@ class Teacher:
         self._records = map_array(self._path, dtype, (_num_blocks(manifest),))
         self.top_k = dtype["ids"].shape[1]
 
-    def covers(self, block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def covers(self, block_ids: Ids) -> Mask:
         """Return which blocks have a record, bool [C]."""
         return (block_ids >= self._manifest.start) & (block_ids < self._manifest.stop)
 
-    def __getitem__(
-        self, block_ids: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
+    def __getitem__(self, block_ids: Ids) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
         """Return token ids [C, S, k] and log-probabilities, nats [C, S, k + 1], of blocks [C].
 
         Raises:
@@ -224,7 +223,7 @@ def _header(manifest: ReferenceManifest, vocab_size: int) -> bytes:
     return file.getvalue()
 
 
-def _checks(records_C: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
+def _checks(records_C: Records) -> npt.NDArray[np.uint32]:
     """Return the checksums of all record bytes before the checksum itself, uint32 [C]."""
     size = records_C.dtype.itemsize
     rows = np.ascontiguousarray(records_C).view(np.uint8).reshape(-1, size)
