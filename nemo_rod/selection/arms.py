@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from nemo_rod.selection.blocks import Blocks
-from nemo_rod.selection.candidates import Balance, Candidates, Pool, Pools, retention_for_share
+from nemo_rod.selection.candidates import Balance, Candidates, Pools, retention_for_share
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
@@ -44,9 +43,9 @@ class Arm:
         num_replay: Replay blocks in the store.
         batch_size: Blocks trained on in one step (k).
         seed: Seed of the candidate stream.
-        balance: How the roles are mixed in the pools; "replay" draws from replay alone.
+        balance: How the roles are mixed in the pools; see `Candidates`, as for the next two.
         multiplier: Candidates per trained block (m).
-        retention: Fraction of the replay blocks in use; only for balance "corpus".
+        retention: Fraction of the replay blocks in use.
         kappa: Weight of replay scores; None trains on the whole pool.
         steering: What kappa follows (`kappa_controller.Steering`); None keeps it constant.
         eighths: How many leading eighths of every candidate are scored.
@@ -64,7 +63,7 @@ class Arm:
     num_replay: int
     batch_size: int
     seed: int
-    balance: Balance | str
+    balance: Balance
     multiplier: float = 1.0
     retention: float = 1.0
     kappa: float | None = None
@@ -78,30 +77,26 @@ class Arm:
     follow_by: GroupedBy | None = None
 
     def pools(self, store: Blocks | None = None) -> Pools:
-        """The candidates of every step.
-
-        Args:
-            store: Store that a recorded curriculum must match; None skips the check.
+        """The candidates of every step; those of a recorded curriculum must be of the store.
 
         Raises:
             ValueError: The curriculum is missing or was recorded with another store.
         """
         if self.recorded is None:
-            return self._drawn()
+            return self._drawn
         curriculum = Curriculum.open(self.recorded, read_only=True)
         if self.follow_by is None:
             return RecordedPools(curriculum, store)
-        return FollowedPools(self._drawn(), curriculum, by=self.follow_by, store=store)
+        return FollowedPools(self._drawn, curriculum, by=self.follow_by, store=store)
 
-    def _drawn(self) -> Pools:
-        if self.balance == "replay":
-            return ReplayStream(self)
+    @property
+    def _drawn(self) -> Candidates:
         return Candidates(
             num_adaptation=self.num_adaptation,
             num_replay=self.num_replay,
             batch_size=self.batch_size,
             multiplier=self.multiplier,
-            balance=self.balance,  # type: ignore[arg-type]
+            balance=self.balance,
             retention=self.retention,
             seed=self.seed,
         )
@@ -125,14 +120,12 @@ class Arm:
     @property
     def num_candidates(self) -> int:
         """Candidates per step (C); does not require a recorded curriculum to exist yet."""
-        return self.batch_size if self.recorded is not None else self._drawn().size
+        return self.batch_size if self.recorded is not None else self._drawn.size
 
     @property
     def epoch_blocks(self) -> int:
         """Blocks in one pass over the data of a plain arm: its "epoch"."""
-        drawn = self._drawn()
-        assert isinstance(drawn, Candidates)
-        return drawn.epoch_size
+        return self._drawn.epoch_size
 
     def compute(self, steps: int) -> float:
         """Cost of a run in plain steps, where a forward pass of one trained batch counts 1/3.
@@ -144,10 +137,7 @@ class Arm:
 
     @property
     def scored_blocks(self) -> float:
-        """Candidates scored per step; a prefix counts as its fraction of a candidate.
-
-        This is the mean over all steps if only some have a scoring pass.
-        """
+        """Candidates scored per step, on average; a prefix counts as its fraction of one."""
         if not self.policy().needs_scores:
             return 0.0
         return self.num_candidates * self.eighths / NUM_PARTS * self.scored_share
@@ -163,14 +153,7 @@ class Arm:
 def curriculum_header(
     arm: Arm, store: Blocks, references: ReferenceLosses | None, *, config: str
 ) -> CurriculumHeader:
-    """Returns the provenance of an arm's curriculum, which must match when it is used.
-
-    Args:
-        arm: The run.
-        store: The block store it draws from.
-        references: The reference losses, if it scores.
-        config: Digest of everything else that affects the choices.
-    """
+    """Returns the provenance of an arm's curriculum; see `CurriculumHeader` for `config`."""
     return CurriculumHeader(
         num_candidates=arm.num_candidates,
         num_chosen=arm.batch_size,
@@ -183,27 +166,6 @@ def curriculum_header(
         sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in store.sources),
         scored=arm.policy().needs_scores,
     )
-
-
-class ReplayStream:
-    """Replay blocks alone, reshuffled every epoch: the data of a base trained here."""
-
-    def __init__(self, arm: Arm) -> None:
-        self._first = arm.num_adaptation
-        self._stream = Candidates(
-            num_adaptation=arm.num_replay,
-            num_replay=0,
-            batch_size=arm.batch_size,
-            multiplier=arm.multiplier,
-            balance="corpus",
-            seed=arm.seed,
-        )
-        self.size = self._stream.size
-
-    def pool(self, step: int) -> Pool:
-        """The candidates of a step, all of them replay."""
-        ids = self._stream.pool(step).block_ids
-        return Pool(step, ids + self._first, np.ones(len(ids), dtype=bool))
 
 
 def arm_kind(name: str) -> str:
@@ -234,35 +196,29 @@ def make_arm(
 ) -> Arm:
     """Builds one of the paper's trained arms from its name.
 
-    Args:
-        name: One of base, no_replay, fixed_<percent>, max_replay and rod.
-        num_adaptation: See `Arm`.
-        num_replay: See `Arm`.
-        batch_size: See `Arm`.
-        seed: See `Arm`.
-        selecting: Attributes of `Arm` that only rod has, such as its multiplier and kappa.
+    Further arguments are attributes of `Arm` that only rod has, such as its multiplier and kappa.
 
     Raises:
         ValueError: The store cannot serve the arm.
     """
-    common: dict[str, Any] = {
-        "name": name,
-        "num_adaptation": num_adaptation,
-        "num_replay": num_replay,
-        "batch_size": batch_size,
-        "seed": seed,
-    }
+    named = partial(
+        Arm,
+        name=name,
+        num_adaptation=num_adaptation,
+        num_replay=num_replay,
+        batch_size=batch_size,
+        seed=seed,
+    )
     if name == "rod":
         assert "kappa" in selecting  # without kappa, an arm trains on its whole pools
-        return Arm(**common, **selecting)
+        return named(**selecting)
     if name == "base":
-        return Arm(**common, balance="replay")
-    share = _fixed_share(name)
+        return named(balance="replay")
+    share = 0.0 if name == "no_replay" else _fixed_share(name)
+    retention = 1.0
     if share is not None:
         retention = retention_for_share(share, num_adaptation, num_replay)
-    else:
-        retention = 0.0 if name == "no_replay" else 1.0
-    return Arm(**common, balance="corpus", retention=retention)
+    return named(balance="corpus", retention=retention)
 
 
 def _fixed_share(name: str) -> float | None:

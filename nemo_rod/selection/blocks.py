@@ -15,6 +15,8 @@ from nemo_rod.selection.arrays import Bytes, Ids
 class HashedBlocks(Protocol):
     """Blocks with ids, which references recognise by their hashes."""
 
+    block_size: int  # tokens per block
+
     @property
     def digest(self) -> str:
         """Digest of the store."""
@@ -23,12 +25,7 @@ class HashedBlocks(Protocol):
     def tokenizer_fingerprint(self) -> str:
         """Fingerprint of the tokenizer."""
 
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-
-    def __len__(self) -> int:
-        """Return the number of blocks."""
+    def __len__(self) -> int: ...
 
     def hashes(self, block_ids: Ids) -> Bytes:
         """Return the block hashes, uint8 [N, 16]."""
@@ -37,13 +34,8 @@ class HashedBlocks(Protocol):
 class Blocks(HashedBlocks, Protocol):
     """The blocks of corpora: those of adaptation first, then those of replay, source by source."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Vocabulary size; every token lies in [0, vocab_size)."""
-
-    @property
-    def num_adaptation(self) -> int:
-        """Number of adaptation blocks."""
+    vocab_size: int  # every token lies in [0, vocab_size)
+    num_adaptation: int
 
     @property
     def sources(self) -> Sequence[Any]:

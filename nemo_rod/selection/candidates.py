@@ -9,6 +9,7 @@ a new order.
     exact     every block of a role, each role by itself       ceil(C/2) adaptation, the rest replay
     expected  adaptation + equally many replay, one shuffle    C of them, half of each on average
     corpus    adaptation + a fraction `retention` of replay    C of them
+    replay    replay alone, for a base trained here            C of them
 
 "expected" is the paper's (Appendix A, "Candidate construction").
 
@@ -31,7 +32,7 @@ import numpy as np
 from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.permutation import derive_key, permute
 
-Balance = Literal["exact", "expected", "corpus"]
+Balance = Literal["exact", "expected", "corpus", "replay"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Pool:
 
 
 class Pools(Protocol):
-    """Provides the pool of every step; implemented by `Candidates` and `RecordedPools`."""
+    """Provides the pool of every step."""
 
     @property
     def size(self) -> int:
@@ -62,14 +63,14 @@ class Pools(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Stateless candidate stream over a block store (paper, Appendix A, "Candidate construction").
+    """Stateless candidate stream over a block store; see the module docstring.
 
     Attributes:
         num_adaptation: Adaptation blocks in the store.
         num_replay: Replay blocks in the store.
         batch_size: Blocks trained on per step (k).
         multiplier: Candidates per trained block (m), any real number >= 1.
-        balance: How the roles are mixed; see the module docstring.
+        balance: How the roles are mixed.
         retention: Fraction of the replay blocks in use; only for balance "corpus". The blocks kept
             at one retention are a subset of those kept at any larger one.
         seed: Seed of every permutation.
@@ -96,8 +97,7 @@ class Candidates:
             )
         if self.balance not in get_args(Balance):
             raise ValueError(
-                f"selection.balance is {self.balance!r}, expected one of "
-                f"{', '.join(get_args(Balance))}"
+                f"selection.balance is {self.balance!r}, expected one of exact, expected, corpus"
             )
         if not 0 <= self.retention <= 1:
             raise ValueError(
@@ -113,7 +113,7 @@ class Candidates:
                 f"num_adaptation is {self.num_adaptation} and num_replay {self.num_replay}, "
                 "expected counts >= 0"
             )
-        if self.balance != "corpus" and min(self.num_adaptation, self.num_replay) == 0:
+        if self.balance in ("exact", "expected") and not (self.num_adaptation and self.num_replay):
             raise ValueError(
                 f"balance {self.balance!r} needs blocks of both roles, but the store has "
                 f"{self.num_adaptation} adaptation and {self.num_replay} replay blocks: add a "
@@ -142,41 +142,38 @@ class Candidates:
             return self.num_adaptation
         if self.balance == "expected":
             return 2 * self.num_adaptation
+        if self.balance == "replay":
+            return self.num_replay
         return self.num_adaptation + self.num_kept_replay
 
     def pool(self, step: int) -> Pool:
-        """Return the candidates of a step.
-
-        Args:
-            step: Optimizer step, from 0.
-
-        Returns:
-            A pool of `size` candidates.
-        """
+        """Return the `size` candidates of a step, counted from 0."""
         assert step >= 0, f"pool of step {step}"
         ids = self._exact(step) if self.balance == "exact" else self._stream(step)
         return Pool(step=step, block_ids=ids, is_replay=ids >= self.num_adaptation)
 
     def _exact(self, step: int) -> Ids:
         num_replay = self.size // 2
-        num_adaptation = self.size - num_replay
-        adaptation = _draw(
-            step * num_adaptation, num_adaptation, self.num_adaptation, self._permuted("adaptation")
+        adaptation, replay = (
+            _draw(step * count, count, size, self._permuted(role, size))
+            for role, count, size in (
+                ("adaptation", self.size - num_replay, self.num_adaptation),
+                ("replay", num_replay, self.num_replay),
+            )
         )
-        replay = _draw(step * num_replay, num_replay, self.num_replay, self._permuted("replay"))
         ids = np.concatenate([adaptation, self.num_adaptation + replay])
         return ids[permute(np.arange(self.size), self.size, derive_key(self.seed, "pool", step))]
 
     def _stream(self, step: int) -> Ids:
-        shuffled = self._permuted("stream")
+        permuted = self._permuted("stream", self.epoch_size)
 
         def blocks(epoch: int, index: Ids) -> Ids:
-            slot = shuffled(epoch, index)
-            is_replay = slot >= self.num_adaptation
-            ids = slot
-            ids[is_replay] = self.num_adaptation + self._replay_slots(
-                epoch, slot[is_replay] - self.num_adaptation
-            )
+            ids = permuted(epoch, index)
+            if self.balance == "replay":
+                return self.num_adaptation + ids
+            is_replay = ids >= self.num_adaptation
+            slots = ids[is_replay] - self.num_adaptation
+            ids[is_replay] = self.num_adaptation + self._replay_slots(epoch, slots)
             return ids
 
         return _draw(step * self.size, self.size, self.epoch_size, blocks)
@@ -191,30 +188,19 @@ class Candidates:
         if self.balance == "expected" and self.num_replay < self.num_adaptation:
             slot_n = epoch * self.num_adaptation + slot_n
         block_n = np.empty_like(slot_n)
-        permuted = self._permuted("subsample")
+        permuted = self._permuted("subsample", self.num_replay)
         pass_n = slot_n // self.num_replay if self.num_replay else slot_n
         for number in np.unique(pass_n):
             of_pass = pass_n == number
             block_n[of_pass] = permuted(int(number), slot_n[of_pass] % self.num_replay)
         return block_n
 
-    def _permuted(self, name: str) -> Callable[[int, Ids], Ids]:
+    def _permuted(self, name: str, size: int) -> Callable[[int, Ids], Ids]:
         """Return the function (epoch, index) -> index of the shuffle called `name`."""
-        size = {
-            "adaptation": self.num_adaptation,
-            "replay": self.num_replay,
-            "subsample": self.num_replay,
-            "stream": self.epoch_size,
-        }[name]
         return lambda epoch, index: permute(index, size, derive_key(self.seed, name, epoch))
 
 
-def _draw(
-    start: int,
-    count: int,
-    size: int,
-    epoch_blocks: Callable[[int, Ids], Ids],
-) -> Ids:
+def _draw(start: int, count: int, size: int, epoch_blocks: Callable[[int, Ids], Ids]) -> Ids:
     """Take `count` elements, from `start` on, of an endless series of epochs of `size` each."""
     parts = [np.empty(0, dtype=np.int64)]
     while count:
@@ -226,18 +212,10 @@ def _draw(
 
 
 def retention_for_share(share: float, num_adaptation: int, num_replay: int) -> float:
-    """Return the retention at which replay makes up `share` of a corpus stream.
-
-    Args:
-        share: Desired fraction of replay blocks among all blocks, in [0, 1).
-        num_adaptation: Adaptation blocks in the store.
-        num_replay: Replay blocks in the store.
-
-    Returns:
-        The fraction of the replay blocks to keep, in [0, 1].
+    """Return the retention at which replay makes up `share` of a corpus stream, in [0, 1].
 
     Raises:
-        ValueError: The store has too few replay blocks for this share.
+        ValueError: The share is not in [0, 1), or the store has too few replay blocks for it.
     """
     if not 0 <= share < 1:
         raise ValueError(f"the replay share is {share}, expected a fraction in [0, 1)")

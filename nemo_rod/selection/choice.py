@@ -1,8 +1,4 @@
-"""One step of the algorithm up to the update (paper, algorithm 1): score, select, keep the reasons.
-
-    pool -> losses -> scores -> chosen
-
-The caller computes the losses and supplies the references.
+"""One step of the algorithm, from losses on (paper, algorithm 1): score, select, keep the reasons.
 
 Shape suffixes: C = candidates, K = chosen.
 """
@@ -102,14 +98,7 @@ def choose(
 
 
 def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: int) -> Choice:
-    """Selects by estimated scores; see `choose`.
-
-    Args:
-        score_C: Finite scores, float32 `[C]`, nats.
-        pool: The candidates.
-        policy: Turns scores into the chosen blocks.
-        batch_size: Number of blocks to choose (K).
-    """
+    """Selects by estimated, finite scores, float32 `[C]`, nats; see `choose`."""
     start = time.perf_counter()
     chosen = policy.select(score_C, pool.is_replay, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)

@@ -9,7 +9,6 @@ Shape suffixes: C = candidates, K = chosen, F = candidates with a finite score, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +81,7 @@ def _score_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metri
     is_replay_F = choice.pool.is_replay[order_F]
     # one pass for roles and sources: every score counts in a group of either kind
     group_2F = np.concatenate([is_replay_F, len(ROLES) + source_C[order_F]])
-    groups = spread(np.concatenate([score_F, score_F]), group_2F, len(ROLES) + len(names))
+    groups = _spread(np.concatenate([score_F, score_F]), group_2F, len(ROLES) + len(names))
     roles, sources = groups[: len(ROLES)], groups[len(ROLES) :]
     is_chosen_F = is_chosen_C[order_F]
     metrics: Metrics = {
@@ -91,11 +90,10 @@ def _score_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metri
         "rod/rho_dropped": _mean(score_F[~is_chosen_F]),
     }
     for role, one in zip(ROLES, roles, strict=True):
-        metrics[f"rod/rho_{role}"] = one.mean
-        metrics |= {f"rod/rho_{role}_{name}": value for name, value in one.quantiles()}
+        metrics[f"rod/rho_{role}"] = one["mean"]
+        metrics |= {f"rod/rho_{role}_{quantile}": one[quantile] for quantile in QUANTILES}
     for name, one in zip(names, sources, strict=True):
-        metrics[f"rod/rho/{name}/mean"] = one.mean
-        metrics |= {f"rod/rho/{name}/{quantile}": value for quantile, value in one.quantiles()}
+        metrics |= {f"rod/rho/{name}/{measure}": value for measure, value in one.items()}
     return metrics
 
 
@@ -103,31 +101,16 @@ def _mean(values: npt.NDArray[np.generic]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-class Spread(NamedTuple):
-    """Mean and quantiles of a group's scores, in nats; None for an empty group."""
-
-    mean: float | None
-    p10: float | None
-    p50: float | None
-    p90: float | None
-
-    def quantiles(self) -> list[tuple[str, float | None]]:
-        """Returns the quantiles by name."""
-        return list(zip(QUANTILES, self[1:], strict=True))
-
-
-def spread(
+def _spread(
     score_F: npt.NDArray[np.float64], group_F: npt.NDArray[np.generic], num_groups: int
-) -> list[Spread]:
-    """Returns mean and quantiles of every group; quantiles are interpolated as NumPy's are.
+) -> list[Metrics]:
+    """Returns "mean" and quantiles of every group, interpolated as NumPy's; None for an empty one.
 
-    Args:
-        score_F: Finite scores, ascending within every group, float64 `[F]`, nats.
-        group_F: Group of every score, integers in [0, G) or bool, `[F]`.
-        num_groups: Number of groups (G).
+    The scores, in nats, are finite and ascend within every group; groups are in [0, G).
     """
+    nothing: Metrics = dict.fromkeys(("mean", *QUANTILES))
     if not len(score_F):
-        return [Spread(None, None, None, None)] * num_groups
+        return [nothing] * num_groups
     # NumPy sorts 16-bit integers by radix, which is stable and several times as fast
     group_F = group_F.astype(np.int16 if num_groups < 2**15 else np.int64)
     count_G = np.bincount(group_F, minlength=num_groups)
@@ -144,6 +127,6 @@ def spread(
     quantile_3G = below_3G + (place_3G - low_3G) * (grouped_F[second_3G] - below_3G)
     rows = zip(mean_G.tolist(), *quantile_3G.tolist(), strict=True)
     return [
-        Spread(*row) if count else Spread(None, None, None, None)
+        dict(zip(nothing, row, strict=True)) if count else nothing
         for row, count in zip(rows, count_G.tolist(), strict=True)
     ]
