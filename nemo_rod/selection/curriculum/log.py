@@ -19,7 +19,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -55,6 +54,11 @@ class StepRecord:
     chosen: Ids
     threshold: float
 
+    @property
+    def trained_on(self) -> Ids:
+        """The blocks trained on, int64 [K]."""
+        return self.block_ids[self.chosen]
+
 
 @dataclass(frozen=True)
 class CurriculumArrays:
@@ -80,7 +84,7 @@ class Curriculum:
     """
 
     def __init__(self, log: RecordLog, header: CurriculumHeader) -> None:
-        """Wrap an open log; use `create` or `open` instead."""
+        """Use `create` or `open` instead."""
         self._log = log
         self.path = log.path
         self.header = header
@@ -134,7 +138,6 @@ class Curriculum:
         return curriculum
 
     def __len__(self) -> int:
-        """Return the number of recorded steps."""
         return self._log.count
 
     @property
@@ -155,10 +158,9 @@ class Curriculum:
         """
         num_candidates, scored = self.header.num_candidates, self.header.scored
         pool, step = choice.pool, choice.pool.step
-        loss_C, score_C, threshold = choice.loss, choice.score, choice.threshold
         chosen = np.asarray(choice.chosen, dtype=np.int64)
         assert pool.block_ids.shape == (num_candidates,), pool
-        assert scored == (loss_C is not None) == (score_C is not None), "scores and header.scored"
+        assert scored == (choice.loss is not None) == (choice.score is not None), "header.scored"
         assert len(np.unique(chosen)) == len(chosen) == self.header.num_chosen, chosen
         assert chosen.min() >= 0 and chosen.max() < num_candidates, chosen
         if step != self.next_step:
@@ -167,11 +169,11 @@ class Curriculum:
                 f"checkpoint of step {self.next_step} or before"
             )
         record = np.zeros((), dtype=self._dtype)
-        record["step"], record["threshold"] = step, threshold
+        record["step"], record["threshold"] = step, choice.threshold
         record["block_ids"] = pool.block_ids
-        record["loss"] = np.nan if loss_C is None else loss_C
-        record["score"] = np.nan if score_C is None else score_C
-        if scored and (np.isnan(record["score"]).any() or math.isnan(threshold)):
+        record["loss"] = choice.loss if scored else np.nan
+        record["score"] = choice.score if scored else np.nan
+        if scored and (np.isnan(record["score"]).any() or math.isnan(choice.threshold)):
             raise ValueError(f"step {step} has NaN scores; {self.path} takes finite scores only")
         bits_C = np.zeros(num_candidates, dtype=bool)
         bits_C[chosen] = True
@@ -179,11 +181,7 @@ class Curriculum:
         self._log.append(np.frombuffer(record.tobytes(), np.uint8)[None], sync=sync)
 
     def sync(self) -> None:
-        """Wait until all steps are on disk.
-
-        Raises:
-            OSError: The write failed, e.g. on a full disk.
-        """
+        """Wait until all steps are on disk; see `RecordLog.sync`."""
         self._log.sync()
 
     def truncate(self, step: int) -> None:
@@ -203,8 +201,7 @@ class Curriculum:
 
     def __getitem__(self, index: int) -> StepRecord:
         """Return the record at a position, from 0; negative positions count from the end."""
-        position = range(len(self))[index]
-        record = self._records()[position]
+        record = self._records()[range(len(self))[index]]
         bits_C = np.unpackbits(
             record["chosen"], count=self.header.num_candidates, bitorder="little"
         )
@@ -218,7 +215,6 @@ class Curriculum:
         )
 
     def __iter__(self) -> Iterator[StepRecord]:
-        """Return an iterator over the steps in order."""
         return (self[i] for i in range(len(self)))
 
     def arrays(self) -> CurriculumArrays:
@@ -240,16 +236,9 @@ class Curriculum:
         self._log.close()
 
     def __enter__(self) -> Self:
-        """Return the curriculum."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the file."""
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _records(self) -> Records:

@@ -90,7 +90,7 @@ class RecordLog:
         """Return the records without checksums, as a read-only map of the file, uint8 [N, B]."""
         return self._records()[:, :-_CRC_BYTES]
 
-    def valid(self) -> Mask:
+    def _valid(self) -> Mask:
         """Return which records have a correct checksum, bool [N]."""
         records = self._records()
         valid_N = np.empty(self.count, dtype=bool)
@@ -109,7 +109,7 @@ class RecordLog:
         Returns:
             Which of the remaining records are valid, bool [N].
         """
-        valid_N = self.valid()
+        valid_N = self._valid()
         whole = np.flatnonzero(valid_N)
         self.truncate(int(whole[-1]) + 1 if whole.size else 0)
         return valid_N[: self.count]
@@ -182,14 +182,7 @@ class RecordLog:
 
 
 def crc32_rows(bytes_NB: Bytes) -> npt.NDArray[np.uint32]:
-    """Return the crc32 of every row, equal to that of `zlib.crc32`.
-
-    Args:
-        bytes_NB: uint8 [N, B].
-
-    Returns:
-        Checksums, uint32 [N].
-    """
+    """Return the crc32 of every row, equal to that of `zlib.crc32`, uint32 [N]."""
     num_rows, num_bytes = bytes_NB.shape
     if num_bytes > _SHORT_ROW:
         rows = np.ascontiguousarray(bytes_NB)

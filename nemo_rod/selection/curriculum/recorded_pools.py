@@ -5,7 +5,6 @@ Shape suffixes: C = candidates, K = chosen.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -23,26 +22,19 @@ class RecordedPools:
     """The blocks that a recorded run trained on, to train another model on its curriculum.
 
     With `TakeAll` this is the paper's curriculum transfer (Section "Cross-scale").
+
+    Args:
+        curriculum: The recorded curriculum; it stays open.
+        store: The block store that the pools will be read from; None skips the check.
+
+    Raises:
+        ValueError: The curriculum was recorded with another tokenizer, block size or store.
     """
 
     def __init__(self, curriculum: Curriculum, store: Blocks | None = None) -> None:
-        """Read pools from an open curriculum; it stays open.
-
-        Args:
-            curriculum: The recorded curriculum.
-            store: The block store that the pools will be read from; None skips the check.
-
-        Raises:
-            ValueError: The curriculum was recorded with another tokenizer, block size or store.
-        """
         if store is not None:
             refuse_other_store(curriculum.path, curriculum.header, store)
         self._curriculum = curriculum
-
-    @property
-    def path(self) -> Path:
-        """The file of the curriculum."""
-        return self._curriculum.path
 
     @property
     def size(self) -> int:
@@ -50,7 +42,6 @@ class RecordedPools:
         return self._curriculum.header.num_chosen
 
     def __len__(self) -> int:
-        """Return the number of recorded steps."""
         return len(self._curriculum)
 
     def pool(self, step: int) -> Pool:
@@ -59,59 +50,38 @@ class RecordedPools:
         Raises:
             ValueError: The step was not recorded.
         """
-        header = self._curriculum.header
-        self.refuse_beyond(step)
-        record = self._curriculum[step - header.first_step]
-        ids = record.block_ids[record.chosen]
-        return Pool(step=step, block_ids=ids, is_replay=header.is_replay(ids))
-
-    def refuse_beyond(self, step: int) -> None:
-        """Refuses a step that was not recorded.
-
-        Raises:
-            ValueError: The step was not recorded.
-        """
-        header = self._curriculum.header
-        if not header.first_step <= step < self._curriculum.next_step:
+        header, end = self._curriculum.header, self._curriculum.next_step
+        if not header.first_step <= step < end:
             raise ValueError(
-                f"{self._curriculum.path} holds steps {header.first_step} to "
-                f"{self._curriculum.next_step - 1}, but step {step} was asked for: set train.steps "
-                "to what was recorded, or record a longer run"
+                f"{self._curriculum.path} holds steps {header.first_step} to {end - 1}, but step "
+                f"{step} was asked for: set train.steps to what was recorded, or record a longer "
+                "run"
             )
+        record = self._curriculum[step - header.first_step]
+        return Pool(step, record.trained_on, header.is_replay(record.trained_on))
 
 
-class FollowedPools:
+class FollowedPools(RecordedPools):
     """Random blocks with the counts per role, or per source, of a recorded run.
 
     With `TakeAll` these are controls for the component ablation: they preserve how much is replayed
     and when (by source, also how much of each source), but not which blocks.
+
+    Args:
+        pools: Pools to draw from; those of the recorded run always hold enough blocks.
+        curriculum: See `RecordedPools`.
+        by: Whether the counts per "role" or per "source" are kept.
+        store: See `RecordedPools`.
+
+    Raises:
+        ValueError: See `RecordedPools`.
     """
 
     def __init__(
         self, pools: Pools, curriculum: Curriculum, *, by: GroupedBy, store: Blocks | None = None
     ) -> None:
-        """Draw from other pools; the curriculum stays open.
-
-        Args:
-            pools: Pools to draw from; those of the recorded run always hold enough blocks.
-            curriculum: The recorded curriculum.
-            by: Whether the counts per "role" or per "source" are kept.
-            store: The block store that the pools will be read from; None skips the check.
-
-        Raises:
-            ValueError: The curriculum was recorded with another tokenizer, block size or store.
-        """
-        self._pools, self._recorded, self._by = pools, RecordedPools(curriculum, store), by
-        self._header = curriculum.header
-
-    @property
-    def size(self) -> int:
-        """Number of blocks per step: the recorded run's batch size."""
-        return self._recorded.size
-
-    def refuse_beyond(self, step: int) -> None:
-        """Refuses a step that was not recorded, as `RecordedPools` does."""
-        self._recorded.refuse_beyond(step)
+        super().__init__(curriculum, store)
+        self._pools, self._by, self._header = pools, by, curriculum.header
 
     def pool(self, step: int) -> Pool:
         """Return the first blocks of each group in the shuffled pool.
@@ -119,7 +89,7 @@ class FollowedPools:
         Raises:
             ValueError: The step was not recorded, or the pool has too few blocks of a group.
         """
-        wanted = np.bincount(self._group(self._recorded.pool(step).block_ids))
+        wanted = np.bincount(self._group(super().pool(step).block_ids))
         pool = self._pools.pool(step)
         group_C = self._group(pool.block_ids)
         taken_C = np.zeros(len(group_C), dtype=bool)
@@ -127,7 +97,7 @@ class FollowedPools:
             of_group = np.flatnonzero(group_C == group)
             if len(of_group) < count:
                 raise ValueError(
-                    f"step {step} of {self._recorded.path} trained on {count} blocks of "
+                    f"step {step} of {self._curriculum.path} trained on {count} blocks of "
                     f"{self._name(group)}, but the pool to draw from holds {len(of_group)}: draw "
                     "from the same pools, with the seed, multiplier and balance of that run"
                 )
@@ -149,6 +119,6 @@ def replay_share(curriculum: Curriculum) -> float:
     """Return the share of replay among all blocks that a recorded run trained on."""
     replay = total = 0
     for record in curriculum:
-        ids = record.block_ids[record.chosen]
-        replay, total = replay + int(curriculum.header.is_replay(ids).sum()), total + len(ids)
+        replay += int(curriculum.header.is_replay(record.trained_on).sum())
+        total += len(record.trained_on)
     return replay / total if total else 0.0

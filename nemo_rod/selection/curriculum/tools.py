@@ -42,15 +42,10 @@ class CurriculumDiff:
 
 
 def export(curriculum: Curriculum, path: str | Path) -> None:
-    """Write a curriculum as parquet, one row per candidate.
+    """Write a curriculum as parquet, one row per candidate; renamed into place atomically.
 
-    Columns: step, position, block_id, role, source, score, loss, reference, chosen, threshold. The
-    reference is loss - score, up to the last bit or two. Unscored values are null, as are role
+    The reference is loss - score, up to the last bit or two. Unscored values are null, as are role
     and source of padding.
-
-    Args:
-        curriculum: An open curriculum.
-        path: The parquet file; renamed into place atomically.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -135,13 +130,12 @@ def diff(a: Curriculum, b: Curriculum) -> CurriculumDiff:
 def _compare(
     a: StepRecord, b: StepRecord, header: CurriculumHeader
 ) -> tuple[float, float, float, bool]:
-    ids_a, ids_b = a.block_ids[a.chosen], b.block_ids[b.chosen]
-    set_a, set_b = np.unique(ids_a), np.unique(ids_b)
+    set_a, set_b = np.unique(a.trained_on), np.unique(b.trained_on)
     common = len(np.intersect1d(set_a, set_b, assume_unique=True))
     return (
         common / max(len(set_a), len(set_b)),
-        float(header.is_replay(ids_a).mean()),
-        float(header.is_replay(ids_b).mean()),
+        float(header.is_replay(a.trained_on).mean()),
+        float(header.is_replay(b.trained_on).mean()),
         np.array_equal(a.block_ids, b.block_ids),
     )
 
