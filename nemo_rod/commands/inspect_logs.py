@@ -9,9 +9,8 @@ import numpy as np
 from nemo_rod.commands.text import facts, table, tenths
 from nemo_rod.selection import Curriculum, ReferenceManifest, block_loss
 from nemo_rod.selection.curriculum.log import PADDING_ID
-from nemo_rod.selection.curriculum.record_log import RecordLog
-from nemo_rod.selection.references.folder import NUM_PARTS, RECORD, open_folder, read_manifest
-from nemo_rod.selection.references.rank_log import LOG_MAGIC, log_paths, record_size
+from nemo_rod.selection.references.folder import NUM_PARTS, open_folder
+from nemo_rod.selection.references.rank_log import log_paths, open_log, recovered
 
 _SAMPLE = 1 << 20  # number of blocks whose losses are read, evenly spaced
 _DIGESTS = ("tokenizer", "references", "config", "seed")
@@ -51,13 +50,12 @@ def describe_reference_logs(path: Path) -> str:
     logs = [path] if path.is_file() else log_paths(path)
     rows, scored = [], []
     for file in logs:
-        log = RecordLog(file, LOG_MAGIC, record_size, read_only=True)
-        valid = log.recover()
-        scored.append(log.payload()[valid].view(RECORD)["id"].ravel())
+        log, manifest = open_log(file)
+        records, valid = recovered(log)
+        scored.append(records["id"][valid])
         rows.append([file.name, f"{log.count:,}", f"{int((~valid).sum()):,}"])
-        manifest = read_manifest(file, log.header)
         log.close()
-    done, size = len(np.unique(np.concatenate(scored))), manifest.stop - manifest.start
+    done, size = len(np.unique(np.concatenate(scored))), manifest.num_blocks
     state = f"{done:,} of {size:,} blocks ({done / size:.1%}); `nemo-rod reference` resumes"
     about = facts([*_about_references(manifest), ("scored", state)])
     return f"{about}\n\n{table(('log', '>records', '>damaged'), rows)}"

@@ -12,12 +12,8 @@
 from nemo_rod.selection.references.block_loss import block_loss, num_targets
 from nemo_rod.selection.references.compaction import compact, remove_logs
 from nemo_rod.selection.references.folder import NUM_PARTS, ReferenceManifest
-from nemo_rod.selection.references.lookup import References
-from nemo_rod.selection.references.lowest import (
-    LowestReferences,
-    ReferenceLosses,
-    open_references,
-)
+from nemo_rod.selection.references.lookup import ReferenceLosses, References
+from nemo_rod.selection.references.lowest import LowestReferences, open_references
 from nemo_rod.selection.references.rank_log import ReferenceWriter, logged_ids
 
 __all__ = [

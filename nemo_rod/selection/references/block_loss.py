@@ -42,15 +42,7 @@ def block_loss(sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_PARTS
 
 
 def mean_loss(sums_CN: Nats, num_targets_C: Floats | int) -> Nats:
-    """Turn partial sums and target counts into mean losses.
-
-    Args:
-        sums_CN: Partial sums of the token losses, nats, float32 [C, N].
-        num_targets_C: Number of targets that the sums of a block cover, one number or [C].
-
-    Returns:
-        Mean losses, float32 [C], nats per token.
-    """
+    """Turn partial sums [C, N] over some targets, one number or [C], into mean losses [C]."""
     total_C = np.zeros(len(sums_CN), dtype=np.float64)
     for chunk in range(sums_CN.shape[1]):
         total_C += sums_CN[:, chunk]

@@ -17,12 +17,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from nemo_rod.files import move_whole, with_advice, write_whole
 from nemo_rod.selection.arrays import Bytes, Ids, Mask, Records
 from nemo_rod.selection.references.folder import (
-    NUM_PARTS,
+    ARRAYS,
     SCHEMA,
     ReferenceManifest,
     hash_heads,
@@ -54,8 +53,15 @@ def compact(folder: str | Path, *, manifest: ReferenceManifest, hashes: Hashes) 
     work.mkdir(parents=True)
     logs = log_paths(folder)
     try:
-        arrays = _new_arrays(work, manifest.stop - manifest.start)
-        _fill(arrays, logs, manifest, hashes, folder)
+        arrays = _new_arrays(work, manifest.num_blocks)
+        seen = np.zeros(manifest.num_blocks, dtype=bool)
+        for path in logs:
+            for records_N in valid_records(path, manifest):
+                check_range(records_N, manifest, str(path))
+                check_sums(records_N, str(path))
+                _check_hashes(records_N, hashes, path)
+                _merge(records_N, arrays, seen, manifest.start, path)
+        _check_coverage(seen, manifest.start, folder, len(logs))
         _finish(folder, work, arrays, manifest)
     except (ValueError, OSError):  # free the allocated disk space
         shutil.rmtree(work, ignore_errors=True)
@@ -64,10 +70,7 @@ def compact(folder: str | Path, *, manifest: ReferenceManifest, hashes: Hashes) 
 
 
 def remove_logs(folder: str | Path) -> None:
-    """Remove what a complete folder no longer needs: the logs, and leftovers of killed writers.
-
-    They remain if a run was killed between completing the folder and this call.
-    """
+    """Remove what a complete folder no longer needs: the logs, and leftovers of killed writers."""
     folder = Path(folder)
     assert (folder / "manifest.json").exists(), f"{folder} still needs its logs"
     shutil.rmtree(folder / ".compact.tmp", ignore_errors=True)
@@ -77,40 +80,17 @@ def remove_logs(folder: str | Path) -> None:
 
 def _new_arrays(work: Path, size: int) -> dict[str, np.memmap]:
     """Create the dense arrays and allocate disk space for all of them."""
-    shapes: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
-        "sums": (np.float32, (size, NUM_PARTS)),
-        "hash": (np.uint64, (size,)),
-        "check": (np.uint32, (size,)),
-    }
     arrays = {}
-    for name, (dtype, shape) in shapes.items():
+    for name, (dtype, shape) in ARRAYS.items():
         path = work / f"{name}.npy"
         try:
-            arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
+            arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, (size, *shape))
             # Writing to a memory map on a full disk would kill the process with a signal.
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
             raise with_advice(error, path) from error
     return arrays
-
-
-def _fill(
-    arrays: dict[str, np.memmap],
-    logs: list[Path],
-    manifest: ReferenceManifest,
-    hashes: Hashes,
-    folder: Path,
-) -> None:
-    """Copy the records of all logs into the arrays; refuse invalid ones."""
-    seen = np.zeros(manifest.stop - manifest.start, dtype=bool)
-    for path in logs:
-        for records_N in valid_records(path, manifest):
-            check_range(records_N, manifest, str(path))
-            check_sums(records_N, str(path))
-            _check_hashes(records_N, hashes, path)
-            _merge(records_N, arrays, seen, manifest.start, path)
-    _check_coverage(seen, manifest.start, folder, len(logs))
 
 
 def _finish(

@@ -1,10 +1,7 @@
 """The on-disk format of references: the record of a block, a folder's arrays and its manifest.
 
-A folder is complete once it has `manifest.json`, and then holds, dense by block id,
-
-    sums.npy float32 [N, 8]    hash.npy uint64 [N]    check.npy uint32 [N]
-
-the partial sums of the token losses, the head of the block's hash, and the checksum of the block's
+A folder is complete once it has `manifest.json`, and then holds `ARRAYS`, dense by block id: the
+partial sums of the token losses, the head of the block's hash, and the checksum of the block's
 record in its log. The manifest may have more keys than are read here.
 
 Shape suffixes: C = blocks, N = all blocks of a folder.
@@ -31,6 +28,12 @@ NUM_PARTS = 8
 LOSS_DEFINITION = "mean next-token loss of the block, nats, 8 partial sums, fp32"
 SCHEMA = "rod-references-1"
 RECORD = np.dtype([("id", "<u8"), ("sums", "<f4", (NUM_PARTS,)), ("head", "<u8")])
+# Of every file: its dtype, and the shape of one block's entry.
+ARRAYS: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
+    "sums": (np.float32, (NUM_PARTS,)),
+    "hash": (np.uint64, ()),
+    "check": (np.uint32, ()),
+}
 ROWS = 1 << 20  # blocks handled at a time, which bounds the memory
 
 
@@ -67,6 +70,11 @@ class ReferenceManifest:
         if not 0 <= self.start < self.stop:
             raise ValueError(f"block ids [{self.start}, {self.stop}) hold no block to score")
 
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks with a reference."""
+        return self.stop - self.start
+
     def difference(self, other: ReferenceManifest) -> str:
         """Return a text that names every field that differs; "" if none does."""
         return ", ".join(
@@ -79,14 +87,7 @@ class ReferenceManifest:
 def role_manifest(
     store: Blocks, role: str, *, model: str, precision: str, loss: str = LOSS_DEFINITION
 ) -> ReferenceManifest:
-    """Return the manifest of references for all blocks of a role.
-
-    Args:
-        store: The block store.
-        role: "adaptation" or "replay".
-        model: Digest of the reference model's weights.
-        precision: Arithmetic of the forward pass, such as "bf16".
-        loss: Definition of the loss.
+    """Return the manifest of references for all blocks of a role; see `ReferenceManifest`.
 
     Raises:
         ValueError: The store has no block of this role.
@@ -152,23 +153,15 @@ def open_folder(path: Path) -> Folder:
             f"{file} has schema {schema!r}, expected {SCHEMA!r}: score again with this version"
         )
     manifest = read_manifest(file, known)
-    size = manifest.stop - manifest.start
-    return Folder(
-        path=path,
-        manifest=manifest,
-        digest=digest,
-        sums=map_array(path / "sums.npy", np.float32, (size, NUM_PARTS)),
-        heads=map_array(path / "hash.npy", np.uint64, (size,)),
-        checks=map_array(path / "check.npy", np.uint32, (size,)),
+    sums, heads, checks = (
+        map_array(path / f"{name}.npy", dtype, (manifest.num_blocks, *shape))
+        for name, (dtype, shape) in ARRAYS.items()
     )
+    return Folder(path, manifest, digest, sums, heads, checks)
 
 
 def read_manifest(path: Path, values: dict[str, Any]) -> ReferenceManifest:
-    """Return the manifest of references from the values that a file holds.
-
-    Raises:
-        ValueError: They are none, or values of other types.
-    """
+    """Return the manifest from the values that a file holds; refuse any that are none."""
     with interpreting(path, cure="restore it from a copy, or remove it to score again"):
         manifest = ReferenceManifest(**values)
         for field in fields(ReferenceManifest):
@@ -198,7 +191,7 @@ def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.N
 
 
 def hash_heads(hashes: Bytes) -> npt.NDArray[np.uint64]:
-    """Return the first 8 bytes of block hashes uint8 [C, 16] as little-endian uint64 [C]."""
+    """Return the first 8 bytes of block hashes [C, 16], little-endian, uint64 [C]."""
     return np.ascontiguousarray(hashes[:, :8]).view("<u8")[:, 0]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from nemo_rod.selection.arrays import Bytes, Ids, Nats, Records
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.block_loss import block_loss
 from nemo_rod.selection.references.folder import (
+    ARRAYS,
     NUM_PARTS,
     RECORD,
     Folder,
@@ -36,7 +37,28 @@ from nemo_rod.selection.references.hash_index import HashIndex
 from nemo_rod.selection.references.teacher import teacher_top_k
 
 
-class References:
+class ReferenceLosses(Protocol):
+    """What scoring needs of references.
+
+    Attributes:
+        digest: Digest of all of them, hex.
+    """
+
+    digest: str
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that lookups read at random, each once."""
+
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
+        """Return reference losses over the first eighths of blocks, nats per token [C]."""
+
+    def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
+        """Return reference losses of whole blocks, nats per token, float32 [C]."""
+        return self.prefix(block_ids, NUM_PARTS)
+
+
+class References(ReferenceLosses):
     """Reference losses of the blocks of a store, `references[block_ids]`.
 
     Attributes:
@@ -93,29 +115,18 @@ class References:
     @property
     def files(self) -> list[Path]:
         """The files that lookups read at random."""
-        names = ("sums.npy", "hash.npy", "check.npy")
-        return [folder.path / name for folder in self._folders for name in names]
+        return [folder.path / f"{name}.npy" for folder in self._folders for name in ARRAYS]
 
     def __len__(self) -> int:
         """Return the number of blocks with a reference."""
-        return sum(len(folder.heads) for folder in self._folders)
+        return sum(folder.manifest.num_blocks for folder in self._folders)
 
-    def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
-        """Return reference losses.
-
-        Args:
-            block_ids: int64 [C].
-
-        Returns:
-            Losses, float32 [C], nats per token.
+    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
+        """Return reference losses over the first eighths of the blocks; see `block_loss`.
 
         Raises:
             ValueError: A block has no reference, a damaged one, or one of different content.
         """
-        return self.prefix(block_ids, NUM_PARTS)
-
-    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
-        """Return reference losses over the first eighths of the blocks; see `block_loss`."""
         assert self._store is not None, "opened without a store: look blocks up by_hash"
         block_ids = np.asarray(block_ids, dtype=np.int64)
         records_C = self._records(block_ids)
@@ -129,18 +140,7 @@ class References:
         return block_loss(records_C["sums"], self.block_size, eighths)
 
     def by_hash(self, hashes: Bytes, eighths: int = NUM_PARTS) -> Nats:
-        """Return reference losses of blocks known only by content.
-
-        Args:
-            hashes: Block hashes, uint8 [C, 16].
-            eighths: See `block_loss`.
-
-        Returns:
-            Losses, float32 [C], nats per token.
-
-        Raises:
-            ValueError: A block has no reference, or a damaged one.
-        """
+        """Return reference losses of blocks known only by content; see `find` and `block_loss`."""
         return block_loss(self.sums(self.find(hashes)), self.block_size, eighths)
 
     def find(self, hashes: Bytes) -> Ids:
@@ -152,7 +152,7 @@ class References:
             hashes: Block hashes, uint8 [C, 16].
 
         Returns:
-            Block ids, int64 [C]; the first one if several blocks have the same content.
+            int64 [C]; the first id if several blocks have the same content.
 
         Raises:
             ValueError: A block has no reference.
@@ -177,11 +177,7 @@ class References:
         return self._records(np.asarray(block_ids, dtype=np.int64))["sums"]
 
     def verify(self) -> None:
-        """Read all contents and compare them with the digests.
-
-        Raises:
-            ValueError: The contents of a folder do not match its digest.
-        """
+        """Read all contents; refuse any that do not match a folder's digest."""
         for folder in self._folders:
             if manifest_digest(folder.manifest, folder.sums, folder.heads) != folder.digest:
                 raise ValueError(
@@ -195,8 +191,8 @@ class References:
 
     def _ids_of(self, index_C: Ids) -> Ids:
         """Return the block ids of positions in the concatenation of all folders."""
-        counts = [len(folder.heads) for folder in self._folders]
-        begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        counts = [folder.manifest.num_blocks for folder in self._folders]
+        begins = np.cumsum(counts) - counts
         part_C = np.searchsorted(begins, index_C, side="right") - 1
         return index_C - begins[part_C] + self._starts[part_C]
 
@@ -224,7 +220,8 @@ class References:
         if not whole_C.all():
             raise ValueError(
                 f"the reference of block {block_ids[np.argmin(whole_C)]} is damaged (checksum, "
-                f"{(~whole_C).sum()} of {len(whole_C)} looked up) in {_paths(self._folders)}: "
+                f"{(~whole_C).sum()} of {len(whole_C)} looked up) in "
+                f"{', '.join(str(folder.path) for folder in self._folders)}: "
                 "restore the folder from a copy, or remove it to score again"
             )
         return records_C
@@ -295,7 +292,3 @@ def _check_tiling(folders: list[Folder], num_blocks: int | None) -> None:
 
 def _ranges(folders: list[Folder]) -> str:
     return ", ".join(f"[{f.manifest.start}, {f.manifest.stop}) in {f.path}" for f in folders)
-
-
-def _paths(folders: list[Folder]) -> str:
-    return ", ".join(str(folder.path) for folder in folders)

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,34 +17,13 @@ import numpy.typing as npt
 from nemo_rod.selection.arrays import Nats
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.folder import open_folder
-from nemo_rod.selection.references.lookup import References
+from nemo_rod.selection.references.lookup import ReferenceLosses, References
 
 
-class ReferenceLosses(Protocol):
-    """What scoring needs of references: implemented by `References` and `LowestReferences`."""
-
-    digest: str
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that lookups read at random."""
-
-    def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
-        """Return reference losses, nats per token, float32 [C]."""
-
-    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
-        """Return reference losses over the first eighths of the blocks."""
-
-
-class LowestReferences:
-    """Looks blocks up in several `References` that each cover the store.
-
-    Attributes:
-        digest: Digest of all of them, hex.
-    """
+class LowestReferences(ReferenceLosses):
+    """Looks blocks up in several open `References` that each cover the store."""
 
     def __init__(self, references: Sequence[References]) -> None:
-        """Combine open references."""
         self._references = tuple(references)
         digests = "\n".join(one.digest for one in references).encode()
         self.digest = hashlib.blake2b(digests, digest_size=16, person=b"rod-refs-low").hexdigest()
@@ -55,15 +33,9 @@ class LowestReferences:
         """The files that lookups read at random, each once."""
         return list(dict.fromkeys(file for one in self._references for file in one.files))
 
-    def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
-        """Return the lowest reference loss of each block, nats per token, float32 [C]."""
-        return self._lowest([one[block_ids] for one in self._references])
-
     def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
         """Return the lowest loss over the first eighths of each block; see `References.prefix`."""
-        return self._lowest([one.prefix(block_ids, eighths) for one in self._references])
-
-    def _lowest(self, losses: list[Nats]) -> Nats:
+        losses = [one.prefix(block_ids, eighths) for one in self._references]
         lowest: Nats = np.minimum.reduce(losses)
         return lowest
 

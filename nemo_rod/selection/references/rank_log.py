@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.arrays import Bytes, Ids, Records
+from nemo_rod.selection.arrays import Bytes, Ids, Mask, Records
 from nemo_rod.selection.curriculum.record_log import RecordLog
 from nemo_rod.selection.references.folder import (
     RECORD,
@@ -33,15 +32,20 @@ from nemo_rod.selection.references.folder import (
 )
 
 LOG_MAGIC = b"RODREF01"
-
-
-def record_size(header: object) -> int:
-    """Return the bytes of a record with its checksum, whatever the header."""
-    return RECORD.itemsize + 4
+_RECORD_SIZE = RECORD.itemsize + 4  # with the checksum
 
 
 class ReferenceWriter:
-    """Appends the partial sums of scored blocks to the log of one rank.
+    """Appends the partial sums of scored blocks to the log of one rank, begun or resumed.
+
+    Args:
+        folder: Folder of the references.
+        rank: Number of this writer; each has its own log.
+        manifest: Provenance of the losses.
+        sync_every: Number of records between two waits for the disk.
+
+    Raises:
+        ValueError: The log has another manifest; the message names the fields that differ.
 
     Attributes:
         done: Block ids in this rank's log, int64, ascending; see also `logged_ids`.
@@ -55,25 +59,13 @@ class ReferenceWriter:
         manifest: ReferenceManifest,
         sync_every: int = 4096,
     ) -> None:
-        """Begin the log of a rank, or resume it after its last whole record.
-
-        Args:
-            folder: Folder of the references.
-            rank: Number of this writer; each has its own log.
-            manifest: Provenance of the losses.
-            sync_every: Number of records between two waits for the disk.
-
-        Raises:
-            ValueError: The log has another manifest; the message names the fields that differ.
-        """
         path = Path(folder) / f"rank-{rank:05d}.log"
         if not path.exists():
-            RecordLog.create(path, LOG_MAGIC, asdict(manifest), RECORD.itemsize + 4)
+            RecordLog.create(path, LOG_MAGIC, asdict(manifest), _RECORD_SIZE)
         self.manifest = manifest
-        self._log = _open(path, manifest, read_only=False)
-        valid_N = self._log.recover()
-        ids = self._log.payload().view(RECORD)["id"].reshape(-1)[valid_N]
-        self.done: Ids = np.unique(ids.astype(np.int64))
+        self._log = _open_own(path, manifest, read_only=False)
+        records_N, valid_N = recovered(self._log)
+        self.done: Ids = np.unique(records_N["id"][valid_N].astype(np.int64))
         self._sync_every = sync_every
         self._unsynced = 0
 
@@ -107,16 +99,9 @@ class ReferenceWriter:
         self._log.close()
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the log."""
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -133,14 +118,9 @@ def logged_ids(folder: str | Path, manifest: ReferenceManifest) -> Ids:
 
 
 def valid_records(path: Path, manifest: ReferenceManifest) -> Iterator[Records]:
-    """Yield the valid records of a log in batches.
-
-    Raises:
-        ValueError: The log was not written with `manifest`.
-    """
-    log = _open(path, manifest, read_only=True)
-    valid_N = log.recover()
-    records_N = log.payload().view(RECORD).reshape(-1)
+    """Yield the valid records of a log in batches; refuse a log of another manifest."""
+    log = _open_own(path, manifest, read_only=True)
+    records_N, valid_N = recovered(log)
     for first in range(0, len(records_N), ROWS):
         yield np.array(records_N[first : first + ROWS][valid_N[first : first + ROWS]])
     log.close()
@@ -173,10 +153,21 @@ def check_sums(records_N: Records, where: str) -> None:
         )
 
 
-def _open(path: Path, manifest: ReferenceManifest, *, read_only: bool) -> RecordLog:
+def open_log(path: Path, *, read_only: bool = True) -> tuple[RecordLog, ReferenceManifest]:
+    """Open a log, with the manifest in its header."""
+    log = RecordLog(path, LOG_MAGIC, lambda header: _RECORD_SIZE, read_only=read_only)
+    return log, read_manifest(path, log.header)
+
+
+def recovered(log: RecordLog) -> tuple[Records, Mask]:
+    """Return a log's records [N] up to the last valid one, and which are valid, bool [N]."""
+    valid_N = log.recover()
+    return log.payload().view(RECORD).reshape(-1), valid_N
+
+
+def _open_own(path: Path, manifest: ReferenceManifest, *, read_only: bool) -> RecordLog:
     """Open a log, which must have been written with `manifest`."""
-    log = RecordLog(path, LOG_MAGIC, record_size, read_only=read_only)
-    found = read_manifest(path, log.header)
+    log, found = open_log(path, read_only=read_only)
     if found != manifest:
         raise ValueError(
             f"{path} was written with {found.difference(manifest)}: finish it with what it was "

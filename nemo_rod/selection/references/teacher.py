@@ -69,18 +69,15 @@ def record_type(block_size: int, top_k: int, vocab_size: int) -> np.dtype[np.voi
 
 
 def make_room(folder: Path, manifest: ReferenceManifest, vocab_size: int) -> None:
-    """Create the file of records, or check that an existing one can be resumed.
+    """Create the file of records in a folder, or check that an existing one can be resumed.
 
-    Args:
-        folder: Folder of the references; other processes may write once this has returned.
-        manifest: Manifest of the references, with a distilled loss.
-        vocab_size: Vocabulary size of the blocks' tokenizer.
+    Other processes may write once this has returned.
 
     Raises:
         ValueError: The disk has too little space, or the file does not match the logs beside it.
     """
     file, header = folder / FILE, _header(manifest, vocab_size)
-    size = len(header) + _num_blocks(manifest) * _type_of(manifest, vocab_size).itemsize
+    size = len(header) + manifest.num_blocks * _type_of(manifest, vocab_size).itemsize
     if not file.exists():
         if log_paths(folder):
             raise ValueError(
@@ -162,7 +159,7 @@ class Teacher:
         """Use `open_teacher`."""
         self._path, self._manifest, self._store = folder / FILE, manifest, store
         dtype = _type_of(manifest, store.vocab_size)
-        self._records = map_array(self._path, dtype, (_num_blocks(manifest),))
+        self._records = map_array(self._path, dtype, (manifest.num_blocks,))
         self.top_k = dtype["ids"].shape[1]
 
     def covers(self, block_ids: Ids) -> Mask:
@@ -210,14 +207,10 @@ def _type_of(manifest: ReferenceManifest, vocab_size: int) -> np.dtype[np.void]:
     return record_type(manifest.block_size, top_k, vocab_size)
 
 
-def _num_blocks(manifest: ReferenceManifest) -> int:
-    return manifest.stop - manifest.start
-
-
 def _header(manifest: ReferenceManifest, vocab_size: int) -> bytes:
     """Return the header that makes the records a NumPy file."""
     description = np.lib.format.dtype_to_descr(_type_of(manifest, vocab_size))
-    fields = {"descr": description, "fortran_order": False, "shape": (_num_blocks(manifest),)}
+    fields = {"descr": description, "fortran_order": False, "shape": (manifest.num_blocks,)}
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, fields)
     return file.getvalue()
