@@ -23,11 +23,7 @@ class Ahead(Generic[T]):
         self._next: tuple[int, Future[T]] | None = None
 
     def take(self, step: int) -> T:
-        """Returns what a step needs and starts preparing the next one.
-
-        Raises:
-            Exception: The exception that `prepare` raised for this step.
-        """
+        """Returns what a step needs, or raises what `prepare` did; starts preparing the next."""
         if self._next is not None and self._next[0] == step:
             prepared = self._next[1].result()
         else:

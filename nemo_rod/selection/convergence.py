@@ -31,8 +31,7 @@ class Rule:
     def converged_at(self, losses: Iterable[tuple[int, float]]) -> int | None:
         """Returns the number of updates after which the losses converged; None if not yet.
 
-        Args:
-            losses: Pairs of updates done and the loss at that point, nats per token, in order.
+        Losses are pairs, in order, of the updates done and the loss then, nats per token.
         """
         best, waited = math.inf, 0
         for done, loss in losses:

@@ -120,10 +120,9 @@ class SourceAverages:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The internal state, to be restored elsewhere."""
+        """What `observe` changes, to be restored elsewhere."""
         return {k: getattr(self, k) for k in ("mean", "variance", "_blocks", "_seen")}
 
     @state.setter
     def state(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
+        vars(self).update(values)

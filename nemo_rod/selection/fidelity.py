@@ -18,10 +18,7 @@ import numpy.typing as npt
 
 from nemo_rod.selection.arrays import Floats, Nats
 from nemo_rod.selection.choice import Choice
-from nemo_rod.selection.policies import Policy, reducible_loss
-
-# Eighths of a block -> losses of the candidates on their prefixes, float32 [C], nats per token.
-PrefixLoss = Callable[[int], Nats]
+from nemo_rod.selection.policies import Policy
 
 PREFIXES = {"half": 4, "quarter": 2, "eighth": 1}  # in eighths of a block
 
@@ -43,13 +40,7 @@ class Fidelity:
 
 
 def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> Fidelity:
-    """Compares a scored choice with the one that other scores make from the same pool.
-
-    Args:
-        choice: The choice that was made.
-        score_C: The other scores, nats [C].
-        policy: The policy of both choices.
-    """
+    """Compares a scored choice with the one that other scores [C] make by the same policy."""
     assert choice.score is not None
     is_replay_C, padding_C = choice.pool.is_replay, np.isneginf(choice.score)
     score_C = np.where(padding_C, -np.inf, score_C)
@@ -61,20 +52,19 @@ def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> Fidelity:
 
 
 def prefix_fidelity(
-    choice: Choice, policy: Policy, loss: PrefixLoss, reference: PrefixLoss
+    choice: Choice, policy: Policy, score: Callable[[int], Nats]
 ) -> dict[str, float | None]:
     """Returns what every prefix would have chosen, as metrics `rod/prefix/<name>/<measure>`.
 
     Args:
         choice: The choice by the scores of whole candidates.
         policy: The policy that made it.
-        loss: Prefix losses of the current model.
-        reference: Prefix losses of the reference models.
+        score: Returns the candidates' scores by their first eighths, nats per token [C].
     """
     assert choice.score is not None
     metrics: dict[str, float | None] = {}
     for name, eighths in PREFIXES.items():
-        score_C = reducible_loss(loss(eighths), reference(eighths))
+        score_C = score(eighths)
         if not np.isfinite(score_C[np.isfinite(choice.score)]).all():
             continue  # only some prefixes of a broken block are finite
         metrics |= metrics_of(f"prefix/{name}", fidelity(choice, score_C, policy))

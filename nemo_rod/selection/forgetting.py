@@ -1,9 +1,9 @@
 """Adaptation and forgetting from held-out losses (paper, appendix "Evaluation").
 
-Every function takes mappings `source name -> held-out loss` (nats per token) of one role and
-returns plain numbers. A source's weight is its corpus prevalence, in practice its number of
-training blocks; weights are normalised here. Without weights every source counts equally, which is
-the paper's breadth-oriented diagnostic.
+Every function takes mappings `source name -> held-out loss` (nats per token) of one role, of a
+trained model and, on the same held-out blocks, of its base. A source's weight is its corpus
+prevalence, in practice its number of training blocks; weights are normalised here. Without weights
+every source counts equally, which is the paper's breadth-oriented diagnostic.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ def forgetting_by_source(
 ) -> dict[str, float]:
     """Increase of each source's loss over the base model: `l(o) - l_base(o)`.
 
-    Differences are not capped: a negative value means that the source improved.
-
-    Args:
-        loss_by_source: Held-out loss of the trained model per replay source, in nats.
-        base_loss_by_source: Loss of the base model on the same held-out blocks, in nats.
-
-    Returns:
-        The difference per source in nats, in the order of `loss_by_source`.
+    Differences are in nats and not capped: a negative value means that the source improved.
 
     Raises:
         ValueError: The mappings name different sources, or a loss is not finite.
@@ -45,11 +38,6 @@ def validation_forgetting(
     Each difference is clipped at zero before the sum, so an improvement on one source cannot
     compensate for forgetting on another.
 
-    Args:
-        loss_by_source: Held-out loss of the trained model per replay source, in nats.
-        base_loss_by_source: Loss of the base model on the same held-out blocks, in nats.
-        weights: Corpus weight per source (block counts will do); None weighs all equally.
-
     Raises:
         ValueError: Sources differ, a loss is not finite, or the weights cannot be normalised.
     """
@@ -62,10 +50,6 @@ def weighted_loss(
     loss_by_source: Mapping[str, float], weights: Mapping[str, float] | None = None
 ) -> float:
     """The corpus-weighted mean over sources; for adaptation sources, the adaptation loss.
-
-    Args:
-        loss_by_source: Loss per source, in nats.
-        weights: Corpus weight per source (block counts will do); None weighs all equally.
 
     Raises:
         ValueError: There is no source, a loss is not finite, or the weights name other sources or

@@ -12,15 +12,9 @@ START_FILE = "validation_start.json"  # of a run's folder: the losses before its
 
 
 def source_losses(scorer: BlockScorer, store: Blocks, *, num_blocks: int) -> dict[str, float]:
-    """Returns `validation/<role>/<source>/loss`, the mean over a source's first blocks.
+    """Returns `validation/<role>/<source>/loss` of the current model on held-out blocks.
 
-    Args:
-        scorer: Scorer of the current model.
-        store: The held-out blocks.
-        num_blocks: Maximum number of blocks per source.
-
-    Returns:
-        Mean losses, nats per token.
+    It is the mean over the first `num_blocks` blocks of a source, nats per token.
     """
     ids = {
         f"validation/{source.role}/{source.name}/loss": source.start

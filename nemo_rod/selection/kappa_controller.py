@@ -40,12 +40,7 @@ class Steering:
     start: float
 
     def next_kappa(self, kappa: float, found: float | None) -> float:
-        """Returns kappa for the next step.
-
-        Args:
-            kappa: Value of kappa in the step that just ended.
-            found: The quantity after that step; None if it was not measured.
-        """
+        """Returns the kappa that follows a step's, given the quantity found after it, if any."""
         if found is None:
             return kappa
         above = min(1.0, found / self.target - 1)
@@ -54,12 +49,7 @@ class Steering:
         return min(max(moved, self.start / RANGE), self.start * RANGE)
 
     def resumed(self, rows: list[dict[str, Any]], base: Mapping[str, float]) -> float:
-        """Returns kappa for the step after the recorded ones.
-
-        Args:
-            rows: Metrics of the completed steps, in order.
-            base: Held-out loss of the base per replay source; see `held_out_replay`.
-        """
+        """Returns kappa for the step after those with these metrics; see `found` for `base`."""
         if not rows:
             return self.start
         return self.next_kappa(rows[-1]["rod/kappa"], self.found(rows[-1], base))
@@ -67,7 +57,8 @@ class Steering:
     def found(self, row: Mapping[str, Any], base: Mapping[str, float]) -> float | None:
         """Returns the quantity from one step's metrics; None if they lack it.
 
-        Forgetting weighs sources equally, as the paper's breadth-oriented diagnostic does.
+        Forgetting is over the held-out losses of the base per replay source. It weighs sources
+        equally, as the paper's breadth-oriented diagnostic does.
         """
         if self.quantity == "share":
             share: float = row["rod/replay_share"]

@@ -40,11 +40,7 @@ Words = npt.NDArray[np.uint64]
 def derive_key(*parts: int | str) -> int:
     """Hash the parts of a name, such as (seed, role, epoch), to a 64-bit key.
 
-    Args:
-        *parts: Integers, written in decimal, and words without "/"; they are joined by "/".
-
-    Returns:
-        The blake2b (8 bytes, person "rod-perm-v1") of that text, read as a little-endian integer.
+    Integers, in decimal, and words without "/" are joined by "/", and hashed by blake2b.
     """
     text = "/".join(str(part) for part in parts)
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=_PERSON).digest()
@@ -55,12 +51,9 @@ def permute(index: npt.ArrayLike, size: int, key: int) -> Ids:
     """Map every index to its place in the permutation of [0, size) given by `key`.
 
     Args:
-        index: Integers in [0, size), any shape.
+        index: Integers in [0, size), any shape, which the result shares.
         size: Number of elements, 1 <= size <= 2**60.
         key: 64-bit key; see `derive_key`.
-
-    Returns:
-        int64 array of the same shape, values in [0, size).
     """
     index = np.asarray(index, dtype=np.int64)
     size = int(size)

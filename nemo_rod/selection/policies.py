@@ -54,12 +54,8 @@ class Policy(Protocol):
 def reducible_loss(loss_C: Floats, reference_C: Floats) -> Nats:
     """Return rho = loss - reference loss, in nats (paper, Eq. "rho").
 
-    Args:
-        loss_C: Loss of the current model, nats per token [C].
-        reference_C: Loss of the reference model, nats per token [C].
-
-    Returns:
-        The scores, float32 [C]; exactly 0 where both losses are equal.
+    Losses are those of the current and of the reference model, nats per token [C]. Scores are
+    float32 [C], and exactly 0 where both losses are equal.
     """
     losses: Nats = np.asarray(loss_C, dtype=np.float32)
     references: Nats = np.asarray(reference_C, dtype=np.float32)
@@ -70,13 +66,7 @@ def reducible_loss(loss_C: Floats, reference_C: Floats) -> Nats:
 def threshold(weighted_C: Floats | None, chosen: Ids) -> float:
     """Return tau, the smallest chosen score (paper, Appendix: the price of a training slot).
 
-    Args:
-        weighted_C: Scores as the policy compares them (`Policy.weigh`) [C], or None if nothing was
-            scored.
-        chosen: Chosen positions [K].
-
-    Returns:
-        tau in nats; NaN without scores.
+    Scores [C] are as the policy compares them (`Policy.weigh`), in nats; without any, tau is NaN.
     """
     return float(np.min(weighted_C[chosen])) if weighted_C is not None else math.nan
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -39,18 +39,6 @@ class BlockScorer(Protocol):
 
         Nats, float32 [C, eighths].
         """
-
-
-class Drawn(NamedTuple):
-    """What a step chooses from, drawn before any model runs.
-
-    Attributes:
-        pool: The candidates.
-        reference: Reference losses, nats, float32 [C]; None if the pool will not be scored.
-    """
-
-    pool: Pool
-    reference: Nats | None
 
 
 class Selector:
@@ -176,12 +164,18 @@ class Selector:
         loss_C[choice.chosen] = loss_K
         return replace(choice, loss=loss_C)
 
-    def _draw(self, step: int) -> Drawn:
+    def _draw(self, step: int) -> tuple[Pool, Nats | None]:
+        """Returns the pool of a step, and its reference losses [C] if it will be scored."""
         pool = self.pools.pool(step)
         if not self._is_scored(step):
-            return Drawn(pool, None)
+            return pool, None
         assert self.references is not None
-        return Drawn(pool, self.references.prefix(pool.block_ids, self.eighths))
+        return pool, self.references.prefix(pool.block_ids, self.eighths)
+
+    def _score(self, pool: Pool, sums: Nats, eighths: int) -> Nats:
+        assert self.references is not None
+        loss_C = block_loss(sums, self.block_size, eighths)
+        return reducible_loss(loss_C, self.references.prefix(pool.block_ids, eighths))
 
     def _observed(self, choice: Choice) -> Choice:
         """Updates the averages with a pool's scores; adds what estimates would have chosen."""
@@ -195,11 +189,8 @@ class Selector:
 
     def _compared(self, choice: Choice, sums: Nats) -> Choice:
         """Adds the comparison with what prefixes of the candidates would have chosen."""
-        assert self.references is not None
         begin = time.perf_counter()
-        loss = partial(block_loss, sums, self.block_size)
-        reference = partial(self.references.prefix, choice.pool.block_ids)
-        prefixes = prefix_fidelity(choice, self.policy, loss, reference)
+        prefixes = prefix_fidelity(choice, self.policy, partial(self._score, choice.pool, sums))
         seconds = dict(choice.seconds)
         seconds["selection"] += time.perf_counter() - begin
         return replace(choice, seconds=seconds, compared=prefixes)

@@ -60,12 +60,7 @@ class Journal:
         """Records the metrics of a completed step, and its choice unless `begin` did.
 
         The record is on disk when this returns, hence before a checkpoint can name the step.
-
-        Args:
-            step: The step that just ended.
-            choice: The choice that it trained on.
-            metrics: Seconds of the step, `timing/train/total` and `timing/train/update`, and any
-                other metrics; JSON values.
+        Metrics are JSON values, with `timing/train/total` and `timing/train/update`, in seconds.
 
         Returns:
             The step's row of metrics, including those of the choice.

@@ -32,7 +32,17 @@ _READ_BYTES = 1 << 24
 
 
 class RecordLog:
-    """A record log, opened for appending or for reading only.
+    """A record log. Call `recover` before appending.
+
+    Args:
+        path: The file.
+        magic: The first 8 bytes, which say what kind of log it is.
+        record_size: Returns the bytes of a record with its checksum, from the header, which it
+            checks; None takes what the file says.
+        read_only: Do not modify the file.
+
+    Raises:
+        ValueError: The file is missing or of another kind, or its header is damaged.
 
     Attributes:
         path: The file.
@@ -48,18 +58,6 @@ class RecordLog:
         *,
         read_only: bool = False,
     ) -> None:
-        """Open a log and read its header. Call `recover` before appending.
-
-        Args:
-            path: The file.
-            magic: The first 8 bytes, which say what kind of log it is.
-            record_size: Returns the bytes of a record with its checksum, from the header, which it
-                checks; None takes what the file says.
-            read_only: Do not modify the file.
-
-        Raises:
-            ValueError: The file is missing or of another kind, or its header is damaged.
-        """
         self.path = path
         content, self._start = _read_header(path, magic)
         with interpreting(path, cure="restore it from a copy"):
