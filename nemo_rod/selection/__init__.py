@@ -11,12 +11,7 @@ The algorithm, one module per line (numpy and the standard library only):
 metrics; `dealing.py` assigns the chosen blocks to replicas.
 """
 
-from nemo_rod.selection.candidates import (
-    Candidates,
-    Pool,
-    Pools,
-    retention_for_share,
-)
+from nemo_rod.selection.candidates import Candidates, Pool, Pools, retention_for_share
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose
 from nemo_rod.selection.competition import selection_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow

@@ -27,14 +27,13 @@ Metrics = dict[str, float | None]
 def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
     """Returns the logged metrics of a choice, under names `rod/...`.
 
+    Shares are in [0, 1] and scores in nats; None stands for nothing to average. The scores by
+    source are left out if the pool has none.
+
     Args:
         choice: The choice of one step.
         source_C: Index in `names` of the source of every candidate, int64 `[C]`; -1 for padding.
         names: Names of the sources.
-
-    Returns:
-        Shares in [0, 1], counts, and scores in nats; None if there is nothing to average. Those of
-        scores by source are left out if the pool has no scores.
     """
     is_replay_C = choice.pool.is_replay
     drawn = np.bincount(source_C[source_C >= 0], minlength=len(names)).tolist()

@@ -66,11 +66,7 @@ class CurriculumHeader:
         object.__setattr__(self, "sources", rows)
 
     def check(self) -> None:
-        """Refuse values of other types or sizes than a run writes.
-
-        Raises:
-            ValueError: naming the field.
-        """
+        """Refuse values of other types or sizes than a run writes; the error names the field."""
         for name in ("num_candidates", "num_chosen", "block_size", "first_step"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < MOST:

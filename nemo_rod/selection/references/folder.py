@@ -197,7 +197,7 @@ def hash_heads(hashes: Bytes) -> npt.NDArray[np.uint64]:
 
 def record_checks(records_C: Records) -> npt.NDArray[np.uint32]:
     """Return the checksums of records, uint32 [C]."""
-    return crc32_rows(record_bytes(records_C))
+    return crc32_rows(row_bytes(records_C))
 
 
 def manifest_digest(manifest: ReferenceManifest, *arrays: npt.NDArray[np.generic]) -> str:
@@ -210,6 +210,6 @@ def manifest_digest(manifest: ReferenceManifest, *arrays: npt.NDArray[np.generic
     return digest.hexdigest()
 
 
-def record_bytes(records_C: Records) -> Bytes:
-    """Return the bytes of records, uint8 [C, 48]."""
-    return np.ascontiguousarray(records_C).view(np.uint8).reshape(-1, RECORD.itemsize)
+def row_bytes(records_C: Records) -> Bytes:
+    """Return the bytes of records of any type, uint8 [C, its size]."""
+    return np.ascontiguousarray(records_C).view(np.uint8).reshape(-1, records_C.dtype.itemsize)

@@ -28,7 +28,7 @@ from nemo_rod.selection.references.folder import (
     ReferenceManifest,
     hash_heads,
     read_manifest,
-    record_bytes,
+    row_bytes,
 )
 
 LOG_MAGIC = b"RODREF01"
@@ -52,12 +52,7 @@ class ReferenceWriter:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        rank: int,
-        *,
-        manifest: ReferenceManifest,
-        sync_every: int = 4096,
+        self, folder: str | Path, rank: int, *, manifest: ReferenceManifest, sync_every: int = 4096
     ) -> None:
         path = Path(folder) / f"rank-{rank:05d}.log"
         if not path.exists():
@@ -90,7 +85,7 @@ class ReferenceWriter:
         check_range(records_C, self.manifest, str(self._log.path))
         self._unsynced += len(records_C)
         sync = self._unsynced >= self._sync_every
-        self._log.append(record_bytes(records_C), sync=sync)
+        self._log.append(row_bytes(records_C), sync=sync)
         self._unsynced = 0 if sync else self._unsynced
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ from nemo_rod.selection.references.folder import (
     hash_heads,
     map_array,
     open_folder,
+    row_bytes,
 )
 from nemo_rod.selection.references.rank_log import log_paths
 
@@ -218,6 +219,4 @@ def _header(manifest: ReferenceManifest, vocab_size: int) -> bytes:
 
 def _checks(records_C: Records) -> npt.NDArray[np.uint32]:
     """Return the checksums of all record bytes before the checksum itself, uint32 [C]."""
-    size = records_C.dtype.itemsize
-    rows = np.ascontiguousarray(records_C).view(np.uint8).reshape(-1, size)
-    return crc32_rows(rows[:, : size - 4])
+    return crc32_rows(row_bytes(records_C)[:, :-4])
