@@ -10,17 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+# From the base over the baselines to RoD and its variants, as arms are listed.
 Kind = Literal[
     "base", "no_replay", "fixed", "max_replay", "merge", "rod", "rod_variant",
     "ablation", "control", "other",
 ]  # fmt: skip
 
-_ORDER: tuple[Kind, ...] = (
-    "base", "no_replay", "fixed", "max_replay", "merge", "rod", "rod_variant", "ablation",
-    "control", "other",
-)  # fmt: skip
 _WHOLE: dict[str, tuple[Kind, str]] = {
     "base": ("base", "base"),
     "no_replay": ("no_replay", "no replay"),
@@ -47,8 +44,8 @@ class ArmName:
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """Sort key, from the base over the baselines to RoD and its variants."""
-        return (_ORDER.index(self.kind), self.value, self.name)
+        """Sort key."""
+        return (get_args(Kind).index(self.kind), self.value, self.name)
 
 
 def parse_arm(name: str) -> ArmName:
@@ -79,9 +76,11 @@ def parse_arm(name: str) -> ArmName:
     return ArmName(name, "other", 0.0, name.replace("_", " "))
 
 
-def is_of_frontier(name: str, arm: Mapping[str, Any]) -> bool:
-    """Returns whether an arm belongs to the frontier, rather than only to an ablation's figure."""
-    if name == "base":
-        return False
-    of = (arm.get("design") or {}).get("of")
-    return of in (None, name) or name in ("max_replay", "rod_compute_matched", "rod_averages")
+def frontier_arms(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns the arms of the frontier, rather than only of an ablation's figure."""
+    own = {"max_replay", "rod_compute_matched", "rod_averages"}
+    return [
+        name
+        for name, arm in arms.items()
+        if name != "base" and ((arm["design"] or {}).get("of") in (None, name) or name in own)
+    ]

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.report.style import css_variables
-from nemo_rod.report.templates import environment
+from nemo_rod.report.templates import render
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
 
@@ -144,8 +143,4 @@ def render_explorer(data: dict[str, Any], *, recipe: str, arm: str, note: str = 
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # a text must not end the element that holds it
     safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    page = environment().get_template("explorer.html")
-    return page.render(
-        data=Markup(safe), recipe=recipe, arm=arm, note=note,
-        light=css_variables(0), dark=css_variables(1),
-    )  # fmt: skip
+    return render("explorer.html", data=Markup(safe), recipe=recipe, arm=arm, note=note)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,15 +97,19 @@ def read_history(path: Path) -> History:
         header, arrays = curriculum.header, curriculum.arrays()
         if len(arrays.step) == 0:
             raise ValueError(f"{path} holds no step, expected one per update; train the arm again")
+        is_replay_O = np.array([row.role == "replay" for row in header.sources], dtype=bool)
+        pieces = [
+            slice(start, start + _STEPS_AT_ONCE)
+            for start in range(0, len(arrays.step), _STEPS_AT_ONCE)
+        ]
         parts = [
             _summarise(
-                header.source_index(arrays.block_ids[start:stop]),
-                np.array([row.role == "replay" for row in header.sources], dtype=bool),
-                arrays.score[start:stop],
-                arrays.chosen[start:stop],
+                header.source_index(arrays.block_ids[piece]),
+                is_replay_O,
+                arrays.score[piece],
+                arrays.chosen[piece],
             )
-            for start in range(0, len(arrays.step), _STEPS_AT_ONCE)
-            for stop in [start + _STEPS_AT_ONCE]
+            for piece in pieces
         ]
         candidates_TO, chosen_TO, rho_adaptation_T, rho_replay_T = (
             np.concatenate(column) for column in zip(*parts, strict=True)
@@ -113,7 +118,7 @@ def read_history(path: Path) -> History:
             step_T=np.array(arrays.step, dtype=np.int64),
             batch_size=header.num_chosen,
             source_names=tuple(row.name for row in header.sources),
-            is_replay_O=np.array([row.role == "replay" for row in header.sources], dtype=bool),
+            is_replay_O=is_replay_O,
             candidates_TO=candidates_TO,
             chosen_TO=chosen_TO,
             threshold_T=np.array(arrays.threshold, dtype=np.float64),
@@ -142,17 +147,14 @@ def _summarise(
     return (
         candidates_TO[:, :-1],
         chosen_TO[:, :-1],
-        _mean_where(score_TC, is_adaptation_TC),
-        _mean_where(score_TC, is_replay_TC),
+        finite_mean(score_TC, axis=1, where=is_adaptation_TC),
+        finite_mean(score_TC, axis=1, where=is_replay_TC),
     )
 
 
-def _mean_where(value_TC: npt.NDArray[np.float32], mask_TC: npt.NDArray[np.bool_]) -> Floats:
-    """Returns the mean over the masked finite entries of each row; NaN if there is none."""
-    mask_TC = mask_TC & np.isfinite(value_TC)
-    count_T = mask_TC.sum(axis=1)
-    total_T = np.where(mask_TC, value_TC, 0.0).sum(axis=1, dtype=np.float64)
-    mean_T: Floats = np.divide(
-        total_T, count_T, out=np.full(len(count_T), np.nan), where=count_T > 0
-    )
-    return mean_T
+def finite_mean(value: npt.NDArray[Any], *, axis: int, where: Any = True) -> Floats:
+    """Returns the mean over the finite entries of an axis, float64; NaN where there is none."""
+    is_counted = np.isfinite(value) & where
+    count = is_counted.sum(axis=axis)
+    total = np.where(is_counted, value, 0.0).sum(axis=axis, dtype=np.float64)
+    return np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0)

@@ -11,12 +11,10 @@ from typing import Any
 
 from nemo_rod.report import table
 from nemo_rod.report.arm_names import parse_arm
-from nemo_rod.report.cheaper import cheaper_table
 from nemo_rod.report.paper import paper_arms, title_of
-from nemo_rod.report.paper_tables import paper_table
-from nemo_rod.report.style import COLOURS, arm_colour, css_variables
+from nemo_rod.report.style import COLOURS, arm_colour
 from nemo_rod.report.summary import summarise
-from nemo_rod.report.templates import environment
+from nemo_rod.report.templates import render
 from nemo_rod.report.under_way import Part
 
 Results = Mapping[str, Any]
@@ -24,22 +22,47 @@ Pictures = Mapping[str, tuple[str, str]]  # name -> SVG for desktops, SVG for ph
 
 
 def render_page(
-    results: Results, pictures: Pictures, parts: Sequence[Part] = (), *, explorer: bool = False
+    results: Results,
+    tables: Mapping[str, table.Table],
+    pictures: Pictures,
+    parts: Sequence[Part],
+    *,
+    explorer: bool,
 ) -> str:
     """Returns the whole page.
 
     Args:
         results: Content of `results.json`, with checks and replicates.
+        tables: Tables by name; empty ones are left out.
         pictures: Inline SVGs by figure name; missing figures are left out.
         parts: What the run makes; shown if some of it is missing.
         explorer: Whether there is a curriculum explorer to lead to.
     """
-    page = environment().get_template("page.html")
-    disagreements = [text for run in _runs(results) for text in run["disagreements"]]
-    return page.render(
-        _header(results), **_body(results), **_standing(parts), disagreements=disagreements,
-        pictures=pictures, explorer=explorer,
-    )  # fmt: skip
+    runs = [results, *results["replicates"]]
+    base = results["arms"].get("base") or {"adapt_loss": None}
+    names = [parse_arm(name) for name in results["arms"]]
+    role_of = {colours[0]: role for role, colours in COLOURS.items()}
+    return render(
+        "page.html",
+        recipe=results["recipe"],
+        subtitle=_subtitle(runs),
+        summary=summarise(results),
+        tiles=_tiles(results),
+        checks=_checks(tables["checks"]),
+        tables=tables,
+        marks={arm.name: f"var(--{role_of[arm_colour(arm, names)]})" for arm in names},
+        notes=results["notes"],
+        base_loss=None if base["adapt_loss"] is None else f"{base['adapt_loss']:.3f}",
+        is_papers=bool(paper_arms(results["recipe"])),
+        paper_title=title_of(results["recipe"]),
+        without=results["profile"].get("rod", {}).get("without") or "the most influential source",
+        disagreements=[
+            text for run in [*runs, *results["settings"]] for text in run["disagreements"]
+        ],
+        pictures=pictures,
+        explorer=explorer,
+        **_standing(parts),
+    )
 
 
 def render_under_way(
@@ -53,15 +76,10 @@ def render_under_way(
         figure: Inline SVG of how training goes, for desktops and for phones; None without a step.
         explorer: Whether there is a curriculum explorer to lead to.
     """
-    page = environment().get_template("under_way.html")
-    return page.render(
-        recipe=recipe, figure=figure, explorer=explorer, disagreements=[], **_standing(parts),
-        light=css_variables(0), dark=css_variables(1),
+    return render(
+        "under_way.html", recipe=recipe, figure=figure, explorer=explorer, disagreements=[],
+        **_standing(parts),
     )  # fmt: skip
-
-
-def _runs(results: Results) -> list[Results]:
-    return [results, *results["replicates"], *results.get("settings", [])]
 
 
 def _standing(parts: Sequence[Part]) -> dict[str, Any]:
@@ -74,20 +92,12 @@ def _standing(parts: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def _header(results: Results) -> dict[str, Any]:
-    runs = [results, *results["replicates"]]
+def _subtitle(runs: Sequence[Results]) -> str:
     seeds = [str(run["seed"]) for run in runs if run["seed"] is not None]
-    words = [f"{len(results['arms'])} arms"]
+    words = [f"{len(runs[0]['arms'])} arms"]
     if seeds:
         words.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}")
-    return {
-        "light": css_variables(0),
-        "dark": css_variables(1),
-        "recipe": results["recipe"],
-        "subtitle": " · ".join(words),
-        "summary": summarise(results),
-        "tiles": _tiles(results),
-    }
+    return " · ".join(words)
 
 
 def _tiles(results: Results) -> list[tuple[str, str]]:
@@ -108,31 +118,7 @@ def _tiles(results: Results) -> list[tuple[str, str]]:
     return [(name, show(value)) for name, value, show in tiles if value is not None]
 
 
-def _body(results: Results) -> dict[str, Any]:
-    """Returns checks, tables and notes, and what captions say of these results."""
-    base = results["arms"].get("base") or {"adapt_loss": None}
-    names = [parse_arm(name) for name in results["arms"]]
-    role_of = {colours[0]: role for role, colours in COLOURS.items()}
-    return {
-        "checks": _checks(results),
-        "arms_table": table.arms_table(results),
-        "marks": {arm.name: f"var(--{role_of[arm_colour(arm, names)]})" for arm in names},
-        "costs_table": table.costs_table(results),
-        "cheaper_table": cheaper_table(results),
-        "paper_table": paper_table(results),
-        "sources_table": table.sources_table(results),
-        "seeds_table": table.seeds_table(results),
-        "notes": results["notes"],
-        "base_loss": None if base["adapt_loss"] is None else f"{base['adapt_loss']:.3f}",
-        "is_papers": bool(paper_arms(results["recipe"])),
-        "paper_title": title_of(results["recipe"]),
-        "without": results["profile"].get("rod", {}).get("without")
-        or "the most influential source",
-    }
-
-
-def _checks(results: Results) -> list[dict[str, str]]:
-    checks = table.checks_table(results)
+def _checks(checks: table.Table) -> list[dict[str, str]]:
     bound = next(column for column in checks.columns if column.key == "bound")
     measured = [column for column in checks.columns if column.key.startswith("measured")]
     return [

@@ -34,26 +34,31 @@ def profiles_of(arms: Mapping[str, Mapping[str, Any]], reference: str | None) ->
     }
 
 
+def known(values: Mapping[str, float | None] | None) -> dict[str, float]:
+    """Returns the values that there are."""
+    return {name: value for name, value in (values or {}).items() if value is not None}
+
+
 def _profile(arm: Mapping[str, Any], vulnerability: Values, residual: Values) -> dict[str, Any]:
-    left = arm["forgetting_by_source"] or {}
-    ratio = {
-        source: value
-        for source, value in (arm["sampling_ratio_by_source"] or {}).items()
-        if value is not None
-    }
     influential = outlier(vulnerability)
-    fewer = {source: value for source, value in vulnerability.items() if source != influential}
-    fit = linear_fit(vulnerability, left)
-    fit_without = linear_fit(fewer, left) if influential else None
-    residual_fewer = {source: value for source, value in residual.items() if source != influential}
+    left, ratio = arm["forgetting_by_source"] or {}, known(arm["sampling_ratio_by_source"])
+
+    def measures(suffix: str, over: Values, residual: Values) -> dict[str, float | None]:
+        slope, intercept = linear_fit(over, left) or (None, None)
+        return {
+            f"slope{suffix}": slope,
+            f"intercept{suffix}": intercept,
+            f"pearson_r{suffix}": pearson(ratio, over),
+            f"pearson_r_residual{suffix}": pearson(ratio, residual),
+        }
+
+    # where no source is influential, there is nothing to fit without one
+    fewer, fewer_residual = (
+        {source: value for source, value in values.items() if influential not in (None, source)}
+        for values in (vulnerability, residual)
+    )
     return {
-        "slope": fit[0] if fit else None,
-        "intercept": fit[1] if fit else None,
-        "pearson_r": pearson(ratio, vulnerability),
-        "pearson_r_residual": pearson(ratio, residual),
+        **measures("", vulnerability, residual),
         "without": influential,
-        "slope_without": fit_without[0] if fit_without else None,
-        "intercept_without": fit_without[1] if fit_without else None,
-        "pearson_r_without": pearson(ratio, fewer) if influential else None,
-        "pearson_r_residual_without": pearson(ratio, residual_fewer) if influential else None,
+        **measures("_without", fewer, fewer_residual),
     }

@@ -165,6 +165,15 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     )
 
 
+# A run, and what `results_of` made of it.
+Shown = tuple[Run, Mapping[str, Any]]
+
+
+def has_evaluated_arm(run_dir: Path) -> bool:
+    """Returns whether any arm of a run has its held-out losses."""
+    return any(map(is_evaluated, run_dir.glob("arms/*")))
+
+
 def is_evaluated(arm_dir: Path) -> bool:
     """Returns whether an arm's folder has its held-out losses."""
     return (arm_dir / "evaluation.json").is_file()

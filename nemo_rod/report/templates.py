@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.report.style import css_variables
 
-def environment() -> Any:
-    """Returns Jinja2's environment, which escapes what it fills in and refuses missing values."""
+
+def render(template: str, **values: Any) -> str:
+    """Returns a filled-in page; values are escaped, and missing ones refused."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup, escape
 
@@ -21,4 +23,5 @@ def environment() -> Any:
     )
     subscript = Markup("F<sub>val</sub>")
     made.filters["typeset"] = lambda text: escape(text).replace("F_val", subscript)
-    return made
+    colours = {"light": css_variables(0), "dark": css_variables(1)}
+    return made.get_template(template).render(colours | values)

@@ -11,7 +11,7 @@ import pytest
 from command_line import composed
 from places import ROOT
 
-from nemo_rod.report.build_report import FIGURES
+from nemo_rod.report.figures import FIGURES
 from nemo_rod.report.paper import category_of, paper, paper_arms
 from nemo_rod.selection.arms import arm_kind
 

@@ -18,10 +18,12 @@ import pytest
 
 from nemo_rod.report import build_report, format_checks
 from nemo_rod.report.arm_names import parse_arm
-from nemo_rod.report.build_report import FIGURES
 from nemo_rod.report.cheaper import cheaper_table
-from nemo_rod.report.figures import Canvas, forgetting_profile, frontier, inline_svg, sampling_ratio
+from nemo_rod.report.figures import FIGURES
+from nemo_rod.report.figures.canvas import Canvas, inline_svg
+from nemo_rod.report.figures.frontier import frontier
 from nemo_rod.report.figures.labels import Label, place_labels
+from nemo_rod.report.figures.sources import forgetting_profile, sampling_ratio
 from nemo_rod.report.results import results_of
 from nemo_rod.report.run_files import read_run
 from nemo_rod.report.summary import summarise

@@ -9,7 +9,8 @@ import pytest
 from test_build import FakeRun, write_run
 
 from nemo_rod.report import build_report
-from nemo_rod.report.figures import Canvas, under_way
+from nemo_rod.report.figures.canvas import Canvas
+from nemo_rod.report.figures.progress_curves import under_way
 from nemo_rod.report.under_way import Part, has_begun, parts_of
 
 

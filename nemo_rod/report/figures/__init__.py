@@ -6,37 +6,53 @@ Nothing here reads or writes results.
 
 from __future__ import annotations
 
-from nemo_rod.report.figures.ablations import (
-    budgets,
-    components,
-    pool_size,
-    transfer,
-    weighting,
-)
-from nemo_rod.report.figures.canvas import Canvas, inline_svg, save
-from nemo_rod.report.figures.during_training import Training, replay_share, scores
-from nemo_rod.report.figures.frontier import frontier, settings_frontier
-from nemo_rod.report.figures.progress_curves import under_way
-from nemo_rod.report.figures.rows import capabilities, seeds
-from nemo_rod.report.figures.sources import forgetting_profile, sampling_ratio
+from collections.abc import Callable, Sequence
+from typing import Any
 
-__all__ = [
-    "Canvas",
-    "Training",
-    "budgets",
-    "capabilities",
-    "components",
-    "forgetting_profile",
-    "frontier",
-    "inline_svg",
-    "pool_size",
-    "replay_share",
-    "sampling_ratio",
-    "save",
-    "scores",
-    "seeds",
-    "settings_frontier",
-    "transfer",
+from matplotlib.figure import Figure
+
+from nemo_rod.report.figures import ablations, during_training, frontier, rows, sources
+from nemo_rod.report.figures.canvas import Canvas
+from nemo_rod.report.figures.progress_curves import under_way
+from nemo_rod.report.run_files import Shown
+from nemo_rod.report.under_way import Part
+
+Draw = Callable[[Any, Canvas], Figure | None]
+_OF_RUN: dict[str, Draw] = {
+    "frontier": frontier.frontier,
+    "capabilities": rows.capabilities,
+    "components": ablations.components,
+    "pool_size": ablations.pool_size,
+    "weighting": ablations.weighting,
+    "budgets": ablations.budgets,
+    "transfer": ablations.transfer,
+    "seeds": rows.seeds,
+}
+_OF_SETTINGS: dict[str, Draw] = {
+    "frontier": frontier.settings_frontier,
+    "replay_share": during_training.replay_share,
+    "scores": during_training.scores,
+    "forgetting_profile": sources.forgetting_profile,
+    "sampling_ratio": sources.sampling_ratio,
+}
+# Titles, captions and order are the page's (`page.html`).
+FIGURES = (
+    *{**_OF_RUN, **_OF_SETTINGS, **{f"settings_{name}": None for name in _OF_SETTINGS}},
     "under_way",
-    "weighting",
-]
+)
+
+
+def draw(name: str, shown: Sequence[Shown], parts: Sequence[Part], canvas: Canvas) -> Figure | None:
+    """Returns a figure by its name: of the first run, or of it and all other settings."""
+    if name == "under_way":
+        return under_way(parts, canvas)
+    if name in _OF_RUN:
+        return _OF_RUN[name](shown[0][1], canvas)
+    if not name.startswith("settings_"):
+        shown = shown[:1]
+    elif len(shown) < 2:
+        return None
+    name = name.removeprefix("settings_")
+    if name in ("replay_share", "scores"):
+        return _OF_SETTINGS[name](during_training.runs_of_rod(shown), canvas)
+    return _OF_SETTINGS[name]([results for _, results in shown], canvas)

@@ -5,8 +5,10 @@ The arms of a figure are determined by their differences (`arm.json`), not by th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.designs import continued, helped, varying, with_fixed_share
@@ -14,9 +16,6 @@ from nemo_rod.report.figures.canvas import TOP, Canvas
 from nemo_rod.report.figures.labels import label_right, label_width
 from nemo_rod.report.figures.plane import TITLES, X_TITLE, Plane, draw_plane, draw_planes, points_of
 from nemo_rod.report.style import light
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Results = Mapping[str, Any]
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -29,7 +28,7 @@ def components(results: Results, canvas: Canvas) -> Figure | None:
     names = with_fixed_share(results["arms"])
     if "rod" not in results["arms"] or not names:
         return None
-    return _plane(Plane([*names, "rod"]), results, canvas)
+    return _plane(Plane(results, [*names, "rod"]), canvas)
 
 
 def pool_size(results: Results, canvas: Canvas) -> Figure | None:
@@ -56,7 +55,7 @@ def budgets(results: Results, canvas: Canvas) -> Figure | None:
             texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{TIMES}"
     names = [name for path in paths for name in path]
     names += [n for n in arms if parse_arm(n).kind in ("fixed", "rod") and n not in names]
-    return _plane(Plane(names, paths=paths, texts=texts), results, canvas)
+    return _plane(Plane(results, names, paths=paths, texts=texts), canvas)
 
 
 def transfer(results: Results, canvas: Canvas) -> Figure | None:
@@ -66,15 +65,14 @@ def transfer(results: Results, canvas: Canvas) -> Figure | None:
     if not names:
         return None
     beside = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
-    return _plane(Plane([*beside, *names]), results, canvas, results["replicates"])
+    plane = Plane(results, [*beside, *names], replicates=results["replicates"])
+    return _plane(plane, canvas)
 
 
-def _plane(
-    plane: Plane, results: Results, canvas: Canvas, replicates: Sequence[Results] = ()
-) -> Figure | None:
-    if not points_of(results["arms"], plane.names, plane.measure):
+def _plane(plane: Plane, canvas: Canvas) -> Figure | None:
+    if not points_of(plane.results["arms"], plane.names, plane.measure):
         return None
-    return draw_planes([plane], [results], canvas, replicates=replicates)
+    return draw_planes([plane], canvas)
 
 
 def _swept(results: Results, key: str, canvas: Canvas) -> Figure | None:
@@ -90,7 +88,7 @@ def _swept(results: Results, key: str, canvas: Canvas) -> Figure | None:
     height = 3.6 if canvas.narrow else 4.1
     figure, boxes = canvas.panels(count, height, top=TOP, right=right)
     axes = canvas.axes(figure, boxes[0], X_TITLE, TITLES["val_forgetting"])
-    draw_plane(axes, results, Plane(names, texts=texts, paths=[names]), canvas)
+    draw_plane(axes, Plane(results, names, texts=texts, paths=[names]), canvas)
     if shown:
         axes = canvas.axes(figure, boxes[1], "tenth of the run", "replay share (%)")
         ends = []

@@ -9,13 +9,14 @@ import re
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from nemo_rod.report.style import light, with_variables
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LEFT, RIGHT, TOP, BOTTOM = 0.62, 0.12, 0.42, 0.58  # inches of margin around axes
 
@@ -42,11 +43,7 @@ _RC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Canvas:
-    """The width and type size of a figure.
-
-    Attributes:
-        narrow: Whether the figure is for a phone.
-    """
+    """The width and type size of a figure; a `narrow` one is for phones."""
 
     narrow: bool = False
 
@@ -62,9 +59,6 @@ class Canvas:
 
     def figure(self, height: float) -> Figure:
         """Returns a new figure of this width and of `height` inches."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
         figure = Figure(figsize=(self.width, height), dpi=100)
         FigureCanvasAgg(figure)
         figure.set_facecolor(light("surface"))
@@ -81,12 +75,7 @@ class Canvas:
     ) -> tuple[Figure, list[Box]]:
         """Returns a figure and the boxes of `count` axes, row by row; on a phone, in one column.
 
-        Args:
-            count: Number of axes.
-            height: Height of each row, inches.
-            columns: Maximum number of axes in a row.
-            top: Margin above each, inches.
-            right: Margin to the right of each, inches.
+        The height is that of a row, and `top` and `right` are margins of each box, in inches.
         """
         columns = 1 if self.narrow else min(columns, count)
         rows = -(-count // columns)
@@ -112,21 +101,11 @@ class Canvas:
         heading: str = "",
         y_title_offset: float = 9,
     ) -> Axes:
-        """Adds axes with titles.
+        """Adds axes with titles; that of the y axis lies above them, some points away.
 
         Label placement measures text in pixels, so the box is fixed here rather than laid out at
-        drawing time.
-
-        Args:
-            figure: Figure that receives them.
-            box: Left, bottom, width and height in inches.
-            x_title: Title of the x axis, with unit.
-            y_title: Title of the y axis, with unit; placed horizontally above the axis.
-            heading: Heading that distinguishes these axes from others in the figure.
-            y_title_offset: Points between the axes and `y_title`.
+        drawing time. The heading distinguishes these axes from others in the figure.
         """
-        from matplotlib import rc_context
-
         width, height = figure.get_size_inches()
         with rc_context(_RC):
             axes = figure.add_axes(
@@ -152,8 +131,6 @@ class Canvas:
 
 def save(figure: Figure, stem: Path) -> None:
     """Writes `<stem>.svg`, with text as outlines for equal rendering, and `<stem>.png`."""
-    from matplotlib import rc_context
-
     with rc_context(_RC | {"svg.fonttype": "path"}):
         figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
         figure.savefig(stem.with_suffix(".png"), dpi=200, metadata={"Software": None})
@@ -164,8 +141,6 @@ def inline_svg(figure: Figure, prefix: str) -> str:
 
     Colours become CSS variables, text stays text in the page's font, and ids get a unique prefix.
     """
-    from matplotlib import rc_context
-
     stream = BytesIO()
     with rc_context(_RC | {"svg.fonttype": "none"}):
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from nemo_rod.report.figures.canvas import TOP, Box, Canvas
 from nemo_rod.report.figures.labels import label_right, label_width, shorten
-from nemo_rod.report.history import History
-from nemo_rod.report.paper import category_of, paper
+from nemo_rod.report.history import History, finite_mean
+from nemo_rod.report.paper import category_of, paper, title_of
+from nemo_rod.report.run_files import Shown
 from nemo_rod.report.style import NUM_SOURCES, light
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,6 +41,19 @@ class Training:
     deciles: Sequence[float] | None
     num_adaptation: int
     heading: str = ""
+
+
+def runs_of_rod(shown: Sequence[Shown]) -> list[Training]:
+    """Returns the runs of RoD among settings."""
+    runs = []
+    for run, results in shown:
+        rod = run.arms.get("rod")
+        if rod and rod.history:
+            share = results["arms"]["rod"]["share_by_decile"]
+            num_adaptation = sum(run.block_counts["adaptation"].values())
+            heading = title_of(results["recipe"]) if len(shown) > 1 else ""
+            runs.append(Training(rod.history, share, num_adaptation, heading))
+    return runs
 
 
 def replay_share(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
@@ -77,12 +88,7 @@ def _over_training(
 
 
 def _draw_bands(
-    axes: Axes,
-    run: Training,
-    step_B: Floats,
-    colours: Sequence[str],
-    share_BO: Floats,
-    canvas: Canvas,
+    axes: Axes, run: Training, step_B: Floats, colours: list[str], share_BO: Floats, canvas: Canvas
 ) -> list[float]:
     """Draws bands, their sum, deciles and exposures; returns each band's height at the end."""
     top_BO = 100 * np.cumsum(share_BO, axis=1)
@@ -99,7 +105,7 @@ def _draw_bands(
     axes.set_xlim(run.history.step_T[0], run.history.step_T[-1])
     axes.grid(visible=False, axis="x")
     if run.deciles:
-        _draw_deciles(axes, run.history, run.deciles, (step_B, bottom_B), canvas)
+        _draw_deciles(axes, run, step_B, bottom_B, canvas)
     for times, step in exposures(run.history, run.num_adaptation):
         axes.axvline(step, color=light("muted"), linewidth=1, linestyle=(0, (3, 3)), zorder=4)
         axes.annotate(
@@ -113,15 +119,7 @@ def _draw_bands(
 
 
 def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
-    """Returns the steps at which trained adaptation blocks reach the corpus size once, twice, ...
-
-    Args:
-        history: Blocks chosen over the run.
-        num_adaptation: Adaptation blocks in the store.
-
-    Returns:
-        Multiples of the corpus, each with the first step that reached it.
-    """
+    """Returns the multiples of the adaptation corpus, each with the first step that reached it."""
     if num_adaptation <= 0:
         return []
     trained_T = history.chosen_TO[:, ~history.is_replay_O].sum(axis=1).cumsum()
@@ -131,20 +129,17 @@ def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
 
 
 def _draw_deciles(
-    axes: Axes,
-    history: History,
-    deciles: Sequence[float],
-    line: tuple[Floats, Floats],
-    canvas: Canvas,
+    axes: Axes, run: Training, step_B: Floats, share_B: Floats, canvas: Canvas
 ) -> None:
-    """Draws a dot at every decile's mean, its number above the `line` of shares and the bands."""
-    for part, share in zip(np.array_split(history.step_T, len(deciles)), deciles, strict=True):
+    """Draws a dot at every decile's mean, its number above the line of shares and the bands."""
+    assert run.deciles
+    parts = np.array_split(run.history.step_T, len(run.deciles))
+    for part, share in zip(parts, run.deciles, strict=True):
         centre = (part[0] + part[-1]) / 2
         axes.plot(
             centre, 100 * share, "o", color=light("ink"), markerfacecolor=light("surface"),
             markersize=5, markeredgewidth=1.3, zorder=5,
         )  # fmt: skip
-        step_B, share_B = line
         near_B = share_B[np.abs(step_B - centre) <= 0.35 * len(part)]
         above = max(100 * share, *near_B)
         axes.annotate(
@@ -213,8 +208,7 @@ def _draw_scores(axes: Axes, history: History, canvas: Canvas) -> None:
         value_T: Floats = getattr(history, attribute)
         if not np.isfinite(value_T).any():
             continue
-        step_B, value_B1 = _binned(history, value_T[:, None])
-        value_B = value_B1[:, 0]
+        step_B, value_B = _binned(history, value_T)
         axes.plot(step_B, value_B, color=light(colour), linestyle=style, linewidth=1.8, zorder=3)
         ends[name] = float(value_B[np.isfinite(value_B)][-1])
     axes.axhline(0, color=light("rule"), linewidth=1, zorder=1)
@@ -225,21 +219,11 @@ def _draw_scores(axes: Axes, history: History, canvas: Canvas) -> None:
 
 
 def _binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tuple[Floats, Floats]:
-    """Returns means over bins of consecutive steps: mean step [B] and mean values [B, O]."""
+    """Returns means over bins of consecutive steps: mean step [B], mean values [B, O] or [B]."""
     num_bins = min(len(history.step_T), max_bins)
     step_B = np.array([part.mean() for part in np.array_split(history.step_T, num_bins)])
-    value_BO = np.array([_mean_rows(part) for part in np.array_split(value_TO, num_bins)])
+    parts = np.array_split(value_TO, num_bins)
+    value_BO = np.array([finite_mean(part, axis=0) for part in parts])
     # The line spans the whole run, although the centres of the outer bins do not.
     step_B[0], step_B[-1] = history.step_T[0], history.step_T[-1]
     return step_B, value_BO
-
-
-def _mean_rows(value_TO: Floats) -> Floats:
-    """Returns the mean over steps with a value; NaN if there is none."""
-    finite_TO = np.isfinite(value_TO)
-    count_O = finite_TO.sum(axis=0)
-    total_O = np.where(finite_TO, value_TO, 0.0).sum(axis=0)
-    mean_O: Floats = np.divide(
-        total_O, count_O, out=np.full(value_TO.shape[1], np.nan), where=count_O > 0
-    )
-    return mean_O

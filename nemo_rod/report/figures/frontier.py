@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nemo_rod.report.arm_names import is_of_frontier, parse_arm
+from matplotlib.figure import Figure
+
+from nemo_rod.report.arm_names import frontier_arms, parse_arm
 from nemo_rod.report.figures.canvas import Canvas
 from nemo_rod.report.figures.plane import TITLES, Plane, Point, draw_planes, points_of
 from nemo_rod.report.paper import title_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Results = Mapping[str, Any]
 
@@ -23,7 +22,7 @@ def frontier(results: Results, canvas: Canvas) -> Figure | None:
     there are task results, another one shows their forgetting.
     """
     arms = results["arms"]
-    names = [name for name in arms if is_of_frontier(name, arms[name])]
+    names = frontier_arms(arms)
     points = points_of(arms, names, "val_forgetting")
     if not points:
         return None
@@ -36,29 +35,32 @@ def frontier(results: Results, canvas: Canvas) -> Figure | None:
     heading = "all arms" if zooms else ""
     # arms named in the second panel have no label here, except two that connect the panels
     texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
-    planes = [Plane(list(points), heading=heading, texts=texts, paths=[merges])]
+    others = results["replicates"]
+    planes = [
+        Plane(
+            results, list(points), heading=heading, texts=texts, paths=[merges],
+            replicates=[] if zooms else others, show_gap=not zooms,
+        )
+    ]  # fmt: skip
     if zooms:
-        planes.append(Plane(list(near), heading="around the fixed-replay chord"))
+        heading = "around the fixed-replay chord"
+        planes.append(Plane(results, list(near), heading=heading, replicates=others, show_gap=True))
     if points_of(arms, list(near), "task_forgetting"):
-        planes.append(Plane(list(near), "task_forgetting", "tasks"))
-    last = int(zooms)
-    return draw_planes(
-        planes, [results] * len(planes), canvas, replicates=results["replicates"], show_gap_in=last
-    )
+        planes.append(Plane(results, list(near), "task_forgetting", "tasks", replicates=others))
+    return draw_planes(planes, canvas)
 
 
 def settings_frontier(settings: Sequence[Results], canvas: Canvas) -> Figure | None:
     """Draws the frontier of several settings: F_val, and the forgetting of tasks if known."""
-    planes, shown = [], []
+    planes = []
     for results in settings:
         arms = results["arms"]
-        names = [name for name in arms if is_of_frontier(name, arms[name])]
+        names = frontier_arms(arms)
         near = [name for name in names if _is_near(results, name)] or names
         for measure in TITLES:
             if points := points_of(arms, near, measure):
-                planes.append(Plane(list(points), measure, title_of(results["recipe"])))
-                shown.append(results)
-    return draw_planes(planes, shown, canvas) if planes else None
+                planes.append(Plane(results, list(points), measure, title_of(results["recipe"])))
+    return draw_planes(planes, canvas) if planes else None
 
 
 def _is_near(results: Results, name: str) -> bool:

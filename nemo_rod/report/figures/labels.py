@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
 
 from nemo_rod.report.figures.canvas import Canvas
 from nemo_rod.report.style import light
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _NUM_DIRECTIONS = 16
 _DISTANCES = (7.0, 13.0, 22.0, 34.0)  # points from the mark
 _MARK_RADIUS = 5.0  # points
 _ON_A_MARK = 60.0
 _ON_A_LINE = 30.0  # the most that covering lines costs
-
 _ON_A_LEADER = 100.0
 _LEADER_POINTS = 15
 
@@ -50,20 +47,15 @@ def place_labels(
 
     Tries directions and distances around the point and takes the cheapest: covering another label
     or leaving the axes costs most, covering a mark or the thin line between a mark and its label a
-    lot, covering a line (`avoid`) little. The limits of the axes must be final.
-
-    Args:
-        axes: To write on.
-        labels: In order of importance.
-        avoid: Points, in data coordinates, that lines run through.
-        size: Font size in points.
+    lot, covering a line (`avoid`, points on it in data coordinates) little. The limits of the axes
+    must be final. The font size is in points.
     """
     figure = axes.figure
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     to_pixels = axes.transData.transform
     scale = figure.dpi / 72
     frame = axes.get_window_extent(renderer)
-    marks = [tuple(to_pixels((label.x, label.y))) for label in labels]
+    marks = to_pixels(np.array([(label.x, label.y) for label in labels]).reshape(-1, 2))
     lines = to_pixels(np.array(avoid, dtype=np.float64).reshape(-1, 2))
     placed: list[Box] = []
     leaders: list[Points] = []
@@ -88,12 +80,13 @@ def place_labels(
 
         def cost(candidate: _Candidate, mark: tuple[float, float] = (px, py)) -> float:
             own = _leader(mark, candidate.box, scale)
+            corners = np.reshape(candidate.box, (2, 2))
             return (
                 candidate.cost
                 + _cost(candidate.box, placed, marks, lines, scale)
                 + _crossings(own, candidate.box, leaders, placed)
                 + _along(own, lines, marks, scale)
-                + 500 * _outside(candidate.box, (frame.x0, frame.y0, frame.x1, frame.y1))
+                + 500 * (_inside(corners, frame.extents) < 2)
             )
 
         best = min(candidates, key=cost)  # the first of the cheapest
@@ -127,21 +120,14 @@ def _boxes(px: float, py: float, half_w: float, half_h: float, scale: float) -> 
     return found
 
 
-def _cost(
-    box: Box,
-    placed: Sequence[Box],
-    marks: Sequence[tuple[float, ...]],
-    lines: Points,
-    scale: float,
-) -> float:
+def _cost(box: Box, placed: Sequence[Box], marks: Points, lines: Points, scale: float) -> float:
     cost = 0.0
     for other in placed:
         width = min(box[2], other[2]) - max(box[0], other[0])
         height = min(box[3], other[3]) - max(box[1], other[1])
         if width > 0 and height > 0:
             cost += 200 + width * height
-    reach = _MARK_RADIUS * scale
-    cost += _ON_A_MARK * sum(_touches(box, mark, reach) for mark in marks)
+    cost += _ON_A_MARK * _inside(marks, box, _MARK_RADIUS * scale)
     # that it lies on a line counts, hardly how much of the line it hides
     return cost + min(_ON_A_LINE, _inside(lines, box, scale))
 
@@ -153,12 +139,12 @@ def _crossings(own: Points, box: Box, leaders: Sequence[Points], placed: Sequenc
     return _ON_A_LEADER * (len(hidden) + len(crossed))
 
 
-def _along(own: Points, lines: Points, marks: Sequence[tuple[float, ...]], scale: float) -> float:
+def _along(own: Points, lines: Points, marks: Points, scale: float) -> float:
     """What it costs that the line of a label runs along others, or through the marks of others."""
     if not len(own):
         return 0.0
     on_line = np.abs(own[:, None] - lines[None]).max(axis=-1, initial=0) < scale
-    others = np.array([mark for mark in marks if mark != tuple(own[0])]).reshape(-1, 2)
+    others = marks[(marks != own[0]).any(axis=1)]
     on_mark = np.abs(own[:, None] - others[None]).max(axis=-1, initial=0) < _MARK_RADIUS * scale
     return float(4 * on_line.any(axis=1).sum() + _ON_A_MARK * on_mark.any(axis=0).sum())
 
@@ -167,15 +153,6 @@ def _inside(points: Points, box: Box, margin: float = 0.0) -> int:
     """How many points lie in a box."""
     inside = (points >= np.subtract(box[:2], margin)) & (points <= np.add(box[2:], margin))
     return int(inside.all(axis=1).sum())
-
-
-def _touches(box: Box, point: Sequence[float], reach: float) -> bool:
-    inside_x = box[0] - reach <= point[0] <= box[2] + reach
-    return inside_x and box[1] - reach <= point[1] <= box[3] + reach
-
-
-def _outside(box: Box, frame: Box) -> float:
-    return float(box[0] < frame[0] or box[1] < frame[1] or box[2] > frame[2] or box[3] > frame[3])
 
 
 def _leader(mark: tuple[float, ...], box: Box, scale: float) -> Points:
@@ -193,14 +170,10 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     The order is kept. Where they do not fit they are spaced evenly over the whole range.
     """
     count = len(positions)
-    if count == 0:
-        return []
+    order = sorted(range(count), key=lambda i: positions[i])
     if gap * (count - 1) >= high - low:
         step = (high - low) / max(count - 1, 1)
-        order = sorted(range(count), key=lambda i: positions[i])
-        even = {i: low + step * rank for rank, i in enumerate(order)}
-        return [even[i] for i in range(count)]
-    order = sorted(range(count), key=lambda i: positions[i])
+        return [low + step * order.index(i) for i in range(count)]
     # Clusters of labels that touch move as one block around the mean of what they point at.
     clusters: list[tuple[list[int], float]] = []
     for i in order:

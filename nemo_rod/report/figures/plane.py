@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from nemo_rod.report.arm_names import ArmName, parse_arm
 from nemo_rod.report.figures.canvas import TOP, Canvas
@@ -16,10 +19,6 @@ from nemo_rod.report.paper import paper_arms
 from nemo_rod.report.results import chord_of
 from nemo_rod.report.style import arm_colour, light
 from nemo_rod.report.table import signed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Results = Mapping[str, Any]
 Point = tuple[float, float]  # adaptation loss, forgetting
@@ -36,18 +35,24 @@ class Plane:
     """The arms to draw, and how.
 
     Attributes:
+        results: Results of the run.
         names: Names of the arms.
         measure: Measure of forgetting, on the vertical axis.
         heading: Heading that distinguishes these axes from others.
         texts: Labels of arms other than their own name; "" for no label.
         paths: Arms to join by a line, in order.
+        replicates: Runs with other seeds, drawn faintly and without labels.
+        show_gap: Whether to show RoD's gap to the chord.
     """
 
+    results: Results
     names: Sequence[str]
     measure: Measure = "val_forgetting"
     heading: str = ""
     texts: Mapping[str, str] = field(default_factory=dict)
     paths: Sequence[Sequence[str]] = ()
+    replicates: Sequence[Results] = ()
+    show_gap: bool = False
 
 
 def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -> dict[str, Point]:
@@ -62,50 +67,25 @@ def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -
     return found
 
 
-def draw_planes(
-    planes: Sequence[Plane],
-    results: Sequence[Results],
-    canvas: Canvas,
-    *,
-    replicates: Sequence[Results] = (),
-    show_gap_in: int | None = None,
-) -> Figure:
-    """Returns a figure of planes, each of its own results.
-
-    Args:
-        planes: Planes, row by row.
-        results: The results of each.
-        canvas: Width of the figure.
-        replicates: Runs with other seeds, drawn in the plane with the gap and those after it.
-        show_gap_in: Index of the plane that shows RoD's gap to the chord; None for no gap.
-    """
+def draw_planes(planes: Sequence[Plane], canvas: Canvas) -> Figure:
+    """Returns a figure of planes, row by row."""
     top = TOP + (0.22 if any(plane.heading for plane in planes) else 0.0)
     figure, boxes = canvas.panels(len(planes), 3.6 if canvas.narrow else 4.3, top=top)
-    for i, (plane, shown, box) in enumerate(zip(planes, results, boxes, strict=True)):
+    for plane, box in zip(planes, boxes, strict=True):
         axes = canvas.axes(figure, box, X_TITLE, TITLES[plane.measure], heading=plane.heading)
-        draw_plane(
-            axes, shown, plane, canvas, replicates=replicates if i >= (show_gap_in or 0) else (),
-            show_gap=i == show_gap_in,
-        )  # fmt: skip
+        draw_plane(axes, plane, canvas)
     return figure
 
 
-def draw_plane(
-    axes: Axes,
-    results: Results,
-    plane: Plane,
-    canvas: Canvas,
-    *,
-    replicates: Sequence[Results] = (),
-    show_gap: bool = False,
-) -> None:
+def draw_plane(axes: Axes, plane: Plane, canvas: Canvas) -> None:
     """Draws the arms of a plane over the chord, and the paper's own numbers as crosses."""
+    results = plane.results
     points = points_of(results["arms"], plane.names, plane.measure)
     paper = points_of(paper_arms(results["recipe"]), list(points), plane.measure)
     _set_limits(axes, [*points.values(), *paper.values()], plane.measure)
     is_log = plane.measure == "val_forgetting"
-    for replicate in replicates:
-        _draw_replicate(axes, replicate, plane, with_chord=is_log)
+    for replicate in plane.replicates:
+        _draw_replicate(axes, replicate, plane)
     lines = _draw_chord(axes, results) if is_log else []
     names = [parse_arm(name) for name in results["arms"]]
     for path in plane.paths:
@@ -117,7 +97,11 @@ def draw_plane(
     labels = []
     for name, point in points.items():
         arm, is_open = _as_drawn(results, name)
-        _mark(axes, point, arm, arm_colour(arm, names), is_open=is_open)
+        axes.plot(
+            *point, _marker(arm), color=arm_colour(arm, names), markersize=_marker_size(arm),
+            markerfacecolor=light("surface") if is_open else None,
+            markeredgewidth=1.2 if is_open else 0, zorder=5,
+        )  # fmt: skip
         is_rod = arm.kind == "rod"
         text = plane.texts.get(name, parse_arm(name).label)
         labels.append(Label(*point, text, light("rod" if is_rod else "ink"), is_rod))
@@ -128,7 +112,7 @@ def draw_plane(
             markeredgewidth=1.3, zorder=4,
         )  # fmt: skip
     labels.sort(key=lambda label: not label.bold)
-    if show_gap and is_log:
+    if plane.show_gap and is_log:
         gap_labels, gap_line = _draw_gap(axes, results)
         labels, lines = labels + gap_labels, lines + gap_line
     place_labels(axes, labels, avoid=lines, size=canvas.font_size)
@@ -143,17 +127,8 @@ def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:
     return arm, arm.kind in ("rod_variant", "ablation", "control")
 
 
-def _mark(axes: Axes, point: Point, arm: ArmName, colour: str, *, is_open: bool) -> None:
-    axes.plot(
-        *point, _marker(arm), color=colour, markersize=_marker_size(arm), zorder=5,
-        markerfacecolor=light("surface") if is_open else None,
-        markeredgewidth=1.2 if is_open else 0,
-    )  # fmt: skip
-
-
-def _draw_replicate(axes: Axes, replicate: Results, plane: Plane, *, with_chord: bool) -> None:
-    """Draws chord and arms of a run with another seed, faintly and without labels."""
-    if with_chord:
+def _draw_replicate(axes: Axes, replicate: Results, plane: Plane) -> None:
+    if plane.measure == "val_forgetting":
         _draw_chord(axes, replicate, alpha=0.25)
     names = [parse_arm(name) for name in replicate["arms"]]
     for name, point in points_of(replicate["arms"], plane.names, plane.measure).items():
@@ -166,8 +141,6 @@ def _draw_replicate(axes: Axes, replicate: Results, plane: Plane, *, with_chord:
 
 def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
     """Sets limits with a margin for labels of the outermost points; a log axis for F_val."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
     loss = np.array([point[0] for point in points])
     pad_x = 0.12 * max(float(np.ptp(loss)), 0.02)
     axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels are on the right

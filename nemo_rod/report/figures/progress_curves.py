@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from nemo_rod.report.figures.canvas import Canvas
 from nemo_rod.report.figures.labels import label_right, label_width
 from nemo_rod.report.style import light
 from nemo_rod.report.under_way import Part
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _MAX_POINTS = 200
 Points = tuple[list[float], list[float]]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from nemo_rod.report.arm_names import is_of_frontier, parse_arm
+from nemo_rod.report.arm_names import frontier_arms, parse_arm
 from nemo_rod.report.figures.canvas import BOTTOM, LEFT, RIGHT, TOP, Canvas
 from nemo_rod.report.figures.labels import label_width, shorten
 from nemo_rod.report.paper import paper
 from nemo_rod.report.style import arm_colour, light
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Results = Mapping[str, Any]
 _ROW = 0.24  # inches
@@ -64,7 +62,7 @@ def capabilities(results: Results, canvas: Canvas) -> Figure | None:
 def seeds(results: Results, canvas: Canvas) -> Figure | None:
     """Draws mean and range over seeds of each arm's adaptation loss and F_val, and RoD's share."""
     runs = [results, *results["replicates"]]
-    names = [n for n, arm in results["arms"].items() if is_of_frontier(n, arm)]
+    names = frontier_arms(results["arms"])
     names += [n for n in results["arms"] if n != "base" and n not in names]
     if len(runs) < 2 or not names:
         return None

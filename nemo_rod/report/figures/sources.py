@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.chord import linear_fit
@@ -19,11 +21,8 @@ from nemo_rod.report.figures.labels import (
     spread,
 )
 from nemo_rod.report.paper import paper_value, title_of
+from nemo_rod.report.profile import known
 from nemo_rod.report.style import arm_colour, light
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Results = Mapping[str, Any]
 
@@ -74,9 +73,8 @@ def _slope_text(results: Results, name: str, canvas: Canvas) -> str:
     slope, without = profile["slope"], profile["slope_without"]
     if slope is None:
         return label
-    paper = (paper_value("fig:forgetting_profiles_extended", "slope", results["recipe"]) or {}).get(
-        name
-    )
+    theirs = paper_value("fig:forgetting_profiles_extended", "slope", results["recipe"]) or {}
+    paper = theirs.get(name)
     said = f", paper {paper:.2f}" if paper is not None else ""
     text = f"{label}\nslope {slope:.2f}{said}"
     text += f"\nbroken line {without:.2f}" if without is not None else ""
@@ -93,17 +91,8 @@ def _draw_profiles(
     _frame_profile(axes, list(vulnerability.values()), left, canvas)
     parsed = [parse_arm(name) for name in arms]
     colours = [arm_colour(parse_arm(name), parsed) for name in names]
-    ends = [
-        _draw_arm(
-            axes,
-            vulnerability,
-            arms[name]["forgetting_by_source"],
-            results["profile"][name],
-            colour,
-            is_rod=parse_arm(name).kind == "rod",
-        )
-        for name, colour in zip(names, colours, strict=True)
-    ]
+    drawn = zip(names, colours, strict=True)
+    ends = [_draw_arm(axes, results, name, colour) for name, colour in drawn]
     lines = max(text.count("\n") for text in texts) + 1
     label_right(axes, texts, ends, colours, canvas, lines=lines)
     _label_top(axes, vulnerability, canvas)
@@ -129,16 +118,11 @@ def _frame_profile(
     )  # fmt: skip
 
 
-def _draw_arm(
-    axes: Axes,
-    vulnerability: Mapping[str, float],
-    by_source: Mapping[str, float],
-    profile: Mapping[str, Any],
-    colour: str,
-    *,
-    is_rod: bool,
-) -> float:
+def _draw_arm(axes: Axes, results: Results, name: str, colour: str) -> float:
     """Draws an arm's sources and fit; returns the height at the right edge, for its label."""
+    vulnerability, profile = _vulnerability(results), results["profile"][name]
+    by_source = results["arms"][name]["forgetting_by_source"]
+    is_rod = parse_arm(name).kind == "rod"
     axes.plot(
         [vulnerability[source] for source in by_source], list(by_source.values()),
         "*" if is_rod else "o", color=colour, markersize=10 if is_rod else 5.5,
@@ -191,11 +175,7 @@ def sampling_ratio(settings: Sequence[Results], canvas: Canvas) -> Figure | None
     panels = []
     for results in settings:
         arms = results["arms"]
-        ratio = {
-            name: value
-            for name, value in (arms.get("rod", {}).get("sampling_ratio_by_source") or {}).items()
-            if value is not None
-        }
+        ratio = known(arms.get("rod", {}).get("sampling_ratio_by_source"))
         for arm, key in (("no_replay", ""), (results["reference_arm"], "_residual")):
             by_source = arms.get(arm, {}).get("forgetting_by_source") if arm else None
             if ratio and by_source:
