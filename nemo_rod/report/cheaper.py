@@ -12,9 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.designs import cheaper, scored_share
-from nemo_rod.report.table import Column, Format, Table, decimals, percent, signed
+from nemo_rod.report.table import (
+    ARM,
+    Column,
+    Format,
+    Table,
+    decimals,
+    in_order,
+    mean_and_range,
+    percent,
+    signed,
+)
 from nemo_rod.selection.fidelity import PREFIXES
 
 Results = Mapping[str, Any]
@@ -36,10 +45,10 @@ def cheaper_table(results: Results) -> Table:
     """Returns RoD and every arm that scores less: means over seeds, and their range."""
     runs = [results, *results["replicates"]]
     by_run = [_measured(run) for run in runs]
-    names = sorted({name for run in by_run for name in run}, key=lambda name: parse_arm(name).order)
+    names = in_order(name for run in by_run for name in run)
     rows = [_row(name, [run[name] for run in by_run if name in run]) for name in names]
     columns = [
-        Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True),
+        ARM,
         Column("scored", "Of the candidates is scored", percent),
         Column("compute", "Work (plain steps)", decimals(0)),
     ]
@@ -76,7 +85,5 @@ def _measured(results: Results) -> dict[str, dict[str, Any]]:
 def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": name, "scored": runs[0]["scored"], "compute": runs[0]["compute"]}
     for key in (column.key for column in _MEASURES):
-        values = [run[key] for run in runs if run.get(key) is not None]
-        row[key] = sum(values) / len(values) if values else None
-        row[f"{key}_range"] = max(values) - min(values) if len(values) > 1 else None
+        row[key], row[f"{key}_range"] = mean_and_range(run.get(key) for run in runs)
     return row

@@ -9,10 +9,9 @@ from typing import Any
 from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.designs import continued, helped
 from nemo_rod.report.paper import category_of, paper, paper_arms
-from nemo_rod.report.table import Column, Table, decimals, percent, signed, times
+from nemo_rod.report.table import ARM, Column, Table, decimals, in_order, percent, signed, times
 
 Results = Mapping[str, Any]
-_ARM = Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)
 _MEASURES = {
     "adapt_loss": ("adaptation loss", decimals(3)),
     "val_forgetting": ("F_val", decimals(3)),
@@ -24,16 +23,15 @@ _MEASURES = {
 def paper_table(results: Results) -> Table:
     """Returns every arm that the paper reports for this setting: our numbers and the paper's."""
     theirs = paper_arms(results["recipe"])
-    columns = [_ARM]
+    columns = [ARM]
     for key, (title, show) in _MEASURES.items():
         columns.append(Column(key, f"{title[:1].upper()}{title[1:]}", show))
         columns.append(Column(f"paper_{key}", f"Paper: {title}", show))
     rows = []
-    for name, numbers in theirs.items():
+    for name in in_order(theirs):
         ours = results["arms"].get(name, {})
         row = {"arm": name, **{key: ours.get(key) for key in _MEASURES}}
-        rows.append(row | {f"paper_{key}": numbers.get(key) for key in _MEASURES})
-    rows.sort(key=lambda row: parse_arm(row["arm"]).order)
+        rows.append(row | {f"paper_{key}": theirs[name].get(key) for key in _MEASURES})
     return Table("paper", tuple(columns), tuple(rows))
 
 
@@ -42,7 +40,7 @@ def budgets_table(results: Results) -> Table:
     arms = results["arms"]
     names = [name for path in continued(arms) for name in path]
     columns = (
-        _ARM,
+        ARM,
         Column("budget", "Budget", times),
         Column("adapt_loss", "Adaptation loss (nats)", decimals(4)),
         Column("val_forgetting", "Forgetting F_val (nats)", decimals(4)),
@@ -57,7 +55,7 @@ def transfer_table(results: Results) -> Table:
     names = helped(arms)
     beside = [n for n in arms if parse_arm(n).kind in ("no_replay", "fixed", "rod")]
     columns = (
-        _ARM,
+        ARM,
         Column("curriculum", "Curriculum of", is_text=True),
         Column("references", "References", is_text=True),
         *(Column(key, _MEASURES[key][0], _MEASURES[key][1]) for key in list(_MEASURES)[:3]),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from nemo_rod.report.arm_names import parse_arm
-from nemo_rod.report.verdicts import overall_verdict
+from nemo_rod.report.verdicts import check_rows
 
 Results = Mapping[str, Any]
 
@@ -69,44 +69,32 @@ def _compute(results: Results) -> str:
         f"RoD's scoring makes each of its runs cost {ratio:.2f} times as much. " if ratio else ""
     )
     if check["measured"] is None:
-        return price + (
-            f"How RoD fares at equal compute was not judged ({check['note']})."
-            if "rod" in results["arms"]
-            else ""
-        )
-    if check["verdict"] == "fails":
-        return price + (
-            f"At equal compute it loses to fixed replay: scoring leaves it fewer updates, and its "
-            f"adaptation loss ends {check['measured']:.3f} nats above fixed replay's."
-            f"{_averages(gap)}"
-        )
-    return price + (
-        f"At equal compute it is still {abs(check['measured']):.3f} nats below fixed replay."
+        if "rod" not in results["arms"]:
+            return price
+        return f"{price}How RoD fares at equal compute was not judged ({check['note']})."
+    if check["verdict"] != "fails":
+        nats = abs(check["measured"])
+        return f"{price}At equal compute it is still {nats:.3f} nats below fixed replay."
+    text = (
+        f"{price}At equal compute it loses to fixed replay: scoring leaves it fewer updates, and "
+        f"its adaptation loss ends {check['measured']:.3f} nats above fixed replay's."
     )
-
-
-def _averages(gap: float | None) -> str:
-    if gap is None:
-        return ""
-    side = "below" if gap < 0 else "above"
-    return (
-        " With scores estimated from averages by source, which need no scoring pass, it ends "
-        f"{abs(gap):.3f} nats {side} it."
-    )
+    if gap is not None:
+        text += (
+            " With scores estimated from averages by source, which need no scoring pass, it ends "
+            f"{abs(gap):.3f} nats {'below' if gap < 0 else 'above'} it."
+        )
+    return text
 
 
 def _verdicts(results: Results) -> str:
-    runs: Sequence[Results] = [results, *results["replicates"]]
-    by_verdict: dict[str, list[str]] = {"holds": [], "fails": [], "not judged": []}
-    rows = list(zip(*(run["checks"] for run in runs), strict=True))
-    rows += [(check,) for check in results["checks_across_seeds"]]
-    for checks in rows:
-        if checks[0]["kind"] == "claim":
-            verdict = overall_verdict([check["verdict"] for check in checks])
-            by_verdict[verdict].append(checks[0]["claim"])
-    held, failed, open_ = (by_verdict[key] for key in ("holds", "fails", "not judged"))
-    judged = len(held) + len(failed)
-    seeds = f" in each of {len(runs)} runs" if len(runs) > 1 else ""
+    claims = [row for row in check_rows(results) if row["kind"] == "claim"]
+    held, failed, open_ = (
+        [row["claim"] for row in claims if row["verdict"] == verdict]
+        for verdict in ("holds", "fails", "not judged")
+    )
+    judged, num_runs = len(held) + len(failed), 1 + len(results["replicates"])
+    seeds = f" in each of {num_runs} runs" if num_runs > 1 else ""
     if not judged:
         return "No claim could be judged."
     sentences = [f"Of the {judged} claims that could be judged, {len(held)} hold{seeds}."]

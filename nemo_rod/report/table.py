@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nemo_rod.report.arm_names import parse_arm
-from nemo_rod.report.verdicts import bounds_of, joint_notes, overall_verdict, run_label
+from nemo_rod.report.verdicts import check_rows, run_labels
 
 Results = Mapping[str, Any]
 Format = Callable[[Any], str]
@@ -32,6 +32,9 @@ class Column:
         """Returns the row's formatted value; empty where it has none."""
         value = row.get(self.key)
         return "" if value is None else self.show(value)
+
+
+ARM = Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Table:
 def arms_table(results: Results) -> Table:
     """Returns every arm's losses and budgets, and its gap to fixed replay at equal budgets."""
     columns = (
-        Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True),
+        ARM,
         Column("replay_share", "Replay share", percent),
         Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
         Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
@@ -135,58 +138,48 @@ def sources_table(results: Results) -> Table:
 
 def checks_table(results: Results) -> Table:
     """Returns the claims with bounds, measurements (one per run) and verdicts."""
-    runs = [results, *results["replicates"]]
-    labels = [run_label(run, i) for i, run in enumerate(runs)]
-    single = len(runs) == 1
+    labels = run_labels(results)
     columns = (
         Column("claim", "What is measured", is_text=True),
         Column("bound", "Bound", _with_signs),
         *(
-            Column(f"measured_{i}", "Measured" if single else f"Measured, {label}", decimals(3))
+            Column(f"measured_{i}", f"Measured, {label}" if labels[1:] else "Measured", decimals(3))
             for i, label in enumerate(labels)
         ),
         Column("verdict", "Verdict", is_text=True),
         Column("kind", "Kind", is_text=True),
         Column("note", "Note", is_text=True),
     )
-    rows = []
-    for checks in zip(*(run["checks"] for run in runs), strict=True):
-        row = {key: checks[0][key] for key in ("claim", "kind")}
-        row["bound"] = bounds_of(checks[0])
-        row["verdict"] = overall_verdict([check["verdict"] for check in checks])
-        row["note"] = "; ".join(joint_notes(checks, labels))
-        row |= {f"measured_{i}": check["measured"] for i, check in enumerate(checks)}
-        rows.append(row)
-    for check in results["checks_across_seeds"]:
-        row = {key: check[key] for key in ("claim", "kind", "verdict", "note")}
-        rows.append(row | {"bound": bounds_of(check), "measured_0": check["measured"]})
-    return Table("checks", columns, tuple(rows))
+    rows = tuple(
+        {**row, "note": "; ".join(row["notes"])}
+        | {f"measured_{i}": value for i, value in enumerate(row["measured"])}
+        for row in check_rows(results)
+    )
+    return Table("checks", columns, rows)
 
 
 def seeds_table(results: Results) -> Table:
     """Returns adaptation loss and forgetting of every arm over seeds; no rows for a single run."""
     runs = [results, *results["replicates"]]
-    columns = [Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)]
-    for i, run in enumerate(runs):
-        label = run_label(run, i)
-        columns.append(Column(f"adapt_loss_{i}", f"Adaptation loss, {label}", decimals(3)))
-        columns.append(Column(f"val_forgetting_{i}", f"F_val, {label}", decimals(3)))
-    for key, title in (("adapt_loss", "Adaptation loss"), ("val_forgetting", "F_val")):
+    measures = {"adapt_loss": "Adaptation loss", "val_forgetting": "F_val"}
+    columns = [ARM]
+    for i, label in enumerate(run_labels(results)):
+        columns += [
+            Column(f"{key}_{i}", f"{title}, {label}", decimals(3))
+            for key, title in measures.items()
+        ]
+    for key, title in measures.items():
         columns.append(Column(f"{key}_mean", f"{title}, mean", decimals(3)))
         columns.append(Column(f"{key}_range", f"{title}, range", decimals(3)))
-    names = sorted({n for run in runs for n in run["arms"]}, key=lambda name: parse_arm(name).order)
     rows = []
-    for name in names if len(runs) > 1 else []:
+    for name in in_order(name for run in runs for name in run["arms"]) if len(runs) > 1 else []:
         row: dict[str, Any] = {"arm": name}
-        for i, run in enumerate(runs):
-            arm = run["arms"].get(name, {})
-            row[f"adapt_loss_{i}"] = arm.get("adapt_loss")
-            row[f"val_forgetting_{i}"] = arm.get("val_forgetting")
-        for key in ("adapt_loss", "val_forgetting"):
-            values = [row[f"{key}_{i}"] for i in range(len(runs)) if row[f"{key}_{i}"] is not None]
-            if len(values) > 1:
-                row[f"{key}_mean"] = sum(values) / len(values)
-                row[f"{key}_range"] = max(values) - min(values)
+        for key in measures:
+            values = [run["arms"].get(name, {}).get(key) for run in runs]
+            row |= {f"{key}_{i}": value for i, value in enumerate(values)}
+            mean, spread = mean_and_range(values)
+            if spread is not None:
+                row |= {f"{key}_mean": mean, f"{key}_range": spread}
         rows.append(row)
     return Table("seeds", tuple(columns), tuple(rows))
 
@@ -194,7 +187,7 @@ def seeds_table(results: Results) -> Table:
 def costs_table(results: Results) -> Table:
     """Returns the costs of every scoring arm, in plain steps."""
     columns = (
-        Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True),
+        ARM,
         Column("updates", "Updates", thousands),
         Column("scored_tokens", "Scored tokens", magnitude),
         Column("scoring", "Scoring them", decimals(0)),
@@ -203,6 +196,18 @@ def costs_table(results: Results) -> Table:
     )
     rows = tuple({"arm": name, **costs} for name, costs in results["costs"].items())
     return Table("costs", columns, rows)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns names of arms once each, from the base over the baselines to RoD."""
+    return sorted(set(names), key=lambda name: parse_arm(name).order)
+
+
+def mean_and_range(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Returns the mean of the values that there are, and the range of two or more."""
+    known = [value for value in values if value is not None]
+    mean = sum(known) / len(known) if known else None
+    return mean, max(known) - min(known) if len(known) > 1 else None
 
 
 TABLES = (arms_table, sources_table, checks_table, costs_table, seeds_table)

@@ -14,6 +14,7 @@ from typing import Any
 
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.report.arm_names import parse_arm
+from nemo_rod.report.run_files import is_evaluated
 
 Rows = list[dict[str, Any]]
 
@@ -67,14 +68,15 @@ def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
     found = [folder.name.removesuffix(".partial") for folder in run_dir.glob("arms/*")]
     found = [name for name in found if ".replaced-" not in name]
     names = sorted({*arms, *found} - {"base"}, key=lambda name: parse_arm(name).order)
+    folders = [run_dir / "arms" / name for name in names]
     references = sorted(
         {folder.name.removesuffix(".partial") for folder in run_dir.glob("references/*")}
     )
     return [
         _part(run_dir / "blocks", "blocks"),
-        _base(run_dir),
+        _part(run_dir / "base", "base", arm=run_dir / "arms" / "base"),
         *(_part(run_dir / "references" / name, f"reference losses, {name}") for name in references),
-        *(_arm(run_dir / "arms" / name, parse_arm(name).label) for name in names),
+        *(_part(arm, parse_arm(arm.name).label, arm=arm) for arm in folders),
     ]
 
 
@@ -83,36 +85,22 @@ def has_begun(run_dir: Path) -> bool:
     return any(part.state != "missing" for part in parts_of(run_dir))
 
 
-def _base(run_dir: Path) -> Part:
-    part = _part(run_dir / "base", "base")
-    is_evaluated = (run_dir / "arms" / "base" / "evaluation.json").is_file()
-    if part.state != "there":
-        return part if not is_evaluated else Part("base", "evaluated")
-    state = "evaluated" if is_evaluated else "trained"
-    return Part("base", state, part.done, part.steps, part.rows, part.start)
-
-
-def _arm(folder: Path, label: str) -> Part:
-    part = _part(folder, label)
-    if (folder / "evaluation.json").is_file():
-        state = "evaluated"
-    else:
-        state = "trained" if part.state == "there" else part.state
-    return Part(label, state, part.done, part.steps, part.rows, part.start)
-
-
-def _part(folder: Path, label: str) -> Part:
+def _part(folder: Path, label: str, *, arm: Path | None = None) -> Part:
+    """Returns what is in a folder; `arm` is the one that its evaluation is in, if it has one."""
     partial = folder.with_name(folder.name + ".partial")
-    if partial.is_dir() and not folder.is_dir():
-        return Part(label, "in progress", *_steps(partial))
-    return Part(label, "there", *_steps(folder)) if folder.is_dir() else Part(label, "missing")
+    if arm and is_evaluated(arm):
+        state = "evaluated"
+    elif folder.is_dir():
+        state = "trained" if arm else "there"
+    else:
+        state, folder = ("in progress", partial) if partial.is_dir() else ("missing", folder)
+    return Part(label, state, *_steps(folder))
 
 
 def _steps(folder: Path) -> tuple[int | None, int | None, Rows, dict[str, float]]:
     """Returns steps done, steps of all, metrics, and the losses before the first step."""
-    metrics, job, start = (
-        folder / name for name in ("metrics.jsonl", "job.json", "validation_start.json")
-    )
+    names = ("metrics.jsonl", "job.json", "validation_start.json")
+    metrics, job, start = (folder / name for name in names)
     if not metrics.is_file():
         return None, None, [], {}
     rows = read_lines(metrics)

@@ -17,12 +17,13 @@ from nemo_rod.report.arm_names import parse_arm
 from nemo_rod.report.claims import RULES, Bounds, CheckKind, NotJudged, View
 from nemo_rod.report.run_files import Run
 
+Results = Mapping[str, Any]
 Verdict = Literal["holds", "fails", "not judged"]
 
 CHORD_GAP_MEAN = -0.015  # nats, over seeds
 
 
-def judge(run: Run, results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def judge(run: Run, results: Results) -> list[dict[str, Any]]:
     """Returns all checks of one run, in display order, as JSON-ready dictionaries."""
     view = View(run, results)
     reference = parse_arm(view.reference or "fixed_32").label
@@ -38,7 +39,7 @@ def judge(run: Run, results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def judge_across_seeds(per_run: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def judge_across_seeds(per_run: Sequence[Results]) -> list[dict[str, Any]]:
     """Returns checks on the mean over runs with different seeds; none for a single run."""
     gaps = [
         check["measured"]
@@ -54,59 +55,62 @@ def judge_across_seeds(per_run: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     return [_row("chord_gap_mean", "claim", claim, Bounds(high=CHORD_GAP_MEAN), value, note)]
 
 
-def overall_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """Returns one check's verdict over several runs: one failure fails, one "holds" suffices."""
-    if "fails" in verdicts:
-        return "fails"
-    return "holds" if "holds" in verdicts else "not judged"
+def check_rows(results: Results) -> list[dict[str, Any]]:
+    """Returns every check with its verdict over all runs, and what each run measured and noted."""
+    runs, labels = [results, *results["replicates"]], run_labels(results)
+    groups = [*zip(*(run["checks"] for run in runs), strict=True)]
+    groups += [(check,) for check in results["checks_across_seeds"]]
+    return [
+        {key: checks[0][key] for key in ("id", "claim", "kind")}
+        | {
+            "bound": str(Bounds(**checks[0]["bounds"])),
+            "verdict": _overall([check["verdict"] for check in checks]),
+            "measured": [check["measured"] for check in checks],
+            "notes": _joint([check["note"] for check in checks], labels),
+        }
+        for checks in groups
+    ]
 
 
-def format_checks(results: Mapping[str, Any]) -> str:
+def run_labels(results: Results) -> list[str]:
+    """Returns what tells runs apart: their seeds, or else their numbers."""
+    runs = enumerate([results, *results["replicates"]], start=1)
+    return [f"run {i}" if run["seed"] is None else f"seed {run['seed']}" for i, run in runs]
+
+
+def format_checks(results: Results) -> str:
     """Returns the checks as a text table, with one column of measurements per run."""
-    runs = [results, *results.get("replicates", [])]
-    header = ["check", "bound", *(run_label(run, i) for i, run in enumerate(runs)), "verdict"]
-    table, notes = [header], []
-    for rows in zip(*(run["checks"] for run in runs), strict=True):
-        verdict = overall_verdict([row["verdict"] for row in rows])
-        values = [format_measured(row["measured"]) for row in rows]
-        first = rows[0]
-        shown = verdict if first["kind"] == "claim" else f"{verdict} ({first['kind']})"
-        table.append([first["claim"], bounds_of(first), *values, shown])
-        notes += [f"  {first['id']}: {note}" for note in joint_notes(rows, header[2:-1])]
-    for row in results.get("checks_across_seeds", []):
-        blanks = [""] * (len(runs) - 1)
-        measured = format_measured(row["measured"])
-        table.append([row["claim"], bounds_of(row), measured, *blanks, row["verdict"]])
+    labels, rows = run_labels(results), check_rows(results)
+    header = ["check", "bound", *labels, "verdict"]
+    table = [header]
+    for row in rows:
+        values = ["-" if value is None else f"{value:.3f}" for value in row["measured"]]
+        values += [""] * (len(labels) - len(values))
+        kind = "" if row["kind"] == "claim" else f" ({row['kind']})"
+        table.append([row["claim"], row["bound"], *values, row["verdict"] + kind])
     widths = [max(len(line[i]) for line in table) for i in range(len(header))]
     table.insert(1, ["-" * width for width in widths])
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in table
     ]
+    of_runs = rows[: len(results["checks"])]
+    notes = [f"  {row['id']}: {note}" for row in of_runs for note in row["notes"]]
     return "\n".join(lines + (["", "notes", *notes] if notes else []))
 
 
-def joint_notes(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[str]:
+def _overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """Returns one check's verdict over several runs: one failure fails, one "holds" suffices."""
+    if "fails" in verdicts:
+        return "fails"
+    return "holds" if "holds" in verdicts else "not judged"
+
+
+def _joint(notes: Sequence[str], labels: Sequence[str]) -> list[str]:
     """Returns a check's notes over several runs: once if equal, else with the runs' labels."""
-    notes = [row["note"] for row in rows]
     if len(set(notes)) == 1:
         return [notes[0]] if notes[0] else []
     return [f"{label}: {note}" for note, label in zip(notes, labels, strict=True) if note]
-
-
-def run_label(results: Mapping[str, Any], index: int) -> str:
-    """Returns a run's label among others: its seed, or else its number."""
-    return f"seed {results['seed']}" if results["seed"] is not None else f"run {index + 1}"
-
-
-def bounds_of(row: Mapping[str, Any]) -> str:
-    """Returns the range of a check in plain characters."""
-    return str(Bounds(**row["bounds"]))
-
-
-def format_measured(value: float | None) -> str:
-    """Formats a measured number with three decimals."""
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _row(
