@@ -3,7 +3,7 @@
 One static page, `curriculum.html`. It holds counts and mean scores of all candidates, and of some
 of them the text; how many is bounded, so that the page of a long run opens on a phone.
 
-Shape suffixes: N = steps, C = candidates, R = ranges of steps, O = sources.
+Shape suffixes: C = all candidates of a part of the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from nemo_rod.report.templates import render
 from nemo_rod.selection.curriculum.header import CurriculumHeader
-from nemo_rod.selection.curriculum.log import Curriculum
+from nemo_rod.selection.curriculum.log import Curriculum, CurriculumArrays
 
 MAX_RANGES = 12  # parts of the run that a range of steps is made of
 MAX_BLOCKS = 1200  # blocks with their text on the page
@@ -45,23 +45,17 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
         header, num_steps = curriculum.header, len(curriculum)
         if not header.scored or num_steps == 0:
             return None
-        parts = np.array_split(np.arange(num_steps), min(MAX_RANGES, num_steps))
-        kinds = 2 * len(parts) * len(header.sources)
+        kinds = 2 * min(MAX_RANGES, num_steps) * len(header.sources)
         some = max(1, min(MAX_OF_A_KIND, MAX_BLOCKS // kinds))
         arrays = curriculum.arrays()
         ranges: list[list[int]] = []
-        cells: list[dict[str, Any]] = []
-        for number, part in enumerate(parts):
+        cells: list[Numbers] = []
+        for part in np.array_split(np.arange(num_steps), min(MAX_RANGES, num_steps)):
             rows = slice(int(part[0]), int(part[-1]) + 1)
+            cells += _cells(header, arrays, rows, part=len(ranges), some=some)
             ranges.append([int(arrays.step[rows.start]), int(arrays.step[rows.stop - 1])])
-            of_part = _Candidates(
-                header, arrays.step[rows], arrays.block_ids[rows], arrays.loss[rows],
-                arrays.score[rows], arrays.chosen[rows],
-            )  # fmt: skip
-            cells += of_part.cells(number, some)
-    blocks = [block for cell in cells for block in cell["chosen"]["blocks"]]
-    blocks += [block for cell in cells for block in cell["dropped"]["blocks"]]
-    ids = sorted({block[1] for block in blocks})
+    kinds_of_all = [cell[kind] for cell in cells for kind in ("chosen", "dropped")]
+    ids = sorted({block[1] for kind in kinds_of_all for block in kind["blocks"]})
     found = texts(header.store, ids) if texts else []
     return {
         "sources": [[row.role, row.name] for row in header.sources],
@@ -71,58 +65,36 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
     }
 
 
-class _Candidates:
-    """All candidates of one part of the run, flat: step, id, loss, score, chosen, source."""
+def _cells(
+    header: CurriculumHeader, arrays: CurriculumArrays, rows: slice, *, part: int, some: int
+) -> Iterator[Numbers]:
+    """Yields counts, means and some blocks of every source that has candidates in these steps."""
+    columns: tuple[Any, ...] = (arrays.block_ids, arrays.loss, arrays.score, arrays.chosen)
+    id_C, loss_C, score_C, chosen_C = (np.ravel(column[rows]) for column in columns)
+    step_C = np.repeat(arrays.step[rows], arrays.block_ids.shape[1])
+    source_C = header.source_index(id_C)
 
-    def __init__(
-        self,
-        header: CurriculumHeader,
-        step_N: npt.NDArray[np.int64],
-        id_NC: npt.NDArray[np.int64],
-        loss_NC: npt.NDArray[np.float32],
-        score_NC: npt.NDArray[np.float32],
-        chosen_NC: npt.NDArray[np.bool_],
-    ) -> None:
-        self.num_sources = len(header.sources)
-        self.step = np.repeat(np.asarray(step_N), id_NC.shape[1])
-        self.id, self.loss = np.ravel(id_NC), np.ravel(loss_NC)
-        self.score, self.chosen = np.ravel(score_NC), np.ravel(chosen_NC)
-        self.source = header.source_index(self.id)
+    def block(place: int) -> list[float | int | None]:
+        """Returns step, id, loss, reference and score; null where a loss was estimated."""
+        loss, score = float(loss_C[place]), float(score_C[place])
+        seen = [round(loss, 4), round(loss - score, 4)] if math.isfinite(loss) else [None, None]
+        return [int(step_C[place]), int(id_C[place]), *seen, round(score, 4)]
 
-    def cells(self, part: int, some: int) -> Iterator[Numbers]:
-        """Returns counts, means and some blocks of every source."""
-        for source in range(self.num_sources):
-            mine = np.flatnonzero((self.source == source) & np.isfinite(self.score))
-            mine = mine[np.argsort(-self.score[mine], kind="stable")]
-            if len(mine):
-                won = self.chosen[mine]
-                kinds = {"chosen": mine[won], "dropped": mine[~won]}
-                yield {
-                    "source": source,
-                    "range": part,
-                    **{name: self._kind(places, some) for name, places in kinds.items()},
-                }
-
-    def _kind(self, places: npt.NDArray[np.int64], some: int) -> Numbers:
+    def kind(places: npt.NDArray[np.int64]) -> Numbers:
         """Returns a kind's count, sum of scores, and some blocks, evenly from best to worst."""
         shown = np.unique(np.linspace(0, len(places) - 1, some).round().astype(int))
         return {
             "count": len(places),
-            "total": round(float(self.score[places].sum(dtype=np.float64)), 4),
-            "blocks": [self._block(place) for place in places[shown]] if len(places) else [],
+            "total": round(float(score_C[places].sum(dtype=np.float64)), 4),
+            "blocks": [block(place) for place in places[shown]] if len(places) else [],
         }
 
-    def _block(self, place: int) -> list[float | int | None]:
-        """Returns step, id, loss, reference and score; null where a loss was estimated."""
-        loss, score = float(self.loss[place]), float(self.score[place])
-        known = math.isfinite(loss)
-        return [
-            int(self.step[place]),
-            int(self.id[place]),
-            round(loss, 4) if known else None,
-            round(loss - score, 4) if known else None,
-            round(score, 4),
-        ]
+    for source in range(len(header.sources)):
+        mine = np.flatnonzero((source_C == source) & np.isfinite(score_C))
+        mine = mine[np.argsort(-score_C[mine], kind="stable")]
+        if len(mine):
+            won, lost = mine[chosen_C[mine]], mine[~chosen_C[mine]]
+            yield {"source": source, "range": part, "chosen": kind(won), "dropped": kind(lost)}
 
 
 def _cut(text: str) -> str:
@@ -130,14 +102,7 @@ def _cut(text: str) -> str:
 
 
 def render_explorer(data: dict[str, Any], *, recipe: str, arm: str, note: str = "") -> str:
-    """Returns the whole page.
-
-    Args:
-        data: What `explore` returned.
-        recipe: Name of the recipe.
-        arm: Name of the arm.
-        note: A sentence, such as why there are no texts.
-    """
+    """Returns the whole page on what `explore` returned; the note says why there are no texts."""
     from markupsafe import Markup
 
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

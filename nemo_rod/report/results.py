@@ -25,9 +25,11 @@ from typing import Any
 from nemo_rod.report.chord import Chord, ChordPoint
 from nemo_rod.report.profile import profiles_of
 from nemo_rod.report.run_files import ROLES, Arm, Run
+from nemo_rod.selection.forgetting import forgetting_by_source
 
 SCHEMA = 1
 REFERENCE_PERCENT = 32.0  # the fixed share for which the thresholds of `claims.py` were determined
+COSTS = ("trained_tokens", "scored_tokens", "compute", "wall_seconds")  # keys of `arm.json`
 BUDGET_TOLERANCE = 0.01  # relative difference up to which budgets count as equal
 
 
@@ -50,12 +52,19 @@ def results_of(run: Run) -> dict[str, Any]:
         "reference_arm": reference,
         "chord": chord_arms if chord else [],
         "comparisons": {
-            name: _comparison(run, arms, chord, chord_arms, reference, name) for name in arms
+            name: _comparison(
+                arm,
+                arms[name],
+                run.arms[reference] if reference else None,
+                chord,
+                on_chord=name in chord_arms,
+            )
+            for name, arm in run.arms.items()
         },
         "costs": _costs(run),
         "prefixes": run.arms["rod"].prefixes if "rod" in run.arms else {},
         "sources": run.block_counts,
-        "base_loss_by_source": run.arms["base"].replay_loss if "base" in run.arms else None,
+        "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,
         "disagreements": list(run.disagreements),
         "notes": notes + _notes(run),
     }
@@ -87,29 +96,24 @@ def same_budget(first: float | None, second: float | None, slack: float = 0.0) -
 
 def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
     base = run.arms.get("base")
-    forgetting = _differences(arm.replay_loss, base.replay_loss) if base else None
+    forgetting = forgetting_by_source(arm.loss["replay"], base.loss["replay"]) if base else None
     capped = {name: max(0.0, value) for name, value in (forgetting or {}).items()}
+    change = _capability_change(arm, base)
+    lost = [max(0.0, -value) for value in (change or {}).values()]
     history = arm.history
     return {
-        "adapt_loss": _weighted_mean(arm.adaptation_loss, run.block_counts["adaptation"]),
+        "adapt_loss": _weighted_mean(arm.loss["adaptation"], run.block_counts["adaptation"]),
         "val_forgetting": _weighted_mean(capped, run.block_counts["replay"]),
-        "task_forgetting": _task_forgetting(arm, base),
-        "capability_change": _capability_change(arm, base),
+        "task_forgetting": math.fsum(lost) / len(lost) if lost else None,
+        "capability_change": change,
         "forgetting_by_source": forgetting,
         "replay_share": float(history.share_T.mean()) if history else None,
         "share_by_decile": history.share_by_decile() if history else None,
         "sampling_ratio_by_source": history.sampling_ratio_by_source() if history else None,
-        "trained_tokens": arm.trained_tokens,
-        "scored_tokens": arm.scored_tokens,
-        "compute": arm.compute,
-        "wall_seconds": arm.wall_seconds,
+        **{key: arm.facts.get(key) for key in COSTS},
         "seed": arm.seed,
         "design": arm.design,
     }
-
-
-def _differences(loss: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
-    return {name: loss[name] - base[name] for name in loss}
 
 
 def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> float | None:
@@ -124,13 +128,6 @@ def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> fl
     return math.fsum(counts[name] * value for name, value in values.items()) / total
 
 
-def _task_forgetting(arm: Arm, base: Arm | None) -> float | None:
-    change = _capability_change(arm, base)
-    if not change:
-        return None
-    return math.fsum(max(0.0, -value) for value in change.values()) / len(change)
-
-
 def _capability_change(arm: Arm, base: Arm | None) -> dict[str, float] | None:
     """Returns accuracy minus the base model's, per capability."""
     if base is None or not base.accuracy or not arm.accuracy:
@@ -143,47 +140,43 @@ def _chord_arms(run: Run, reference: str | None) -> tuple[list[str], list[str]]:
     if reference is None:
         return [], []
     names, notes = [], []
+    expected = run.arms[reference].facts.get("trained_tokens")
     for name, arm in run.arms.items():
         if arm.name.kind not in ("no_replay", "fixed"):
             continue
-        if name == reference or same_budget(arm.trained_tokens, run.arms[reference].trained_tokens):
+        found = arm.facts.get("trained_tokens")
+        if name == reference or same_budget(found, expected):
             names.append(name)
         else:
             notes.append(
-                f"Arm {name} is not part of the fixed-replay chord: it trained on "
-                f"{arm.trained_tokens} tokens, {reference} on "
-                f"{run.arms[reference].trained_tokens}."
+                f"Arm {name} is not part of the fixed-replay chord: it trained on {found} tokens, "
+                f"{reference} on {expected}."
             )
     return names, notes
 
 
 def _comparison(
-    run: Run,
-    arms: Mapping[str, Mapping[str, Any]],
-    chord: Chord | None,
-    chord_arms: list[str],
-    reference: str | None,
-    name: str,
+    arm: Arm, values: Mapping[str, Any], against: Arm | None, chord: Chord | None, *, on_chord: bool
 ) -> dict[str, Any]:
     """Returns an arm's comparison with the reference arm's budgets and the fixed-replay chord."""
-    arm, values = run.arms[name], arms[name]
-    against = run.arms[reference] if reference else None
     is_merge, is_base = arm.name.kind == "merge", arm.name.kind == "base"
     same_tokens = same_compute = None
     if is_merge:
         same_tokens = same_compute = True  # costs no more than the no-replay arm that it contains
     elif against is not None and not is_base:
-        same_tokens = same_budget(arm.trained_tokens, against.trained_tokens)
+        ours, theirs = arm.facts, against.facts
+        same_tokens = same_budget(ours.get("trained_tokens"), theirs.get("trained_tokens"))
         # Steps are whole, so compute budgets are only equal to within one of them.
-        one_step = arm.compute / arm.steps if arm.compute and arm.steps else 0.0
-        same_compute = same_budget(arm.compute, against.compute, one_step)
+        compute, steps = ours.get("compute"), ours.get("steps")
+        one_step = compute / steps if compute and steps else 0.0
+        same_compute = same_budget(compute, theirs.get("compute"), one_step)
     forgetting, adapt_loss = values["val_forgetting"], values["adapt_loss"]
     value = None
-    if chord and name not in chord_arms and forgetting is not None and adapt_loss is not None:
+    if chord and not on_chord and forgetting is not None and adapt_loss is not None:
         value = chord.at(forgetting)
     gap = adapt_loss - value.adapt_loss if value else None
     return {
-        "on_chord": name in chord_arms,
+        "on_chord": on_chord,
         "gap": gap,
         "extrapolated": value.extrapolated if value else None,
         "gap_at_equal_tokens": gap if same_tokens else None,
@@ -197,26 +190,26 @@ def _comparison(
 
 
 def _ratio(arm: Arm, against: Arm | None, key: str) -> float | None:
-    ours = getattr(arm, key)
-    theirs = getattr(against, key) if against else None
+    ours, theirs = arm.facts.get(key), against.facts.get(key) if against else None
     return float(ours / theirs) if ours is not None and theirs else None
 
 
 def _costs(run: Run) -> dict[str, Any]:
     """Returns the cost of each scoring arm besides its updates, in plain steps of that arm."""
     no_replay = run.arms.get("no_replay")
+    num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
     costs = {}
     for name, arm in run.arms.items():
-        if not (arm.scored_tokens and arm.batch_size and arm.block_size and arm.steps):
-            continue
-        num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
-        costs[name] = {
-            "updates": arm.steps,
-            "scored_tokens": arm.scored_tokens,
-            "scoring": arm.scored_tokens / (arm.batch_size * arm.block_size) / 3,
-            "specialist": no_replay.compute if no_replay else None,
-            "reference_losses": num_blocks / arm.batch_size / 3,
-        }
+        keys = ("scored_tokens", "batch_size", "block_size", "steps")
+        scored, batch_size, block_size, steps = (arm.facts.get(key) or 0 for key in keys)
+        if scored and batch_size and block_size and steps:
+            costs[name] = {
+                "updates": steps,
+                "scored_tokens": scored,
+                "scoring": scored / (batch_size * block_size) / 3,
+                "specialist": no_replay.facts.get("compute") if no_replay else None,
+                "reference_losses": num_blocks / batch_size / 3,
+            }
     return costs
 
 
@@ -226,8 +219,7 @@ def _notes(run: Run) -> list[str]:
         notes.append("The base model has not been evaluated, so forgetting is unknown.")
     first = next(iter(run.arms.values()))
     for role in ROLES:
-        evaluated = first.adaptation_loss if role == "adaptation" else first.replay_loss
-        unseen = sorted(set(run.block_counts[role]) - set(evaluated))
+        unseen = sorted(set(run.block_counts[role]) - set(first.loss[role]))
         if unseen:
             notes.append(f"Held-out losses are missing for the {role} sources {', '.join(unseen)}.")
     return notes

@@ -31,6 +31,8 @@ DESIGN = (
     "replay_score",
 )  # fmt: skip
 
+# Costs of a base that was not trained here.
+_FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}
 # What each fact may be, besides null.
 _NUMBER = (int, float)
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -53,41 +55,31 @@ class Arm:
     Attributes:
         name: Parsed name of the arm.
         seed: Seed of its evaluation or training.
-        adaptation_loss: Held-out loss per adaptation source, in nats per token.
-        replay_loss: Held-out loss per replay source, in nats per token.
+        loss: Held-out loss per source of each role, in nats per token.
         tasks: Configuration and answers of the tasks; None if none were run.
         blocks: Digest of the blocks that it was evaluated on; None if unknown.
-        steps: Updates; None if not trained.
-        batch_size: Blocks per update (k); None if not trained.
-        block_size: Tokens per block (S); None if not trained.
-        trained_tokens: Tokens trained on; None if unknown.
-        scored_tokens: Tokens scored forward-only during training; None if unknown.
-        compute: Plain steps (a forward pass of one trained batch counts 1/3); None if unknown.
-        wall_seconds: Wall time of training; None if unknown.
-        seconds_per_step: Median over the run; None if unknown.
+        facts: What `arm.json` says of design and costs, by its keys: updates, tokens, plain steps
+            (a forward pass of one trained batch counts 1/3), seconds. Zero costs for the base.
+            Also `seconds_per_step`: their median over the run; None if unknown.
         prefixes: Mean effects of scoring only a prefix, by prefix and measure
             (`selection/fidelity.py`); empty if unknown.
         history: Blocks drawn and chosen; None for arms that do not train.
-        design: Keys of `arm.json` that distinguish the arm; None if not trained.
     """
 
     name: ArmName
     seed: int | None
-    adaptation_loss: dict[str, float]
-    replay_loss: dict[str, float]
+    loss: dict[str, dict[str, float]]
     tasks: dict[str, Any] | None
     blocks: str | None
-    steps: int | None
-    batch_size: int | None
-    block_size: int | None
-    trained_tokens: int | None
-    scored_tokens: int | None
-    compute: float | None
-    wall_seconds: float | None
-    seconds_per_step: float | None
+    facts: Mapping[str, Any]
     prefixes: dict[str, dict[str, float]]
     history: History | None
-    design: dict[str, Any] | None
+
+    @property
+    def design(self) -> dict[str, Any] | None:
+        """Keys of `arm.json` that distinguish the arm; None if not trained."""
+        is_trained = self.facts.get("kind") == "trained"
+        return {key: self.facts.get(key) for key in DESIGN} if is_trained else None
 
     @property
     def accuracy(self) -> dict[str, float] | None:
@@ -210,44 +202,32 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
             )
     arm_file = folder / "arm.json"
     name = parse_arm(folder.name)
-    is_base = name.kind == "base"
-    facts = {} if is_base and not arm_file.is_file() else read_json(arm_file, "kind", "steps")
+    facts: dict[str, Any] = _FREE if name.kind == "base" else {}
+    if name.kind != "base" or arm_file.is_file():
+        facts = {**facts, **read_json(arm_file, "kind", "steps")}
     _check_facts(arm_file, facts, cure="train the arm again")
     curriculum_file = folder / "curriculum.rod"
-    if facts.get("kind") == "trained":
-        _refuse_missing(curriculum_file, folder / "metrics.jsonl")
-    metrics = _metrics(folder / "metrics.jsonl", facts.get("steps"))
-    seconds = metrics.get("timing/train/total")
-    return Arm(
-        name=name,
-        seed=evaluation.get("seed", facts.get("seed")),
-        adaptation_loss=losses["adaptation"],
-        replay_loss=losses["replay"],
-        tasks=read_json(tasks_file, "configuration", "capabilities", "tasks")
-        if (tasks_file := folder / "tasks.json").is_file()
-        else None,
-        blocks=blocks,
-        steps=facts.get("steps"),
-        batch_size=facts.get("batch_size"),
-        block_size=facts.get("block_size"),
-        trained_tokens=facts.get("trained_tokens", 0 if is_base else None),
-        scored_tokens=facts.get("scored_tokens", 0 if is_base else None),
-        compute=facts.get("compute", 0.0 if is_base else None),
-        wall_seconds=facts.get("wall_seconds"),
-        seconds_per_step=statistics.median(seconds) if seconds else None,
-        prefixes=_prefixes(metrics),
-        history=read_history(curriculum_file) if curriculum_file.is_file() else None,
-        design={key: facts.get(key) for key in DESIGN} if facts.get("kind") == "trained" else None,
-    )
-
-
-def _refuse_missing(*files: Path) -> None:
-    for file in files:
+    metrics_file = folder / "metrics.jsonl"
+    for file in (curriculum_file, metrics_file) if facts.get("kind") == "trained" else ():
         if not file.is_file():
             raise ValueError(
                 f"{file} is missing, and every trained arm has one: restore it from a copy, or "
                 "train the arm again"
             )
+    metrics = _metrics(metrics_file, facts.get("steps")) if metrics_file.is_file() else {}
+    seconds = metrics.get("timing/train/total")
+    return Arm(
+        name=name,
+        seed=evaluation.get("seed", facts.get("seed")),
+        loss=losses,
+        tasks=read_json(tasks_file, "configuration", "capabilities", "tasks")
+        if (tasks_file := folder / "tasks.json").is_file()
+        else None,
+        blocks=blocks,
+        facts={**facts, "seconds_per_step": statistics.median(seconds) if seconds else None},
+        prefixes=_prefixes(metrics),
+        history=read_history(curriculum_file) if curriculum_file.is_file() else None,
+    )
 
 
 def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
@@ -296,7 +276,7 @@ def _disagreements(arm: Arm, first: Arm, asked: Arm | None) -> Iterator[str]:
             f"{first.blocks}; evaluate both on the same blocks"
         )
     for role in ROLES:
-        found, expected = set(getattr(arm, f"{role}_loss")), set(getattr(first, f"{role}_loss"))
+        found, expected = set(arm.loss[role]), set(first.loss[role])
         if found != expected:
             yield (
                 f"evaluation.json has {role} sources {sorted(found)} but arm "
@@ -331,8 +311,8 @@ def _unequal(
 def _metrics(file: Path, steps: int | None) -> dict[str, list[float]]:
     """Returns every metric's finite values, in the order of steps."""
     values: dict[str, list[float]] = {}
-    rows = read_lines(file) if file.is_file() else []
-    if file.is_file() and steps not in (None, len(rows)):
+    rows = read_lines(file)
+    if steps not in (None, len(rows)):
         raise ValueError(
             f"{file} holds {len(rows)} steps, but arm.json tells of {steps}: restore the file from "
             "a copy, or train the arm again"
