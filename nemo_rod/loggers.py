@@ -39,11 +39,7 @@ def are_loggers(found: Any) -> bool:
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Refuses a logger whose package is missing, before anything starts.
-
-    Raises:
-        ValueError: naming the package and the extra that brings it.
-    """
+    """Refuses a logger whose package is missing, with a ValueError that names it and its extra."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ValueError(
@@ -70,11 +66,7 @@ class Prepared:
     log_params: Any = None
 
     def end(self, *, failed: bool = False) -> None:
-        """Ends the runs of W&B and MLflow, so that a later run of this process has its own.
-
-        Args:
-            failed: Whether to note the runs as failed.
-        """
+        """Ends the runs of W&B and MLflow, so that a later run of this process has its own."""
         if wandb := sys.modules.get("wandb"):
             wandb.finish(exit_code=int(failed))
             wandb.teardown()  # it reads the environment once, and would keep the first run's id
@@ -98,15 +90,9 @@ class Prepared:
 def prepare_runs(names: Sequence[str], folder: Path) -> Prepared:
     """Makes the loggers of this process go on with the runs that the folder knows.
 
-    Called before the host starts its loggers, in the process that logs. Without an account, W&B
-    writes to files, which `wandb sync` uploads later.
-
-    Args:
-        names: Loggers of the run.
-        folder: The run's folder, which keeps `loggers.json`.
-
-    Returns:
-        What a process ends before it turns to another run.
+    Called before the host starts its loggers, in the process that logs; it ends what is returned
+    before it turns to another run. Without an account, W&B writes to files, which `wandb sync`
+    uploads later. `loggers.json` is in the folder.
     """
     runs, prepared = known_runs(folder), Prepared()
     if "wandb" in names:
@@ -150,15 +136,8 @@ def keep_run(folder: Path, name: str, run_id: str) -> None:
 def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the metrics that the run's folder has, for a logger that a kill has cost some of them.
 
-    W&B keeps the newest ones in memory; after a resume they are logged again from here.
-
-    Args:
-        folder: The run's folder.
-        first: First number of steps done.
-        last: Last number of steps done.
-
-    Yields:
-        Steps done, and metrics by name.
+    W&B keeps the newest ones in memory; after a resume they are logged again from here: steps done,
+    from `first` to `last` of them, and metrics by name.
     """
     start, steps = folder / "validation_start.json", folder / "metrics.jsonl"
     if start.exists() and first <= 0:
@@ -174,12 +153,9 @@ def known_metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
-    """Shows metrics in every logger that Megatron-Bridge has.
+    """Shows metrics in every logger that Megatron-Bridge has, under the number of steps done.
 
-    Args:
-        state: Its GlobalState, on the rank that logs.
-        done: Steps done, as it counts what it logs itself.
-        metrics: Values by name; None and the number of the step are left out.
+    `state` is its GlobalState, on the rank that logs.
     """
     known = known_metrics(metrics)
     if writer := state.tensorboard_logger:
@@ -191,13 +167,7 @@ def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
 
 
 def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
-    """Writes all metrics of a step to TensorBoard at once, a tenth of the time of one by one.
-
-    Args:
-        writer: torch's SummaryWriter.
-        metrics: Values by name.
-        step: The step.
-    """
+    """Writes all metrics of a step to TensorBoard at once, a tenth of the time of one by one."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
@@ -206,12 +176,7 @@ def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
 
 
 def mark_restart(writer: Any, step: int) -> None:
-    """Makes TensorBoard drop what a killed run wrote of this step and later ones.
-
-    Args:
-        writer: torch's SummaryWriter of the resumed run.
-        step: First step that is written again.
-    """
+    """Makes a SummaryWriter drop what a killed run wrote of this step and later ones."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     # what torch writes for `purge_step`, which no host passes on

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemo_rod.files import interpreting, write_whole
 from nemo_rod.report.arm_names import parse_arm
@@ -20,9 +20,6 @@ from nemo_rod.report.run_files import Run, Shown, has_evaluated_arm, read_run
 from nemo_rod.report.table import TABLES
 from nemo_rod.report.under_way import Part, has_begun, parts_of
 from nemo_rod.report.verdicts import judge, judge_across_seeds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def build_report(
@@ -68,7 +65,9 @@ def build_report(
         run = replace(read_run(run_dir), recipe=name)
     explorer = write_explorer(run_dir, out, recipe=name, texts=texts)
     if not is_evaluated_yet:
-        drawn = _draw("under_way", [], parts)
+        from nemo_rod.report.figures import draw
+
+        drawn = draw("under_way", [], parts)
         page = render_under_way(name, parts, drawn and drawn[1], explorer=explorer)
         write_whole(out / "index.html", page.encode())
         return None
@@ -113,7 +112,7 @@ def _write(
     report_dir: Path, shown: Sequence[Shown], parts: Sequence[Part], *, explorer: bool
 ) -> None:
     """Writes tables, figures, results and the page."""
-    from nemo_rod.report.figures import FIGURES
+    from nemo_rod.report.figures import FIGURES, draw
     from nemo_rod.report.figures.canvas import save
 
     for name in ("tables", "figures"):
@@ -132,31 +131,13 @@ def _write(
         stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
     pictures = {}
     for name in FIGURES:
-        if drawn := _draw(name, shown, parts):
+        if drawn := draw(name, shown, parts):
             figure, pictures[name] = drawn
             save(figure, report_dir / "figures" / name)
     text = json.dumps(results, indent=2, allow_nan=False) + "\n"
     write_whole(report_dir / "results.json", text.encode())
     page = render_page(results, tables, pictures, parts, explorer=explorer)
     write_whole(report_dir / "index.html", page.encode())
-
-
-def _draw(
-    name: str, shown: Sequence[Shown], parts: Sequence[Part]
-) -> tuple[Figure, tuple[str, str]] | None:
-    """Returns a figure, and its SVG for desktops and for phones.
-
-    It is drawn twice: one width scaled to a phone is illegible there, and scrolled sideways it
-    hides the labels, which end the lines on the right.
-    """
-    from nemo_rod.report.figures import draw
-    from nemo_rod.report.figures.canvas import Canvas, inline_svg
-
-    desktop = draw(name, shown, parts, Canvas())
-    phone = draw(name, shown, parts, Canvas(narrow=True))
-    if desktop is None or phone is None:
-        return None
-    return desktop, (inline_svg(desktop, f"{name}-wide"), inline_svg(phone, f"{name}-narrow"))
 
 
 def judged(run: Run) -> dict[str, Any]:

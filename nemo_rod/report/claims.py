@@ -6,7 +6,7 @@ A measurement returns the number and a note, or raises why it cannot be judged i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -189,13 +189,22 @@ def _ratio(ours: float | None, theirs: float | None, needs: str) -> Measurement:
     return ours / theirs, ""
 
 
+def _mean_gap(per_run: Sequence[Mapping[str, Any]]) -> Measurement:
+    checks = [check for results in per_run for check in results["checks"]]
+    gaps = [check["measured"] for check in checks if check["id"] == "chord_gap"]
+    gaps = [gap for gap in gaps if gap is not None]
+    if len(gaps) < 2:
+        raise NotJudged("fewer than two runs were judged")
+    return math.fsum(gaps) / len(gaps), f"mean of {len(gaps)} runs"
+
+
 class Rule(NamedTuple):
     """A check: its id, kind, range, measurement and wording (`{reference}` is the fixed arm)."""
 
     id: str
     kind: CheckKind
     bounds: Bounds
-    measure: Callable[[View], Measurement]
+    measure: Callable[[Any], Measurement]  # of a `View`, or of results over seeds
     claim: str
 
 
@@ -253,4 +262,9 @@ RULES: tuple[Rule, ...] = (
         "averages_gap", "claim", Bounds(high=0.0), _at_equal_compute("rod_averages"),
         "The same of RoD that estimates scores from averages by source (nats)",
     ),
+)  # fmt: skip
+
+ACROSS_SEEDS = Rule(
+    "chord_gap_mean", "claim", Bounds(high=-0.015), _mean_gap,
+    "Mean over seeds: adaptation loss below fixed replay at equal forgetting",
 )  # fmt: skip

@@ -116,7 +116,7 @@ def sources_table(results: Results) -> Table:
     ]
     columns = [
         Column("source", "Replay source", is_text=True),
-        Column("blocks", "Training blocks", thousands),
+        Column("blocks", "Training blocks", decimals(0)),
         *(Column(name, f"Forgetting, {parse_arm(name).label}", signed(3)) for name in arms),
     ]
     ratio = results["arms"].get("rod", {}).get("sampling_ratio_by_source")
@@ -188,7 +188,7 @@ def costs_table(results: Results) -> Table:
     """Returns the costs of every scoring arm, in plain steps."""
     columns = (
         ARM,
-        Column("updates", "Updates", thousands),
+        Column("updates", "Updates", decimals(0)),
         Column("scored_tokens", "Scored tokens", magnitude),
         Column("scoring", "Scoring them", decimals(0)),
         Column("specialist", "Once: the specialist", decimals(0)),
@@ -231,11 +231,6 @@ def percent(value: float) -> str:
 def times(value: float) -> str:
     """Formats a ratio, e.g. "1.67x" with a true multiplication sign."""
     return f"{value:.2f}\N{MULTIPLICATION SIGN}"
-
-
-def thousands(value: float) -> str:
-    """Formats a count with thousands separators."""
-    return f"{value:,.0f}"
 
 
 def magnitude(value: float) -> str:

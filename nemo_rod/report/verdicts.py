@@ -9,50 +9,28 @@ for transparency.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 from nemo_rod.report.arm_names import parse_arm
-from nemo_rod.report.claims import RULES, Bounds, CheckKind, NotJudged, View
+from nemo_rod.report.claims import ACROSS_SEEDS, RULES, Bounds, NotJudged, Rule, View
 from nemo_rod.report.run_files import Run
 
 Results = Mapping[str, Any]
 Verdict = Literal["holds", "fails", "not judged"]
-
-CHORD_GAP_MEAN = -0.015  # nats, over seeds
 
 
 def judge(run: Run, results: Results) -> list[dict[str, Any]]:
     """Returns all checks of one run, in display order, as JSON-ready dictionaries."""
     view = View(run, results)
     reference = parse_arm(view.reference or "fixed_32").label
-    rows = []
-    for rule in RULES:
-        value: float | None
-        try:
-            value, note = rule.measure(view)
-        except NotJudged as reason:
-            value, note = None, str(reason)
-        claim = rule.claim.format(reference=reference)
-        rows.append(_row(rule.id, rule.kind, claim, rule.bounds, value, note))
-    return rows
+    return [_judged(rule, view, reference) for rule in RULES]
 
 
 def judge_across_seeds(per_run: Sequence[Results]) -> list[dict[str, Any]]:
     """Returns checks on the mean over runs with different seeds; none for a single run."""
-    gaps = [
-        check["measured"]
-        for results in per_run
-        for check in results["checks"]
-        if check["id"] == "chord_gap" and check["measured"] is not None
-    ]
-    if len(per_run) < 2:
-        return []
-    value = math.fsum(gaps) / len(gaps) if len(gaps) > 1 else None
-    note = f"mean of {len(gaps)} runs" if value is not None else "fewer than two runs were judged"
-    claim = "Mean over seeds: adaptation loss below fixed replay at equal forgetting"
-    return [_row("chord_gap_mean", "claim", claim, Bounds(high=CHORD_GAP_MEAN), value, note)]
+    return [_judged(ACROSS_SEEDS, per_run)] if len(per_run) > 1 else []
 
 
 def check_rows(results: Results) -> list[dict[str, Any]]:
@@ -113,18 +91,20 @@ def _joint(notes: Sequence[str], labels: Sequence[str]) -> list[str]:
     return [f"{label}: {note}" for note, label in zip(notes, labels, strict=True) if note]
 
 
-def _row(
-    name: str, kind: CheckKind, claim: str, bounds: Bounds, value: float | None, note: str
-) -> dict[str, Any]:
-    verdict: Verdict = "not judged"
-    if value is not None:
-        verdict = "holds" if bounds.hold(value) else "fails"
+def _judged(rule: Rule, measured: Any, reference: str = "") -> dict[str, Any]:
+    value: float | None
+    verdict: Verdict
+    try:
+        value, note = rule.measure(measured)
+        verdict = "holds" if rule.bounds.hold(value) else "fails"
+    except NotJudged as reason:
+        value, note, verdict = None, str(reason), "not judged"
     return {
-        "id": name,
-        "kind": kind,
-        "claim": claim,
+        "id": rule.id,
+        "kind": rule.kind,
+        "claim": rule.claim.format(reference=reference),
         "measured": value,
-        "bounds": {"low": bounds.low, "high": bounds.high, "strict": bounds.strict},
+        "bounds": asdict(rule.bounds),
         "verdict": verdict,
         "note": note,
     }

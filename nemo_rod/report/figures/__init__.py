@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from nemo_rod.report.figures import ablations, during_training, frontier, rows, sources
-from nemo_rod.report.figures.canvas import Canvas
+from nemo_rod.report.figures.canvas import Canvas, inline_svg
 from nemo_rod.report.figures.progress_curves import under_way
 from nemo_rod.report.run_files import Shown
 from nemo_rod.report.under_way import Part
@@ -42,8 +42,25 @@ FIGURES = (
 )
 
 
-def draw(name: str, shown: Sequence[Shown], parts: Sequence[Part], canvas: Canvas) -> Figure | None:
-    """Returns a figure by its name: of the first run, or of it and all other settings."""
+def draw(
+    name: str, shown: Sequence[Shown], parts: Sequence[Part]
+) -> tuple[Figure, tuple[str, str]] | None:
+    """Returns a figure by its name, and its SVG for desktops and for phones.
+
+    It is drawn twice: one width scaled to a phone is illegible there, and scrolled sideways it
+    hides the labels, which end the lines on the right.
+    """
+    desktop = _draw(name, shown, parts, Canvas())
+    phone = _draw(name, shown, parts, Canvas(narrow=True))
+    if desktop is None or phone is None:
+        return None
+    return desktop, (inline_svg(desktop, f"{name}-wide"), inline_svg(phone, f"{name}-narrow"))
+
+
+def _draw(
+    name: str, shown: Sequence[Shown], parts: Sequence[Part], canvas: Canvas
+) -> Figure | None:
+    """Returns a figure of the first run, or of it and all other settings."""
     if name == "under_way":
         return under_way(parts, canvas)
     if name in _OF_RUN:

@@ -28,7 +28,7 @@ def components(results: Results, canvas: Canvas) -> Figure | None:
     names = with_fixed_share(results["arms"])
     if "rod" not in results["arms"] or not names:
         return None
-    return _plane(Plane(results, [*names, "rod"]), canvas)
+    return draw_planes([Plane(results, [*names, "rod"])], canvas)
 
 
 def pool_size(results: Results, canvas: Canvas) -> Figure | None:
@@ -55,7 +55,7 @@ def budgets(results: Results, canvas: Canvas) -> Figure | None:
             texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{TIMES}"
     names = [name for path in paths for name in path]
     names += [n for n in arms if parse_arm(n).kind in ("fixed", "rod") and n not in names]
-    return _plane(Plane(results, names, paths=paths, texts=texts), canvas)
+    return draw_planes([Plane(results, names, paths=paths, texts=texts)], canvas)
 
 
 def transfer(results: Results, canvas: Canvas) -> Figure | None:
@@ -66,12 +66,6 @@ def transfer(results: Results, canvas: Canvas) -> Figure | None:
         return None
     beside = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
     plane = Plane(results, [*beside, *names], replicates=results["replicates"])
-    return _plane(plane, canvas)
-
-
-def _plane(plane: Plane, canvas: Canvas) -> Figure | None:
-    if not points_of(plane.results["arms"], plane.names, plane.measure):
-        return None
     return draw_planes([plane], canvas)
 
 

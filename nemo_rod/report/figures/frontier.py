@@ -45,8 +45,7 @@ def frontier(results: Results, canvas: Canvas) -> Figure | None:
     if zooms:
         heading = "around the fixed-replay chord"
         planes.append(Plane(results, list(near), heading=heading, replicates=others, show_gap=True))
-    if points_of(arms, list(near), "task_forgetting"):
-        planes.append(Plane(results, list(near), "task_forgetting", "tasks", replicates=others))
+    planes.append(Plane(results, list(near), "task_forgetting", "tasks", replicates=others))
     return draw_planes(planes, canvas)
 
 
@@ -57,10 +56,9 @@ def settings_frontier(settings: Sequence[Results], canvas: Canvas) -> Figure | N
         arms = results["arms"]
         names = frontier_arms(arms)
         near = [name for name in names if _is_near(results, name)] or names
-        for measure in TITLES:
-            if points := points_of(arms, near, measure):
-                planes.append(Plane(results, list(points), measure, title_of(results["recipe"])))
-    return draw_planes(planes, canvas) if planes else None
+        title = title_of(results["recipe"])
+        planes += [Plane(results, near, measure, title) for measure in TITLES]
+    return draw_planes(planes, canvas)
 
 
 def _is_near(results: Results, name: str) -> bool:

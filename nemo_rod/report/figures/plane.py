@@ -67,8 +67,11 @@ def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -
     return found
 
 
-def draw_planes(planes: Sequence[Plane], canvas: Canvas) -> Figure:
-    """Returns a figure of planes, row by row."""
+def draw_planes(planes: Sequence[Plane], canvas: Canvas) -> Figure | None:
+    """Returns a figure of the planes that have points, row by row; None if none has."""
+    planes = [p for p in planes if points_of(p.results["arms"], p.names, p.measure)]
+    if not planes:
+        return None
     top = TOP + (0.22 if any(plane.heading for plane in planes) else 0.0)
     figure, boxes = canvas.panels(len(planes), 3.6 if canvas.narrow else 4.3, top=top)
     for plane, box in zip(planes, boxes, strict=True):
