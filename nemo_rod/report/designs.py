@@ -18,7 +18,7 @@ def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
 
     Empty if the arm was not trained or lacks the key; the arm alone if it has no such variant.
     """
-    designs = {name: arm["design"] or {} for name, arm in arms.items()}
+    designs = _designs(arms)
     if designs.get(of, {}).get(key) is None:
         return []
     lengths = {"budget": ("steps",), "multiplier": ("steps", "budget")}.get(key, ())
@@ -44,26 +44,19 @@ def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
 
 def continued(arms: Arms) -> list[list[str]]:
     """Returns arms that were also trained with other budgets, each with these, by budget."""
-    firsts = [name for name, arm in arms.items() if (arm["design"] or {}).get("of") in (None, name)]
+    firsts = [name for name, design in _designs(arms).items() if design.get("of") in (None, name)]
     return [names for of in firsts if len(names := varying(arms, "budget", of)) > 1]
 
 
 def with_fixed_share(arms: Arms) -> list[str]:
     """Returns arms with a set or recorded share of replay: ablations and controls."""
-    return [
-        name
-        for name, arm in arms.items()
-        if arm["design"] and (arm["design"]["share"] is not None or arm["design"]["follow"])
-    ]
+    return [n for n, d in _designs(arms).items() if d["share"] is not None or d["follow"]]
 
 
 def helped(arms: Arms) -> list[str]:
     """Returns arms with another run's curriculum or reference losses."""
     return [
-        name
-        for name, arm in arms.items()
-        if arm["design"]
-        and (arm["design"]["curriculum"] or {*(arm["design"]["references"] or [])} - OWN)
+        n for n, d in _designs(arms).items() if d["curriculum"] or {*(d["references"] or [])} - OWN
     ]
 
 
@@ -73,13 +66,13 @@ def cheaper(arms: Arms) -> list[str]:
     Less scoring means fewer scored tokens than the candidates have, for any reason.
     """
     choosing = {
-        name: arm
-        for name, arm in arms.items()
-        if (design := arm["design"])
-        and design["kappa"] is not None
+        name: arms[name]
+        for name, design in _designs(arms).items()
+        if design["kappa"] is not None
         and all(design[key] is None for key in ("share", "follow", "curriculum"))
     }
-    less = [name for name, arm in choosing.items() if _is_scored_less(arm)]
+    shares = {name: scored_share(arm) for name, arm in choosing.items()}
+    less = [name for name, share in shares.items() if share is not None and share < WHOLE]
     budgets = varying(choosing, "budget")
     beside = budgets[: budgets.index("rod") + 1] if budgets and less else []
     return [name for name in arms if name in {*beside, *less}]
@@ -91,6 +84,5 @@ def scored_share(arm: Mapping[str, Any]) -> float | None:
     return arm["scored_tokens"] / candidates if candidates else None
 
 
-def _is_scored_less(arm: Mapping[str, Any]) -> bool:
-    share = scored_share(arm)
-    return share is not None and share < WHOLE
+def _designs(arms: Arms) -> dict[str, Mapping[str, Any]]:
+    return {name: arm["design"] for name, arm in arms.items() if arm["design"]}

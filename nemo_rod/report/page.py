@@ -68,13 +68,9 @@ def render_page(
 def render_under_way(
     recipe: str, parts: Sequence[Part], figure: tuple[str, str] | None, *, explorer: bool
 ) -> str:
-    """Returns the page of a run of which no arm has been evaluated yet.
+    """Returns the page of a run of which no arm has been evaluated yet; see `render_page`.
 
-    Args:
-        recipe: Name of the recipe.
-        parts: What the run makes.
-        figure: Inline SVG of how training goes, for desktops and for phones; None without a step.
-        explorer: Whether there is a curriculum explorer to lead to.
+    The figure, in two widths, is of how training goes; None without a step.
     """
     return render(
         "under_way.html", recipe=recipe, figure=figure, explorer=explorer, disagreements=[],

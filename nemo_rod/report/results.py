@@ -65,7 +65,7 @@ def results_of(run: Run) -> dict[str, Any]:
         "prefixes": run.arms["rod"].prefixes if "rod" in run.arms else {},
         "sources": run.block_counts,
         "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,
-        "disagreements": list(run.disagreements),
+        "disagreements": run.disagreements,
         "notes": notes + _notes(run),
     }
 

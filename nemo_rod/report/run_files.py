@@ -105,7 +105,7 @@ class Run:
     arms: dict[str, Arm]
     block_counts: dict[str, dict[str, int]]
     left_out: tuple[str, ...]
-    disagreements: tuple[str, ...] = ()
+    disagreements: list[str]
 
     @property
     def seed(self) -> int | None:
@@ -147,14 +147,8 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     arms.sort(key=lambda arm: arm.name.order)
     with interpreting(run_dir / "arms"):
         arms, disagreements = _comparable(run_dir, arms)
-    return Run(
-        folder=run_dir,
-        recipe=run_dir.resolve().name,
-        arms={arm.name.name: arm for arm in arms},
-        block_counts=block_counts,
-        left_out=left_out,
-        disagreements=tuple(disagreements),
-    )
+    by_name = {arm.name.name: arm for arm in arms}
+    return Run(run_dir, run_dir.resolve().name, by_name, block_counts, left_out, disagreements)
 
 
 # A run, and what `results_of` made of it.

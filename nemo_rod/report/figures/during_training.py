@@ -188,8 +188,8 @@ def scores(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
         return None
     names = list(_SERIES)
     figure, boxes = _over_training(canvas, [run.heading for run in runs], names, 3.6)
+    title = "mean reducible loss (nats per token)"
     for run, box in zip(runs, boxes, strict=True):
-        title = "mean reducible loss (nats per token)"
         axes = canvas.axes(figure, box, "training step", title, heading=run.heading)
         _draw_scores(axes, run.history, canvas)
     return figure
