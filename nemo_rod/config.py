@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from omegaconf import MISSING
 from nemo_rod.bounds import Bound, key, one_of
 from nemo_rod.loggers import LOGGERS, are_loggers
 
-PREFIXES = {"1": 8, "1/2": 4, "1/4": 2, "1/8": 1}  # scoring.prefix -> eighths of a block
 MAX_LOGITS_BYTES = 512 * 2**20  # fp32 logits that scoring holds at once on one rank
 # a value of cluster.env that is taken from the environment of the job, and written nowhere
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -103,6 +103,16 @@ class Selection:
     replay_score: str = one_of("loss", "distillation")  # loss less the base's, or distilled from it
     on_nonfinite: str = one_of("refuse", "exclude")  # non-finite score: end the run or drop a block
 
+    def of_arm(self, scoring: Scoring) -> dict[str, Any]:
+        """Returns the attributes of `selection.arms.Arm` that only rod has."""
+        return {
+            "multiplier": self.multiplier,
+            "balance": self.balance,
+            "kappa": self.kappa,
+            "eighths": scoring.eighths,
+            "scored_every": None if scoring.every == 1 else scoring.every,
+        }
+
 
 @dataclass
 class Variant:
@@ -134,7 +144,7 @@ class Scoring:
     """The forward-only pass over candidates, and over whole corpora."""
 
     micro_batch_size: int = key(MISSING, ">= 1")  # blocks per forward pass of one replica
-    prefix: str = one_of(*PREFIXES)  # scored share of a candidate, from its start
+    prefix: str = one_of("1", "1/2", "1/4", "1/8")  # scored share of a candidate, from its start
     every: int = key(1, ">= 0")  # steps between scorings (0: first only); source averages between
     precision: str | None = one_of(None, "fp8")  # of that pass and of references; null: the model's
     teacher_top_k: int = key(16, ">= 1")  # tokens kept per prediction for distillation; one per run
@@ -142,7 +152,7 @@ class Scoring:
     @property
     def eighths(self) -> int:
         """Eighths of every candidate that are scored; references store losses in eighths, too."""
-        return PREFIXES[self.prefix]
+        return int(8 * Fraction(self.prefix))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""RoD as one of NeMo-RL's algorithms: `setup`, `rod_train`, `validate`.
+"""RoD as one of NeMo-RL's algorithms: `setup`, `rod_train`, `export`.
 
 The driver holds neither tokens nor the model. It counts steps, writes the curriculum and the
 metrics, logs, validates and saves.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import PREFIXES
+from nemo_rod.config import Scoring, Selection
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import digest, write_json
@@ -24,7 +24,7 @@ from nemo_rod.loggers import Prepared
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.learners import Learner, make_learner
 from nemo_rod.nemo_rl.remote import call_all
-from nemo_rod.nemo_rl.settings import SHORT_PRECISION
+from nemo_rod.nemo_rl.settings import short_precision
 from nemo_rod.nemo_rl.shown import end_runs, keep_runs, log, model_speed, use_loggers
 from nemo_rod.processes.signals import Stopped
 from nemo_rod.selection import CurriculumHeader, ReferenceLosses, open_references
@@ -40,12 +40,9 @@ class Run:
 
     Attributes:
         config: all sections of the configuration, as plain values.
-        policy: NeMo-RL's policy.
-        cluster: NeMo-RL's virtual cluster.
+        policy, cluster, logger, checkpointer: NeMo-RL's objects.
         learner: learner that chooses and trains.
         header: the curriculum's header.
-        logger: NeMo-RL's logger.
-        checkpointer: NeMo-RL's checkpoint manager.
         step: number of the next step.
         prepared: what the loggers' runs have changed in this process.
     """
@@ -90,9 +87,7 @@ def setup(config: dict[str, Any]) -> Run:
     rod, policy_cfg = config["rod"], config["policy"]
     store = open_store(config)
     arm = build_arm(config, store)
-    references = None
-    if arm.policy().needs_scores:
-        references = references_of(config, store)
+    references = references_of(config, store) if arm.policy().needs_scores else None
     header = curriculum_header(arm, store, references, config=_digest(config))
 
     checkpointer = CheckpointManager(config["checkpointing"])
@@ -107,8 +102,9 @@ def setup(config: dict[str, Any]) -> Run:
         logger = Logger(config["logger"])
         logger.log_hyperparams(config)
         keep_runs(logger, Path(rod["out"]), step=info["step"])
-        start = info["step"]
-        return Run(config, policy, cluster, learner, header, logger, checkpointer, start, prepared)
+        return Run(
+            config, policy, cluster, learner, header, logger, checkpointer, info["step"], prepared
+        )
     except BaseException:
         policy.worker_group.shutdown(force=True)
         prepared.end(failed=True)
@@ -143,9 +139,8 @@ def references_of(config: dict[str, Any], store: BlockStore) -> ReferenceLosses:
     Raises:
         ValueError: they belong to another store, or are of another precision than the policy.
     """
-    precision = config["policy"]["precision"]
-    short = SHORT_PRECISION.get(precision, precision)
-    return open_references(config["rod"]["references"], store, precision=short)
+    precision = short_precision(config["policy"])
+    return open_references(config["rod"]["references"], store, precision=precision)
 
 
 def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
@@ -158,11 +153,8 @@ def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
         num_adaptation=store.num_adaptation,
         num_replay=store.num_replay,
         batch_size=config["policy"]["train_global_batch_size"],
-        multiplier=rod["selection"]["multiplier"],
-        balance=rod["selection"]["balance"],
-        kappa=rod["selection"]["kappa"],
         seed=rod["seed"],
-        eighths=PREFIXES[rod["scoring"]["prefix"]],
+        **Selection(**rod["selection"]).of_arm(Scoring(**rod["scoring"])),
     )
 
 
@@ -172,15 +164,12 @@ def make_policy(
     resume_paths: tuple[Path | None, Path | None] = (None, None),
     train: bool = True,
 ) -> tuple[Any, Any]:
-    """Starts the policy workers.
+    """Starts the policy workers; returns NeMo-RL's policy and cluster.
 
     Args:
         config: all sections of the configuration.
         resume_paths: paths of the weights and the optimizer state to load, if any.
         train: whether an optimizer is needed.
-
-    Returns:
-        NeMo-RL's policy and cluster.
     """
     import ray
     from nemo_rl.algorithms.utils import get_tokenizer, set_seed
@@ -223,7 +212,9 @@ def rod_train(run: Run) -> None:
     timeout.start_iterations()
     run.policy.prepare_for_training()
     if every and run.step == 0:
-        log(run.logger, first_look(run, out), step=0)
+        losses = run.learner.validate()
+        write_json(out / START_FILE, losses)
+        log(run.logger, losses, step=0)
     with _asked_to_stop() as asked:
         while run.step < rod["steps"]:
             with timer.time("total"):
@@ -233,7 +224,7 @@ def rod_train(run: Run) -> None:
             timer.reset()
             done = run.step + 1
             metrics |= model_speed(run.learner, choice, metrics, rod, run.cluster.world_size())
-            looked = validate(run) if every and done % every == 0 else {}
+            looked = run.learner.validate() if every and done % every == 0 else {}
             row = journal.append(run.step, choice, metrics | looked)
             log(run.logger, row, step=done)
             run.step = done
@@ -244,18 +235,6 @@ def rod_train(run: Run) -> None:
                 save(run, row)
             if stop and done < rod["steps"]:
                 raise Stopped(f"{rod['arm']} stopped after step {done}: run it again to resume")
-
-
-def validate(run: Run) -> dict[str, float]:
-    """Returns the loss on held-out blocks of every source, nats per token."""
-    return run.learner.validate()
-
-
-def first_look(run: Run, out: Path) -> dict[str, float]:
-    """Returns the initial weights' held-out losses, and keeps them in `validation_start.json`."""
-    losses = validate(run)
-    write_json(out / START_FILE, losses)
-    return losses
 
 
 def save(run: Run, metrics: dict[str, Any]) -> None:
@@ -279,9 +258,9 @@ def save(run: Run, metrics: dict[str, Any]) -> None:
 
 def export(run: Run) -> None:
     """Writes the trained weights as a Hugging Face checkpoint to `<out>/hf`."""
-    folder = str(Path(run.config["rod"]["out"]) / "hf")
-    stall_seconds = run.config["rod"]["stall_seconds"]
-    call_all(run.policy, "rod_export", stall_seconds=stall_seconds, folder=folder)
+    rod = run.config["rod"]
+    folder = str(Path(rod["out"]) / "hf")
+    call_all(run.policy, "rod_export", stall_seconds=rod["stall_seconds"], folder=folder)
 
 
 def _kept_metric(name: str, metrics: dict[str, Any]) -> float | None:
@@ -294,21 +273,16 @@ def _digest(config: dict[str, Any]) -> str:
     """Digest of what determines the choices, except store, references, seed and layout."""
     policy, rod = config["policy"], config["rod"]
     megatron = policy["megatron_cfg"]
-    schedule = (
-        {key: megatron[key] for key in ("optimizer", "scheduler")}
-        if megatron["enabled"]
-        else {key: policy.get(key) for key in ("optimizer", "scheduler")}
-    )
+    section = megatron if megatron["enabled"] else policy
     decides = {
         **{key: policy[key] for key in ("model_name", "precision", "train_global_batch_size")},
         **{key: rod[key] for key in ("arm", "steps")},
         # replay is always scored by its loss here, and runs older than this key can still resume
         "selection": {k: v for k, v in rod["selection"].items() if k != "replay_score"},
         **({"prefix": rod["scoring"]["prefix"]} if rod["scoring"]["prefix"] != "1" else {}),
-        **schedule,
+        **{key: section.get(key) for key in ("optimizer", "scheduler")},
     }
-    text = json.dumps(decides, sort_keys=True, default=str).encode()
-    return digest(text)
+    return digest(json.dumps(decides, sort_keys=True, default=str).encode())
 
 
 @contextmanager

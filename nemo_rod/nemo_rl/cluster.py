@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from nemo_rod.nemo_rl import conversions
@@ -14,22 +13,20 @@ def run(command: str, config: dict[str, Any]) -> None:
     """Trains, or computes reference losses, as a resolved configuration says.
 
     Args:
-        command: Command to run, "train" or "reference".
-        config: Sections of the configuration, as `settings` returns them.
+        command: "train" or "reference".
+        config: sections of the configuration, as `settings` returns them.
 
     Raises:
-        RuntimeError: A worker failed or the run was asked to stop; the message says which and why.
+        RuntimeError: a worker failed or the run was asked to stop; the message says which and why.
     """
     conversions.keep_apart(config["policy"]["model_name"], config["rod"]["out"])
     start_ray()
     from ray.exceptions import RayError
 
-    actions: dict[str, Callable[[dict[str, Any]], None]] = {
-        "train": train,
-        "reference": reference,
-    }
+    from nemo_rod.nemo_rl.score import score
+
     try:
-        actions[command](config)
+        train(config) if command == "train" else score(config)
     except Stopped as stop:
         raise RuntimeError(str(stop)) from None
     except RayError as error:  # from one of NeMo-RL's own calls
@@ -49,13 +46,6 @@ def train(config: dict[str, Any]) -> None:
         failed = False
     finally:
         run.close(force=failed)
-
-
-def reference(config: dict[str, Any]) -> None:
-    """Writes reference losses."""
-    from nemo_rod.nemo_rl.score import score
-
-    score(config)
 
 
 def start_ray() -> None:

@@ -18,11 +18,7 @@ MEGATRON_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.Megatron
 
 
 def check_supported() -> None:
-    """Refuses a NeMo-RL without the features that this package builds on.
-
-    Raises:
-        ValueError: NeMo-RL is missing or too old.
-    """
+    """Refuses, by a ValueError, a NeMo-RL without the features that this package builds on."""
     try:
         from nemo_rl import __version__
         from nemo_rl.models.policy.lm_policy import Policy
@@ -36,11 +32,7 @@ def check_supported() -> None:
 
 
 def example_config() -> Path:
-    """Returns the path of NeMo-RL's own SFT configuration, which sets every key that it reads.
-
-    Raises:
-        ValueError: the installation does not include the file.
-    """
+    """Returns the path of NeMo-RL's own SFT configuration, which sets every key that it reads."""
     import nemo_rl
 
     path = Path(nemo_rl.__file__).parent.parent / "examples" / "configs" / "sft.yaml"
@@ -104,13 +96,9 @@ def fused_loss_key(megatron_cfg: Mapping[str, Any]) -> str | None:
 
 @contextmanager
 def providers(worker: Any, change: Callable[[Any], None]) -> Iterator[None]:
-    """Changes the model's provider before a worker builds its model from it.
+    """Calls `change` with a model's provider before the module `worker` builds its model from it.
 
     Keys of the configuration reach some of its settings, and those of vision towers only on main.
-
-    Args:
-        worker: NeMo-RL's module of the worker.
-        change: called with the provider.
     """
     build = worker.setup_model_and_optimizer
 
@@ -133,17 +121,15 @@ def make_cluster(cluster_cfg: Mapping[str, Any], *, use_gpus: bool) -> Any:
     options: dict[str, Any] = {}
     known = inspect.signature(virtual_cluster.RayVirtualCluster.__init__).parameters
     if "port_range_low" in known:
-        options["port_range_low"] = cluster_cfg.get("master_port_range_low")
-        options["port_range_high"] = cluster_cfg.get("master_port_range_high")
-    segment_size = cluster_cfg.get("segment_size")
-    if segment_size is not None and "segment_size" in known:
-        constraints, _, _ = virtual_cluster.prepare_segment_topology(
-            segment_size, cluster_cfg["num_nodes"]
-        )
-        options |= {"segment_size": segment_size, "node_resource_constraints": constraints}
+        for end in ("low", "high"):
+            options[f"port_range_{end}"] = cluster_cfg.get(f"master_port_range_{end}")
+    size, nodes = cluster_cfg.get("segment_size"), cluster_cfg["num_nodes"]
+    if size is not None and "segment_size" in known:
+        constraints, _, _ = virtual_cluster.prepare_segment_topology(size, nodes)
+        options |= {"segment_size": size, "node_resource_constraints": constraints}
     return virtual_cluster.RayVirtualCluster(
         name="rod_cluster",
-        bundle_ct_per_node_list=[cluster_cfg["gpus_per_node"]] * cluster_cfg["num_nodes"],
+        bundle_ct_per_node_list=[cluster_cfg["gpus_per_node"]] * nodes,
         use_gpus=use_gpus,
         num_gpus_per_node=cluster_cfg["gpus_per_node"],
         max_colocated_worker_groups=1,

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from nemo_rod.config import PREFIXES, Config
+from nemo_rod.config import Config
 from nemo_rod.jobs import Job, ScoreJob, TrainJob
 from nemo_rod.loggers import LOGGERS, project
 from nemo_rod.nemo_rl.settings import SHORT_PRECISION
+from nemo_rod.selection.references import NUM_PARTS
 
-LONG_PRECISION = {short: long for long, short in SHORT_PRECISION.items()}
+_LONG_PRECISION = {short: long for long, short in SHORT_PRECISION.items()}
 
 
 def run_on_nemo_rl(job: Job, config: Config) -> None:
     """Runs a training or scoring job on the Ray cluster and waits.
 
-    Args:
-        job: the job to run.
-        config: the recipe, whose `nemo_rl` section overrides everything else.
-
     Raises:
         ValueError: NeMo-RL does not support the job, or the configuration does not fit it.
-        RuntimeError: a worker failed or the run was asked to stop; the message says which and why.
+        RuntimeError: see `cluster.run`.
     """
     from nemo_rod.nemo_rl import cluster, settings
 
     if not isinstance(job, TrainJob | ScoreJob):
         raise ValueError(f"{job.name} does not run on NeMo-RL: use launcher=local for it.")
-    values = nemo_rl_values(
-        job,
-        block_size=config.domain.block_size,
-        gpus_per_node=config.cluster.gpus_per_node,
-    )
     domain, trusted = config.domain, config.model.trust_remote_code
+    gpus_per_node = config.cluster.gpus_per_node
+    values = nemo_rl_values(job, block_size=domain.block_size, gpus_per_node=gpus_per_node)
     values["rod"] |= {"eod": domain.eod, "trust_remote_code": trusted}
     if config.model.special_tokens == "renamed":  # compared with the base's when that was fetched
         values["rod"]["tokenizer"] = domain.tokenizer
@@ -81,14 +76,11 @@ def nemo_rl_values(
     policy: dict[str, Any] = {
         "model_name": job.model,
         "max_total_sequence_length": block_size,
-        "precision": LONG_PRECISION[job.precision],
+        "precision": _LONG_PRECISION[job.precision],
         "megatron_cfg": megatron,
     }
-    values: dict[str, Any] = {
-        "rod": rod,
-        "policy": policy,
-        "cluster": _nodes(parallel.world_size, gpus_per_node),
-    }
+    nodes = _nodes(parallel.world_size, gpus_per_node)
+    values: dict[str, Any] = {"rod": rod, "policy": policy, "cluster": nodes}
     if isinstance(job, ScoreJob):
         rod |= {"role": job.role, "model_digest": job.model_digest, "steps": 1}
         size = job.scoring_micro_batch_size
@@ -100,22 +92,23 @@ def nemo_rl_values(
 
 def _refuse(job: TrainJob | ScoreJob) -> None:
     """Refuses what NeMo-RL's workers cannot do."""
-    parallel = job.parallel
-    if isinstance(job, TrainJob) and job.convergence is not None:
-        raise ValueError(f"{job.name} ends when it has converged: use launcher=local or slurm.")
-    if isinstance(job, TrainJob) and job.arm.steering is not None:
-        raise ValueError(f"{job.name} steers kappa: use launcher=local or slurm.")
+    parallel, elsewhere = job.parallel, "use launcher=local or slurm"
     if job.scoring_precision is not None:
         raise ValueError(
             f"{job.name} has scoring.precision={job.scoring_precision}, which NeMo-RL's workers "
-            "cannot score in: use launcher=local or slurm, or leave it unset."
+            f"cannot score in: {elsewhere}, or leave it unset."
         )
-    if isinstance(job, ScoreJob) and job.teacher_top_k is not None:
-        raise ValueError(f"{job.name} stores the base's predictions: use launcher=local or slurm.")
-    if isinstance(job, TrainJob) and job.arm.scored_every is not None:
-        raise ValueError(
-            f"{job.name} estimates scores between scoring passes: use launcher=local or slurm."
-        )
+    if isinstance(job, ScoreJob):
+        refused = {"stores the base's predictions": job.teacher_top_k}
+    else:
+        refused = {
+            "ends when it has converged": job.convergence,
+            "steers kappa": job.arm.steering,
+            "estimates scores between scoring passes": job.arm.scored_every,
+        }
+    for what, value in refused.items():
+        if value is not None:
+            raise ValueError(f"{job.name} {what}: {elsewhere}.")
     if parallel.context > 1 or parallel.virtual_pipeline > 1:
         raise ValueError(
             f"parallel.context={parallel.context} and virtual_pipeline="
@@ -126,7 +119,6 @@ def _refuse(job: TrainJob | ScoreJob) -> None:
 def _of_training(job: TrainJob) -> dict[str, Any]:
     """What a training job sets besides what every job does."""
     o = job.optimisation
-    prefix = next(name for name, eighths in PREFIXES.items() if eighths == job.arm.eighths)
     rod = {
         "arm": job.arm.name,
         "variant": asdict(job.arm),
@@ -137,7 +129,7 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
         "warmup_steps": None if o.warmup_steps is None else o.warmup,
         "decay_steps": None if o.decay_steps is None else o.decay,
         "selection": _selection(job),
-        "scoring": {"prefix": prefix},
+        "scoring": {"prefix": str(Fraction(job.arm.eighths, NUM_PARTS))},
         "validation": {"every": job.validation_every, "blocks": job.validation_blocks},
         "hf": True,
     }

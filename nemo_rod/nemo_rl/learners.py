@@ -15,10 +15,9 @@ import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl import compat
-from nemo_rod.nemo_rl.remote import call_all, set_up
-from nemo_rod.nemo_rl.worker import Task, update_metrics
-from nemo_rod.nemo_rl.worker_batches import train_batch
-from nemo_rod.selection import Choice, Selector, open_references
+from nemo_rod.nemo_rl.remote import SETUP_SECONDS, call_all
+from nemo_rod.nemo_rl.worker import Task, train_batch, update_metrics
+from nemo_rod.selection import Choice
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import source_losses
@@ -43,14 +42,15 @@ class InWorkers:
 
     Args:
         policy: NeMo-RL's policy, with a worker class that inherits `RoDWorkerMixin`.
-        task: settings sent to the workers.
-        stall_seconds: maximum wait for an answer, in seconds; 0 for no limit.
+        task: settings sent to the workers; without an arm they only score.
+        stall_seconds: see `call_all`.
     """
 
     def __init__(self, policy: Any, task: Task, *, stall_seconds: float) -> None:
         self.policy, self.stall_seconds = policy, stall_seconds
         self.pools = task.arm.pools() if task.arm else None
-        set_up(policy, stall_seconds=stall_seconds, task=task)
+        patience = max(stall_seconds, SETUP_SECONDS) if stall_seconds else 0.0
+        call_all(policy, "rod_setup", stall_seconds=patience, task=task)
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:
         """Sends the step number; returns the choice and metrics that the last rank reports."""
@@ -62,6 +62,11 @@ class InWorkers:
     def validate(self) -> dict[str, float]:
         """Validates on the workers."""
         return self._call("rod_validate")[-1]
+
+    def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
+        """Returns the partial sums of whole blocks, which references need, float32 `[C, 8]`."""
+        assert eighths == NUM_PARTS, "references are of whole blocks"
+        return self._call("rod_score", block_ids=block_ids)[-1]
 
     def update_flops(self, num_blocks: int) -> float | None:
         """Counts by the policy's tracker, which only its own `train` uses."""
@@ -79,20 +84,15 @@ class InWorkers:
 class InDriver:
     """Stock workers: the driver reads the blocks, requests log-probabilities, and chooses.
 
-    Args:
-        policy: NeMo-RL's policy.
-        task: settings, as for `InWorkers`.
-        micro_batch_size: blocks in one forward-backward pass of one replica.
+    It takes what `InWorkers` takes, and the blocks in one forward-backward pass of one replica.
     """
 
     def __init__(self, policy: Any, task: Task, *, micro_batch_size: int) -> None:
-        assert task.arm is not None
         self.policy, self.micro_batch_size = policy, micro_batch_size
         self.store = BlockStore(task.blocks)
         self.held_out = BlockStore(task.blocks, split="holdout")
         self.num_validation_blocks = task.validation_blocks
-        references = open_references(task.references, self.store) if task.references else None
-        self.selector = Selector.of(task.arm, self.store, references, task.on_nonfinite)
+        self.selector = task.selector(self.store)
         self.loss = compat.loss_function()
 
     def step(self, step: int) -> tuple[Choice, dict[str, float]]:

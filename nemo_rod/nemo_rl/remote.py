@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 GRACE_SECONDS = 5.0  # time for the other workers to report, once one has failed
-
 SETUP_SECONDS = 600.0  # minimum time limit of the first call, in which workers still import
 
 
@@ -53,12 +52,6 @@ def call_all(policy: Any, method: str, *, stall_seconds: float, **arguments: Any
         rank, why = _cause(failures)
         raise WorkerFailed(f"rank {rank}: {sentence(why)}") from why
     return ray.get(futures)
-
-
-def set_up(policy: Any, *, stall_seconds: float, **arguments: Any) -> None:
-    """Runs `rod_setup` on every worker; see `call_all`."""
-    patience = max(stall_seconds, SETUP_SECONDS) if stall_seconds else 0.0
-    call_all(policy, "rod_setup", stall_seconds=patience, **arguments)
 
 
 def _cause(failures: dict[int, Exception]) -> tuple[int, Exception]:

@@ -9,19 +9,12 @@ import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl.algorithm import make_policy, open_store
-from nemo_rod.nemo_rl.learners import LogprobScorer, num_replicas
-from nemo_rod.nemo_rl.remote import call_all, set_up
-from nemo_rod.nemo_rl.settings import SHORT_PRECISION
+from nemo_rod.nemo_rl.learners import InWorkers, LogprobScorer, num_replicas
+from nemo_rod.nemo_rl.settings import short_precision
 from nemo_rod.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
-from nemo_rod.selection import (
-    BlockScorer,
-    ReferenceWriter,
-    compact,
-    logged_ids,
-    remove_logs,
-)
-from nemo_rod.selection.references.folder import NUM_PARTS, role_manifest
+from nemo_rod.selection import BlockScorer, ReferenceWriter, compact, logged_ids, remove_logs
+from nemo_rod.selection.references.folder import role_manifest
 
 _BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
 
@@ -48,7 +41,7 @@ def score(config: dict[str, Any]) -> None:
         store,
         str(rod["role"]),
         model=rod["model_digest"] or policy_cfg["model_name"],
-        precision=SHORT_PRECISION.get(policy_cfg["precision"], policy_cfg["precision"]),
+        precision=short_precision(policy_cfg),
     )
     ids = np.arange(manifest.start, manifest.stop)
     out.mkdir(parents=True, exist_ok=True)
@@ -74,24 +67,9 @@ def score(config: dict[str, Any]) -> None:
     compact(out, manifest=manifest, hashes=store.hashes)
 
 
-class _InWorkers:
-    """Scores blocks with the worker extension: sends ids, receives eight numbers per block."""
-
-    def __init__(self, policy: Any, task: Task, stall_seconds: float) -> None:
-        self.policy, self.stall_seconds = policy, stall_seconds
-        set_up(policy, stall_seconds=stall_seconds, task=task)
-
-    def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
-        """Returns the partial sums of whole blocks, which references need, float32 `[C, 8]`."""
-        assert eighths == NUM_PARTS, "references are of whole blocks"
-        return call_all(
-            self.policy, "rod_score", stall_seconds=self.stall_seconds, block_ids=block_ids
-        )[-1]
-
-
 def _scorer(policy: Any, store: BlockStore, config: dict[str, Any]) -> BlockScorer:
     rod = config["rod"]
     if rod["choose_in"] == "driver":
         return LogprobScorer(policy, store)
     task = Task(blocks=rod["blocks"], scoring_micro_batch_size=rod["scoring"]["micro_batch_size"])
-    return _InWorkers(policy, task, rod["stall_seconds"])
+    return InWorkers(policy, task, stall_seconds=rod["stall_seconds"])

@@ -1,9 +1,6 @@
 """The configuration of a NeMo-RL run: NeMo-RL's sections and our own, `rod`.
 
-    NeMo-RL's examples/configs/sft.yaml  <-  our rod.yaml  <-  a recipe  <-  key=value
-
-A recipe therefore holds only differences, and NeMo-RL's own keys keep the defaults of the installed
-version.
+NeMo-RL's examples/configs/sft.yaml  <-  our rod.yaml  <-  a recipe  <-  key=value
 """
 
 from __future__ import annotations
@@ -55,18 +52,14 @@ SECTIONS = ("policy", "rod", "logger", "cluster", "checkpointing")
 
 
 def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a recipe the way NeMo-RL reads its own.
+    """Reads a recipe the way NeMo-RL reads its own; returns its checked sections, as plain values.
 
     Args:
         recipe: path of a YAML file; its `defaults:` lists the paths of files it inherits from.
         overrides: assignments `key=value` in Hydra's grammar.
 
-    Returns:
-        The resolved and checked sections, as plain values.
-
     Raises:
-        ValueError: a value is not valid; the message names the key, what was found, what was
-            expected and what to do.
+        ValueError: a value is not valid.
     """
     compat.check_supported()
     from nemo_rl.utils.config import OverridesError, load_config, parse_hydra_overrides
@@ -122,17 +115,18 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     return resolved
 
 
+def short_precision(policy: dict[str, Any]) -> str:
+    """Returns our name of a policy's precision."""
+    return SHORT_PRECISION.get(policy["precision"], policy["precision"])
+
+
 def schedule_part(given: int | None, share: float, steps: int) -> int:
     """Returns a part of the schedule in steps, which may be given as such."""
     return round(share * steps) if given is None else min(given, steps)
 
 
 def check(config: dict[str, Any]) -> None:
-    """Refuses settings that cannot run or would change what is trained, before anything starts.
-
-    Raises:
-        ValueError: a setting is not supported.
-    """
+    """Refuses settings that cannot run or would change what is trained, by a ValueError."""
     policy, rod = config["policy"], config["rod"]
     check_bounds(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RoD), rod)), "rod.")
     megatron, in_workers = policy["megatron_cfg"], rod["choose_in"] == "workers"
@@ -171,8 +165,12 @@ def check(config: dict[str, Any]) -> None:
 
 def _check_sizes(config: dict[str, Any]) -> None:
     policy, cluster = config["policy"], config["cluster"]
+    megatron = policy["megatron_cfg"]
     world = cluster["gpus_per_node"] * cluster["num_nodes"]
-    size = model_parallel_size(policy)
+    if megatron["enabled"]:
+        size = megatron["tensor_model_parallel_size"] * megatron["pipeline_model_parallel_size"]
+    else:
+        size = policy["dtensor_cfg"]["tensor_parallel_size"]
     if world % size:
         raise ValueError(
             f"cluster.num_nodes={cluster['num_nodes']} x gpus_per_node={cluster['gpus_per_node']} "
@@ -186,11 +184,3 @@ def _check_sizes(config: dict[str, Any]) -> None:
             f"into micro-batches: policy.train_micro_batch_size={policy['train_micro_batch_size']} "
             f"on {world // size} replicas needs a multiple of {share}; change one of the three."
         )
-
-
-def model_parallel_size(policy: dict[str, Any]) -> int:
-    """Returns the number of processes that share one model."""
-    megatron = policy["megatron_cfg"]
-    if megatron["enabled"]:
-        return megatron["tensor_model_parallel_size"] * megatron["pipeline_model_parallel_size"]
-    return policy["dtensor_cfg"]["tensor_parallel_size"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import PREFIXES
 from nemo_rod.loggers import (
     LOGGERS,
     Prepared,
@@ -75,7 +75,6 @@ def model_speed(
     flops = metrics.pop("flops", None) or learner.update_flops(len(choice.chosen))
     if not flops:
         return {}
-    share = PREFIXES[rod["scoring"]["prefix"]] / PREFIXES["1"]
-    seconds = metrics["timing/train/total"]
+    share, seconds = float(Fraction(rod["scoring"]["prefix"])), metrics["timing/train/total"]
     tflops = model_tflops(choice, flops, seconds, scored_share=share)
     return {"throughput/model_tflops_per_gpu": tflops / num_gpus}

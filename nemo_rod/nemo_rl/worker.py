@@ -1,8 +1,8 @@
 """The extension of a Megatron policy worker: it chooses what it trains on.
 
-The driver calls these methods on all ranks at once. Each rank reads its share of the pool from the
-block store by id, scores it under tensor and pipeline parallelism, gathers all losses over the data
-parallel group, makes the same choice, and passes its share of the winners to the stock `train`.
+The driver calls these methods on all ranks at once. Each rank scores its share of the pool, gathers
+all losses over the data parallel group, makes the same choice, and passes its share of the winners
+to the stock `train`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.nemo_rl import compat
-from nemo_rod.nemo_rl.worker_batches import train_batch
 from nemo_rod.selection import OnNonfinite, Selector, open_references
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.dealing import deal
@@ -44,6 +43,12 @@ class Task:
     references: tuple[str, ...] = ()
     validation_blocks: int = 0
     on_nonfinite: OnNonfinite = "refuse"
+
+    def selector(self, store: BlockStore) -> Selector:
+        """Returns the selector of the arm, with its references."""
+        assert self.arm is not None
+        references = open_references(self.references, store) if self.references else None
+        return Selector.of(self.arm, store, references, self.on_nonfinite)
 
 
 class RoDWorkerMixin:
@@ -73,12 +78,7 @@ class RoDWorkerMixin:
             from nemo_rod.megatron.objective import refuse_other_losses
 
             refuse_other_losses(self._rod_chunks())
-            references = None
-            if task.references:
-                references = open_references(task.references, self._rod_store)
-            self._rod_selector = Selector.of(
-                task.arm, self._rod_store, references, task.on_nonfinite
-            )
+            self._rod_selector = task.selector(self._rod_store)
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
         """Chooses and trains one step (paper, algorithm 1).
@@ -126,10 +126,7 @@ class RoDWorkerMixin:
         return source_losses(losses, held_out, num_blocks=self._rod_task.validation_blocks)
 
     def rod_score(self, *, block_ids: np.ndarray) -> np.ndarray | None:
-        """Scores blocks.
-
-        Args:
-            block_ids: ids of the blocks, int64 `[C]`.
+        """Scores blocks, whose ids are int64 `[C]`.
 
         Returns:
             On the last rank the sums of the token losses over eighths of each block, float32
@@ -189,3 +186,26 @@ def update_metrics(loss: Any, trained: dict[str, Any], seconds: float) -> dict[s
         "train/lr": float(np.mean(lr)),
         "timing/train/update": seconds,
     }
+
+
+def train_batch(tokens: np.ndarray) -> Any:
+    """Returns a batch of blocks in which every token counts, made of int32 `[n, S]`.
+
+    Returns:
+        A BatchedDataDict of `input_ids` int64 `[n, S]`, `input_lengths` int64 `[n]`, `token_mask`
+        float32 `[n, S]` and `sample_mask` float32 `[n]`. NeMo-RL masks targets, so the mask's first
+        column is never used: S - 1 targets.
+    """
+    import torch
+    from nemo_rl.distributed.batched_data_dict import BatchedDataDict
+
+    input_ids = torch.from_numpy(tokens.astype(np.int64))
+    count, size = input_ids.shape
+    return BatchedDataDict(
+        {
+            "input_ids": input_ids,
+            "input_lengths": torch.full((count,), size),
+            "token_mask": torch.ones(count, size),
+            "sample_mask": torch.ones(count),
+        }
+    )

@@ -83,18 +83,14 @@ class ModelJobs:
             ValueError: if a curriculum that it needs is missing or does not fit.
         """
         settings, counted = self.settings(name), blocks or self.results.block_counts()
-        selection, scoring, variant = settings.selection, settings.scoring, settings.variant
+        variant = settings.variant
         arm = make_arm(
             settings.of,
             num_adaptation=counted["num_adaptation"],
             num_replay=counted["num_replay"],
             batch_size=settings.train.batch_size,
             seed=self.config.seed,
-            multiplier=selection.multiplier,
-            balance=selection.balance,
-            kappa=selection.kappa,
-            eighths=scoring.eighths,
-            scored_every=None if scoring.every == 1 else scoring.every,
+            **settings.selection.of_arm(settings.scoring),
         )
         changed: dict[str, Any] = {"name": name}
         if variant.retention is not None:
@@ -110,7 +106,7 @@ class ModelJobs:
             follow_by = (variant.follow_by or "role") if variant.follow else None
             changed |= {"kappa": None, "recorded": str(file), "follow_by": follow_by}
         elif arm.kappa is not None:
-            changed["steering"] = _steering(selection)
+            changed["steering"] = _steering(settings.selection)
         return dataclasses.replace(arm, **changed)
 
     def recorded(self, settings: ArmSettings) -> Path | None:
