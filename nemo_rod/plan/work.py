@@ -9,10 +9,10 @@ from nemo_rod.config import Config
 from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.plan.costs import Work
 from nemo_rod.plan.shapes import Shape
-from nemo_rod.recipe.arm_references import REFERENCES
 from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.recipe.stages import Stages
+from nemo_rod.recipe.variants import REFERENCES
 from nemo_rod.selection.references.teacher import record_type
 
 BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
@@ -31,10 +31,8 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
     if (stages.results.blocks / "manifest.json").is_file():
         from nemo_rod.corpus.store import BlockStore
 
-        train, held = (
-            BlockStore(stages.results.blocks),
-            BlockStore(stages.results.blocks, split="holdout"),
-        )
+        train = BlockStore(stages.results.blocks)
+        held = BlockStore(stages.results.blocks, split="holdout")
         return {
             "num_adaptation": train.num_adaptation,
             "num_replay": train.num_replay,
@@ -94,9 +92,9 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
         seconds = _preparing(config, blocks)
         return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
     if command == "reference":
-        reference = name.removeprefix("references_")
-        count, kept = blocks[f"num_{REFERENCES[reference][1]}"], REFERENCE_BYTES
-        if reference == "base_distillation":
+        reference = REFERENCES[name.removeprefix("references_")]
+        count, kept = blocks[f"num_{reference.role}"], REFERENCE_BYTES
+        if reference.predictions:
             kept += record_type(size, config.scoring.teacher_top_k, shape.vocab_size).itemsize
         return Work(name=name, read=count, disk=count * kept)
     if command == "merge" or (command == "pretrain" and config.model.hf):

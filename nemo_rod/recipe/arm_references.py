@@ -6,25 +6,8 @@ from pathlib import Path
 
 from nemo_rod.recipe.handover import Inputs, outputs
 from nemo_rod.recipe.run_folder import RunFolder
-from nemo_rod.recipe.variants import SPECIALIST, ArmSettings
+from nemo_rod.recipe.variants import REFERENCES, SPECIALIST, ArmSettings
 from nemo_rod.selection.references.folder import open_folder
-
-# References that a run can compute: name -> (model, role of the blocks it scores).
-REFERENCES = {
-    "base": ("base", "replay"),
-    "specialist": (SPECIALIST, "adaptation"),
-    "base_adaptation": ("base", "adaptation"),  # if the base counts beside the specialist
-    "base_distillation": ("base", "replay"),  # the base's predictions of every token
-}
-
-
-def own_references(arm: ArmSettings) -> list[str]:
-    """Returns the keys of `REFERENCES` that the arm's own run computes; none without scoring."""
-    if not arm.scores:
-        return []
-    of_new_blocks = {"specialist": "specialist", "base": "base_adaptation"}
-    of_replay = "base_distillation" if arm.distilled else "base"
-    return [of_replay, *(of_new_blocks[n] for n in arm.references if n in of_new_blocks)]
 
 
 class ArmReferences:
@@ -38,8 +21,7 @@ class ArmReferences:
     def __init__(self, arm: ArmSettings, results: RunFolder) -> None:
         self.arm, self.results = arm, results
         others = [name for name in arm.references if name not in ("specialist", "base")]
-        self.own = own_references(arm)
-        self.folders = [results.reference(name) for name in self.own]
+        self.folders = [results.reference(name) for name in arm.own_references]
         if arm.scores:
             self.folders += [self._of_run(name) for name in others]
 
@@ -61,9 +43,9 @@ class ArmReferences:
                 found["lowest with base"] = self.results.weights("base")
             else:
                 found[f"references.{number}"] = open_folder(self._of_run(name)).manifest.model
-        if self.arm.distilled:
-            folder = self.results.reference("base_distillation")
-            found["replay_score"] = open_folder(folder).manifest.loss
+        for name in self.arm.own_references:
+            if REFERENCES[name].predictions:
+                found["replay_score"] = open_folder(self.results.reference(name)).manifest.loss
         return found
 
     def _of_run(self, run: str) -> Path:

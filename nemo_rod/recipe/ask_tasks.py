@@ -7,13 +7,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.evaluation.tasks import TaskJob, check_installed, missing_tasks
 from nemo_rod.files import interpreting, read_json, write_json
 from nemo_rod.processes.torchrun import refuse_bad_ending, run_process
-from nemo_rod.recipe.handover import flatten
+from nemo_rod.recipe.handover import flatten, refuse_changes
 from nemo_rod.recipe.model_jobs import ModelJobs
 
 FILE = "tasks.json"
@@ -63,12 +62,8 @@ def not_asked(jobs: ModelJobs, names: list[str]) -> list[str]:
 def ask_arms(jobs: ModelJobs, names: list[str]) -> None:
     """Writes `tasks.json` for the arms without one.
 
-    Args:
-        jobs: jobs of the run.
-        names: names of the arms, `base` included.
-
     Raises:
-        ValueError: if an arm is missing, or was asked with another configuration.
+        ValueError: see `not_asked`.
         Stopped: if it was asked to stop; the answers so far are kept.
         RuntimeError: if a process failed, with the reason.
     """
@@ -78,20 +73,14 @@ def ask_arms(jobs: ModelJobs, names: list[str]) -> None:
     for name in missing:
         folder = jobs.results.arm(name)
         folder.mkdir(parents=True, exist_ok=True)
-        answered = folder / "tasks.answered.json"
-        job = _job(jobs, name, answered)
-        job = dataclasses.replace(job, capabilities=capabilities, include=include)
-        _run(job, jobs)
+        answered, file = folder / "tasks.answered.json", folder / "tasks.job.json"
+        job = _job(jobs, name, answered, capabilities, include)
+        write_json(file, dataclasses.asdict(job))
+        log = jobs.results.log(f"tasks_{name}")
+        command = [sys.executable, "-m", "nemo_rod.evaluation", str(file.absolute())]
+        refuse_bad_ending([run_process(command, log, jobs.config.launcher)], log)
+        file.unlink()
         os.replace(answered, folder / FILE)
-
-
-def _run(job: TaskJob, jobs: ModelJobs) -> None:
-    file = Path(job.out).with_name("tasks.job.json")
-    write_json(file, dataclasses.asdict(job))
-    log = jobs.results.log(f"tasks_{job.name}")
-    command = [sys.executable, "-m", "nemo_rod.evaluation", str(file)]
-    refuse_bad_ending([run_process(command, log, jobs.config.launcher)], log)
-    file.unlink()
 
 
 def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
@@ -110,33 +99,29 @@ def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
     return made, str(folder.absolute())
 
 
-def _job(jobs: ModelJobs, name: str, out: Path) -> TaskJob:
-    """Returns an arm's job without its tasks."""
+def _job(
+    jobs: ModelJobs,
+    name: str,
+    out: Path,
+    capabilities: dict[str, list[str]],
+    include: str | None = None,
+) -> TaskJob:
     tasks, model = jobs.config.tasks, jobs.config.model
     trusted = {"trust_remote_code": True} if model.trust_remote_code else {}
     return TaskJob(
         name=name,
         model=str(jobs.results.checkpoint(name).absolute()),
         out=str(out.absolute()),
-        capabilities={},
-        include=None,
+        capabilities=capabilities,
+        include=include,
         backend=tasks.backend,
         arguments={"dtype": _DTYPES[model.precision], **trusted, **tasks.arguments},
         batch_size=tasks.batch_size,
         few_shot=tasks.few_shot,
         limit=tasks.limit,
         seed=tasks.seed,
-        inputs=_inputs(jobs, name),
+        inputs={**jobs.results.measured(name), "tasks.held_out": tasks.held_out},
     )
-
-
-def _inputs(jobs: ModelJobs, name: str) -> dict[str, Any]:
-    """Returns what determines the answers besides lm-eval's configuration."""
-    return {
-        "model": jobs.results.weights(name),
-        "blocks": jobs.results.block_counts()["digest"],
-        "tasks.held_out": jobs.config.tasks.held_out,
-    }
 
 
 def _is_asked(jobs: ModelJobs, name: str) -> bool:
@@ -146,18 +131,10 @@ def _is_asked(jobs: ModelJobs, name: str) -> bool:
     recorded = read_json(path, "inputs", "configuration")
     with interpreting(path):
         made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
-    job = _job(jobs, name, path)
     # Tasks from held-out blocks derive from the run's own blocks, whose digest is compared.
-    own = bool(jobs.config.tasks.held_out)
-    job.capabilities = (
-        recorded["configuration"]["capabilities"] if own else jobs.config.tasks.capabilities
-    )
-    now = flatten("tasks", json.loads(json.dumps(job.configuration())))
-    now |= job.inputs
-    for key in sorted({*made_with, *now}):
-        if made_with.get(key) != now.get(key):
-            raise ValueError(
-                f"{path} was made with {key}={made_with.get(key)}, but now it is {now.get(key)}: "
-                "add rebuild=[evaluate] to ask again, or choose another run_dir."
-            )
+    tasks = jobs.config.tasks
+    asked = recorded["configuration"]["capabilities"] if tasks.held_out else tasks.capabilities
+    job = _job(jobs, name, path, asked)
+    now = {**flatten("tasks", json.loads(json.dumps(job.configuration()))), **job.inputs}
+    refuse_changes(path, made_with, now, do="add rebuild=[evaluate] to ask again")
     return True

@@ -36,7 +36,7 @@ def initialise_base(
         folder: target folder; an existing checkpoint is kept.
         tokenizer: name of the tokenizer saved with the weights, so that the folder loads alone.
         seed: seed of the random weights.
-        eod: id that ends a document; None for the tokenizer's EOS token.
+        eod: see `config.Domain`.
     """
     if (folder / "tokenizer_config.json").exists():  # written last
         return
@@ -75,8 +75,8 @@ def check_tokenizer(
     Args:
         checkpoint: folder of the model.
         blocks: block store.
-        eod: id that ends a document; None for the EOS token of the model's tokenizer.
-        trust_remote_code: whether code that lies beside the checkpoint may run.
+        eod: see `config.Domain`.
+        trust_remote_code: see `config.Model`.
         renamed_from: the tokenizer of the blocks, where the model's may have other names for
             special tokens; None where it may not.
 
@@ -106,17 +106,7 @@ def check_tokenizer(
 
 
 def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> None:
-    """Refuses a base that does not fit the blocks, and warns of one that never met their EOD.
-
-    Args:
-        checkpoint: folder of the base.
-        blocks: block store.
-        model: the recipe's model.
-        domain: the recipe's domain.
-
-    Raises:
-        ValueError: see `check_tokenizer`.
-    """
+    """Refuses a base as `check_tokenizer` does, and warns of one that never met the blocks' EOD."""
     from nemo_rod.corpus import BlockStore
 
     check_tokenizer(
@@ -133,12 +123,7 @@ def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> 
 def unused_eod(checkpoint: Path, eod: int) -> str | None:
     """Returns a warning if a checkpoint never learned the token that ends documents.
 
-    Args:
-        checkpoint: folder of a Hugging Face checkpoint.
-        eod: id of the token.
-
-    Returns:
-        One sentence if its embedding is all zeros, None otherwise or if no embedding is found.
+    Its embedding is then all zeros; None otherwise, or if no embedding is found.
     """
     from safetensors import safe_open
 
@@ -155,11 +140,7 @@ def unused_eod(checkpoint: Path, eod: int) -> str | None:
 
 
 def resolve_base(name: str, link: Path) -> None:
-    """Links `link` to a pretrained checkpoint, fetched from the hub unless it is a folder.
-
-    Raises:
-        ValueError: if the name is neither a folder nor on the hub.
-    """
+    """Links `link` to a pretrained checkpoint, fetched from the hub unless it is a folder."""
     if link.is_symlink():
         return
     if Path(name).is_dir():
@@ -179,11 +160,7 @@ def resolve_base(name: str, link: Path) -> None:
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Returns the content digest of a Hugging Face checkpoint's weights, in hex.
-
-    Raises:
-        ValueError: if the folder holds no safetensors.
-    """
+    """Returns the content digest of a Hugging Face checkpoint's weights, in hex."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{folder} holds no *.safetensors: expected a Hugging Face checkpoint.")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from nemo_rod.files import interpreting, read_json, write_json
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.recipe import ask_tasks
-from nemo_rod.recipe.handover import Inputs, Stage
+from nemo_rod.recipe.handover import Inputs, Stage, refuse_changes
 from nemo_rod.recipe.model_jobs import ModelJobs
 
 FILE = "evaluation.json"
@@ -46,30 +51,28 @@ def evaluate_stage(jobs: ModelJobs) -> Stage:
 
 
 def evaluate_arms(jobs: ModelJobs, names: list[str]) -> None:
-    """Writes `evaluation.json` for the arms without one.
-
-    Args:
-        jobs: jobs of the run.
-        names: names of the arms, `base` included.
-
-    Raises:
-        ValueError: if an arm is missing, or was evaluated with other weights or blocks.
-    """
-    inputs = _inputs(jobs, names)
+    """Writes `evaluation.json` for the arms without one; refuses what `not_evaluated` does."""
     missing = not_evaluated(jobs, names)
-    work = jobs.results.path / "evaluation.partial"
+    models = {name: jobs.results.checkpoint(name) for name in missing}
+    with measured(jobs, models, jobs.results.path) as losses:
+        for name, result in losses.items():
+            result |= {"arm": name, "seed": _seed(jobs, name)}
+            folder = jobs.results.arm(name)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / FILE, result | {"inputs": jobs.results.measured(name)})
+
+
+@contextmanager
+def measured(
+    jobs: ModelJobs, models: dict[str, Path], folder: Path
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """Yields the held-out losses of models by name, and removes the job's own files after it."""
+    work = folder / "evaluation.partial"
     work.mkdir(exist_ok=True)
-    models = {name: str(jobs.results.checkpoint(name)) for name in missing}
-    jobs.run(EvaluateJob(**jobs.common("evaluate", work), models=models), work)
-    for name in missing:
-        result = read_json(work / f"{name}.json")
-        result |= {"arm": name, "seed": _seed(jobs, name), "inputs": inputs[name]}
-        folder = jobs.results.arm(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / FILE, result)
-    for file in work.iterdir():
-        file.unlink()
-    work.rmdir()
+    paths = {name: str(path) for name, path in models.items()}
+    jobs.run(EvaluateJob(**jobs.common("evaluate", work), models=paths), work)
+    yield {name: read_json(work / f"{name}.json") for name in models}
+    shutil.rmtree(work)
 
 
 def not_evaluated(jobs: ModelJobs, names: list[str]) -> list[str]:
@@ -78,13 +81,8 @@ def not_evaluated(jobs: ModelJobs, names: list[str]) -> list[str]:
     Raises:
         ValueError: if an arm is missing, or was evaluated with other weights or blocks.
     """
-    inputs = _inputs(jobs, names)
+    inputs = {name: jobs.results.measured(name) for name in names}
     return [name for name in names if not _is_evaluated(jobs, name, inputs[name])]
-
-
-def _inputs(jobs: ModelJobs, names: list[str]) -> dict[str, Inputs]:
-    blocks = jobs.results.block_counts()["digest"]
-    return {name: {"model": jobs.results.weights(name), "blocks": blocks} for name in names}
 
 
 def _is_evaluated(jobs: ModelJobs, name: str, inputs: Inputs) -> bool:
@@ -92,12 +90,8 @@ def _is_evaluated(jobs: ModelJobs, name: str, inputs: Inputs) -> bool:
     if not path.exists():
         return False
     with interpreting(path):
-        for key, value in read_json(path, "inputs")["inputs"].items():
-            if value != inputs[key]:
-                raise ValueError(
-                    f"{path} was made with {key}={value}, but now it is {inputs[key]}: add "
-                    "rebuild=[evaluate] to evaluate again, or choose another run_dir."
-                )
+        recorded = read_json(path, "inputs")["inputs"]
+        refuse_changes(path, recorded, inputs, do="add rebuild=[evaluate] to evaluate again")
     return True
 
 

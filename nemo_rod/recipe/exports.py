@@ -13,19 +13,15 @@ from typing import Any
 
 from nemo_rod.config import Parallel
 from nemo_rod.files import read_json, write_json
-from nemo_rod.jobs import EvaluateJob, ExportJob
+from nemo_rod.jobs import ExportJob
 from nemo_rod.recipe.base_model import checkpoint_digest
-from nemo_rod.recipe.evaluate import FILE
+from nemo_rod.recipe.evaluate import FILE, measured
 from nemo_rod.recipe.handover import HandOver, Inputs, Stage, outputs, partial
 from nemo_rod.recipe.model_jobs import ModelJobs
 
 
 def export_stage(jobs: ModelJobs) -> Stage:
-    """Returns the stage that exports `step` of `arm`.
-
-    Raises:
-        ValueError: if one of both keys is missing.
-    """
+    """Returns the stage that exports `step` of `arm`, which must both be set."""
     name, step = _what(jobs)
     folder = export_folder(jobs, name, step)
 
@@ -55,19 +51,12 @@ def evaluate_export_stage(jobs: ModelJobs) -> Stage:
     file = folder / FILE
 
     def run() -> None:
-        work = folder / "evaluation.partial"
-        work.mkdir(exist_ok=True)
-        job = EvaluateJob(**jobs.common("evaluate", work), models={name: str(folder / "hf")})
-        jobs.run(job, work)
-        made_of = {
-            "model": outputs(folder, made_by=jobs.results.command("export"))["weights"],
-            "blocks": jobs.results.block_counts()["digest"],
-        }
-        result = read_json(work / f"{name}.json")
-        write_json(file, result | {"arm": name, "step": step, "inputs": made_of})
-        for left in work.iterdir():
-            left.unlink()
-        work.rmdir()
+        with measured(jobs, {name: folder / "hf"}, folder) as losses:
+            made_of = {
+                "model": outputs(folder, made_by=jobs.results.command("export"))["weights"],
+                "blocks": jobs.results.block_counts()["digest"],
+            }
+            write_json(file, losses[name] | {"arm": name, "step": step, "inputs": made_of})
 
     return Stage(
         name=f"evaluate_{name}_{step}",
@@ -88,15 +77,7 @@ def export_folder(jobs: ModelJobs, name: str, step: int) -> Path:
 
 
 def find_checkpoint(trained: Path, step: int) -> Path:
-    """Returns the folder of a checkpoint.
-
-    Args:
-        trained: folder of the arm, finished or not.
-        step: steps done when it was saved.
-
-    Raises:
-        ValueError: if it is not there; naming those that are.
-    """
+    """Returns the folder of an arm's checkpoint; if missing, refuses by naming those there are."""
     found = {
         int(match[1]): path
         for path in trained.glob("checkpoints/iter_*")

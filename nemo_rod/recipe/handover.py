@@ -97,15 +97,7 @@ class HandOver:
         runs_model: bool = True,
         void: tuple[Path, ...] = (),
     ) -> Stage:
-        """Returns the stage that makes the folder.
-
-        Args:
-            command: see `Stage`.
-            title: see `Stage`.
-            needs: see `Stage`.
-            runs_model: see `Stage`.
-            void: files elsewhere that become invalid once the folder is made again.
-        """
+        """Returns the `Stage` that makes the folder, and voids files elsewhere if it does again."""
         return Stage(
             name=self.name,
             command=command,
@@ -129,7 +121,8 @@ class HandOver:
         for folder, name in ((self.folder, "manifest.json"), (unfinished, "inputs.json")):
             if (folder / name).exists() and not (folder == unfinished and self.checks_itself):
                 made_from = _object(folder / name, "inputs")
-                _refuse_changes(self.name, folder, made_from, _plain(self.inputs()))
+                now, do = _plain(self.inputs()), f"add rebuild=[{self.name}] to make it again"
+                refuse_changes(folder, made_from, now, do=do, shown=_shown)
         missing = [name for name in self.proof if not (self.folder / name).exists()]
         if missing and self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(
@@ -208,17 +201,20 @@ def flatten(prefix: str, value: Any) -> Inputs:
     return {prefix: value}
 
 
-def _refuse_changes(name: str, folder: Path, made_from: Inputs, now: Inputs) -> None:
+def refuse_changes(
+    path: Path, made_from: Inputs, now: Inputs, *, do: str, shown: Callable[[Any], str] = str
+) -> None:
+    """Refuses what was made from other inputs than now, by a ValueError that says what to `do`."""
     for key in sorted({*made_from, *now}):
         old, new = made_from.get(key), now.get(key)
         if old != new:
             raise ValueError(
-                f"{folder} was made with {key}={_show(old)}, but now it is {_show(new)}: add "
-                f"rebuild=[{name}] to make it again, or choose another run_dir."
+                f"{path} was made with {key}={shown(old)}, but now it is {shown(new)}: {do}, or "
+                "choose another run_dir."
             )
 
 
-def _show(value: Any) -> str:
+def _shown(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

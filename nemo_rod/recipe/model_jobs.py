@@ -38,14 +38,13 @@ class ModelJobs:
 
     def common(self, name: str, out: Path, scoring: Scoring | None = None) -> dict[str, Any]:
         """Returns the fields common to all jobs; `scoring` replaces the recipe's."""
-        scoring = scoring or self.config.scoring
         return {
             "name": name,
             "blocks": str(self.results.blocks),
             "out": str(out),
             "parallel": self.config.parallel,
             "precision": self.config.model.precision,
-            "scoring_micro_batch_size": scoring.micro_batch_size,
+            "scoring_micro_batch_size": (scoring or self.config.scoring).micro_batch_size,
             "seed": self.config.seed,
             "stall_seconds": self.config.launcher.stall_seconds,
             "trust_remote_code": self.config.model.trust_remote_code,
@@ -60,12 +59,8 @@ class ModelJobs:
         if self.config.launcher.kind == "nemo_rl" and on_workers:
             run_on_nemo_rl(job, self.config)
             return
-        run_job(
-            file,
-            world_size=job.parallel.world_size,
-            launcher=self.config.launcher,
-            log=self.results.log(job.name),
-        )
+        log, processes = self.results.log(job.name), job.parallel.world_size
+        run_job(file, world_size=processes, launcher=self.config.launcher, log=log)
 
     def settings(self, name: str) -> ArmSettings:
         """Returns every setting of an arm, with its variant applied."""
@@ -196,7 +191,7 @@ class ModelJobs:
             "follow": variant.follow,
             "follow_by": arm.follow_by,
             "curriculum": variant.curriculum,
-            "references": list(settings.references) if settings.scores else [],
+            "references": settings.references if settings.scores else [],
             "replay_score": "distillation" if settings.distilled else None,
             "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,
             "train": dataclasses.asdict(settings.train),

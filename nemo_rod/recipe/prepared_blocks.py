@@ -29,7 +29,6 @@ def prepare_blocks(
     Raises:
         ValueError: if a source cannot be read or yields no block, with its name.
     """
-    sources = source_specs(domain)
     bars: dict[str, Progress] = {}
 
     def progress(done: int, total: int | None, what: str) -> None:
@@ -38,7 +37,7 @@ def prepare_blocks(
 
     prepare(
         folder,
-        sources,
+        source_specs(domain),
         tokenizer=load_tokenizer(
             domain.tokenizer, eod=domain.eod, trust_remote_code=trust_remote_code
         ),
@@ -52,11 +51,7 @@ def prepare_blocks(
         rebuild=True,  # replaces a source made otherwise, left in a folder not yet handed over
     )
     store = BlockStore(folder)
-    return {
-        "digest": store.digest,
-        "num_adaptation": store.num_adaptation,
-        "num_replay": store.num_replay,
-    }
+    return {key: getattr(store, key) for key in ("digest", "num_adaptation", "num_replay")}
 
 
 def source_specs(domain: Domain) -> list[SourceSpec]:
@@ -95,13 +90,8 @@ def source_specs(domain: Domain) -> list[SourceSpec]:
 def block_texts(blocks: Path, digest: str, block_ids: Sequence[int]) -> list[str]:
     """Returns the beginnings of blocks of a run as text, for its report.
 
-    Args:
-        blocks: folder of the run's store.
-        digest: digest of the store that the ids belong to.
-        block_ids: the blocks.
-
     Raises:
-        ValueError: if this is another store, or the blocks or their tokenizer cannot be read.
+        ValueError: if the store has another digest, or it or its tokenizer cannot be read.
     """
     try:
         store = BlockStore(blocks)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import check_name
-from nemo_rod.recipe.handover import outputs
+from nemo_rod.recipe.handover import Inputs, outputs
 
 
 class RunFolder:
@@ -48,11 +48,15 @@ class RunFolder:
     def weights(self, name: str) -> str:
         """Returns the digest of an arm's weights; if missing, refuses with the command to run."""
         if name == "base":
-            made_by = self.command("pretrain")
-            return outputs(self.base, made_by=made_by, keys={"weights": str})["weights"]
-        command = "merge" if name.startswith("merge_") else "train"
-        made_by = f"{self.command(command)} arm={name}"
-        return outputs(self.arm(name), made_by=made_by, keys={"weights": str})["weights"]
+            folder, made_by = self.base, self.command("pretrain")
+        else:
+            command = "merge" if name.startswith("merge_") else "train"
+            folder, made_by = self.arm(name), f"{self.command(command)} arm={name}"
+        return outputs(folder, made_by=made_by, keys={"weights": str})["weights"]
+
+    def measured(self, name: str) -> Inputs:
+        """Returns what determines the measurements of an arm, by name."""
+        return {"model": self.weights(name), "blocks": self.block_counts()["digest"]}
 
     def command(self, name: str) -> str:
         """Returns a command line for this recipe."""

@@ -20,13 +20,13 @@ from typing import Any
 from nemo_rod.config import Config
 from nemo_rod.files import read_json, write_json
 from nemo_rod.jobs import ScoreJob
-from nemo_rod.recipe.arm_references import REFERENCES, ArmReferences, own_references
+from nemo_rod.recipe.arm_references import ArmReferences
 from nemo_rod.recipe.base_model import checkpoint_digest
 from nemo_rod.recipe.evaluate import MEASURED, evaluate_stage
 from nemo_rod.recipe.handover import HandOver, Inputs, Stage, flatten
 from nemo_rod.recipe.model_jobs import ModelJobs, decided, trained_as
 from nemo_rod.recipe.run_folder import RunFolder
-from nemo_rod.recipe.variants import SPECIALIST, ArmSettings
+from nemo_rod.recipe.variants import BASE_REFERENCES, REFERENCES, SPECIALIST, ArmSettings
 from nemo_rod.selection.arms import merge_weight
 
 
@@ -51,11 +51,10 @@ class Stages:
         wanted = {name: self.jobs.settings(name) for name in self.config.arms if name != "base"}
         trained = self._trained([arm for arm in wanted.values() if arm.kind == "trained"])
         merged = [name for name, arm in wanted.items() if arm.kind == "merged"]
-        used = {name for arm in trained for name in own_references(arm)}
+        used = {name for arm in trained for name in arm.own_references}
         needs_specialist = "specialist" in used or merged or SPECIALIST in wanted
         stages = [self.prepare(), self.make_base()]
-        of_base = [name for name, (model, _) in REFERENCES.items() if model == "base"]
-        stages += [self.reference(name) for name in of_base if name in used]
+        stages += [self.reference(name) for name in BASE_REFERENCES if name in used]
         if needs_specialist:
             stages.append(self.train(SPECIALIST))
         if "specialist" in used:
@@ -148,8 +147,8 @@ class Stages:
 
     def reference(self, name: str) -> Stage:
         """Returns the stage that scores all blocks of one role with one model (`REFERENCES`)."""
-        arm, role = REFERENCES[name]
-        top_k = self.config.scoring.teacher_top_k if name == "base_distillation" else None
+        arm, role, predictions = REFERENCES[name]
+        top_k = self.config.scoring.teacher_top_k if predictions else None
         precision = self.config.scoring.precision
 
         def inputs() -> Inputs:
@@ -211,7 +210,7 @@ class Stages:
             self.jobs.describe(folder, arm)
             return {"weights": checkpoint_digest(folder / "hf")}
 
-        needs = [f"references_{name}" for name in references.own]
+        needs = [f"references_{name}" for name in settings.own_references]
         if settings.recorded_by is not None:
             needs.append(settings.recorded_by)
         return HandOver(name, self.results.arm(name), inputs, make, self._note()).stage(
@@ -232,15 +231,10 @@ class Stages:
         def make(folder: Path) -> dict[str, Any]:
             from nemo_rod.evaluation.merging import merge_checkpoints
 
-            merge_checkpoints(
-                self.results.checkpoint("base"),
-                self.results.checkpoint(SPECIALIST),
-                folder / "hf",
-                weight,
-            )
-            specialist = read_json(self.results.arm(SPECIALIST) / "arm.json", "steps")
+            base, specialist = map(self.results.checkpoint, ("base", SPECIALIST))
+            merge_checkpoints(base, specialist, folder / "hf", weight)
             description = {
-                **specialist,
+                **read_json(self.results.arm(SPECIALIST) / "arm.json", "steps"),
                 "arm": name,
                 "kind": "merged",
                 "lambda": weight,
@@ -285,11 +279,7 @@ class Stages:
         )
 
     def build_report(self) -> dict[str, Any] | None:
-        """Writes the report's files; returns its results, or None before any evaluation.
-
-        Raises:
-            ValueError: if the run has not begun, or a file is damaged.
-        """
+        """Writes the report's files; returns its results, or None before any evaluation."""
         from nemo_rod.recipe.prepared_blocks import block_texts
         from nemo_rod.report import build_report, has_begun
 

@@ -6,11 +6,9 @@
 A variant inherits every key from its parent and overrides those that it sets. Keys of `train`,
 `selection` and `scoring` are overridden one by one.
 
-An arm has two forms. `ArmSettings` follow from the configuration alone, so that arms can be
-checked, ordered and planned before any stage has run. `selection.arms.Arm` also knows the block
-counts of the store and the curriculum that it follows; `ModelJobs.arm` makes it from the settings.
-Its fields are written down, compared when a run resumes, and read by processes without this
-configuration. It excludes the settings because every added field would invalidate finished arms.
+`ArmSettings` follow from the configuration alone, before any stage has run. `selection.arms.Arm`,
+made from them by `ModelJobs.arm`, also knows the store's block counts and the curriculum that it
+follows; its fields are compared when a run resumes, so every added one invalidates finished arms.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import dataclasses
 import functools
 import json
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -30,9 +28,24 @@ from nemo_rod.files import check_name
 from nemo_rod.selection.arms import arm_kind
 
 SPECIALIST = "no_replay"  # the arm whose losses are the adaptation reference
-# further names for `reference arm=`: the base on replay, the base on adaptation blocks, and its
-# predictions on replay
-BASE_REFERENCES = ("base", "base_adaptation", "base_distillation")
+
+
+class Reference(NamedTuple):
+    """A reference that a run can compute: of a model, on the blocks of one role."""
+
+    model: str
+    role: str
+    predictions: bool = False  # whether the model's predictions of every token are stored, too
+
+
+REFERENCES = {
+    "base": Reference("base", "replay"),
+    "specialist": Reference(SPECIALIST, "adaptation"),
+    "base_adaptation": Reference("base", "adaptation"),  # if the base counts beside the specialist
+    "base_distillation": Reference("base", "replay", predictions=True),
+}
+# further names for `reference arm=`
+BASE_REFERENCES = tuple(name for name, found in REFERENCES.items() if found.model == "base")
 Section = TypeVar("Section", Optimisation, Selection, Scoring, Variant)
 
 _SECTIONS = ("train", "selection", "scoring")
@@ -74,9 +87,18 @@ class ArmSettings:
         return self.of == "rod" and not (variant.follow or variant.curriculum)
 
     @property
-    def references(self) -> tuple[str, ...]:
+    def references(self) -> list[str]:
         """Models whose lowest loss is subtracted from that of an adaptation block."""
-        return tuple(self.variant.references or ["specialist"])
+        return self.variant.references or ["specialist"]
+
+    @property
+    def own_references(self) -> list[str]:
+        """The keys of `REFERENCES` that the arm's own run computes; none without scoring."""
+        if not self.scores:
+            return []
+        of_new_blocks = {"specialist": "specialist", "base": "base_adaptation"}
+        of_replay = "base_distillation" if self.distilled else "base"
+        return [of_replay, *(of_new_blocks[n] for n in self.references if n in of_new_blocks)]
 
     @property
     def recorded_by(self) -> str | None:
@@ -91,11 +113,7 @@ class ArmSettings:
 
 
 def arm_settings(config: Config, name: str) -> ArmSettings:
-    """Resolves the name of an arm.
-
-    Args:
-        config: configuration with the variants.
-        name: name of an arm of the paper or of a variant.
+    """Resolves the name of an arm of the paper, or of a variant.
 
     Raises:
         ValueError: if there is no such arm, or its variant is invalid; one sentence.
@@ -188,10 +206,8 @@ def _check_choices(where: str, name: str, variant: Variant) -> None:
 def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
     """Returns an arm's schedule, with the length of its budget.
 
-    Args:
-        settings: the arm, with the length of its recipe.
-        given: the recipe's schedule. What it says in steps is of its own length, and what the
-            arm's variant says of the arm's.
+    What the recipe's schedule `given` says in steps is of its own length, and what the arm's
+    variant says of the arm's.
     """
     train, variant, scoring = settings.train, settings.variant, settings.scoring
     steps = float(train.steps)
