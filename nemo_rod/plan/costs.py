@@ -17,56 +17,32 @@ from nemo_rod.selection.dealing import scoring_passes
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work of one stage, in blocks.
+    """The work of one stage, in blocks."""
 
-    Attributes:
-        name: name of the stage.
-        steps: number of updates.
-        batch_size: blocks per update.
-        pool_size: candidates scored per update; 0 if none.
-        eighths: scored eighths of every candidate.
-        scored_share: share of the updates whose candidates are scored.
-        read: blocks read once, forward only.
-        cpu_seconds: time of work without a GPU.
-        disk: bytes written and kept.
-    """
-
-    name: str
-    steps: int = 0
-    batch_size: int = 0
-    pool_size: int = 0
-    eighths: int = 8
-    scored_share: float = 1.0
-    read: float = 0.0
-    cpu_seconds: float = 0.0
-    disk: float = 0.0
+    name: str  # name of the stage
+    steps: int = 0  # number of updates
+    batch_size: int = 0  # blocks per update
+    pool_size: int = 0  # candidates scored per update; 0 if none
+    eighths: int = 8  # scored eighths of every candidate
+    scored_share: float = 1.0  # share of the updates whose candidates are scored
+    read: float = 0.0  # blocks read once, forward only
+    cpu_seconds: float = 0.0  # time of work without a GPU
+    disk: float = 0.0  # bytes written and kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageCost:
-    """The cost of one stage.
+    """The cost of one stage."""
 
-    Attributes:
-        name: name of the stage.
-        trained_tokens: tokens trained on.
-        scored_tokens: tokens read forward only, in training steps, over corpora or held out.
-        flops: FLOPs of the model, padding of micro-batches included.
-        hours: wall time.
-        gpu_hours: time of all processes; 0 for stages without a GPU.
-        scoring_seconds: mean scoring time per step.
-        update_seconds: update time per step.
-        disk: bytes written and kept.
-    """
-
-    name: str
-    trained_tokens: float
-    scored_tokens: float
-    flops: float
-    hours: float
-    gpu_hours: float
-    scoring_seconds: float
-    update_seconds: float
-    disk: float
+    name: str  # name of the stage
+    trained_tokens: float  # tokens trained on
+    scored_tokens: float  # tokens read forward only, in training steps, over corpora or held out
+    flops: float  # FLOPs of the model, padding of micro-batches included
+    hours: float  # wall time
+    gpu_hours: float  # time of all processes; 0 for stages without a GPU
+    scoring_seconds: float  # mean scoring time per step
+    update_seconds: float  # update time per step
+    disk: float  # bytes written and kept
 
     @property
     def scoring_share(self) -> float:
@@ -77,24 +53,15 @@ class StageCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The throughput, layout and batch shapes of the work.
+    """The throughput, layout and batch shapes of the work."""
 
-    Attributes:
-        speed: speed of passes.
-        parallel: parallel layout.
-        block_size: tokens per block.
-        micro_batch_size: blocks per training pass of one replica.
-        scoring_micro_batch_size: whole blocks per forward-only pass of one replica.
-        eighths: scored eighths of every block.
-        host_seconds: time of an update of the optimizer on the host; 0 if it is on the GPU.
-    """
-
-    speed: Speed
-    parallel: Parallel
-    block_size: int
-    micro_batch_size: int
-    scoring_micro_batch_size: int
-    eighths: int = 8
+    speed: Speed  # speed of passes
+    parallel: Parallel  # parallel layout
+    block_size: int  # tokens per block
+    micro_batch_size: int  # see `config.Optimisation`
+    scoring_micro_batch_size: int  # see `config.Scoring`
+    eighths: int = 8  # scored eighths of every block
+    # time of an update of the optimizer on the host; 0 if it is on the GPU
     host_seconds: float = 0.0
 
     def padded(self, num_blocks: float) -> tuple[float, int]:
@@ -162,12 +129,7 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """An option that reduces the cost.
-
-    Attributes:
-        what: description of the option.
-        gpu_hours: reduction of the planned hours.
-    """
+    """An option that reduces the cost, and by how many of the planned hours."""
 
     what: str
     gpu_hours: float
@@ -176,15 +138,11 @@ class Saving:
 def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, eighths: int) -> Saving:
     """Returns the saving of `works` from scoring only the first eighths of every block."""
     shorter = of_prefix(setup, shape, eighths)
-    seconds = sum(
-        work.steps
-        * work.scored_share
-        * (
-            of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
-            - shorter.scoring_seconds(work.pool_size)
-        )
-        for work in works
-    )
+    seconds = 0.0
+    for work in works:
+        now = of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
+        saved = now - shorter.scoring_seconds(work.pool_size)
+        seconds += work.steps * work.scored_share * saved
     return Saving(
         what=f"score the first {shorter.block_size:,} tokens of a block alone: "
         f"scoring.prefix=1/{8 // eighths}",
@@ -194,34 +152,26 @@ def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, eighths: in
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResult:
-    """All results of `nemo-rod plan`.
+    """All results of `nemo-rod plan`."""
 
-    Attributes:
-        recipe: name of the recipe.
-        model: parameters and FLOPs.
-        corpus: tokens of each role, and the source of these numbers.
-        layout: processes and micro-batches.
-        assumptions: numbers of the throughput model, and their source.
-        memory: memory of the fullest GPU.
-        stages: costs in execution order.
-        savings: options that reduce the cost.
-        notes: remarks on waste and on measured speed.
-    """
+    recipe: str  # name of the recipe
+    model: dict[str, Any]  # parameters and FLOPs
+    corpus: dict[str, Any]  # tokens of each role, and the source of these numbers
+    layout: dict[str, Any]  # processes and micro-batches
+    assumptions: dict[str, Any]  # numbers of the throughput model, and their source
+    memory: Memory  # memory of the fullest GPU
+    stages: list[StageCost]  # costs in execution order
+    savings: list[Saving] = field(default_factory=list)  # options that reduce the cost
+    notes: list[str] = field(default_factory=list)  # remarks on waste and on measured speed
 
-    recipe: str
-    model: dict[str, Any]
-    corpus: dict[str, Any]
-    layout: dict[str, Any]
-    assumptions: dict[str, Any]
-    memory: Memory
-    stages: list[StageCost]
-    savings: list[Saving] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    def total(self, key: str) -> float:
+        """Returns the sum of an attribute over all stages."""
+        return sum(getattr(stage, key) for stage in self.stages)
 
     @property
     def gpu_hours(self) -> float:
         """Total of all stages."""
-        return sum(stage.gpu_hours for stage in self.stages)
+        return self.total("gpu_hours")
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the content of plan.json."""
@@ -230,10 +180,6 @@ class PlanResult:
             {**asdict(stage), "scoring_share": stage.scoring_share} for stage in self.stages
         ]
         result["memory"] |= {"total": self.memory.total, "fits": self.memory.fits}
-        result["total"] = {
-            "gpu_hours": self.gpu_hours,
-            "hours": sum(stage.hours for stage in self.stages),
-            "flops": sum(stage.flops for stage in self.stages),
-            "disk": sum(stage.disk for stage in self.stages),
-        }
+        keys = ("gpu_hours", "hours", "flops", "disk")
+        result["total"] = {key: self.total(key) for key in keys}
         return result

@@ -7,11 +7,7 @@ from nemo_rod.plan.memory import GIB, Memory
 
 
 def refuse_what_does_not_fit(memory: Memory) -> None:
-    """Refuses a layout that needs more memory than its GPUs have.
-
-    Raises:
-        ValueError: with the required memory by part, and the remedy.
-    """
+    """Refuses a layout that needs more memory than its GPUs have, by a ValueError."""
     if memory.fits:
         return
     assert memory.limit is not None
@@ -23,11 +19,7 @@ def refuse_what_does_not_fit(memory: Memory) -> None:
 
 
 def refuse_full_host(config: Config, memory: Memory) -> None:
-    """Refuses an optimizer on hosts that do not have the memory for it.
-
-    Raises:
-        ValueError: with the memory that it needs and has.
-    """
+    """Refuses an optimizer on hosts that do not have the memory for it, by a ValueError."""
     needed = memory.host * config.cluster.gpus_per_node / GIB
     if needed > config.cluster.node_memory_gib > 0:
         raise ValueError(

@@ -10,13 +10,7 @@ from nemo_rod.plan.shapes import Shape
 
 
 def forward_flops(shape: Shape, block_size: int, *, prefix: int | None = None) -> float:
-    """Returns the mean FLOPs of one token in a forward pass.
-
-    Args:
-        shape: the model.
-        block_size: tokens per block (S).
-        prefix: tokens of a block that the pass reads; None for all.
-    """
+    """Returns the mean FLOPs of one token in a forward pass over blocks, or a prefix of them."""
     context = ((prefix or block_size) + 1) / 2  # attended positions of a token, itself included
     blocks = sum(2.0 * b.matrix_parameters + b.mixing + b.attending * context for b in shape.blocks)
     return blocks + 2.0 * shape.embedding  # the output layer

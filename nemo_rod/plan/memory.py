@@ -15,7 +15,6 @@ These parts are counted, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -23,7 +22,7 @@ from nemo_rod.config import MAX_LOGITS_BYTES, Parallel
 from nemo_rod.plan.shapes import Block, Shape
 
 GIB = 2.0**30
-_BYTES = {"bf16": 2, "fp32": 4}
+BYTES = {"bf16": 2, "fp32": 4}
 # Per logit and fp32 copy: Megatron's fused cross entropy keeps bf16 logits, their exponentials in
 # fp32, and the gradient in bf16. Scoring runs the plain one: bf16, fp32, and an fp32 temporary.
 TRAINING_LOGIT_BYTES = 8
@@ -32,19 +31,12 @@ SCORING_LOGIT_BYTES = 10
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the fullest GPU, in bytes.
+    """Memory of the fullest GPU, in bytes."""
 
-    Attributes:
-        parts: bytes by name, in the order of the module's docstring.
-        limit: memory of the GPU; None if unknown.
-        stage: pipeline stage of the GPU.
-        host: bytes of its optimizer on its host.
-    """
-
-    parts: dict[str, float]
-    limit: float | None
-    stage: int
-    host: float = 0.0
+    parts: dict[str, float]  # bytes by name, in the order of the module's docstring
+    limit: float | None  # memory of the GPU; None if unknown
+    stage: int  # pipeline stage of the GPU
+    host: float = 0.0  # bytes of its optimizer on its host
 
     @property
     def total(self) -> float:
@@ -63,46 +55,28 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The load on a layout.
+    """The load on a layout."""
 
-    Attributes:
-        precision: "bf16" or "fp32".
-        block_size: tokens per block.
-        micro_batch_size: blocks per training pass.
-        num_micro_batches: micro-batches per replica and step.
-        scoring_micro_batch_size: blocks per forward-only pass; 0 without scoring.
-        split_optimizer: whether replicas share the optimizer's state.
-        expert_imbalance: tokens of the busiest GPU's experts over the mean.
-        reserve: reserved share of the GPU's memory.
-        recompute: which activations are computed again; "none", "selective" or "full". Fused
-            attention keeps nothing of its core, so "selective" counts as "none".
-        grad_reduce: dtype of the gradients of bf16 training, "fp32" or "bf16".
-        precision_aware: whether the optimizer reads gradients in that dtype.
-        offload: whether the optimizer is on the host.
-    """
-
-    precision: str
-    block_size: int
-    micro_batch_size: int
-    num_micro_batches: int
-    scoring_micro_batch_size: int
-    split_optimizer: bool
-    expert_imbalance: float
-    reserve: float
+    precision: str  # "bf16" or "fp32"
+    block_size: int  # tokens per block
+    micro_batch_size: int  # blocks per training pass
+    num_micro_batches: int  # micro-batches per replica and step
+    scoring_micro_batch_size: int  # blocks per forward-only pass; 0 without scoring
+    split_optimizer: bool  # whether replicas share the optimizer's state
+    expert_imbalance: float  # tokens of the busiest GPU's experts over the mean
+    reserve: float  # reserved share of the GPU's memory
+    # which activations are computed again; "none", "selective" or "full". Fused attention keeps
+    # nothing of its core, so "selective" counts as "none"
     recompute: str
-    grad_reduce: str
-    precision_aware: bool
-    offload: bool
+    grad_reduce: str  # dtype of the gradients of bf16 training, "fp32" or "bf16"
+    precision_aware: bool  # whether the optimizer reads gradients in that dtype
+    offload: bool  # whether the optimizer is on the host
 
 
 def memory_per_gpu(shape: Shape, parallel: Parallel, load: Load, limit: float | None) -> Memory:
-    """Returns the memory of the fullest GPU.
+    """Returns the memory of the fullest GPU of a layout that `check_layout` accepts.
 
-    Args:
-        shape: the model.
-        parallel: parallel layout, accepted by `check_layout`.
-        load: load on the layout.
-        limit: memory of a GPU, bytes.
+    `limit` is what a GPU has, in bytes.
     """
     stages = [_stage(shape, parallel, load, limit, stage) for stage in range(parallel.pipeline)]
     return max(stages, key=lambda memory: memory.total)
@@ -117,7 +91,7 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     ends = shape.embedding * (int(stage == 0) + int(last and not (shape.tied and stage == 0)))
     dense = (sum(b.split for b in blocks) + ends) / tensor + sum(b.whole for b in blocks)
     experts = sum(b.expert * b.num_experts for b in blocks) / parallel.expert
-    weight_bytes, gradient_bytes = _BYTES[load.precision], _BYTES[load.grad_reduce]
+    weight_bytes, gradient_bytes = BYTES[load.precision], BYTES[load.grad_reduce]
     gradient_bytes = max(gradient_bytes, weight_bytes)  # those of fp32 weights are in fp32
     state_bytes = {"bf16": 12, "fp32": 8}[load.precision]  # fp32 weights are the weights
     if gradient_bytes < 4 and not load.precision_aware:
@@ -127,7 +101,11 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
 
     tokens = load.block_size / parallel.context
     in_flight = _under_way(parallel, load.num_micro_batches, stage)
-    saved = _kept(shape, layers, parallel, load, in_flight)
+    of_layers = [sum(_saved(b, parallel, load.expert_imbalance) for b in layer) for layer in layers]
+    saved = sum(of_layers) * in_flight  # values per token, for all backward passes under way
+    if load.recompute == "full":
+        hidden = shape.hidden_size / (tensor if parallel.sequence else 1)
+        saved = len(layers) * hidden * in_flight + max(of_layers)
     activations = weight_bytes * tokens * load.micro_batch_size * saved
     optimizer = state_bytes * (dense / copies + experts / max(1.0, expert_copies))
     logits = tokens * load.micro_batch_size * shape.vocab_size / tensor * TRAINING_LOGIT_BYTES
@@ -140,40 +118,15 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
         "scoring": 0.0,
         "reserve": load.reserve * (limit or 0.0),
     }
-    scoring = _scoring(shape, blocks, parallel, load, weight_bytes, last)
+    scored = load.scoring_micro_batch_size * load.block_size
+    layer = max(_saved(block, parallel, load.expert_imbalance) for block in blocks)
+    scoring = weight_bytes * scored * (layer + 2 * shape.hidden_size)
+    if last:
+        num_logits = min(scored * shape.vocab_size / tensor, MAX_LOGITS_BYTES / 4)
+        scoring += SCORING_LOGIT_BYTES * num_logits
     # scoring precedes the update and frees its memory
     parts["scoring"] = max(0.0, scoring - parts["activations"] - parts["logits"])
     return Memory(parts, limit, stage, host=optimizer if load.offload else 0.0)
-
-
-def _kept(
-    shape: Shape,
-    layers: Sequence[Sequence[Block]],
-    parallel: Parallel,
-    load: Load,
-    in_flight: float,
-) -> float:
-    """Returns the values per token that one GPU keeps for all backward passes under way."""
-    of_layers = [sum(_saved(b, parallel, load.expert_imbalance) for b in layer) for layer in layers]
-    if load.recompute != "full":
-        return sum(of_layers) * in_flight
-    hidden = shape.hidden_size / (parallel.tensor if parallel.sequence else 1)
-    return len(layers) * hidden * in_flight + max(of_layers)
-
-
-def _scoring(
-    shape: Shape,
-    blocks: Sequence[Block],
-    parallel: Parallel,
-    load: Load,
-    weight_bytes: int,
-    last: bool,
-) -> float:
-    tokens = load.scoring_micro_batch_size * load.block_size
-    layer = max(_saved(block, parallel, load.expert_imbalance) for block in blocks)
-    hidden = weight_bytes * tokens * (layer + 2 * shape.hidden_size)
-    logits = min(tokens * shape.vocab_size / parallel.tensor, MAX_LOGITS_BYTES / 4)
-    return hidden + (SCORING_LOGIT_BYTES * logits if last else 0.0)
 
 
 def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
@@ -195,39 +148,25 @@ def _under_way(parallel: Parallel, num_micro_batches: int, stage: int) -> float:
 
 
 def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_node: int) -> None:
-    """Refuses a layout that does not divide the model or the nodes.
-
-    Args:
-        shape: the model.
-        parallel: parallel layout.
-        block_size: tokens per block.
-        gpus_per_node: GPUs of a node; 0 if irrelevant.
-
-    Raises:
-        ValueError: one sentence with the key, the reason and the remedy.
-    """
-    tensor, pipeline = parallel.tensor, parallel.pipeline * parallel.virtual_pipeline
-    for block in shape.blocks:
-        for name, size in block.tensor_divides:
-            if size % tensor:
-                _refuse(f"parallel.tensor={tensor}", f"does not divide {name}={size}", "a divisor")
-    if len(shape.layers) % pipeline:
-        _refuse(
-            f"parallel.pipeline={parallel.pipeline} x virtual_pipeline={parallel.virtual_pipeline}",
-            f"does not divide the {len(shape.layers)} layers",
-            "a divisor",
-        )
+    """Refuses, by a ValueError, a layout that does not divide the model or the nodes, if any."""
+    tensor, expert = parallel.tensor, parallel.expert
+    layers, stages = len(shape.layers), parallel.pipeline * parallel.virtual_pipeline
     counts = {block.num_experts for block in shape.blocks if block.num_experts}
-    expert = parallel.expert
     if expert > 1 and not counts:
         _refuse(f"parallel.expert={expert}", "needs a model with experts", "1")
-    for count in counts:
-        if count % expert:
-            _refuse(
-                f"parallel.expert={expert}", f"does not divide the {count} experts", "a divisor"
-            )
-    if parallel.sequence and block_size % tensor:
-        _refuse(f"parallel.tensor={tensor}", f"does not divide {block_size} tokens", "a divisor")
+    in_stages = f"pipeline={parallel.pipeline} x virtual_pipeline={parallel.virtual_pipeline}"
+    divided = [
+        (f"tensor={tensor}", tensor, f"{name}={size}", size)
+        for block in shape.blocks
+        for name, size in block.tensor_divides
+    ]
+    divided += [(in_stages, stages, f"the {layers} layers", layers)]
+    divided += [(f"expert={expert}", expert, f"the {count} experts", count) for count in counts]
+    if parallel.sequence:
+        divided += [(f"tensor={tensor}", tensor, f"{block_size} tokens", block_size)]
+    for key, divisor, what, size in divided:
+        if size % divisor:
+            _refuse(f"parallel.{key}", f"does not divide {what}", "a divisor")
     if gpus_per_node:
         _check_nodes(parallel, gpus_per_node)
 

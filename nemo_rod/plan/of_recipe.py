@@ -10,15 +10,7 @@ from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
-from nemo_rod.plan.costs import (
-    PlanResult,
-    Saving,
-    Setup,
-    StageCost,
-    Work,
-    cost,
-    prefix_saving,
-)
+from nemo_rod.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.plan.fits import refuse_full_host, refuse_what_does_not_fit
 from nemo_rod.plan.flops import forward_flops, recomputed_share
 from nemo_rod.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
@@ -33,8 +25,7 @@ from nemo_rod.recipe.variants import SPECIALIST
 def plan(config: Config) -> None:
     """Prints the plan and, without `dry_run`, writes it to `plan.json` in the run folder.
 
-    Raises:
-        ValueError: if the layout cannot run or does not fit, after printing the plan.
+    A layout that does not fit is refused after that.
     """
     result = make_plan(config)
     if not config.dry_run:
@@ -47,44 +38,34 @@ def plan(config: Config) -> None:
 
 
 def check_before_submitting(config: Config) -> None:
-    """Refuses a layout that cannot run on its cluster, if the model's shape is known.
-
-    Raises:
-        ValueError: with the reason.
-    """
+    """Refuses a layout that cannot run on its cluster, if the model's shape is known."""
     if config.cluster.gpu is None:
         return
     try:
         shape = model_shape(config)
     except ValueError:
         return
-    _check_layout(config, shape)
     memory = _memory(config, shape)
     refuse_what_does_not_fit(memory)
     refuse_full_host(config, memory)
 
 
 def make_plan(config: Config) -> PlanResult:
-    """Plans a recipe from its configuration, and from its block store if there is one.
-
-    Raises:
-        ValueError: if the layout cannot run, or information is missing.
-    """
+    """Plans a recipe from its configuration, and from its block store if there is one."""
     shape = model_shape(config)
     parallel, size = config.parallel, config.domain.block_size
-    _check_layout(config, shape)
-    profile, peak, reached, backward = processor(config, has_experts=shape.has_experts)
+    memory = _memory(config, shape)
+    profile = processor(config, has_experts=shape.has_experts)
     per_token = forward_flops(shape, size)
     speed = Speed(
         forward_flops=per_token,
         processes=parallel.world_size,
-        flops_per_second=peak * 1e12 * reached,
-        backward=backward,
+        flops_per_second=profile.peak_tflops * 1e12 * profile.utilisation,
+        backward=profile.backward,
         recomputed=recomputed_share(shape, size, config.train.recompute),
         pipeline=parallel.pipeline,
         virtual_pipeline=parallel.virtual_pipeline,
     )
-    memory = _memory(config, shape)
     setup = Setup(
         speed=speed,
         parallel=parallel,
@@ -113,16 +94,19 @@ def make_plan(config: Config) -> PlanResult:
         layout=_layout(config),
         assumptions={
             "processor": profile.name,
-            "peak_tflops": peak,
-            "utilisation": reached,
-            "backward": backward,
+            "peak_tflops": profile.peak_tflops,
+            "utilisation": profile.utilisation,
+            "backward": profile.backward,
             "source": profile.source,
             **{key: getattr(config.plan, key) for key in _ASSUMED},
         },
         memory=memory,
         stages=costs,
-        savings=_savings(works, setup, shape),
-        notes=[*_notes(config, works, setup, blocks), *_measured(config, costs, reached)],
+        savings=_savings(works, costs, setup, shape),
+        notes=[
+            *_notes(config, works, setup, blocks),
+            *_measured(config, costs, profile.utilisation),
+        ],
     )
 
 
@@ -130,11 +114,7 @@ _ASSUMED = ("offload_rate", "expert_imbalance", "memory_reserve", "tokenise_rate
 
 
 def model_shape(config: Config) -> Shape:
-    """Returns the model's shape: of the base trained here, a local checkpoint, or the recipe.
-
-    Raises:
-        ValueError: if all of them are missing, with the key to set.
-    """
+    """Returns the model's shape: of the base trained here, a local checkpoint, or the recipe."""
     model = config.model
     if model.architecture is not None:
         return read_shape(model.architecture)
@@ -150,26 +130,11 @@ def model_shape(config: Config) -> Shape:
     )
 
 
-def _check_layout(config: Config, shape: Shape) -> None:
-    check_layout(
-        shape,
-        config.parallel,
-        block_size=config.domain.block_size,
-        gpus_per_node=config.cluster.gpus_per_node,
-    )
-
-
 def _layout(config: Config) -> dict[str, Any]:
     parallel, cluster = config.parallel, config.cluster
-    shown = {
-        "data": parallel.data,
-        "tensor": parallel.tensor,
-        "pipeline": parallel.pipeline,
-        "virtual_pipeline": parallel.virtual_pipeline,
-        "context": parallel.context,
-        "expert": parallel.expert,
-    }
-    split = " x ".join(f"{k} {v}" for k, v in shown.items() if v > 1 and k != "expert") or "single"
+    axes = ("data", "tensor", "pipeline", "virtual_pipeline", "context")
+    sizes = {axis: getattr(parallel, axis) for axis in axes}
+    split = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "single"
     experts = f", experts over {parallel.expert}" if parallel.expert > 1 else ""
     world = parallel.world_size
     nodes = -(-world // cluster.gpus_per_node) if cluster.gpus_per_node else 1
@@ -178,26 +143,27 @@ def _layout(config: Config) -> dict[str, Any]:
         if cluster.gpu
         else f"{world} process{'es' if world > 1 else ''} without GPU"
     )
-    batches = (
-        f"micro-batch {config.train.micro_batch_size}, scoring {config.scoring.micro_batch_size}"
-    )
+    trained, scored = config.train.micro_batch_size, config.scoring.micro_batch_size
     return {
         **dataclasses.asdict(parallel),
         "gpu": cluster.gpu,
         "processes": world,
         "nodes": nodes,
-        "micro_batch_size": config.train.micro_batch_size,
-        "scoring_micro_batch_size": config.scoring.micro_batch_size,
-        "text": f"{where}: {split}{experts}; {batches}",
+        "micro_batch_size": trained,
+        "scoring_micro_batch_size": scored,
+        "text": f"{where}: {split}{experts}; micro-batch {trained}, scoring {scored}",
     }
 
 
 def _memory(config: Config, shape: Shape) -> Memory:
+    """Returns the memory of the fullest GPU; refuses a layout that cannot run."""
     parallel, cluster, train = config.parallel, config.cluster, config.train
+    size = config.domain.block_size
+    check_layout(shape, parallel, block_size=size, gpus_per_node=cluster.gpus_per_node)
     split = parallel.distributed_optimizer
     load = Load(
         precision=config.model.precision,
-        block_size=config.domain.block_size,
+        block_size=size,
         micro_batch_size=train.micro_batch_size,
         num_micro_batches=train.batch_size // (train.micro_batch_size * parallel.data),
         scoring_micro_batch_size=config.scoring.micro_batch_size,
@@ -213,13 +179,16 @@ def _memory(config: Config, shape: Shape) -> Memory:
     return memory_per_gpu(shape, parallel, load, limit)
 
 
-def _savings(works: Sequence[Work], setup: Setup, shape: Shape) -> list[Saving]:
+def _savings(
+    works: Sequence[Work], costs: Sequence[StageCost], setup: Setup, shape: Shape
+) -> list[Saving]:
     selecting = [work for work in works if work.pool_size]
     if not selecting:
         return []
-    hours = {work.name: cost(work, setup, shape).gpu_hours for work in works}
+    hours = {planned.name: planned.gpu_hours for planned in costs}
     references = sum(hours[name] for name in hours if name.startswith("references_"))
-    scoring = sum(cost(work, setup, shape).scoring_seconds * work.steps for work in selecting)
+    planned = zip(costs, works, strict=True)
+    scoring = sum(found.scoring_seconds * work.steps for found, work in planned if work.pool_size)
     shorter = [e for e in (4, 2) if e < min(work.eighths for work in selecting)]
     return [
         *(prefix_saving(selecting, setup, shape, eighths) for eighths in shorter),
@@ -260,10 +229,9 @@ def _notes(
             "model.precision: what it saves has not been measured."
         )
     if not any(work.pool_size for work in works):
-        optimisation = config.train
-        pool = round(config.selection.multiplier * optimisation.batch_size)
+        pool = round(config.selection.multiplier * config.train.batch_size)
         corpus = blocks["num_adaptation"] + blocks["num_replay"]
-        seconds = optimisation.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)
+        seconds = config.train.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)
         unit = "process" if config.cluster.gpu is None else "GPU"
         notes.append(
             f"no arm selects here; an arm that did would cost "

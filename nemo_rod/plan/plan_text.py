@@ -55,9 +55,8 @@ def _stages(plan: PlanResult, unit: str) -> list[str]:
             ]
         )
     rows.append(
-        ["all", *[""] * 2, count(sum(s.flops for s in plan.stages)), "",
-         wall(sum(s.hours for s in plan.stages)), hours(plan.gpu_hours),
-         size(sum(s.disk for s in plan.stages))]
+        ["all", "", "", count(plan.total("flops")), "", wall(plan.total("hours")),
+         hours(plan.gpu_hours), size(plan.total("disk"))]
     )  # fmt: skip
     return _aligned(rows)
 

@@ -14,36 +14,21 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One residual block: a token mixer or an MLP.
+    """One residual block: a token mixer or an MLP."""
 
-    Attributes:
-        kind: "attention", "mamba", "delta" (gated delta rule), "mlp" or "experts".
-        split: parameters of matrices sharded by tensor parallelism.
-        whole: parameters replicated on every tensor-parallel rank: norms, the router.
-        expert: parameters of one routed expert.
-        num_experts: number of routed experts.
-        top_k: routed experts per token.
-        router: parameters among `whole` that are multiplied with every token.
-        mixing: forward FLOPs per token outside parameter matrices.
-        attending: forward FLOPs per token and attended position.
-        saved_hidden: values per token saved for backward, of the residual stream's width.
-        saved_split: values per token saved for backward, sharded by tensor parallelism.
-        saved_routed: values per token saved for backward, of all its routed experts.
-        tensor_divides: sizes that the tensor-parallel size must divide, by name.
-    """
-
-    kind: str
-    split: int = 0
-    whole: int = 0
-    expert: int = 0
-    num_experts: int = 0
-    top_k: int = 0
-    router: int = 0
-    mixing: float = 0.0
-    attending: float = 0.0
-    saved_hidden: int = 0
-    saved_split: int = 0
-    saved_routed: int = 0
+    kind: str  # "attention", "mamba", "delta" (gated delta rule), "mlp" or "experts"
+    split: int = 0  # parameters of matrices sharded by tensor parallelism
+    whole: int = 0  # parameters replicated on every tensor-parallel rank: norms, the router
+    expert: int = 0  # parameters of one routed expert
+    num_experts: int = 0  # number of routed experts
+    top_k: int = 0  # routed experts per token
+    router: int = 0  # parameters among `whole` that are multiplied with every token
+    mixing: float = 0.0  # forward FLOPs per token outside parameter matrices
+    attending: float = 0.0  # forward FLOPs per token and attended position
+    saved_hidden: int = 0  # values per token saved for backward, of the residual stream's width
+    saved_split: int = 0  # values per token saved for backward, sharded by tensor parallelism
+    saved_routed: int = 0  # values per token saved for backward, of all its routed experts
+    # sizes that the tensor-parallel size must divide, by name
     tensor_divides: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -59,19 +44,13 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A language model.
+    """A language model."""
 
-    Attributes:
-        layers: the blocks of each layer; pipeline stages hold whole layers.
-        hidden_size: width of the residual stream.
-        vocab_size: number of rows of the embedding.
-        tied: whether the output layer is the embedding.
-    """
-
+    # the blocks of each layer; pipeline stages hold whole layers
     layers: tuple[tuple[Block, ...], ...]
-    hidden_size: int
-    vocab_size: int
-    tied: bool
+    hidden_size: int  # width of the residual stream
+    vocab_size: int  # number of rows of the embedding
+    tied: bool  # whether the output layer is the embedding
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -102,10 +81,7 @@ class Shape:
 
 
 def read_shape(config: Mapping[str, Any]) -> Shape:
-    """Reads the shape from a Hugging Face config.
-
-    Args:
-        config: keys of the config; for a multimodal model, those of its language model are used.
+    """Reads the shape from a Hugging Face config; of a multimodal model, its language model's.
 
     Raises:
         ValueError: for an unknown model type or a missing key.

@@ -5,32 +5,22 @@ Every number here is an assumption with a source, and a key of `plan` overrides 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nemo_rod.config import Config
 
 
 @dataclass(frozen=True)
 class Processor:
-    """The processor of one process.
+    """The processor of one process."""
 
-    Attributes:
-        name: name as in `cluster.gpu`.
-        peak_tflops: peak of matrix products in `precision`, without sparsity.
-        precision: "bf16" or "fp32".
-        utilisation: share of the peak that training reaches, all layers dense.
-        utilisation_experts: share of the peak that training reaches, with routed experts.
-        backward: time of a backward pass, in forward passes.
-        source: origin of the numbers.
-    """
-
-    name: str
-    peak_tflops: float
-    precision: str
-    utilisation: float
-    utilisation_experts: float
-    backward: float
-    source: str
+    name: str  # name as in `cluster.gpu`
+    peak_tflops: float  # peak of matrix products in `precision`, without sparsity
+    precision: str  # "bf16" or "fp32"
+    utilisation: float  # share of the peak that training reaches, all layers dense
+    utilisation_experts: float  # the same with routed experts
+    backward: float  # time of a backward pass, in forward passes
+    source: str  # origin of the numbers
 
 
 _BRIDGE = (
@@ -67,51 +57,31 @@ CPU = Processor(
 
 @dataclass(frozen=True)
 class Speed:
-    """Duration of one model's passes in one layout.
+    """Duration of one model's passes in one layout."""
 
-    Attributes:
-        forward_flops: forward FLOPs per token.
-        processes: total number of processes.
-        flops_per_second: FLOP/s that training reaches on one process.
-        backward: time of a backward pass, in forward passes.
-        recomputed: share of a forward pass that a backward pass computes again.
-        pipeline: number of pipeline stages.
-        virtual_pipeline: model chunks per stage.
-    """
-
-    forward_flops: float
-    processes: int
-    flops_per_second: float
-    backward: float
-    recomputed: float = 0.0
-    pipeline: int = 1
-    virtual_pipeline: int = 1
+    forward_flops: float  # forward FLOPs per token
+    processes: int  # total number of processes
+    flops_per_second: float  # FLOP/s that training reaches on one process
+    backward: float  # time of a backward pass, in forward passes
+    recomputed: float = 0.0  # share of a forward pass that a backward pass computes again
+    pipeline: int = 1  # number of pipeline stages
+    virtual_pipeline: int = 1  # model chunks per stage
 
     def training(self, tokens: float, num_micro_batches: float) -> float:
-        """Returns the seconds of forward and backward passes.
-
-        Args:
-            tokens: tokens per step, over all replicas.
-            num_micro_batches: micro-batches per replica and step.
-        """
+        """Returns the seconds of forward and backward passes over the tokens of all replicas."""
         passes = 1.0 + self.backward + self.recomputed
         return passes * self.forward(tokens, num_micro_batches)
 
     def forward(self, tokens: float, num_micro_batches: float) -> float:
         """Returns the seconds of forward passes alone."""
         ideal = 3.0 * self.forward_flops * tokens / (self.processes * self.flops_per_second)
-        return ideal / (1.0 + self.backward) * self._waiting(num_micro_batches)
-
-    def _waiting(self, num_micro_batches: float) -> float:
-        """Returns the slow-down by the pipeline bubble, while stages fill and drain."""
-        return 1.0 + (self.pipeline - 1) / (self.virtual_pipeline * max(1.0, num_micro_batches))
+        # the pipeline's bubble, while stages fill and drain
+        waiting = (self.pipeline - 1) / (self.virtual_pipeline * max(1.0, num_micro_batches))
+        return ideal / (1.0 + self.backward) * (1.0 + waiting)
 
 
-def processor(config: Config, *, has_experts: bool) -> tuple[Processor, float, float, float]:
-    """Returns the processor of a recipe, with the recipe's overrides.
-
-    Returns:
-        Its profile, and the resulting peak TFLOP/s, utilisation and backward.
+def processor(config: Config, *, has_experts: bool) -> Processor:
+    """Returns the processor of a recipe, with the recipe's overrides and its `utilisation`.
 
     Raises:
         ValueError: for a GPU or a precision without a profile, unless `plan` states the peak.
@@ -133,8 +103,10 @@ def processor(config: Config, *, has_experts: bool) -> tuple[Processor, float, f
             f"The profile of {found.name} is for {found.precision}, and model.precision="
             f"{config.model.precision}: set plan.peak_tflops to its peak in that precision."
         )
-    usual = found.utilisation_experts if has_experts else found.utilisation
-    peak = found.peak_tflops if plan.peak_tflops is None else plan.peak_tflops
-    reached = usual if plan.utilisation is None else plan.utilisation
-    backward = found.backward if plan.backward is None else plan.backward
-    return found, peak, reached, backward
+    return replace(
+        found,
+        peak_tflops=plan.peak_tflops or found.peak_tflops,
+        utilisation=plan.utilisation
+        or (found.utilisation_experts if has_experts else found.utilisation),
+        backward=plan.backward or found.backward,
+    )

@@ -8,6 +8,7 @@ from typing import Any
 from nemo_rod.config import Config
 from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.plan.costs import Work
+from nemo_rod.plan.memory import BYTES
 from nemo_rod.plan.shapes import Shape
 from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.prepared_blocks import source_specs
@@ -22,11 +23,7 @@ CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # per parameter: weights, fp32 weig
 
 
 def corpus_blocks(config: Config) -> dict[str, Any]:
-    """Returns training and held-out blocks by role: counted, stated by `plan`, or upper bounds.
-
-    Raises:
-        ValueError: if a role's size is unknown.
-    """
+    """Returns training and held-out blocks by role: counted, stated by `plan`, or upper bounds."""
     stages = Stages(config)
     if (stages.results.blocks / "manifest.json").is_file():
         from nemo_rod.corpus.store import BlockStore
@@ -69,13 +66,7 @@ def _cap(spec: SourceSpec, config: Config) -> float:
 
 
 def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Work]:
-    """Returns the work of every stage of a recipe, evaluation included.
-
-    Args:
-        config: the recipe.
-        shape: shape of its model.
-        blocks: block counts returned by `corpus_blocks`.
-    """
+    """Returns the work of every stage of a recipe, evaluation included, on `corpus_blocks`."""
     stages = Stages(config)
     works = [_work(stage, stages, shape, blocks) for stage in stages.models()]
     models = 1 + sum(name != "base" for name in config.arms)
@@ -86,7 +77,7 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
 def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) -> Work:
     config, name, command = stages.config, stage.name, stage.command.split()[0]
     size = config.domain.block_size
-    weights = shape.parameters * {"bf16": 2, "fp32": 4}[config.model.precision]
+    weights = shape.parameters * BYTES[config.model.precision]
     if command == "prepare":
         count = sum(blocks[f"{split}_{role}"] for split in ("num", "held") for role in ROLES)
         seconds = _preparing(config, blocks)
