@@ -14,24 +14,14 @@ _OPEN = {">": "(", ">=": "["}
 
 @dataclass(frozen=True)
 class Bound:
-    """What a key accepts, besides null where that is its default.
-
-    Attributes:
-        expected: the same in the words of a refusal.
-        accepts: tells whether a value is accepted.
-    """
+    """What a key accepts, besides null where that is its default, in words and as a test."""
 
     expected: str
     accepts: Callable[[Any], bool]
 
 
 def key(default: Any, bound: str | Bound) -> Any:
-    """Returns a field of a dataclass that accepts only some values.
-
-    Args:
-        default: its default; MISSING if it has none.
-        bound: what it accepts; a text is that of `numbers`.
-    """
+    """Returns a field of a dataclass that accepts only some values; a text is for `numbers`."""
     bound = numbers(bound) if isinstance(bound, str) else bound
     return dataclasses.field(default=default, metadata={"bound": bound})
 
@@ -58,9 +48,7 @@ def one_of(default: str | None, *others: str) -> Any:
 def check_bounds(section: Any, prefix: str = "") -> None:
     """Refuses the first value out of bounds in a section, or in a section of it.
 
-    Args:
-        section: a dataclass whose fields may have been made by `key`.
-        prefix: what precedes its keys as users type them, such as "selection.".
+    `prefix` is what precedes its keys as users type them, such as "selection.".
 
     Raises:
         ValueError: naming the key, what was found and what was expected.

@@ -20,28 +20,16 @@ from nemo_rod.selection.arms import Arm
 
 @dataclass
 class ModelJob:
-    """Fields common to every job that runs a model.
+    """Fields common to every job that runs a model."""
 
-    Attributes:
-        name: label in progress lines.
-        blocks: folder of the block store.
-        out: folder that receives the results.
-        parallel: parallel layout.
-        precision: "fp32" or "bf16".
-        scoring_micro_batch_size: blocks per forward-only pass of one replica.
-        seed: seed of the trainer's random state.
-        stall_seconds: time without progress after which the job is ended; 0: never.
-        trust_remote_code: whether code that lies beside a checkpoint may run.
-    """
-
-    name: str
-    blocks: str
-    out: str
+    name: str  # label in progress lines
+    blocks: str  # folder of the block store
+    out: str  # folder that receives the results
     parallel: Parallel
-    precision: str
-    scoring_micro_batch_size: int
-    seed: int
-    stall_seconds: float
+    precision: str  # "fp32" or "bf16"
+    scoring_micro_batch_size: int  # blocks per forward-only pass of one replica
+    seed: int  # seed of the trainer's random state
+    stall_seconds: float  # time without progress after which the job is ended; 0: never
     trust_remote_code: bool = field(default=False, kw_only=True)
 
     @property
@@ -52,94 +40,59 @@ class ModelJob:
 
 @dataclass
 class TrainJob(ModelJob):
-    """Trains a model on the batches that its arm chooses.
+    """Trains a model on the batches that its arm chooses."""
 
-    Attributes:
-        model: Hugging Face checkpoint to start from.
-        arm: pools and policy.
-        optimisation: optimizer and schedule.
-        references: folders of reference losses; empty where the policy needs none.
-        on_nonfinite: "refuse" or "exclude" candidates with a non-finite score.
-        checkpoint_every: steps between checkpoints.
-        checkpoint_keep: number of checkpoints kept.
-        validation_every: steps between validations; 0: never.
-        validation_blocks: maximum number of held-out blocks per source.
-        config_digest: digest of the configuration, for the curriculum's header.
-        convergence: rule for an early stop (`selection.convergence.Rule`), or None.
-        loggers: names of the loggers besides `metrics.jsonl` (`loggers.LOGGERS`).
-        run_name: name of the run in these loggers.
-        scoring_precision: precision of the forward-only pass over candidates; None for `precision`.
-    """
-
-    model: str
+    model: str  # Hugging Face checkpoint to start from
     arm: Arm
     optimisation: Optimisation
+    # folders of reference losses; empty where the policy needs none
     references: list[str] = field(default_factory=list)
-    on_nonfinite: str = "refuse"
+    on_nonfinite: str = "refuse"  # or "exclude" candidates with a non-finite score
     checkpoint_every: int = 200
     checkpoint_keep: int = 2
     validation_every: int = 0
     validation_blocks: int = 64
-    config_digest: str = ""
+    config_digest: str = ""  # digest of the configuration, for the curriculum's header
+    # rule for an early stop (`selection.convergence.Rule`), or None
     convergence: dict[str, Any] | None = None
+    # names of the loggers besides `metrics.jsonl` (`loggers.LOGGERS`)
     loggers: list[str] = field(default_factory=list)
-    run_name: str = ""
-    scoring_precision: str | None = None
+    run_name: str = ""  # name of the run in these loggers
+    scoring_precision: str | None = None  # of the pass over candidates; None for `precision`
 
 
 @dataclass
 class ScoreJob(ModelJob):
-    """Writes a reference: a model's losses on the training blocks of one role.
+    """Writes a reference: a model's losses on the training blocks of one role."""
 
-    Attributes:
-        model: Hugging Face checkpoint.
-        role: "adaptation" or "replay".
-        model_digest: digest of the checkpoint's weights.
-        teacher_top_k: tokens kept per prediction for the self-distillation score; None for losses
-            only.
-        scoring_precision: precision of the pass; None for `precision`.
-    """
-
-    model: str
-    role: str
-    model_digest: str
-    teacher_top_k: int | None = None
-    scoring_precision: str | None = None
+    model: str  # Hugging Face checkpoint
+    role: str  # "adaptation" or "replay"
+    model_digest: str  # digest of the checkpoint's weights
+    teacher_top_k: int | None = None  # see `config.Scoring`; None for losses alone
+    scoring_precision: str | None = None  # of the pass; None for `precision`
 
 
 @dataclass
 class EvaluateJob(ModelJob):
-    """Writes the held-out losses of several models, per source.
+    """Writes the held-out losses of several models, per source."""
 
-    Attributes:
-        models: name -> Hugging Face checkpoint; each result goes to `<out>/<name>.json`.
-    """
-
+    # name -> Hugging Face checkpoint; each result goes to `<out>/<name>.json`
     models: dict[str, str]
 
 
 @dataclass
 class CheckJob(ModelJob):
-    """Builds a model as training would, and refuses one that would train otherwise than meant.
-
-    Attributes:
-        model: Hugging Face checkpoint.
-    """
+    """Builds a checkpoint as training would; refuses one that would train otherwise than meant."""
 
     model: str
 
 
 @dataclass
 class ExportJob(ModelJob):
-    """Writes a step of a training run as a Hugging Face checkpoint, to `<out>/hf`.
+    """Writes a step of a training run as a Hugging Face checkpoint, to `<out>/hf`."""
 
-    Attributes:
-        model: Hugging Face checkpoint that the run started from.
-        checkpoint: folder of the step's distributed checkpoint.
-    """
-
-    model: str
-    checkpoint: str
+    model: str  # Hugging Face checkpoint that the run started from
+    checkpoint: str  # folder of the step's distributed checkpoint
 
 
 Job = TrainJob | ScoreJob | EvaluateJob | CheckJob | ExportJob

@@ -14,10 +14,7 @@ class UntrustedCodeError(ValueError):
 
 @contextmanager
 def code_of_its_own(what: str) -> Iterator[None]:
-    """Names the key that lets the code run, where loading fails for want of it.
-
-    Args:
-        what: what is loaded, as the sentence begins.
+    """Names the key that lets the code run, where loading `what` fails for want of it.
 
     Raises:
         UntrustedCodeError: a library refused to run that code.
@@ -34,12 +31,9 @@ def code_of_its_own(what: str) -> Iterator[None]:
 
 
 def refuse_code_of_its_own(checkpoint: str, host: str, *, key: str) -> None:
-    """Refuses a checkpoint with code of its own for a host that always runs such code.
+    """Refuses a checkpoint, or tokenizer, with code of its own for a host that always runs it.
 
-    Args:
-        checkpoint: name or folder of a checkpoint or a tokenizer.
-        host: what would run the code.
-        key: the key that says that it may.
+    `key` says that it may.
 
     Raises:
         UntrustedCodeError: its config.json or tokenizer_config.json names such code.

@@ -36,32 +36,22 @@ from nemo_rod.trust import refuse_code_of_its_own
 
 @dataclass
 class Run:
-    """The state of a run, which `setup` creates and `rod_train` uses.
+    """The state of a run, which `setup` creates and `rod_train` uses."""
 
-    Attributes:
-        config: all sections of the configuration, as plain values.
-        policy, cluster, logger, checkpointer: NeMo-RL's objects.
-        learner: learner that chooses and trains.
-        header: the curriculum's header.
-        step: number of the next step.
-        prepared: what the loggers' runs have changed in this process.
-    """
-
-    config: dict[str, Any]
-    policy: Any
+    config: dict[str, Any]  # all sections of the configuration, as plain values
+    policy: Any  # NeMo-RL's, like the next one, the logger and the checkpointer
     cluster: Any
     learner: Learner
     header: CurriculumHeader
     logger: Any
     checkpointer: Any
-    step: int
-    prepared: Prepared
+    step: int  # the next one
+    prepared: Prepared  # what the loggers' runs have changed in this process
 
     def close(self, *, force: bool = False) -> None:
         """Ends the workers, frees the cluster and ends the loggers' runs.
 
-        Args:
-            force: whether to kill the workers without asking them; after a failure they may hang.
+        After a failure workers may hang: `force` kills them without asking.
         """
         group = self.policy.worker_group
         try:
@@ -73,9 +63,6 @@ class Run:
 
 def setup(config: dict[str, Any]) -> Run:
     """Builds a run, from its latest checkpoint if there is one. Ray must be running.
-
-    Args:
-        config: the configuration, as `nemo_rod.nemo_rl.settings.load` returns it.
 
     Raises:
         ValueError: store, references, model and configuration do not belong together.
@@ -134,11 +121,7 @@ def open_store(config: dict[str, Any]) -> BlockStore:
 
 
 def references_of(config: dict[str, Any], store: BlockStore) -> ReferenceLosses:
-    """Opens the references.
-
-    Raises:
-        ValueError: they belong to another store, or are of another precision than the policy.
-    """
+    """Opens the references; refuses those of another store, or another precision."""
     precision = short_precision(config["policy"])
     return open_references(config["rod"]["references"], store, precision=precision)
 
@@ -164,12 +147,9 @@ def make_policy(
     resume_paths: tuple[Path | None, Path | None] = (None, None),
     train: bool = True,
 ) -> tuple[Any, Any]:
-    """Starts the policy workers; returns NeMo-RL's policy and cluster.
+    """Starts the policy workers, to train or only to score; returns NeMo-RL's policy and cluster.
 
-    Args:
-        config: all sections of the configuration.
-        resume_paths: paths of the weights and the optimizer state to load, if any.
-        train: whether an optimizer is needed.
+    They load the weights and the optimizer state of `resume_paths`, if any.
     """
     import ray
     from nemo_rl.algorithms.utils import get_tokenizer, set_seed

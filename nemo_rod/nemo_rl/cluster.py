@@ -10,11 +10,7 @@ from nemo_rod.processes.signals import Stopped
 
 
 def run(command: str, config: dict[str, Any]) -> None:
-    """Trains, or computes reference losses, as a resolved configuration says.
-
-    Args:
-        command: "train" or "reference".
-        config: sections of the configuration, as `settings` returns them.
+    """Runs "train" or "reference" as a configuration that `settings` returns says.
 
     Raises:
         RuntimeError: a worker failed or the run was asked to stop; the message says which and why.
@@ -25,8 +21,9 @@ def run(command: str, config: dict[str, Any]) -> None:
 
     from nemo_rod.nemo_rl.score import score
 
+    action = train if command == "train" else score
     try:
-        train(config) if command == "train" else score(config)
+        action(config)
     except Stopped as stop:
         raise RuntimeError(str(stop)) from None
     except RayError as error:  # from one of NeMo-RL's own calls

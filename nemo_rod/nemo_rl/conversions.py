@@ -21,11 +21,8 @@ _PLACE = "NEMO_ROD_CONVERSIONS"  # what FOLDER was before the first run of this 
 def keep_apart(model: str, out: str, environment: MutableMapping[str, str] = os.environ) -> None:
     """Names the folder of conversions, one for every state of a local checkpoint.
 
-    Args:
-        model: name or folder of the Hugging Face checkpoint.
-        out: folder of the run, which every node sees; used if neither the variable nor HF_HOME says
-            where conversions belong.
-        environment: variables, in which the folder is set.
+    `out`, the folder of the run, which every node sees, is used if neither the variable nor HF_HOME
+    says where conversions belong.
     """
     place = environment.get(_PLACE) or environment.get(FOLDER, "").strip()
     if not place:

@@ -45,15 +45,7 @@ def nemo_rl_values(
     """Translates a job to sections of a NeMo-RL recipe, without keys set by NeMo-RL or `rod.yaml`.
 
     The values come from the job rather than from our recipe, as an arm may differ from the recipe
-    in any key.
-
-    Args:
-        job: the job to translate.
-        block_size: tokens per block of the job's store.
-        gpus_per_node: processes per node; 0 for all on one node.
-
-    Raises:
-        ValueError: NeMo-RL's workers do not support the job.
+    in any key. A job that NeMo-RL's workers do not support is refused.
     """
     _refuse(job)
     parallel = job.parallel
@@ -99,7 +91,7 @@ def _refuse(job: TrainJob | ScoreJob) -> None:
             f"cannot score in: {elsewhere}, or leave it unset."
         )
     if isinstance(job, ScoreJob):
-        refused = {"stores the base's predictions": job.teacher_top_k}
+        refused: dict[str, Any] = {"stores the base's predictions": job.teacher_top_k}
     else:
         refused = {
             "ends when it has converged": job.convergence,

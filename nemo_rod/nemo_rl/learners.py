@@ -9,7 +9,7 @@ Shapes: C candidates, K chosen blocks (global), S tokens per block.
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,26 +24,10 @@ from nemo_rod.selection.held_out import source_losses
 from nemo_rod.selection.references import NUM_PARTS
 
 
-class Learner(Protocol):
-    """A model that chooses what it trains on."""
-
-    def step(self, step: int) -> tuple[Choice, dict[str, float]]:
-        """Chooses and trains; returns the choice and the metrics of the update."""
-
-    def validate(self) -> dict[str, float]:
-        """Returns held-out losses, `validation/<role>/<source>/loss`."""
-
-    def update_flops(self, num_blocks: int) -> float | None:
-        """Returns the FLOPs of training on `num_blocks` blocks; None if unknown."""
-
-
 class InWorkers:
-    """The policy's workers hold the selector (`worker.py`).
+    """The policy's workers, of a class that inherits `RoDWorkerMixin`, hold the selector.
 
-    Args:
-        policy: NeMo-RL's policy, with a worker class that inherits `RoDWorkerMixin`.
-        task: settings sent to the workers; without an arm they only score.
-        stall_seconds: see `call_all`.
+    They are sent the task; without an arm in it they only score.
     """
 
     def __init__(self, policy: Any, task: Task, *, stall_seconds: float) -> None:
@@ -60,7 +44,7 @@ class InWorkers:
         return Choice(pool=self.pools.pool(step), **report), metrics
 
     def validate(self) -> dict[str, float]:
-        """Validates on the workers."""
+        """Returns held-out losses, `validation/<role>/<source>/loss`."""
         return self._call("rod_validate")[-1]
 
     def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
@@ -69,7 +53,7 @@ class InWorkers:
         return self._call("rod_score", block_ids=block_ids)[-1]
 
     def update_flops(self, num_blocks: int) -> float | None:
-        """Counts by the policy's tracker, which only its own `train` uses."""
+        """Returns the FLOPs of training on blocks, by the tracker of the policy's own `train`."""
         tracker = getattr(self.policy, "flops_tracker", None)
         if tracker is None:
             return None
@@ -84,7 +68,7 @@ class InWorkers:
 class InDriver:
     """Stock workers: the driver reads the blocks, requests log-probabilities, and chooses.
 
-    It takes what `InWorkers` takes, and the blocks in one forward-backward pass of one replica.
+    `micro_batch_size` is of the blocks in one forward-backward pass of one replica.
     """
 
     def __init__(self, policy: Any, task: Task, *, micro_batch_size: int) -> None:
@@ -121,6 +105,9 @@ class InDriver:
         """Scores held-out blocks like candidates."""
         scorer = LogprobScorer(self.policy, self.held_out)
         return source_losses(scorer, self.held_out, num_blocks=self.num_validation_blocks)
+
+
+Learner = InWorkers | InDriver
 
 
 class LogprobScorer:

@@ -19,7 +19,7 @@ def call_all(policy: Any, method: str, *, stall_seconds: float, **arguments: Any
     Args:
         policy: NeMo-RL's policy.
         method: name of a method of the worker class.
-        stall_seconds: maximum wait for an answer, in seconds; 0 for no limit.
+        stall_seconds: maximum wait for an answer; 0 for no limit.
         arguments: arguments of the method, the same on every rank.
 
     Raises:

@@ -24,9 +24,6 @@ def score(config: dict[str, Any]) -> None:
 
     An interrupted run resumes where it stopped. Ray must be running.
 
-    Args:
-        config: the configuration, as `nemo_rod.nemo_rl.settings.load` returns it.
-
     Raises:
         ValueError: the role is missing or has no blocks.
         WorkerFailed: a worker failed; raised at once, with the cause.

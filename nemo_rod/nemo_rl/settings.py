@@ -54,9 +54,8 @@ SECTIONS = ("policy", "rod", "logger", "cluster", "checkpointing")
 def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Reads a recipe the way NeMo-RL reads its own; returns its checked sections, as plain values.
 
-    Args:
-        recipe: path of a YAML file; its `defaults:` lists the paths of files it inherits from.
-        overrides: assignments `key=value` in Hydra's grammar.
+    The `defaults:` of the YAML file lists the paths of files it inherits from; overrides are
+    assignments `key=value` in Hydra's grammar.
 
     Raises:
         ValueError: a value is not valid.

@@ -65,12 +65,8 @@ def model_speed(
 ) -> dict[str, float]:
     """Returns `throughput/model_tflops_per_gpu`, if NeMo-RL can count this model's operations.
 
-    Args:
-        learner: The learner of the step.
-        choice: Its choice.
-        metrics: Its metrics; `flops`, which is none, is taken out.
-        rod: The `rod` section.
-        num_gpus: Number of all GPUs.
+    Of the step's metrics, `flops`, which is none, is taken out. `rod` is that section, and
+    `num_gpus` the number of all.
     """
     flops = metrics.pop("flops", None) or learner.update_flops(len(choice.chosen))
     if not flops:

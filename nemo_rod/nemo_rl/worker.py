@@ -26,22 +26,14 @@ from nemo_rod.upstream import functions
 
 @dataclass(frozen=True)
 class Task:
-    """Settings that every worker receives once, at setup.
+    """Settings that every worker receives once, at setup."""
 
-    Attributes:
-        blocks: folder of the block store.
-        scoring_micro_batch_size: blocks in a forward-only pass of one replica.
-        arm: its pools and its policy; None to score only.
-        references: folders of reference losses.
-        validation_blocks: maximum number of held-out blocks per source in a validation.
-        on_nonfinite: treatment of candidates with a non-finite score, "refuse" or "exclude".
-    """
-
-    blocks: str
-    scoring_micro_batch_size: int
-    arm: Arm | None = None
-    references: tuple[str, ...] = ()
-    validation_blocks: int = 0
+    blocks: str  # folder of the block store
+    scoring_micro_batch_size: int  # blocks in a forward-only pass of one replica
+    arm: Arm | None = None  # its pools and its policy; None to score only
+    references: tuple[str, ...] = ()  # folders of reference losses
+    validation_blocks: int = 0  # maximum number of held-out blocks per source in a validation
+    # treatment of candidates with a non-finite score, "refuse" or "exclude"
     on_nonfinite: OnNonfinite = "refuse"
 
     def selector(self, store: BlockStore) -> Selector:
@@ -84,9 +76,8 @@ class RoDWorkerMixin:
         """Chooses and trains one step (paper, algorithm 1).
 
         Returns:
-            On the last rank `loss` and `score` float32 `[C]` or None, `chosen` int64 `[K]`,
-            `threshold`, `excluded`, `seconds` of the parts, `compared`, the metrics of prefixes,
-            and `metrics` of the update; None on the others.
+            On the last rank the `Choice` without its pool, by field, and `metrics` of the update;
+            None on the others.
         """
         import torch.distributed as dist
 
@@ -108,16 +99,9 @@ class RoDWorkerMixin:
         seconds = time.perf_counter() - start
         if dist.get_rank() != dist.get_world_size() - 1:
             return None
-        return {
-            "loss": choice.loss,
-            "score": choice.score,
-            "chosen": choice.chosen,
-            "threshold": choice.threshold,
-            "excluded": choice.excluded,
-            "seconds": choice.seconds,
-            "compared": choice.compared,
-            "metrics": update_metrics(trained["global_loss"], trained, seconds) | peak_memory(),
-        }
+        report = {name: value for name, value in vars(choice).items() if name != "pool"}
+        update = update_metrics(trained["global_loss"], trained, seconds)
+        return {**report, "metrics": update | peak_memory()}
 
     def rod_validate(self) -> dict[str, float]:
         """Returns the loss on the first held-out blocks of every source, nats per token."""
@@ -168,13 +152,8 @@ class RoDWorkerMixin:
 def update_metrics(loss: Any, trained: dict[str, Any], seconds: float) -> dict[str, float]:
     """Returns an update's metrics, from the result of a worker's or a policy's `train`.
 
-    Args:
-        loss: loss of the global batch, one value or one per global batch.
-        trained: result of `train`, with `grad_norm` and, per micro-batch, `all_mb_metrics`.
-        seconds: duration of the update in seconds.
-
-    Returns:
-        Metrics by name, and `flops`, the operations of the update, if NeMo-RL has counted them.
+    The loss is one value or one per global batch. `flops`, the operations of the update, are there
+    if NeMo-RL has counted them.
     """
     lr = trained["all_mb_metrics"].get("lr", [np.nan])
     # NeMo-RL's own count; its workers of v0.6.0 and v0.7.0 have none
