@@ -113,6 +113,11 @@ class Selection:
             "scored_every": None if scoring.every == 1 else scoring.every,
         }
 
+    def scored(self, scoring: Scoring) -> float:
+        """Returns the candidates scored per trained block; a prefix counts as its share of one."""
+        share = scoring.eighths / 8 / scoring.every if scoring.every else 0.0
+        return self.multiplier * share
+
 
 @dataclass
 class Variant:

@@ -18,6 +18,7 @@ from nemo_rod.processes.nodes import Nodes
 from nemo_rod.processes.signals import STOP_SIGNALS, Stopped
 from nemo_rod.processes.torchrun import run_torchrun
 from nemo_rod.recipe.attempts import Record
+from nemo_rod.recipe.evaluate import evaluate_stage
 from nemo_rod.recipe.exports import evaluate_export_stage, export_stage
 from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.stages import Stages
@@ -84,7 +85,7 @@ def one_stage(command: str, config: Config) -> None:
         case "evaluate" if config.step is not None:
             found = [export_stage(stages.jobs), evaluate_export_stage(stages.jobs)]
         case "evaluate":
-            found = [stages.evaluate()]
+            found = [evaluate_stage(stages.jobs)]
         case "report":
             found = [stages.report()]
         case _:

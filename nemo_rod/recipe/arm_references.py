@@ -11,12 +11,7 @@ from nemo_rod.selection.references.folder import open_folder
 
 
 class ArmReferences:
-    """The reference losses that an arm scores with, in one run folder.
-
-    Args:
-        arm: all settings of the arm.
-        results: folder of the arm's run.
-    """
+    """The reference losses that an arm scores with, in the folder of its run."""
 
     def __init__(self, arm: ArmSettings, results: RunFolder) -> None:
         self.arm, self.results = arm, results
@@ -26,11 +21,7 @@ class ArmReferences:
             self.folders += [self._of_run(name) for name in others]
 
     def inputs(self) -> Inputs:
-        """Returns what determines the losses, by name.
-
-        Raises:
-            ValueError: if a folder does not exist yet.
-        """
+        """Returns what determines the losses, by name; refuses a folder that is not there yet."""
         for folder in self.folders:
             outputs(folder, made_by=self.results.command("reference"))
         if not self.folders:

@@ -47,12 +47,7 @@ def check_tasks(config: Config) -> str:
 
 
 def not_asked(jobs: ModelJobs, names: list[str]) -> list[str]:
-    """Returns the arms without a `tasks.json`.
-
-    Raises:
-        ValueError: if an arm was asked with another configuration or other weights, or if lm-eval
-            is not installed.
-    """
+    """Returns the arms without a `tasks.json`; refuses one of another configuration or weights."""
     if not has_tasks(jobs.config):
         return []
     check_installed(jobs.config.tasks.backend)

@@ -18,6 +18,8 @@ from typing import Any
 from nemo_rod.files import interpreting, lock, read_lines
 from nemo_rod.processes.signals import KEPT_OPEN, Stopped
 
+_SLURM = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restart": "SLURM_RESTART_COUNT"}
+
 
 class Record:
     """The record of one stage in one run folder."""
@@ -28,11 +30,7 @@ class Record:
 
     @contextmanager
     def only_one(self) -> Iterator[None]:
-        """Locks the stage against a second command.
-
-        Raises:
-            ValueError: if another process is working on it.
-        """
+        """Locks the stage against a second command, which is refused by a ValueError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a") as file:
             if not lock(file.fileno()):
@@ -49,7 +47,8 @@ class Record:
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """Records that work began, and how it ended."""
-        self._write("began", host=platform.node(), pid=os.getpid(), **_slurm_job())
+        of_slurm = {key: os.environ[name] for key, name in _SLURM.items() if name in os.environ}
+        self._write("began", host=platform.node(), pid=os.getpid(), **of_slurm)
         try:
             yield
         except Stopped as stop:
@@ -61,11 +60,7 @@ class Record:
         self._write("done")
 
     def events(self) -> list[dict[str, Any]]:
-        """Returns all recorded events, oldest first.
-
-        Raises:
-            ValueError: if a line is damaged, with the file and the line.
-        """
+        """Returns all recorded events, oldest first; refuses a damaged line by its number."""
         events = read_lines(self.path, "time", "event") if self.path.exists() else []
         for number, event in enumerate(events, start=1):
             with interpreting(self.path, cure=f"restore it from a copy, or remove line {number}"):
@@ -88,9 +83,3 @@ class Record:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)  # without what a crash cut off
             file.write(json.dumps(row).encode() + b"\n")
-
-
-def _slurm_job() -> dict[str, Any]:
-    """Returns the Slurm job of this process, if any."""
-    names = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restart": "SLURM_RESTART_COUNT"}
-    return {key: os.environ[name] for key, name in names.items() if name in os.environ}

@@ -62,41 +62,25 @@ def initialise_base(
     text.save_pretrained(folder)
 
 
-def check_tokenizer(
-    checkpoint: Path,
-    blocks: Path,
-    *,
-    eod: int | None = None,
-    trust_remote_code: bool = False,
-    renamed_from: str | None = None,
-) -> None:
-    """Refuses a model whose tokenizer is not that of the blocks.
+def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> None:
+    """Refuses a model whose tokenizer is not that of the blocks, or whose vocabulary is smaller.
 
-    Args:
-        checkpoint: folder of the model.
-        blocks: block store.
-        eod: see `config.Domain`.
-        trust_remote_code: see `config.Model`.
-        renamed_from: the tokenizer of the blocks, where the model's may have other names for
-            special tokens; None where it may not.
-
-    Raises:
-        ValueError: if the tokenizers differ, or the model's vocabulary is smaller.
+    Where `model.special_tokens` may be renamed, the tokenizers may differ in their names.
     """
     from transformers import AutoConfig
 
     from nemo_rod.corpus import BlockStore, load_tokenizer
     from nemo_rod.corpus.renamed_tokens import check_renamed
 
-    store = BlockStore(blocks)
-    options: dict[str, Any] = {"eod": eod, "trust_remote_code": trust_remote_code}
+    store, trusted = BlockStore(blocks), model.trust_remote_code
+    options: dict[str, Any] = {"eod": domain.eod, "trust_remote_code": trusted}
     tokenizer = load_tokenizer(str(checkpoint), **options)
-    if renamed_from is None:
+    if model.special_tokens == "same":
         store.check_tokenizer(tokenizer)
     else:
-        check_renamed(store, load_tokenizer(renamed_from, **options), tokenizer)
+        check_renamed(store, load_tokenizer(domain.tokenizer, **options), tokenizer)
     with code_of_its_own(f"The checkpoint {checkpoint}"):
-        described = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust_remote_code)
+        described = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trusted)
     vocab_size = described.get_text_config().vocab_size  # for a multimodal model: its text part
     if vocab_size < store.vocab_size:
         raise ValueError(
@@ -109,13 +93,7 @@ def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> 
     """Refuses a base as `check_tokenizer` does, and warns of one that never met the blocks' EOD."""
     from nemo_rod.corpus import BlockStore
 
-    check_tokenizer(
-        checkpoint,
-        blocks,
-        eod=domain.eod,
-        trust_remote_code=model.trust_remote_code,
-        renamed_from=domain.tokenizer if model.special_tokens == "renamed" else None,
-    )
+    check_tokenizer(checkpoint, blocks, model, domain)
     if (warning := unused_eod(checkpoint, BlockStore(blocks).eod_id)) is not None:
         print(f"  Warning: {warning}.", file=sys.stderr, flush=True)
 

@@ -15,11 +15,7 @@ from nemo_rod.recipe.variants import BASE_REFERENCES, ArmSettings, arm_settings
 
 
 def to_config(composed: DictConfig) -> Config:
-    """Turns Hydra's composed tree into a checked `Config`.
-
-    Raises:
-        ValueError: naming the key, what was found, what was expected and what to do.
-    """
+    """Turns Hydra's composed tree into a `Config`; see `check`."""
     secrets = _without_references(composed)
     try:
         missing = sorted(OmegaConf.missing_keys(composed))
@@ -42,11 +38,7 @@ def to_config(composed: DictConfig) -> Config:
 
 
 def _without_references(composed: DictConfig) -> dict[str, str]:
-    """Takes `${oc.env:NAME}` out of `cluster.env`: such values are secrets, and never resolved.
-
-    Returns:
-        What was taken out, as it was written.
-    """
+    """Takes `${oc.env:NAME}`, secrets that are never resolved, out of `cluster.env`, as written."""
     env = OmegaConf.to_container(composed.cluster.env, resolve=False)
     assert isinstance(env, dict)
     found = {str(key): value for key, value in env.items() if REFERENCE.fullmatch(str(value))}
@@ -60,7 +52,7 @@ def check(config: Config) -> None:
     """Refuses a configuration that cannot run.
 
     Raises:
-        ValueError: one sentence.
+        ValueError: naming the key, what was found, what was expected and what to do.
     """
     check_bounds(config)
     parallel, block_size = config.parallel, config.domain.block_size
@@ -185,28 +177,27 @@ def _check_arm(config: Config, name: str) -> None:
     _check_optimisation(f"variants.{name}.train", arm.train, config.parallel)
     _check_selection(f"variants.{name}.selection", arm.selection)
     _check_scoring(f"variants.{name}.scoring", arm.scoring, config)
-    if arm.scoring.teacher_top_k != config.scoring.teacher_top_k:
-        raise ValueError(
-            f"variants.{name}.scoring.teacher_top_k={arm.scoring.teacher_top_k} is not valid: a "
-            "run stores its base's predictions once; set scoring.teacher_top_k for all its arms."
-        )
-    if arm.scoring.precision != config.scoring.precision:
-        raise ValueError(
-            f"variants.{name}.scoring.precision={arm.scoring.precision} is not valid: a run has "
-            "references of one precision; set scoring.precision for all its arms."
-        )
+    for key, why in (
+        ("teacher_top_k", "stores its base's predictions once"),
+        ("precision", "has references of one precision"),
+    ):
+        if (found := getattr(arm.scoring, key)) != getattr(config.scoring, key):
+            raise ValueError(
+                f"variants.{name}.scoring.{key}={found} is not valid: a run {why}; set "
+                f"scoring.{key} for all its arms."
+            )
     row = [name]
     while (before := arm_settings(config, row[-1]).recorded_by) is not None:
         if before in row:
             raise ValueError(f"variants.{name} waits for itself: {' -> '.join([*row, before])}.")
         row.append(before)
-        found = arm_settings(config, before)
-        if found.kind != "trained":
+        followed = arm_settings(config, before)
+        if followed.kind != "trained":
             raise ValueError(f"variants.{row[-2]} follows {before}, which is not a trained arm.")
-        if found.train.steps < arm.train.steps and arm.variant.follow:
+        if followed.train.steps < arm.train.steps and arm.variant.follow:
             raise ValueError(
                 f"variants.{name} has {arm.train.steps} steps, but follows {before} with "
-                f"{found.train.steps}: set variants.{name}.steps to that, or to fewer."
+                f"{followed.train.steps}: set variants.{name}.steps to that, or to fewer."
             )
 
 
@@ -263,22 +254,17 @@ def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> N
             f"{name}.micro_batch_size={value.micro_batch_size} on parallel.data={parallel.data} "
             f"replicas needs a multiple of {share}; change one of the three."
         )
-    _check_optimizer(name, value)
+    if value.optimizer_offload and not value.precision_aware_optimizer:
+        raise ValueError(
+            f"{name}.optimizer_offload=true needs {name}.precision_aware_optimizer=true, as "
+            "Megatron updates nothing else on the host: set both, or neither."
+        )
     rounds = value.batch_size // share
     if parallel.virtual_pipeline > 1 and rounds % parallel.pipeline:
         raise ValueError(
             f"parallel.virtual_pipeline={parallel.virtual_pipeline} needs a number of micro-"
             f"batches per replica that parallel.pipeline={parallel.pipeline} divides, but "
             f"{name}.batch_size={value.batch_size} makes {rounds}: change one of them."
-        )
-
-
-def _check_optimizer(name: str, value: Optimisation) -> None:
-    """Refuses an optimizer with half of its keys."""
-    if value.optimizer_offload and not value.precision_aware_optimizer:
-        raise ValueError(
-            f"{name}.optimizer_offload=true needs {name}.precision_aware_optimizer=true, as "
-            "Megatron updates nothing else on the host: set both, or neither."
         )
 
 

@@ -53,13 +53,14 @@ def evaluate_stage(jobs: ModelJobs) -> Stage:
 def evaluate_arms(jobs: ModelJobs, names: list[str]) -> None:
     """Writes `evaluation.json` for the arms without one; refuses what `not_evaluated` does."""
     missing = not_evaluated(jobs, names)
+    inputs = {name: jobs.results.measured(name) for name in missing}
     models = {name: jobs.results.checkpoint(name) for name in missing}
     with measured(jobs, models, jobs.results.path) as losses:
         for name, result in losses.items():
-            result |= {"arm": name, "seed": _seed(jobs, name)}
+            result |= {"arm": name, "seed": _seed(jobs, name), "inputs": inputs[name]}
             folder = jobs.results.arm(name)
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / FILE, result | {"inputs": jobs.results.measured(name)})
+            write_json(folder / FILE, result)
 
 
 @contextmanager
@@ -76,11 +77,7 @@ def measured(
 
 
 def not_evaluated(jobs: ModelJobs, names: list[str]) -> list[str]:
-    """Returns the arms without an `evaluation.json`.
-
-    Raises:
-        ValueError: if an arm is missing, or was evaluated with other weights or blocks.
-    """
+    """Returns the arms without an `evaluation.json`; refuses one of other weights or blocks."""
     inputs = {name: jobs.results.measured(name) for name in names}
     return [name for name in names if not _is_evaluated(jobs, name, inputs[name])]
 

@@ -22,8 +22,7 @@ from nemo_rod.recipe.model_jobs import ModelJobs
 
 def export_stage(jobs: ModelJobs) -> Stage:
     """Returns the stage that exports `step` of `arm`, which must both be set."""
-    name, step = _what(jobs)
-    folder = export_folder(jobs, name, step)
+    name, step, folder = _what(jobs)
 
     def inputs() -> Inputs:
         trained = read_json(_trained(jobs, name) / "job.json", "config_digest", "seed")
@@ -46,8 +45,7 @@ def export_stage(jobs: ModelJobs) -> Stage:
 
 def evaluate_export_stage(jobs: ModelJobs) -> Stage:
     """Returns the stage that measures the held-out losses of the exported step."""
-    name, step = _what(jobs)
-    folder = export_folder(jobs, name, step)
+    name, step, folder = _what(jobs)
     file = folder / FILE
 
     def run() -> None:
@@ -92,7 +90,8 @@ def find_checkpoint(trained: Path, step: int) -> Path:
     return found[step]
 
 
-def _what(jobs: ModelJobs) -> tuple[str, int]:
+def _what(jobs: ModelJobs) -> tuple[str, int, Path]:
+    """Returns the arm, its step and the folder of its export."""
     config = jobs.config
     if config.arm is None or config.step is None:
         raise ValueError(
@@ -105,7 +104,7 @@ def _what(jobs: ModelJobs) -> tuple[str, int]:
             f"launcher={kind} does not export a step: NeMo-RL's examples/converters convert its "
             "checkpoints."
         )
-    return config.arm, config.step
+    return config.arm, config.step, export_folder(jobs, config.arm, config.step)
 
 
 def _trained(jobs: ModelJobs, name: str) -> Path:

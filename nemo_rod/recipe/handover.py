@@ -23,33 +23,22 @@ _NONE: Mapping[str, type] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One step of a run, with a command of its own, so that it can run alone and elsewhere.
+    """One step of a run, with a command of its own, so that it can run alone and elsewhere."""
 
-    Attributes:
-        name: name as typed in `rebuild=[...]`.
-        command: command that runs it alone, such as "train arm=rod".
-        title: one line for users.
-        folder: folder of its results.
-        proof: files that exist once it is done, for any inputs.
-        is_done: whether its results exist for the current inputs; called once its needs are done.
-            Raises ValueError if the results have other inputs.
-        run: runs it in this process.
-        results: paths moved aside before it is done again; empty if it always runs.
-        needs: names of the stages whose results it uses.
-        runs_model: whether it starts processes that run a model, on GPUs if available.
-        preview: runs the checks possible beforehand and returns a line about what it would do.
-    """
-
-    name: str
-    command: str
-    title: str
-    folder: Path
-    proof: tuple[Path, ...]
+    name: str  # name as typed in `rebuild=[...]`
+    command: str  # command that runs it alone, such as "train arm=rod"
+    title: str  # one line for users
+    folder: Path  # folder of its results
+    proof: tuple[Path, ...]  # files that exist once it is done, for any inputs
+    # whether its results exist for the current inputs; called once its needs are done. Raises
+    # ValueError if the results have other inputs
     is_done: Callable[[], bool]
-    run: Callable[[], None]
+    run: Callable[[], None]  # runs it in this process
+    # paths moved aside before it is done again; empty if it always runs
     results: tuple[Path, ...] = ()
-    needs: tuple[str, ...] = ()
-    runs_model: bool = True
+    needs: tuple[str, ...] = ()  # names of the stages whose results it uses
+    runs_model: bool = True  # whether it starts processes that run a model, on GPUs if available
+    # runs the checks possible beforehand and returns a line about what it would do
     preview: Callable[[], str] | None = None
 
     def is_there(self) -> bool:
@@ -68,25 +57,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class HandOver:
-    """A folder that a stage hands over as a whole.
+    """A folder that a stage hands over as a whole."""
 
-    Attributes:
-        name: name of the stage.
-        folder: folder that the stage makes.
-        inputs: returns its inputs, plain values by name. Called when all earlier stages are done.
-        make: fills the partial folder and returns the manifest's outputs.
-        note: recorded in the manifest but never compared, such as the parallel layout.
-        checks_itself: whether `make` itself validates what an interrupted run left behind.
-        proof: files without which the folder is not finished.
-    """
-
-    name: str
-    folder: Path
+    name: str  # name of the stage
+    folder: Path  # folder that the stage makes
+    # returns its inputs, plain values by name. Called when all earlier stages are done
     inputs: Callable[[], Inputs]
+    # fills the partial folder and returns the manifest's outputs
     make: Callable[[Path], dict[str, Any]]
+    # recorded in the manifest but never compared, such as the parallel layout
     note: dict[str, Any] = field(default_factory=dict)
+    # whether `make` itself validates what an interrupted run left behind
     checks_itself: bool = False
-    proof: tuple[str, ...] = ("manifest.json",)
+    proof: tuple[str, ...] = ("manifest.json",)  # files without which the folder is not finished
 
     def stage(
         self,
@@ -158,15 +141,11 @@ def partial(folder: Path) -> Path:
 
 
 def outputs(folder: Path, *, made_by: str, keys: Mapping[str, type] = _NONE) -> dict[str, Any]:
-    """Returns the outputs in a finished stage's manifest.
-
-    Args:
-        folder: the stage's folder.
-        made_by: command that makes it, for the error.
-        keys: outputs that it must have, and their types.
+    """Returns the outputs in the manifest of a stage's folder.
 
     Raises:
-        ValueError: if the stage has not been run, or its manifest is damaged.
+        ValueError: if the command `made_by` has not been run, or the manifest is damaged, or lacks
+            one of the keys and types.
     """
     path = folder / "manifest.json"
     if not path.exists():

@@ -26,12 +26,7 @@ _OF_THE_MACHINE = ("recompute", "grad_reduce", "precision_aware_optimizer", "opt
 
 
 class ModelJobs:
-    """Writes and runs the jobs of one run.
-
-    Args:
-        config: the checked configuration.
-        results: folder of the run.
-    """
+    """Writes and runs the jobs of one run, of a checked configuration."""
 
     def __init__(self, config: Config, results: RunFolder) -> None:
         self.config, self.results = config, results
@@ -69,10 +64,8 @@ class ModelJobs:
     def arm(self, name: str, blocks: dict[str, Any] | None = None) -> Arm:
         """Returns an arm's pools and policy, over the store's blocks or over planned counts.
 
-        Args:
-            name: name of a trained arm, or base.
-            blocks: planned counts. Recorded curricula are then not read: a share determined by them
-                is assumed to be a half, at the same cost.
+        Over planned counts, recorded curricula are not read: a share determined by them is assumed
+        to be a half, at the same cost.
 
         Raises:
             ValueError: if a curriculum that it needs is missing or does not fit.

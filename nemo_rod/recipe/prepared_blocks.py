@@ -25,9 +25,6 @@ def prepare_blocks(
 
     Returns:
         Its digest and the number of training blocks of each role.
-
-    Raises:
-        ValueError: if a source cannot be read or yields no block, with its name.
     """
     bars: dict[str, Progress] = {}
 

@@ -10,12 +10,7 @@ from nemo_rod.recipe.handover import Inputs, outputs
 
 
 class RunFolder:
-    """The folder of one run.
-
-    Args:
-        path: path of the folder.
-        recipe: name of its recipe, for the commands in errors.
-    """
+    """The folder of one run; the commands in its errors name the recipe."""
 
     def __init__(self, path: Path, recipe: str) -> None:
         for part in recipe.split("/"):  # of a recipe in a folder of recipes

@@ -31,11 +31,7 @@ from nemo_rod.selection.arms import merge_weight
 
 
 class Stages:
-    """Builds the stages of one recipe in one run folder.
-
-    Args:
-        config: the checked configuration.
-    """
+    """Builds the stages of one checked recipe in one run folder."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -44,7 +40,7 @@ class Stages:
 
     def all(self) -> list[Stage]:
         """Returns every stage of the recipe, in an order in which they can run."""
-        return [*self.models(), self.evaluate(), self.report()]
+        return [*self.models(), evaluate_stage(self.jobs), self.report()]
 
     def models(self) -> list[Stage]:
         """Returns every stage up to the models of the recipe's arms."""
@@ -251,10 +247,6 @@ class Stages:
             needs=("base", SPECIALIST),
             runs_model=False,
         )
-
-    def evaluate(self) -> Stage:
-        """Returns the stage that measures held-out losses and tasks of every arm without them."""
-        return evaluate_stage(self.jobs)
 
     def report(self) -> Stage:
         """Returns the stage of the report: tables, figures, page and verdicts, over all seeds."""

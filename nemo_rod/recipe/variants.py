@@ -1,7 +1,7 @@
 """The meaning of an arm's name in a configuration: an arm of the paper, or a variant of one.
 
     variants:
-      rod_m4: {of: rod, selection: {multiplier: 4}}
+      rod_half: {of: rod, selection: {kappa: 0.5}}
 
 A variant inherits every key from its parent and overrides those that it sets. Keys of `train`,
 `selection` and `scoring` are overridden one by one.
@@ -55,23 +55,14 @@ _OF_ROD = ("selection", "scoring", "share", "follow", "curriculum", "references"
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSettings:
-    """An arm with all of its settings.
+    """An arm with all of its settings."""
 
-    Attributes:
-        name: name as typed by users.
-        of: the arm of the paper at the root of its variants.
-        variant: its differences from `of`; empty for an arm of the paper.
-        selection: choice of its batches.
-        scoring: scoring of its candidates.
-        train: its schedule; for a base trained here, that of `pretrain`.
-    """
-
-    name: str
-    of: str
-    variant: Variant
-    selection: Selection
-    scoring: Scoring
-    train: Optimisation
+    name: str  # name as typed by users
+    of: str  # the arm of the paper at the root of its variants
+    variant: Variant  # its differences from `of`; empty for an arm of the paper
+    selection: Selection  # choice of its batches
+    scoring: Scoring  # scoring of its candidates
+    train: Optimisation  # its schedule; for a base trained here, that of `pretrain`
 
     @property
     def kind(self) -> str:
@@ -209,13 +200,12 @@ def _schedule(settings: ArmSettings, given: Optimisation) -> Optimisation:
     What the recipe's schedule `given` says in steps is of its own length, and what the arm's
     variant says of the arm's.
     """
-    train, variant, scoring = settings.train, settings.variant, settings.scoring
+    train, variant = settings.train, settings.variant
     steps = float(train.steps)
     if variant.steps is not None:
         steps = variant.steps
     elif variant.compute is not None:  # a forward pass costs a third of an update
-        share = scoring.eighths / 8 / scoring.every if scoring.every else 0.0
-        scored = settings.selection.multiplier * share if settings.scores else 0.0
+        scored = settings.selection.scored(settings.scoring) if settings.scores else 0.0
         steps *= variant.compute / (1 + scored / 3)
     elif variant.budget is not None:
         steps *= variant.budget

@@ -12,6 +12,8 @@ from nemo_rod.config import Domain, Model
 from nemo_rod.recipe.base_model import check_base, check_tokenizer, initialise_base
 from nemo_rod.trust import refuse_code_of_its_own
 
+RECIPE = (Model(), Domain())
+
 
 @pytest.fixture
 def blocks(tmp_path: Path) -> Path:
@@ -36,9 +38,9 @@ def checkpoint(folder: Path, vocab_size: int, *, multimodal: bool) -> Path:
 def test_a_vocabulary_has_to_hold_the_tokenizers(
     multimodal: bool, blocks: Path, tmp_path: Path
 ) -> None:
-    check_tokenizer(checkpoint(tmp_path / "fits", 256, multimodal=multimodal), blocks)
+    check_tokenizer(checkpoint(tmp_path / "fits", 256, multimodal=multimodal), blocks, *RECIPE)
     with pytest.raises(ValueError, match=r"knows 200 tokens, but the tokenizer of .* has 256"):
-        check_tokenizer(checkpoint(tmp_path / "small", 200, multimodal=multimodal), blocks)
+        check_tokenizer(checkpoint(tmp_path / "small", 200, multimodal=multimodal), blocks, *RECIPE)
 
 
 def with_code(folder: Path, ran: Path) -> Path:
@@ -64,13 +66,13 @@ def test_code_beside_a_checkpoint_runs_only_when_asked_for(blocks: Path, tmp_pat
     pytest.importorskip("transformers")
     base, ran = with_code(tmp_path / "base", tmp_path / "ran"), tmp_path / "ran"
     with pytest.raises(ValueError) as refusal:
-        check_tokenizer(base, blocks)
+        check_tokenizer(base, blocks, *RECIPE)
     assert "comes with code of its own" in str(refusal.value)
     assert "set model.trust_remote_code=true" in str(refusal.value)
     with pytest.raises(ValueError, match=r"config\.json of .* NeMo-RL would run: .* my\.key=true"):
         refuse_code_of_its_own(str(base), "NeMo-RL", key="my.key")
     assert not ran.exists()
-    check_tokenizer(base, blocks, trust_remote_code=True)
+    check_tokenizer(base, blocks, Model(trust_remote_code=True), Domain())
     assert ran.exists()
     refuse_code_of_its_own(str(checkpoint(tmp_path / "plain", 256, multimodal=False)), "", key="")
 
