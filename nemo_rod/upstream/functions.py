@@ -12,25 +12,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 Use = Literal["called", "wrapped", "replaced", "read"]
 
-# paths through nemo_rod; cpu: machines without CUDA; plain: machines without TransformerEngine
-ROADS = (
-    "scoring",
-    "trainer",
-    "swap_in/megatron_bridge",
-    "swap_in/megatron_lm",
-    "swap_in/nemo2",
-    "cpu",
-    "cpu/megatron_bridge",
-    "cpu/megatron_lm",
-    "cpu/nemo2",
-    "plain",
-    "plain/megatron_bridge",
-)
 # prefix of a module's name -> name of the package, and the versions to install
 _PACKAGES = {
     "megatron.core": ("megatron-core", "0.16.1 to 0.19.2"),
@@ -51,7 +36,7 @@ class Function(NamedTuple):
             exactly `relies_on`; "read": an object passed to us that has these fields.
         roads: roads that use the function, of `ROADS`.
         relies_on: parameters that nemo_rod relies on; see the docstring of this module.
-        tested: whole signatures where they are more specific, by what distinguishes them.
+        tested: whole signatures where they are more specific, one per variant.
         optional: whether some versions lack the function, and nemo_rod then works without it.
     """
 
@@ -59,7 +44,7 @@ class Function(NamedTuple):
     use: Use
     roads: tuple[str, ...]
     relies_on: str = ""
-    tested: Mapping[str, str] = {}
+    tested: tuple[str, ...] = ()
     optional: bool = False
 
     @property
@@ -69,9 +54,9 @@ class Function(NamedTuple):
         return next(root for root in _PACKAGES if name.startswith(f"{root}."))
 
     @property
-    def signatures(self) -> list[str]:
+    def signatures(self) -> tuple[str, ...]:
         """Tested parameters, one text per variant."""
-        return [*self.tested.values()] or [self.relies_on]
+        return self.tested or (self.relies_on,)
 
     def found(self) -> inspect.Signature | None:
         """Returns the installed signature; None if there is no such function."""
@@ -207,6 +192,7 @@ _SCHEDULE = (
     "*, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size, "
     "forward_only, collect_non_loss_data, pg_collection"
 )
+_PIPELINED = f"{_SCHEDULE}, p2p_communicator"
 _STEP = (
     "forward_step_func, data_iterator, model, optimizer, scheduler, global_state, pg_collection, "
     "forward_backward_func"
@@ -216,280 +202,197 @@ _LOADER = (
     "worker_init_fn, collate_fn, pin_memory, persistent_workers, data_parallel_rank, "
     "data_parallel_size, drop_last, global_batch_size"
 )
-_EXPERTS = "models, config, param_name, vp_stage"
 
-_CORE, _BRIDGE, _TRAINING = "megatron.core", "megatron.bridge", "megatron.training"
+_CORE, _BRIDGE, _LM, _NEMO = "megatron.core", "megatron.bridge", "megatron.training", "nemo"
 _SCHEDULES = f"{_CORE}.pipeline_parallel.schedules"
+_LANGUAGE_MODULE = f"{_CORE}.models.common.language_module.language_module:LanguageModule"
+_BUILDER = f"{_CORE}.datasets.blended_megatron_dataset_builder:BlendedMegatronDatasetBuilder"
+_MOE, _RANDOM = f"{_CORE}.transformer.moe", f"{_CORE}.tensor_parallel.random"
 _OPTIMIZER = f"{_CORE}.optimizer.distrib_optimizer:DistributedOptimizer"
-_CALLBACK = f"{_BRIDGE}.training.callbacks:Callback"
+_LOADERS, _TRAINING = f"{_BRIDGE}.data.loaders", f"{_BRIDGE}.training"
+_PROVIDER = f"{_BRIDGE}.models.model_provider:ModelProviderMixin"
+_CALLBACK = f"{_TRAINING}.callbacks:Callback"
+_PRE_TRAINING = f"{_NEMO}.collections.llm.gpt.data.pre_training:PreTrainingDataModule"
+_SAMPLER = f"{_NEMO}.lightning.pytorch.plugins:MegatronDataSampler"
 
-SCORING, TRAINER, CPU = ("scoring",), ("trainer",), ("cpu",)
-ON_BRIDGE, ON_LM, ON_NEMO = (
-    ("swap_in/megatron_bridge",),
-    ("swap_in/megatron_lm",),
-    ("swap_in/nemo2",),
-)
-PLAIN, PLAIN_BRIDGE = ("plain",), ("plain/megatron_bridge",)
-CPU_BRIDGE, CPU_LM, CPU_NEMO = ("cpu/megatron_bridge",), ("cpu/megatron_lm",), ("cpu/nemo2",)
-
-FUNCTIONS = (
+# roads -> use -> function -> what is relied on
+_LISTED: dict[str, dict[Use, dict[str, str]]] = {
     # a forward pass of blocks
-    Function(f"{_SCHEDULES}:get_forward_backward_func", "called", SCORING),
-    Function(f"{_SCHEDULES}:forward_backward_no_pipelining", "called", SCORING, _SCHEDULE),
-    Function(
-        f"{_SCHEDULES}:forward_backward_pipelining_without_interleaving",
-        "called",
-        SCORING,
-        f"{_SCHEDULE}, p2p_communicator",
-    ),
-    Function(
-        f"{_SCHEDULES}:forward_backward_pipelining_with_interleaving",
-        "called",
-        SCORING,
-        f"{_SCHEDULE}, p2p_communicator",
-    ),
-    Function(
-        f"{_CORE}.pipeline_parallel.p2p_communication:P2PCommunicator",
-        "called",
-        SCORING,
-        "*, pp_group, config",
-    ),
-    Function(f"{_CORE}.utils:get_model_config", "called", SCORING, "model"),
-    Function(f"{_CORE}.tensor_parallel.random:get_cuda_rng_tracker", "called", SCORING),
-    Function(
-        f"{_CORE}.tensor_parallel.mappings:gather_from_sequence_parallel_region",
-        "called",
-        SCORING,
-        "input_, *, group",
-    ),
-    Function(
-        f"{_CORE}.tensor_parallel.layers:ColumnParallelLinear.forward",
-        "wrapped",
-        SCORING,
-        "self, input_, *, weight",
-    ),
-    Function(
-        f"{_CORE}.models.common.language_module.language_module:"
-        "LanguageModule.compute_language_model_loss",
-        "replaced",
-        SCORING,
-        "self, labels, logits",
-    ),
-    Function(
-        f"{_CORE}.models.gpt.gpt_model:GPTModel.forward",
-        "called",
-        SCORING,
-        "self, *, input_ids, position_ids, attention_mask, labels",
-    ),
-    Function(
-        f"{_CORE}.process_groups_config:ProcessGroupCollection.use_mpu_process_groups",
-        "called",
-        SCORING,
-    ),
-    Function(f"{_CORE}.parallel_state:is_initialized", "called", TRAINER),
+    "scoring": {
+        "called": {
+            f"{_SCHEDULES}:get_forward_backward_func": "",
+            f"{_SCHEDULES}:forward_backward_no_pipelining": _SCHEDULE,
+            f"{_SCHEDULES}:forward_backward_pipelining_without_interleaving": _PIPELINED,
+            f"{_SCHEDULES}:forward_backward_pipelining_with_interleaving": _PIPELINED,
+            f"{_CORE}.pipeline_parallel.p2p_communication:P2PCommunicator": "*, pp_group, config",
+            f"{_CORE}.utils:get_model_config": "model",
+            f"{_RANDOM}:get_cuda_rng_tracker": "",
+            f"{_CORE}.tensor_parallel.mappings:gather_from_sequence_parallel_region": (
+                "input_, *, group"
+            ),
+            f"{_CORE}.models.gpt.gpt_model:GPTModel.forward": (
+                "self, *, input_ids, position_ids, attention_mask, labels"
+            ),
+            f"{_CORE}.process_groups_config:ProcessGroupCollection.use_mpu_process_groups": "",
+        },
+        "wrapped": {
+            f"{_CORE}.tensor_parallel.layers:ColumnParallelLinear.forward": (
+                "self, input_, *, weight"
+            ),
+        },
+        "replaced": {f"{_LANGUAGE_MODULE}.compute_language_model_loss": "self, labels, logits"},
+    },
     # jobs of our own in Megatron-Bridge
-    Function(
-        f"{_BRIDGE}.training.train:train_step",
-        "wrapped",
-        (*TRAINER, *ON_BRIDGE),
-        "*, global_state, pg_collection, forward_backward_func",
-        {"communicator made in the step": _STEP, "and given to it": f"{_STEP}, p2p_communicator"},
-    ),
-    Function(
-        f"{_BRIDGE}.training.pretrain:pretrain",
-        "called",
-        TRAINER,
-        "config, forward_step_func, *, callbacks",
-    ),
-    Function(f"{_BRIDGE}.training.utils.pg_utils:get_pg_collection", "called", TRAINER, "model"),
-    Function(
-        f"{_BRIDGE}.training.utils.flop_utils:num_floating_point_operations",
-        "called",
-        TRAINER,
-        "cfg, batch_size",
-    ),
-    Function(
-        f"{_BRIDGE}.training.checkpointing:_load_model_weights_from_checkpoint",
-        "called",
-        TRAINER,
-        "checkpoint_path, model",
-    ),
-    Function(f"{_BRIDGE}:AutoBridge.from_hf_pretrained", "called", TRAINER, "path"),
-    Function(
-        f"{_BRIDGE}:AutoBridge.to_megatron_provider", "called", TRAINER, "self, *, load_weights"
-    ),
-    Function(
-        f"{_BRIDGE}:AutoBridge.save_hf_pretrained",
-        "called",
-        TRAINER,
-        "self, model, path, *, show_progress, strict",
-    ),
-    Function(
-        f"{_BRIDGE}.models.model_provider:ModelProviderMixin.initialize_model_parallel",
-        "called",
-        TRAINER,
-        "self, *, seed",
-    ),
-    Function(
-        f"{_BRIDGE}.models.model_provider:ModelProviderMixin.provide_distributed_model",
-        "called",
-        TRAINER,
-        "self, *, wrap_with_ddp",
-    ),
-    Function(
-        f"{_BRIDGE}.training.config:DatasetProvider.build_datasets",
-        "replaced",
-        TRAINER,
-        "self, context",
-    ),
-    Function(f"{_CALLBACK}.on_train_start", "replaced", TRAINER, "self, context"),
-    Function(f"{_CALLBACK}.on_train_step_start", "replaced", TRAINER, "self, context"),
-    Function(f"{_CALLBACK}.on_train_step_end", "replaced", TRAINER, "self, context"),
-    Function(f"{_CALLBACK}.on_train_end", "replaced", TRAINER, "self, context"),
-    Function(
-        f"{_BRIDGE}.training.callbacks:CallbackContext",
-        "read",
-        TRAINER,
-        "*, state, model, optimizer, scheduler, loss_dict, grad_norm",
-    ),
+    "trainer": {
+        "called": {
+            f"{_CORE}.parallel_state:is_initialized": "",
+            f"{_TRAINING}.pretrain:pretrain": "config, forward_step_func, *, callbacks",
+            f"{_TRAINING}.utils.pg_utils:get_pg_collection": "model",
+            f"{_TRAINING}.utils.flop_utils:num_floating_point_operations": "cfg, batch_size",
+            f"{_TRAINING}.checkpointing:_load_model_weights_from_checkpoint": (
+                "checkpoint_path, model"
+            ),
+            f"{_BRIDGE}:AutoBridge.from_hf_pretrained": "path",
+            f"{_BRIDGE}:AutoBridge.to_megatron_provider": "self, *, load_weights",
+            f"{_BRIDGE}:AutoBridge.save_hf_pretrained": (
+                "self, model, path, *, show_progress, strict"
+            ),
+            f"{_PROVIDER}.initialize_model_parallel": "self, *, seed",
+            f"{_PROVIDER}.provide_distributed_model": "self, *, wrap_with_ddp",
+        },
+        "replaced": {
+            f"{_TRAINING}.config:DatasetProvider.build_datasets": "self, context",
+            f"{_CALLBACK}.on_train_start": "self, context",
+            f"{_CALLBACK}.on_train_step_start": "self, context",
+            f"{_CALLBACK}.on_train_step_end": "self, context",
+            f"{_CALLBACK}.on_train_end": "self, context",
+        },
+        "read": {
+            f"{_TRAINING}.callbacks:CallbackContext": (
+                "*, state, model, optimizer, scheduler, loss_dict, grad_norm"
+            ),
+        },
+    },
+    "trainer swap_in/megatron_bridge": {
+        "wrapped": {
+            f"{_TRAINING}.train:train_step": (
+                "*, global_state, pg_collection, forward_backward_func"
+            ),
+        },
+    },
     # other people's jobs in Megatron-Bridge
-    Function(
-        f"{_BRIDGE}.data.loaders:get_train_valid_test_num_samples", "replaced", ON_BRIDGE, "cfg"
-    ),
-    Function(
-        f"{_BRIDGE}.data.loaders:build_train_valid_test_datasets",
-        "wrapped",
-        ON_BRIDGE,
-        "",
-        {"": "cfg, build_train_valid_test_datasets_provider"},
-    ),
-    Function(
-        f"{_BRIDGE}.data.loaders:build_pretraining_data_loader",
-        "wrapped",
-        ON_BRIDGE,
-        "*, dataset, consumed_samples",
-        {"shuffled by torch's seed": _LOADER, "by a seed of its own": f"{_LOADER}, seed"},
-    ),
-    Function(
-        f"{_BRIDGE}.training.setup:setup",
-        "called",
-        ON_BRIDGE,
-        "state, train_valid_test_datasets_provider",
-    ),
-    Function(f"{_BRIDGE}.data.utils:get_dataset_provider", "called", ON_BRIDGE, "dataset_config"),
-    Function(f"{_BRIDGE}.training.config:runtime_config_update", "called", ON_BRIDGE, "cfg"),
-    Function(f"{_BRIDGE}.training.initialize:destroy_global_state", "called", ON_BRIDGE),
-    Function(
-        f"{_BRIDGE}.training.utils.train_utils:prepare_forward_step_func",
-        "called",
-        ON_BRIDGE,
-        "forward_step_func, state",
-    ),
-    Function(
-        f"{_BRIDGE}.training.utils.checkpoint_utils:checkpoint_exists",
-        "called",
-        ON_BRIDGE,
-        "checkpoints_path",
-    ),
+    "swap_in/megatron_bridge": {
+        "replaced": {f"{_LOADERS}:get_train_valid_test_num_samples": "cfg"},
+        "wrapped": {
+            f"{_LOADERS}:build_train_valid_test_datasets": "",
+            f"{_LOADERS}:build_pretraining_data_loader": "*, dataset, consumed_samples",
+        },
+        "called": {
+            f"{_TRAINING}.setup:setup": "state, train_valid_test_datasets_provider",
+            f"{_BRIDGE}.data.utils:get_dataset_provider": "dataset_config",
+            f"{_TRAINING}.config:runtime_config_update": "cfg",
+            f"{_TRAINING}.initialize:destroy_global_state": "",
+            f"{_TRAINING}.utils.train_utils:prepare_forward_step_func": "forward_step_func, state",
+            f"{_TRAINING}.utils.checkpoint_utils:checkpoint_exists": "checkpoints_path",
+        },
+    },
     # other people's jobs in Megatron-LM
-    Function(f"{_TRAINING}.training:initialize_megatron", "wrapped", ON_LM),
-    Function(f"{_TRAINING}.training:get_train_valid_test_num_samples", "replaced", ON_LM),
-    Function(f"{_TRAINING}.training:build_train_valid_test_datasets", "wrapped", ON_LM),
-    Function(
-        f"{_TRAINING}.training:build_pretraining_data_loader",
-        "replaced",
-        ON_LM,
-        "dataset, consumed_samples, ...",
-    ),
-    Function(
-        f"{_TRAINING}.training:train_step",
-        "wrapped",
-        ON_LM,
-        "*, data_iterator, forward_backward_func",
-    ),
-    Function(f"{_TRAINING}.training:train", "replaced", ON_LM, "forward_step_func, model, ..."),
-    Function(f"{_TRAINING}.checkpointing:checkpoint_exists", "called", ON_LM, "checkpoints_path"),
-    Function(
-        f"{_CORE}.datasets.blended_megatron_dataset_builder:BlendedMegatronDatasetBuilder.__init__",
-        "wrapped",
-        ON_LM,
-        "*, is_built_on_rank",
-        {"": "self, cls, sizes, is_built_on_rank, config"},
-    ),
+    "swap_in/megatron_lm": {
+        "wrapped": {
+            f"{_LM}.training:initialize_megatron": "",
+            f"{_LM}.training:build_train_valid_test_datasets": "",
+            f"{_LM}.training:train_step": "*, data_iterator, forward_backward_func",
+            f"{_BUILDER}.__init__": "*, is_built_on_rank",
+        },
+        "replaced": {
+            f"{_LM}.training:get_train_valid_test_num_samples": "",
+            f"{_LM}.training:build_pretraining_data_loader": "dataset, consumed_samples, ...",
+            f"{_LM}.training:train": "forward_step_func, model, ...",
+        },
+        "called": {f"{_LM}.checkpointing:checkpoint_exists": "checkpoints_path"},
+    },
     # other people's jobs in NeMo 2
-    Function(
-        "nemo.collections.llm.gpt.data.pre_training:PreTrainingDataModule.build",
-        "wrapped",
-        ON_NEMO,
-        "self, trainer_max_steps, trainer_val_check_interval",
-    ),
-    Function(
-        "nemo.lightning.pytorch.plugins:MegatronDataSampler.transform_dataloader",
-        "wrapped",
-        ON_NEMO,
-        "self, dataloader",
-    ),
-    Function(
-        "nemo.collections.llm:pretrain", "called", ON_NEMO, "model, data, trainer, *, log, resume"
-    ),
-    Function(f"{_CORE}.utils:unwrap_model", "called", (*ON_BRIDGE, *ON_LM, *ON_NEMO), "model"),
+    "swap_in/nemo2": {
+        "wrapped": {
+            f"{_PRE_TRAINING}.build": "self, trainer_max_steps, trainer_val_check_interval",
+            f"{_SAMPLER}.transform_dataloader": "self, dataloader",
+        },
+        "called": {f"{_NEMO}.collections.llm:pretrain": "model, data, trainer, *, log, resume"},
+    },
+    "swap_in/megatron_bridge swap_in/megatron_lm swap_in/nemo2": {
+        "called": {f"{_CORE}.utils:unwrap_model": "model"},
+    },
     # a machine without CUDA
-    Function(
-        f"{_CORE}.tensor_parallel.random:_set_cuda_rng_state",
-        "replaced",
-        CPU,
-        "new_state, device, graph_safe",
+    "cpu": {
+        "replaced": {
+            f"{_RANDOM}:_set_cuda_rng_state": "new_state, device, graph_safe",
+            f"{_MOE}.moe_utils:maybe_move_tensor_to_cpu": "tensor, as_numpy, record_stream",
+            f"{_MOE}.token_dispatcher:maybe_move_tensor_to_cpu": "tensor, as_numpy, record_stream",
+        },
+    },
+    "cpu/megatron_bridge": {
+        "wrapped": {
+            f"{_TRAINING}.setup:initialize_megatron": "*, allow_no_cuda",
+            f"{_TRAINING}.initialize:_set_random_seed": "",
+        },
+        "replaced": {f"{_TRAINING}.initialize:compile_helpers": ""},
+    },
+    "cpu/megatron_lm": {
+        "wrapped": {
+            f"{_LM}.training:initialize_megatron": "*, allow_no_cuda",
+            f"{_LM}.initialize:_set_random_seed": "",
+            f"{_LM}.initialize:_initialize_distributed": "",
+        },
+        "replaced": {
+            f"{_LM}.arguments:get_device_arch_version": "",
+            "megatron.legacy.fused_kernels:load": "args",
+            f"{_CORE}.datasets.utils:compile_helpers": "",
+        },
+    },
+    "cpu/nemo2": {
+        "wrapped": {f"{_NEMO}.lightning.megatron_init:_set_random_seed": ""},
+        "replaced": {
+            f"{_NEMO}.lightning.io.pl:_fix_tensors_device": "ckpt",
+            f"{_NEMO}.lightning.pytorch.callbacks:ProgressPrinter.log_megatron_timers": "self, ...",
+        },
+    },
+    # a machine without TransformerEngine
+    "plain": {
+        "wrapped": {
+            f"{_CORE}.transformer.torch_norm:WrappedTorchNorm.__new__": "cls, config",
+            f"{_OPTIMIZER}.sharded_state_dict": "self, model_sharded_state_dict, is_loading",
+        },
+        "replaced": {
+            f"{_OPTIMIZER}.load_state_dict": "self, state_dict",
+            f"{_OPTIMIZER}._set_main_param_and_optimizer_states": "self, model_param, tensors",
+        },
+        "called": {f"{_OPTIMIZER}._init_optimizer_states_with_dummy_values": "self"},
+    },
+    "plain/megatron_bridge": {
+        "replaced": {
+            f"{_BRIDGE}.models.conversion.model_bridge:_megatron_local_name_to_global": (
+                "models, config, param_name, vp_stage"
+            ),
+        },
+    },
+}
+# function -> whole signatures, one per variant
+_TESTED = {
+    # the step makes its communicator, or is given one
+    f"{_TRAINING}.train:train_step": (_STEP, f"{_STEP}, p2p_communicator"),
+    f"{_LOADERS}:build_train_valid_test_datasets": (
+        "cfg, build_train_valid_test_datasets_provider",
     ),
-    *(
-        Function(
-            f"{_CORE}.transformer.moe.{module}:maybe_move_tensor_to_cpu",
-            "replaced",
-            CPU,
-            "tensor, as_numpy, record_stream",
-        )
-        for module in ("moe_utils", "token_dispatcher")
-    ),
-    Function(
-        f"{_BRIDGE}.training.setup:initialize_megatron", "wrapped", CPU_BRIDGE, "*, allow_no_cuda"
-    ),
-    Function(f"{_BRIDGE}.training.initialize:_set_random_seed", "wrapped", CPU_BRIDGE),
-    Function(f"{_BRIDGE}.training.initialize:compile_helpers", "replaced", CPU_BRIDGE),
-    Function(f"{_TRAINING}.training:initialize_megatron", "wrapped", CPU_LM, "*, allow_no_cuda"),
-    Function(f"{_TRAINING}.initialize:_set_random_seed", "wrapped", CPU_LM),
-    Function(f"{_TRAINING}.initialize:_initialize_distributed", "wrapped", CPU_LM),
-    Function(f"{_TRAINING}.arguments:get_device_arch_version", "replaced", CPU_LM),
-    Function("megatron.legacy.fused_kernels:load", "replaced", CPU_LM, "args", optional=True),
-    Function(f"{_CORE}.datasets.utils:compile_helpers", "replaced", CPU_LM),
-    Function("nemo.lightning.megatron_init:_set_random_seed", "wrapped", CPU_NEMO),
-    Function("nemo.lightning.io.pl:_fix_tensors_device", "replaced", CPU_NEMO, "ckpt"),
-    Function(
-        "nemo.lightning.pytorch.callbacks:ProgressPrinter.log_megatron_timers",
-        "replaced",
-        CPU_NEMO,
-        "self, ...",
-    ),
-    # no TransformerEngine
-    Function(
-        f"{_CORE}.transformer.torch_norm:WrappedTorchNorm.__new__", "wrapped", PLAIN, "cls, config"
-    ),
-    Function(
-        f"{_OPTIMIZER}.sharded_state_dict",
-        "wrapped",
-        PLAIN,
-        "self, model_sharded_state_dict, is_loading",
-    ),
-    Function(f"{_OPTIMIZER}.load_state_dict", "replaced", PLAIN, "self, state_dict"),
-    Function(
-        f"{_OPTIMIZER}._set_main_param_and_optimizer_states",
-        "replaced",
-        PLAIN,
-        "self, model_param, tensors",
-    ),
-    Function(f"{_OPTIMIZER}._init_optimizer_states_with_dummy_values", "called", PLAIN, "self"),
-    Function(
-        f"{_BRIDGE}.models.conversion.model_bridge:_megatron_local_name_to_global",
-        "replaced",
-        PLAIN_BRIDGE,
-        _EXPERTS,
-    ),
+    # shuffled by torch's seed, or by a seed of its own
+    f"{_LOADERS}:build_pretraining_data_loader": (_LOADER, f"{_LOADER}, seed"),
+    f"{_BUILDER}.__init__": ("self, cls, sizes, is_built_on_rank, config",),
+}
+_OPTIONAL = {"megatron.legacy.fused_kernels:load"}
+
+FUNCTIONS = tuple(
+    Function(where, use, (*roads.split(),), relied, _TESTED.get(where, ()), where in _OPTIONAL)
+    for roads, uses in _LISTED.items()
+    for use, listed in uses.items()
+    for where, relied in listed.items()
 )
+ROADS = tuple(dict.fromkeys(road for roads in _LISTED for road in roads.split()))
