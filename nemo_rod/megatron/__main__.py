@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import CheckJob, ExportJob, Job, ScoreJob, TrainJob, read_job
+from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, Job, ScoreJob, TrainJob, read_job
 from nemo_rod.megatron.watch import Watch
 from nemo_rod.processes.signals import (
     STOP_SIGNALS,
@@ -25,6 +26,15 @@ from nemo_rod.processes.signals import (
     keep_signals_from_helpers,
     name_process,
 )
+
+# kind of job -> the module that runs it, and its function
+_RUN_BY = {
+    TrainJob: ("train_job", "train"),
+    ScoreJob: ("forward_jobs", "score"),
+    EvaluateJob: ("forward_jobs", "evaluate"),
+    CheckJob: ("check_job", "check_model"),
+    ExportJob: ("export_job", "export"),
+}
 
 
 def main() -> int:
@@ -66,26 +76,8 @@ def _run(job: Job, watch: Watch) -> None:
         "nccl" if torch.cuda.is_available() else "gloo",
         timeout=timedelta(minutes=job.collective_minutes),
     )
-    if isinstance(job, TrainJob):
-        from nemo_rod.megatron.train_job import train
-
-        train(job, beat=watch.beat, announce=watch.announce)
-    elif isinstance(job, ScoreJob):
-        from nemo_rod.megatron.forward_jobs import score
-
-        score(job, beat=watch.beat, announce=watch.announce)
-    elif isinstance(job, CheckJob):
-        from nemo_rod.megatron.check_job import check_model
-
-        check_model(job)
-    elif isinstance(job, ExportJob):
-        from nemo_rod.megatron.export_job import export
-
-        export(job, beat=watch.beat)
-    else:
-        from nemo_rod.megatron.forward_jobs import evaluate
-
-        evaluate(job, beat=watch.beat, announce=watch.announce)
+    module, function = _RUN_BY[type(job)]
+    getattr(importlib.import_module(f"nemo_rod.megatron.{module}"), function)(job, signs=watch)
     dist.barrier()
 
 

@@ -19,7 +19,6 @@ from megatron.bridge.training.config import (
 )
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
-from nemo_rod.config import Optimisation
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import TrainJob
 from nemo_rod.megatron.callbacks.show_metrics import logger_config
@@ -44,7 +43,7 @@ def bridge_config(
             exit_signal_handler=True,
         ),
         optimizer=_optimizer(job, provider.params_dtype, sharded),
-        scheduler=_scheduler(o),
+        scheduler=_scheduler(job),
         ddp=DistributedDataParallelConfig(
             grad_reduce_in_fp32=o.grad_reduce == "fp32",
             check_for_nan_in_grad=True,
@@ -111,8 +110,9 @@ def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerCon
     )
 
 
-def _scheduler(o: Optimisation) -> SchedulerConfig:
+def _scheduler(job: TrainJob) -> SchedulerConfig:
     """Warm-up, stable, decay."""
+    o = job.optimisation
     return SchedulerConfig(
         lr_decay_style="WSD",
         lr_wsd_decay_style="cosine",
@@ -122,4 +122,6 @@ def _scheduler(o: Optimisation) -> SchedulerConfig:
         start_weight_decay=o.weight_decay,
         end_weight_decay=o.weight_decay,
         weight_decay_incr_style="constant",
+        # a checkpoint may hold an end that was moved; the metrics reproduce it
+        override_opt_param_scheduler=job.convergence is not None,
     )

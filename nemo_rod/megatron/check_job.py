@@ -11,17 +11,16 @@ from nemo_rod.files import write_json
 from nemo_rod.jobs import CheckJob
 from nemo_rod.megatron.models import build
 from nemo_rod.megatron.ranks import is_recorder, of_any_rank
-from nemo_rod.upstream import functions
+from nemo_rod.megatron.watch import UNWATCHED, Signs
 
 
-def check_model(job: CheckJob) -> None:
+def check_model(job: CheckJob, signs: Signs = UNWATCHED) -> None:
     """Builds the model in its layout and writes `model.json`: what every rank has and trains.
 
     Raises:
         ValueError: the model does not support the layout, its checkpoint cannot be loaded, or it
             would also be trained by another loss than that of the next token (`objective`).
     """
-    functions.check("scoring", "trainer")
     _, chunks = build(job, job.model, BlockStore(job.blocks).block_size)
     parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
     mine = {

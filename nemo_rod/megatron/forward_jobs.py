@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,15 @@ from nemo_rod.megatron.reference_pass import is_complete, write_references
 from nemo_rod.megatron.scoring.distillation import TopKTargets
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
+from nemo_rod.megatron.watch import UNWATCHED, Signs
 from nemo_rod.progress import Progress
 from nemo_rod.selection import block_loss
 from nemo_rod.selection.references.folder import LOSS_DEFINITION, role_manifest
 from nemo_rod.selection.references.teacher import distilled_loss
-from nemo_rod.upstream import functions
 
 
-def score(
-    job: ScoreJob,
-    beat: Callable[[], None] = lambda: None,
-    announce: Callable[[str], None] = lambda doing: None,
-) -> None:
+def score(job: ScoreJob, signs: Signs = UNWATCHED) -> None:
     """Writes a model's losses on all training blocks of one role (paper, "reference caching").
-
-    Args:
-        job: the job.
-        beat: heartbeat, called whenever this rank makes progress.
-        announce: called with what this rank begins to read, and with "" when it has.
 
     Raises:
         ValueError: `teacher_top_k` is larger than the vocabulary, or this machine lacks the
@@ -46,7 +36,7 @@ def score(
     if is_complete(out):  # an earlier run was interrupted only during the hand-over
         return
     refuse_unavailable(job.scoring_precision)
-    store = BlockStore(job.blocks, on_read=announce)
+    store = BlockStore(job.blocks, on_read=signs.announce)
     top_k = job.teacher_top_k
     if top_k is not None and top_k > store.vocab_size:
         raise ValueError(
@@ -58,22 +48,18 @@ def score(
     manifest = role_manifest(
         store, job.role, model=job.model_digest, precision=precision, loss=loss
     )
-    losses = _scorer(job, job.model, store, beat, top_k, job.scoring_precision)
+    losses = _scorer(job, job.model, store, signs, top_k, job.scoring_precision)
     write_references(losses, store, out, manifest=manifest, name=job.name)
 
 
-def evaluate(
-    job: EvaluateJob,
-    beat: Callable[[], None] = lambda: None,
-    announce: Callable[[str], None] = lambda doing: None,
-) -> None:
-    """Writes every model's held-out loss per role and source, in nats per token; see `score`."""
-    store = BlockStore(job.blocks, split="holdout", on_read=announce)
+def evaluate(job: EvaluateJob, signs: Signs = UNWATCHED) -> None:
+    """Writes every model's held-out loss per role and source, in nats per token."""
+    store = BlockStore(job.blocks, split="holdout", on_read=signs.announce)
     ids = np.arange(len(store))
     source = store.source_index(ids)
     progress = Progress(job.name, len(job.models), unit="models")
     for number, (name, model) in enumerate(job.models.items()):
-        losses = _scorer(job, model, store, beat)
+        losses = _scorer(job, model, store, signs)
         loss = block_loss(losses.part_sums(ids), store.block_size).astype(np.float64)
         if is_recorder():
             result: dict[str, Any] = {"loss": {}, "blocks": {}}
@@ -91,11 +77,10 @@ def _scorer(
     job: ModelJob,
     model: str,
     store: BlockStore,
-    beat: Callable[[], None],
+    signs: Signs,
     top_k: int | None = None,
     scoring_precision: str | None = None,
 ) -> MegatronScorer:
-    functions.check("scoring", "trainer")
     _, chunks = build(job, model, store.block_size)
     groups = ProcessGroupCollection.use_mpu_process_groups()
     return MegatronScorer(
@@ -103,7 +88,7 @@ def _scorer(
         store,
         groups,
         micro_batch_size=job.scoring_micro_batch_size,
-        beat=beat,
+        beat=signs.beat,
         targets=None if top_k is None else TopKTargets(top_k, store.vocab_size, groups),
         precision=scoring_precision,
     )

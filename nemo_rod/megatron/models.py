@@ -18,6 +18,7 @@ from nemo_rod.megatron.objective import next_token_alone, refuse_other_losses
 from nemo_rod.megatron.plain import conversion, layers
 from nemo_rod.megatron.scoring.text_positions import number_text
 from nemo_rod.trust import code_of_its_own
+from nemo_rod.upstream import functions
 
 
 def model_provider(
@@ -78,17 +79,14 @@ def model_provider(
 def build(job: ModelJob, hf: str, block_size: int) -> tuple[AutoBridge, list]:
     """Builds a checkpoint's model in the layout of a job that does not train it. Collective.
 
-    Args:
-        job: the job.
-        hf: name or folder of the Hugging Face checkpoint.
-        block_size: tokens per block (S).
-
     Returns:
         The bridge, and the model's chunks on this rank, with the checkpoint's weights.
 
     Raises:
-        ValueError: as `model_provider` does, or the checkpoint lacks weights.
+        ValueError: as `model_provider`, or the checkpoint lacks weights, or an installed version
+            is untested.
     """
+    functions.check("scoring", "trainer")
     bridge, provider = model_provider(
         hf,
         job.parallel,

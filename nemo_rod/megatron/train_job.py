@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,13 @@ from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.economies import recompute, refuse_optimizer
 from nemo_rod.megatron.gaps import save_hf
-from nemo_rod.megatron.identity import (
-    identity_of,
-    refuse_foreign_checkpoint,
-)
+from nemo_rod.megatron.identity import identity_of, refuse_foreign_checkpoint
 from nemo_rod.megatron.models import model_provider
 from nemo_rod.megatron.ranks import all_or_none, is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
+from nemo_rod.megatron.watch import UNWATCHED, Signs
 from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
 from nemo_rod.processes.signals import Stopped
 from nemo_rod.selection import CurriculumHeader, ReferenceLosses, Selector, open_references
@@ -47,12 +45,7 @@ from nemo_rod.selection.references.teacher import open_teacher
 from nemo_rod.upstream import changes, functions
 
 
-def train(
-    job: TrainJob,
-    callbacks: Sequence[Callback] = (),
-    beat: Callable[[], None] = lambda: None,
-    announce: Callable[[str], None] = lambda doing: None,
-) -> None:
+def train(job: TrainJob, callbacks: Sequence[Callback] = (), signs: Signs = UNWATCHED) -> None:
     """Trains one arm from its base, or resumes an interrupted run.
 
     Fills `job.out` with `checkpoints/`, `curriculum.rod`, `metrics.jsonl` and, at the end, `hf/`.
@@ -60,8 +53,7 @@ def train(
     Args:
         job: the training job.
         callbacks: additional Megatron-Bridge callbacks.
-        beat: heartbeat, called whenever this rank makes progress.
-        announce: called with what this rank begins to read, and with "" when it has.
+        signs: told of this rank's progress, and of what it begins to read.
 
     Raises:
         Stopped: the run was asked to stop, and has saved a checkpoint.
@@ -72,7 +64,7 @@ def train(
     loggers.check_installed(job.loggers)
     refuse_unavailable(job.scoring_precision)
     out = Path(job.out)
-    store = BlockStore(job.blocks, on_read=announce)
+    store = BlockStore(job.blocks, on_read=signs.announce)
     references = _references(job, store)
     chooser = Selector.of(job.arm, store, references, job.on_nonfinite)  # type: ignore[arg-type]
     selector = RoDSelector(
@@ -81,32 +73,35 @@ def train(
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         scoring_precision=job.scoring_precision,
         teacher=open_teacher(job.references, store),
-        beat=beat,
+        beat=signs.beat,
     )
     header = curriculum_header(job.arm, store, references, config=job.config_digest)
     identity = identity_of(header)
     all_or_none(lambda: name_the_last_whole(out / "checkpoints") if dist.get_rank() == 0 else None)
     refuse_foreign_checkpoint(out / "checkpoints", identity)
     bridge, provider = _provider(job, store.block_size)
-    validation = _validation(job)
-    every = [
-        *callbacks,
-        _SignalHandler(),
-        *_recording(job, selector, validation, header),
-        *_resuming(chooser, out),
-        _Exporter(partial(save_hf, bridge, folder=out / "hf")),
-    ]
+    every = [*callbacks, _SignalHandler(), *_callbacks(job, selector, header)]
+    every.append(_Exporter(partial(save_hf, bridge, folder=out / "hf")))
     config = bridge_config(job, provider, store, identity)
     write_config_whole(config)
-    if job.convergence is not None:
-        every.append(_until_converged(job, validation, store))
-        # a checkpoint may hold an end that was moved; the metrics reproduce it
-        config.scheduler.override_opt_param_scheduler = True
-    _refuse_wrong_scores(provider, config, chooser)
-    _read_ahead(references, store, announce)
+    refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
+    if chooser.averages is not None:
+        refuse_dropout(provider)
+    if references is not None:
+        # the files of all lookups once on every node, before its ranks read them at random
+        files = [*references.files, *store.hash_files]
+        once_a_node(lambda: read_ahead(files, signs.announce))
     if is_recorder():
         loggers.prepare_runs(job.loggers, out)
     _pretrain(job, selector, config, every)
+
+
+def _references(job: TrainJob, store: BlockStore) -> ReferenceLosses | None:
+    """Opens references that were made by the same pass as the job's own scores."""
+    if not job.references:
+        return None
+    precision = arithmetic(job.precision, job.scoring_precision)
+    return open_references(job.references, store, distilled=True, precision=precision)
 
 
 def _provider(job: TrainJob, block_size: int) -> tuple[Any, Any]:
@@ -121,6 +116,34 @@ def _provider(job: TrainJob, block_size: int) -> tuple[Any, Any]:
     )
     recompute(provider, job.optimisation.recompute)
     return bridge, provider
+
+
+def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -> list[Callback]:
+    """What measures, records, shows and steers a run; each reads those before it."""
+    out, steps, chooser = Path(job.out), job.optimisation.steps, selector.selector
+    validation = Validation(
+        BlockStore(job.blocks, split="holdout"),
+        out,
+        every=job.validation_every,
+        num_blocks=job.validation_blocks,
+        micro_batch_size=job.scoring_micro_batch_size,
+    )
+    steered = []
+    if job.arm.steering is not None:
+        steered.append(SteeredKappa(Steering(**job.arm.steering), selector, validation, out))
+    measured: list[HasMetrics] = [validation, *steered]
+    recorder = Recorder(out, selector, measured, header=header, steps=steps, name=job.name)
+    selector.on_choice = recorder.on_choice
+    every = [validation, recorder]
+    if job.loggers:
+        every.append(Loggers(recorder, validation, out))
+    every += steered
+    if chooser.averages is not None and chooser.references is not None:
+        every.append(ResumedAverages(chooser.averages, chooser.references, out))
+    if job.convergence is not None:
+        rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"
+        every.append(UntilConverged(rule, validation, selector.store, metrics, steps=steps))
+    return every
 
 
 def _pretrain(
@@ -138,70 +161,6 @@ def _pretrain(
         raise Stopped(
             f"{job.name} was asked to stop and has saved: run it again to resume"
         ) from None  # the trainer's exit after a stop signal
-
-
-def _refuse_wrong_scores(provider: Any, config: Any, chooser: Selector) -> None:
-    refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
-    if chooser.averages is not None:
-        refuse_dropout(provider)
-
-
-def _read_ahead(
-    references: ReferenceLosses | None, store: BlockStore, announce: Callable[[str], None]
-) -> None:
-    """Reads the files of all lookups once on every node, before its ranks do at random."""
-    if references is not None:
-        files = [*references.files, *store.hash_files]
-        once_a_node(lambda: read_ahead(files, announce))
-
-
-def _references(job: TrainJob, store: BlockStore) -> ReferenceLosses | None:
-    """Opens references that were made by the same pass as the job's own scores."""
-    if not job.references:
-        return None
-    precision = arithmetic(job.precision, job.scoring_precision)
-    return open_references(job.references, store, distilled=True, precision=precision)
-
-
-def _validation(job: TrainJob) -> Validation:
-    return Validation(
-        BlockStore(job.blocks, split="holdout"),
-        Path(job.out),
-        every=job.validation_every,
-        num_blocks=job.validation_blocks,
-        micro_batch_size=job.scoring_micro_batch_size,
-    )
-
-
-def _until_converged(job: TrainJob, validation: Validation, store: BlockStore) -> UntilConverged:
-    assert job.convergence is not None
-    rule, metrics = Rule(**job.convergence), Path(job.out) / "metrics.jsonl"
-    return UntilConverged(rule, validation, store, metrics, steps=job.optimisation.steps)
-
-
-def _recording(
-    job: TrainJob,
-    selector: RoDSelector,
-    validation: Validation,
-    header: CurriculumHeader,
-) -> list[Callback]:
-    """Validation, the run's record, the loggers and what steers kappa, if so; in this order."""
-    out, steps = Path(job.out), job.optimisation.steps
-    steered = []
-    if job.arm.steering is not None:
-        steered.append(SteeredKappa(Steering(**job.arm.steering), selector, validation, out))
-    measured: list[HasMetrics] = [validation, *steered]
-    recorder = Recorder(out, selector, measured, header=header, steps=steps, name=job.name)
-    selector.on_choice = recorder.on_choice
-    shown = [Loggers(recorder, validation, out)] if job.loggers else []
-    return [validation, recorder, *shown, *steered]
-
-
-def _resuming(selector: Selector, out: Path) -> list[Callback]:
-    """What brings the estimates of a resumed run up to date, where there are any."""
-    if selector.averages is None or selector.references is None:
-        return []
-    return [ResumedAverages(selector.averages, selector.references, out)]
 
 
 def _collect_write_results_here() -> None:

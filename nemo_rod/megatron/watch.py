@@ -27,7 +27,28 @@ GONE_SECONDS = float(SignOfLife.patience)
 EXIT_STATUS = 1
 
 
-class Watch:
+class Signs:
+    """Signs of progress that a main thread gives; these alone are watched by nobody."""
+
+    def __init__(self) -> None:
+        self.beats, self.doing = 0, ""
+
+    def beat(self) -> None:
+        """Counts progress of the main thread; called several times per step.
+
+        Among ranks that wait for each other, the one with the fewest beats is the cause.
+        """
+        self.beats += 1
+
+    def announce(self, doing: str) -> None:
+        """Says what the main thread begins, where it may wait for a disk; "" when it is done."""
+        self.doing = doing
+
+
+UNWATCHED = Signs()
+
+
+class Watch(Signs):
     """Monitors the ranks of a job.
 
     Args:
@@ -64,9 +85,9 @@ class Watch:
         leave: Callable[[int], Any] = os._exit,
         sign: SignOfLife | None = None,
     ) -> None:
+        super().__init__()
         self.store, self.rank, self.world_size = store, rank, world_size
         self.stall_seconds, self.leave, self.sign = stall_seconds, leave, sign
-        self.beats, self.doing = 0, ""
         self._warned = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nemo-rod-watch", daemon=True)
@@ -74,17 +95,6 @@ class Watch:
     def start(self) -> None:
         """Starts the watch."""
         self._thread.start()
-
-    def beat(self) -> None:
-        """Counts progress of the main thread; called several times per step.
-
-        Among ranks that wait for each other, the one with the fewest beats is the cause.
-        """
-        self.beats += 1
-
-    def announce(self, doing: str) -> None:
-        """Says what the main thread begins, where it may wait for a disk; "" when it is done."""
-        self.doing = doing
 
     def fail(self, why: str) -> None:
         """Reports to all ranks that this one failed, and why."""

@@ -202,8 +202,7 @@ def test_a_parameter_that_moved_is_refused_in_one_sentence(monkeypatch: pytest.M
 def test_training_and_scoring_ask_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core import utils
 
-    from nemo_rod.megatron import forward_jobs as scorer
-    from nemo_rod.megatron import train_job
+    from nemo_rod.megatron import models, train_job
 
     monkeypatch.setattr(utils, "get_model_config", lambda chunk, model: model.config)
     sentence = r"utils.get_model_config takes \(chunk, model\) in megatron-core"
@@ -211,7 +210,7 @@ def test_training_and_scoring_ask_before_anything_else(monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match=sentence):
         train_job.train(nothing)
     with pytest.raises(ValueError, match=sentence):
-        scorer._scorer(nothing, "", nothing, nothing)
+        models.build(nothing, "", 8)
 
 
 def test_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
