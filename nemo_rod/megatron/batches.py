@@ -63,7 +63,7 @@ def for_each(batches: Iterator[Batch], count: int) -> list[Iterator[Batch]]:
 def _batch(tokens_BS: np.ndarray, length: int | None = None) -> Batch:
     """Sends the tokens to the device as int32, and derives everything else there."""
     size = tokens_BS.shape[1]
-    length = size if length is None else length
+    length = length or size
     sent = tokens_BS[:, : length + 1]  # a prefix's last target is the token after it
     tokens = on_device(torch.from_numpy(np.ascontiguousarray(sent, dtype=np.int32))).long()
     labels = tokens.roll(-1, dims=1)[:, :length].contiguous()

@@ -13,12 +13,9 @@ from nemo_rod.config import Optimisation
 def recompute(provider: Any, kind: str) -> None:
     """Makes a provider's model compute activations again in backward passes.
 
-    Scoring keeps none, and computes none twice.
-
-    Args:
-        provider: Megatron-Bridge's provider.
-        kind: "none"; "selective" for the core of attention, which matters where attention is not
-            fused; or "full" for every layer, of which only the input is kept.
+    Scoring keeps none, and computes none twice. The kind is "none"; "selective" for the core of
+    attention, which matters where attention is not fused; or "full" for every layer, of which only
+    the input is kept.
     """
     if kind == "none":
         return
@@ -30,11 +27,7 @@ def recompute(provider: Any, kind: str) -> None:
 
 
 def refuse_optimizer(optimisation: Optimisation, *, sharded: bool) -> None:
-    """Refuses an optimizer that this machine, or the layout, does not have.
-
-    Args:
-        optimisation: the schedule and its optimizer.
-        sharded: whether replicas share the optimizer's state.
+    """Refuses an optimizer that this machine lacks, or replicas, which may share its state.
 
     Raises:
         ValueError: with the key, what is missing and what to set instead.

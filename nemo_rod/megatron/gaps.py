@@ -29,10 +29,8 @@ _LEFT_OUT = re.compile(r"^mtp\.|(^|\.)visual\.|rotary_emb\.|\.masked_bias$")
 def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
     """Makes a provider raise unless every parameter is set and every relevant tensor is read.
 
-    Args:
-        provider: Megatron-Bridge's provider, which loads the weights before wrapping the model.
-        state: the checkpoint's tensors, as Megatron-Bridge reads them.
-        hf: name of the checkpoint.
+    Megatron-Bridge's provider loads the weights before it wraps the model; `state` has the
+    checkpoint's tensors, as Megatron-Bridge reads them.
     """
     read: set[str] = set()
     source = state.source

@@ -30,8 +30,7 @@ IDENTITY = {
 class ChosenBlocks(DatasetProvider):
     """Placeholder for the trainer's dataset; the selector supplies blocks by id instead.
 
-    The trainer writes its configuration, this object included, into every checkpoint's
-    `run_config.yaml`.
+    The trainer writes it with its configuration into every checkpoint's `run_config.yaml`.
 
     Attributes:
         seq_length: tokens per block.

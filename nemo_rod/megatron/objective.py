@@ -42,13 +42,9 @@ def next_token_alone(provider: Any) -> None:
 
 
 def refuse_other_losses(model: list) -> list:
-    """Refuses a built model that would also be trained by another loss. Collective.
+    """Refuses chunks of a model that would also be trained by another loss. Collective.
 
-    Args:
-        model: the model's chunks on this rank.
-
-    Returns:
-        The same chunks, as a hook that runs before they are wrapped must.
+    Returns them as a hook that runs before they are wrapped must.
 
     Raises:
         ValueError: on every rank, with the first such loss or trained part of any rank.

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
-from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.ranks import from_recorder, is_recorder
 from nemo_rod.megatron.scoring.distillation import TopKTargets
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
@@ -58,7 +57,8 @@ def write_references(
     targets = losses.targets if isinstance(losses.targets, TopKTargets) else None
     if targets is not None and is_recorder():
         make_room(out, manifest, targets.vocab_size)
-    missing = _agree(~np.isin(ids, logged_ids(out, manifest)) if is_recorder() else None, len(ids))
+    packed = from_recorder(lambda: np.packbits(~np.isin(ids, logged_ids(out, manifest))))
+    missing = np.unpackbits(packed, count=len(ids)).astype(bool)
     groups = losses.groups
     # one rank per replica writes, as all have the same sums
     writes = all(g.rank() == g.size() - 1 for g in (groups.pp, groups.tp, groups.cp))
@@ -73,7 +73,8 @@ def write_references(
         kept = targets.take() if targets else None
         if writer is not None:
             assert sums is not None, "the writing rank is of the last stage"
-            rows = _first_missing(own - ids[0], missing)
+            wanted, rows = np.unique(own - ids[0], return_index=True)  # without repeats
+            rows = rows[missing[wanted]]
             hashes = store.hashes(own[rows])
             if teacher is not None and kept is not None:
                 teacher.write(own[rows], kept[0][rows], kept[1][rows], hashes)
@@ -96,29 +97,8 @@ def _whole_micro_batches(missing: np.ndarray, size: int, count: int) -> Iterator
     Position p always lies in micro-batch p // size. A block is therefore scored with the same
     others after any interruption and with any number of replicas, and its loss is bit-identical.
     The last micro-batch is padded with repeats of the last block.
-
-    Args:
-        missing: whether each block is still missing, bool `[n]`.
-        size: blocks per micro-batch.
-        count: micro-batches per part.
-
-    Yields:
-        Positions, int64 `[size * count]`, or fewer at the end.
     """
     begun = np.flatnonzero(np.logical_or.reduceat(missing, np.arange(0, len(missing), size)))
     for start in range(0, len(begun), count):
         positions = begun[start : start + count, None] * size + np.arange(size)
         yield np.minimum(positions.ravel(), len(missing) - 1)
-
-
-def _first_missing(positions: np.ndarray, missing: np.ndarray) -> np.ndarray:
-    """Returns the rows of positions int64 `[c]` that are not yet written, without repeats."""
-    wanted, rows = np.unique(positions, return_index=True)
-    return rows[missing[wanted]]
-
-
-def _agree(missing: np.ndarray | None, count: int) -> np.ndarray:
-    """Broadcasts what the recording rank finds missing, bool `[count]`, to every rank."""
-    message: list[Any] = [None if missing is None else np.packbits(missing)]
-    dist.broadcast_object_list(message, src=dist.get_world_size() - 1)
-    return np.unpackbits(message[0], count=count).astype(bool)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
+from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
 from nemo_rod.megatron.ranks import is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
-from nemo_rod.megatron.throughput import throughput
 from nemo_rod.progress import Progress
 from nemo_rod.selection import Choice, CurriculumHeader
+from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal, number
 from nemo_rod.selection.references import NUM_PARTS
 
@@ -97,12 +99,14 @@ class Recorder(Callback):
         loss = (context.loss_dict or {}).get("lm loss")
         seconds, parts = self.selector.step_seconds, choice.seconds
         scored_share = self.selector.selector.eighths / NUM_PARTS
+        operations = num_floating_point_operations(context.state.cfg, len(choice.chosen))
+        tflops = model_tflops(choice, operations, seconds, scored_share=scored_share)
         timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
         return {
             "train/loss": number(loss),
             "train/grad_norm": number(context.grad_norm),
             "train/lr": self.lr,
             **{f"timing/train/{part}": value for part, value in timing.items()},
-            **throughput(context.state.cfg, choice, seconds, scored_share=scored_share),
+            "throughput/model_tflops_per_gpu": tflops / dist.get_world_size(),
             **peak_memory(),
         }

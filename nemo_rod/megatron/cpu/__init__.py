@@ -21,7 +21,7 @@ import os
 
 import torch
 
-from nemo_rod.megatron.cpu import devices
+from nemo_rod.megatron.cpu import core_functions, devices
 
 
 def needed() -> bool:
@@ -37,6 +37,4 @@ def install() -> None:
     # megatron/core/jit.py compiles at import time, before its own switch can be set
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     devices.redirect()
-    from nemo_rod.megatron.cpu import core_functions
-
     core_functions.patch()

@@ -25,6 +25,7 @@ from typing import Any, cast
 
 import torch
 
+from nemo_rod.megatron.plain import core
 from nemo_rod.megatron.plain.stubs import StubFinder
 
 _ENGINE = ("transformer_engine", "transformer_engine_torch")
@@ -50,6 +51,4 @@ def prepare() -> None:
 def patch() -> None:
     """Imports megatron-core and patches what fails without TransformerEngine. Idempotent."""
     if needed():
-        from nemo_rod.megatron.plain import core  # imports megatron.core, so not earlier
-
         core.patch()

@@ -132,22 +132,11 @@ def mamba_split_conv1d_scan_combined(
     seq_idx: torch.Tensor | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """Computes Mamba 2 from the projected input to the gated output, without the norm.
+    """Computes Mamba 2 from the projected input to the gated output `[B, S, H P]`, without the norm.
 
-    Args:
-        zxbcdt: gate, input, input map, output map and step sizes, `[B, S, 2 H P + 2 G N + H]`.
-        conv1d_weight: weight of the convolution, `[H P + 2 G N, W]`.
-        conv1d_bias: bias of the convolution, `[H P + 2 G N]`.
-        dt_bias: bias of the step sizes, `[H]`.
-        A: decay rates, negative, `[H]`.
-        D: weight of the skip connection from the input, `[H]` or `[H, P]`.
-        chunk_size: chunk size of the original kernel; the result does not depend on it.
-        headdim: channels per head (P); required if D is `[H]`.
-        ngroups: number of groups (G).
-        seq_idx: sequence indices of packed samples, which are not supported.
-
-    Returns:
-        Gated output, `[B, S, H P]`, in the input's dtype.
+    The input `[B, S, 2 H P + 2 G N + H]` is gate, input, input map, output map and step sizes. The
+    skip connection's weight D is `[H, P]`, or `[H]` with `headdim` (P). The result does not depend
+    on `chunk_size`.
     """
     if seq_idx is not None:
         raise NotImplementedError("Packed samples need the kernels of mamba_ssm: install it.")
@@ -174,14 +163,8 @@ def state_space_scan(
 ) -> torch.Tensor:
     """Computes h_t = exp(log_decay_t) h_(t-1) + x_t b_t' and y_t = h_t c_t, run by run.
 
-    Args:
-        x: inputs, float32 `[B, S, H, P]`.
-        log_decay: logarithms of the decay factors, float32 `[B, S, H]`, not positive.
-        b: input maps, float32 `[B, S, H, N]`.
-        c: output maps, float32 `[B, S, H, N]`.
-
-    Returns:
-        Outputs y, float32 `[B, S, H, P]`.
+    All are float32: x and y `[B, S, H, P]`, b and c `[B, S, H, N]`, and log_decay `[B, S, H]`,
+    which is not positive.
     """
     state = x.new_zeros(x.shape[0], *x.shape[2:], b.shape[-1])
     outputs = []

@@ -7,9 +7,12 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
+
+from nemo_rod.megatron.plain import kernels, layers
 
 Modules = dict[str, types.ModuleType]
 
@@ -35,42 +38,35 @@ def _missing(name: str) -> type:
     return type(name.rsplit(".", 1)[-1], (torch.nn.Module,), members)
 
 
-def _packages(*names: str) -> Callable[[], Modules]:
-    return lambda: {name: _Package(name) for name in names}
-
-
-def _transformer_engine() -> Modules:
-    root: Any = _Package("transformer_engine")
-    pytorch: Any = _Package("transformer_engine.pytorch")
-    root.pytorch, pytorch.ops = pytorch, types.SimpleNamespace(Sequential=_missing("te.Sequential"))
-    return {module.__name__: module for module in (root, pytorch)}
+def _packages(*names: str) -> Modules:
+    made = {name: _Package(name) for name in names}
+    for name, package in made.items():
+        parent, _, own_name = name.rpartition(".")
+        if parent in made:
+            setattr(made[parent], own_name, package)
+    return made
 
 
 def _triton() -> Modules:
-    root: Any = _Package("triton")
-    language: Any = _Package("triton.language")
+    made: dict[str, Any] = _packages("triton", "triton.language")
 
     def decorator(function: Callable | None = None, **_: Any) -> Callable:
         return function if function is not None else (lambda inner: inner)
 
-    root.language, language.constexpr = language, object
-    root.jit = root.autotune = root.heuristics = decorator
-    return {module.__name__: module for module in (root, language)}
+    made["triton.language"].constexpr = object
+    for name in ("jit", "autotune", "heuristics"):
+        setattr(made["triton"], name, decorator)
+    return made
 
 
-def _fla() -> Modules:
-    from nemo_rod.megatron.plain import kernels
-
-    return kernels.fla()
-
-
-def _mamba_ssm() -> Modules:
-    from nemo_rod.megatron.plain import kernels
-
-    return kernels.mamba_ssm()
-
-
-_energon = _packages(
+_transformer_engine = partial(
+    _packages,
+    "transformer_engine",
+    "transformer_engine.pytorch",
+    "transformer_engine.pytorch.ops",
+)
+_energon = partial(
+    _packages,
     "megatron.energon",
     "megatron.energon.epathlib",
     "megatron.energon.epathlib.epath",
@@ -80,7 +76,7 @@ _energon = _packages(
     "webdataset",
     "webdataset.autodecode",
 )
-_resiliency = _packages("nvidia_resiliency_ext", "nvidia_resiliency_ext.inprocess")
+_resiliency = partial(_packages, "nvidia_resiliency_ext", "nvidia_resiliency_ext.inprocess")
 
 
 class StubFinder:
@@ -100,9 +96,9 @@ class StubFinder:
         "megatron.core.inference.contexts.attention_context.triton.tensor_ops": ("triton", _triton),
         "megatron.core.transformer.moe.paged_stash": ("triton", _triton),  # 0.18
         "megatron.core.transformer.moe.ops.paged_stash": ("triton", _triton),  # 0.19
-        "megatron.core.ssm.gated_delta_net": ("fla", _fla),
-        "megatron.core.ssm.gated_delta_net.common": ("fla", _fla),  # a package since 0.19
-        "megatron.core.ssm.mamba_mixer": ("mamba_ssm", _mamba_ssm),
+        "megatron.core.ssm.gated_delta_net": ("fla", kernels.fla),
+        "megatron.core.ssm.gated_delta_net.common": ("fla", kernels.fla),  # a package since 0.19
+        "megatron.core.ssm.mamba_mixer": ("mamba_ssm", kernels.mamba_ssm),
         # imported by Megatron-LM's initialize.py
         "megatron.core.transformer.custom_layers.batch_invariant_kernels": ("triton", _triton),
     }
@@ -131,8 +127,6 @@ class StubFinder:
             return None
 
         def execute(run: Callable[[], None]) -> None:
-            from nemo_rod.megatron.plain import layers
-
             run()
             layers.replace(sys.modules[name])
 

@@ -79,7 +79,8 @@ def outcome_logprobs(
     some_sBk = own_sBk.where(here_sBk, 0.0)
     # The rest is summed with the tokens masked out: subtracting from 1 would lose a small rest to
     # rounding. With minimum and maximum, tokens of other ranks, which point to 0, have no effect.
-    logits_sBV.scatter_reduce_(-1, at_sBk, _select(here_sBk, -torch.inf, torch.inf), "amin")
+    limit_sBk = torch.full_like(own_sBk, torch.inf).masked_fill(here_sBk, -torch.inf)
+    logits_sBV.scatter_reduce_(-1, at_sBk, limit_sBk, "amin")
     rest_sB = logits_sBV.logsumexp(-1)
     logits_sBV.scatter_reduce_(-1, at_sBk, own_sBk.where(here_sBk, -torch.inf), "amax")
     if tp is not None and tp.size() > 1:
@@ -101,7 +102,26 @@ def soft_loss(logprobs_sBo: torch.Tensor, kept_sBo: torch.Tensor) -> torch.Tenso
     return (-weight_sBo * logprobs_sBo).where(weight_sBo > 0, 0.0).sum(-1)
 
 
-class SoftTargets:
+class Targets:
+    """What every position is scored by; as such the next token, and others in subclasses."""
+
+    def batches(
+        self, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
+    ) -> Iterator[Batch]:
+        """Returns the micro-batches of blocks int64 `[c]` with the data that their losses need."""
+        return batches
+
+    def begin(self, batch: Batch) -> None:
+        """Receives this rank's part of the next micro-batch."""
+
+    def loss(
+        self, where: slice, logits_sBV: torch.Tensor, ordinary: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Returns the token losses `[B, s]` of a slice of its positions; see `SliceLoss`."""
+        return ordinary()
+
+
+class SoftTargets(Targets):
     """Scores blocks by a teacher's kept predictions if it covers them, and others by their loss.
 
     Args:
@@ -116,7 +136,7 @@ class SoftTargets:
     def batches(
         self, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
     ) -> Iterator[Batch]:
-        """Yields the batches of blocks int64 `[c]`, with the teacher's predictions if any."""
+        """Adds the teacher's predictions where there are any."""
         for number, batch in enumerate(batches):
             part = block_ids[number * micro_batch_size : (number + 1) * micro_batch_size]
             rows = np.flatnonzero(self.teacher.covers(part))
@@ -130,13 +150,13 @@ class SoftTargets:
             yield batch
 
     def begin(self, batch: Batch) -> None:
-        """Takes the teacher's predictions for the next micro-batch."""
+        """Keeps the teacher's predictions."""
         self._now = {key: batch[key] for key in (_IDS, _LOGPROBS, _ROWS) if key in batch}
 
     def loss(
         self, where: slice, logits_sBV: torch.Tensor, ordinary: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """Returns the token losses `[B, s]` of a slice of positions."""
+        """Returns the cross entropy with the teacher where it has predictions."""
         if not self._now:
             return ordinary()
         ids_sBk, kept_sBo, has_teacher_sB = (
@@ -148,7 +168,7 @@ class SoftTargets:
         return torch.where(has_teacher_sB.transpose(0, 1), soft_Bs, ordinary())
 
 
-class TopKTargets:
+class TopKTargets(Targets):
     """Keeps a teacher's predictions and computes its own cross entropy with them.
 
     Args:
@@ -162,12 +182,6 @@ class TopKTargets:
         # per micro-batch: first position of a slice -> token ids and log-probabilities
         self._made: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = []
 
-    def batches(
-        self, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
-    ) -> Iterator[Batch]:
-        """Returns the batches unchanged."""
-        return batches
-
     def begin(self, batch: Batch) -> None:
         """Starts a micro-batch."""
         self._made.append({})
@@ -175,14 +189,11 @@ class TopKTargets:
     def loss(
         self, where: slice, logits_sBV: torch.Tensor, ordinary: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """Returns the token losses `[B, s]` of a slice of positions."""
+        """Returns the cross entropy with the model's own likeliest tokens, and keeps these."""
         ids_sBk = top_ids(logits_sBV, self.top_k, self.vocab_size, self.groups.tp)
         logprobs_sBo = outcome_logprobs(logits_sBV, ids_sBk, self.groups.tp)
         kept_sBo = logprobs_sBo.half()
-        self._made[-1][where.start] = (
-            ids_sBk.int().transpose(0, 1),
-            kept_sBo.transpose(0, 1),
-        )
+        self._made[-1][where.start] = ids_sBk.int().transpose(0, 1), kept_sBo.transpose(0, 1)
         return soft_loss(logprobs_sBo, kept_sBo).transpose(0, 1)
 
     def take(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -211,14 +222,9 @@ def _first_entry(logits_sBV: torch.Tensor, tp: dist.ProcessGroup | None) -> int:
 
 
 def _gathered(tensor: torch.Tensor, tp: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Returns the tensors of all ranks of a group."""
     every = [torch.empty_like(tensor) for _ in range(tp.size())]
     dist.all_gather(every, tensor.contiguous(), group=tp)
     return every
-
-
-def _select(condition: torch.Tensor, yes: float, no: float) -> torch.Tensor:
-    return torch.full(condition.shape, no, device=condition.device).masked_fill(condition, yes)
 
 
 def _at_rows(rows: np.ndarray, values: np.ndarray, count: int) -> torch.Tensor:

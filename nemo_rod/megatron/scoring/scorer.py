@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import Batch, for_each, micro_batches, prefixes
+from nemo_rod.megatron.scoring.distillation import Targets
 from nemo_rod.megatron.scoring.forward_only import gather_weights, refuse_unsafe
 from nemo_rod.megatron.scoring.logits import has_head
 from nemo_rod.megatron.scoring.low_precision import low_precision, refuse_unfit
@@ -27,23 +28,6 @@ from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_st
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.dealing import scoring_passes
 from nemo_rod.selection.references import NUM_PARTS
-
-
-class Targets(Protocol):
-    """Targets other than the next token at each position; see `distillation.py`."""
-
-    def batches(
-        self, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
-    ) -> Iterator[Batch]:
-        """Yields the micro-batches of blocks int64 `[c]` with the data that their losses need."""
-
-    def begin(self, batch: Batch) -> None:
-        """Receives this rank's part of the next micro-batch."""
-
-    def loss(
-        self, where: slice, logits_sBV: torch.Tensor, ordinary: Callable[[], torch.Tensor]
-    ) -> torch.Tensor:
-        """Returns the token losses `[B, s]` of a slice of its positions; see `SliceLoss`."""
 
 
 class MegatronScorer:
@@ -81,11 +65,11 @@ class MegatronScorer:
         precision: str | None = None,
     ) -> None:
         self.model, self.store, self.groups = model, store, groups
-        self.micro_batch_size, self.beat, self.targets = micro_batch_size, beat, targets
-        assert batches or isinstance(store, BlockStore), "other blocks come with their batches"
-        self.batches = batches
-        begin = None if targets is None else targets.begin
-        self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp, begin=begin)
+        self.micro_batch_size, self.beat = micro_batch_size, beat
+        self.batches, self.targets = batches, targets or Targets()
+        self.forward_step = forward_step or partial(
+            plain_forward_step, cp=groups.cp, begin=self.targets.begin
+        )
         self.config = get_model_config(model[0])
         ddp_config = getattr(model[0], "ddp_config", None)
         refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
@@ -103,8 +87,7 @@ class MegatronScorer:
             Sums over eighths of each block, in nats, float32 `[C, eighths]`, the same on every
             rank.
         """
-        mine, size = self._share(block_ids, eighths)
-        outputs = self._forward(mine, size, eighths)
+        mine, outputs = self._forward(block_ids, eighths)
         everyone = on_every_rank(outputs, len(mine), eighths, self.groups)
         return everyone.view(-1, eighths)[: len(block_ids)].cpu().numpy()
 
@@ -118,13 +101,12 @@ class MegatronScorer:
             The ids of the share, int64 `[c]`, which may be empty, and its sums, float32 `[c, 8]` in
             nats; None in place of the sums on all ranks but those of the last stage.
         """
-        mine, size = self._share(block_ids)
-        outputs = self._forward(mine, size)
+        mine, outputs = self._forward(block_ids)
         count = max(0, len(block_ids) - self.groups.dp.rank() * len(mine))
         sums = torch.cat(outputs)[:count].cpu().numpy() if outputs else None
         return mine[:count], sums
 
-    def _share(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> tuple[np.ndarray, int]:
+    def _share(self, block_ids: np.ndarray, eighths: int) -> tuple[np.ndarray, int]:
         """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
         size, passes = scoring_passes(
             len(block_ids),
@@ -138,15 +120,27 @@ class MegatronScorer:
         start = self.groups.dp.rank() * size * passes
         return padded[start : start + size * passes], size
 
+    def _batches(self, block_ids: np.ndarray, size: int, length: int) -> list[Iterator[Batch]]:
+        """Returns micro-batches of the first `length` positions for each chunk of the model."""
+        if self.batches is not None:
+            plain = self.batches(block_ids, size)
+        else:
+            assert isinstance(self.store, BlockStore), "other blocks come with their batches"
+            plain = micro_batches(self.store, block_ids, size, length=length)
+        every = []
+        for chunk, own in zip(self.model, for_each(plain, len(self.model)), strict=True):
+            if has_head(chunk):
+                own = self.targets.batches(own, block_ids, size)
+            every.append(prefixes(own, length))
+        return every
+
     def _forward(
-        self, block_ids: np.ndarray, micro_batch_size: int, eighths: int = NUM_PARTS
-    ) -> list[torch.Tensor]:
+        self, block_ids: np.ndarray, eighths: int = NUM_PARTS
+    ) -> tuple[np.ndarray, list[torch.Tensor]]:
+        """Returns this replica's share of blocks, padded, and its sums per micro-batch."""
+        mine, size = self._share(block_ids, eighths)
         length = self.store.block_size * eighths // NUM_PARTS
-        plain = self._plain_batches(block_ids, micro_batch_size, length)
-        batches = [
-            prefixes(self._batches(chunk, own, block_ids, micro_batch_size), length)
-            for chunk, own in zip(self.model, for_each(plain, len(self.model)), strict=True)
-        ]
+        batches = self._batches(mine, size, length)
         pipeline: dict[str, Any] = {}
         if self.groups.pp.size() > 1:  # megatron-core 0.15 rejects it otherwise
             pipeline["p2p_communicator"] = P2PCommunicator(
@@ -161,30 +155,15 @@ class MegatronScorer:
                 beat=self.beat,
                 cp=self.groups.cp,
                 num_parts=eighths,
-                slice_loss=None if self.targets is None else self.targets.loss,
+                slice_loss=self.targets.loss,
                 data_iterator=batches if len(batches) > 1 else batches[0],
-                num_microbatches=len(block_ids) // micro_batch_size,
+                num_microbatches=len(mine) // size,
                 seq_length=length,
-                micro_batch_size=micro_batch_size,
+                micro_batch_size=size,
                 pg_collection=self.groups,
                 **pipeline,
             )
-        return [output[:, :eighths] for output in outputs]
-
-    def _plain_batches(
-        self, block_ids: np.ndarray, micro_batch_size: int, length: int
-    ) -> Iterator[Batch]:
-        if self.batches is not None:
-            return self.batches(block_ids, micro_batch_size)
-        assert isinstance(self.store, BlockStore)
-        return micro_batches(self.store, block_ids, micro_batch_size, length=length)
-
-    def _batches(
-        self, chunk: Any, batches: Iterator[Batch], block_ids: np.ndarray, micro_batch_size: int
-    ) -> Iterator[Batch]:
-        if self.targets is None or not has_head(chunk):
-            return batches
-        return self.targets.batches(batches, block_ids, micro_batch_size)
+        return mine, [output[:, :eighths] for output in outputs]
 
 
 def on_every_rank(
