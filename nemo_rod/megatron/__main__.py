@@ -32,8 +32,8 @@ _RUN_BY = {
     TrainJob: ("train_job", "train"),
     ScoreJob: ("forward_jobs", "score"),
     EvaluateJob: ("forward_jobs", "evaluate"),
-    CheckJob: ("check_job", "check_model"),
-    ExportJob: ("export_job", "export"),
+    CheckJob: ("forward_jobs", "check_model"),
+    ExportJob: ("forward_jobs", "export"),
 }
 
 

@@ -1,7 +1,8 @@
-"""A training job as Megatron-Bridge's configuration."""
+"""A training job as Megatron-Bridge's configuration, and what of it trains in less memory."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def bridge_config(
 ) -> ConfigContainer:
     """Translates a job into Megatron-Bridge's configuration; weights are saved with `identity`."""
     o = job.optimisation
-    on_gpu, sharded = torch.cuda.is_available(), shares_optimizer(job)
+    on_gpu, sharded = torch.cuda.is_available(), _shares_optimizer(job)
     checkpoints = str(Path(job.out) / "checkpoints")
     return ConfigContainer(
         model=provider,
@@ -80,7 +81,46 @@ def bridge_config(
     )
 
 
-def shares_optimizer(job: TrainJob) -> bool:
+def recompute(provider: Any, kind: str) -> None:
+    """Makes a provider's model compute activations again in backward passes.
+
+    Scoring keeps none, and computes none twice. The kind is "none"; "selective" for the core of
+    attention, which matters where attention is not fused; or "full" for every layer, of which only
+    the input is kept.
+    """
+    if kind == "none":
+        return
+    provider.recompute_granularity = kind
+    if kind == "selective":
+        provider.recompute_modules = ["core_attn"]
+    else:
+        provider.recompute_method, provider.recompute_num_layers = "uniform", 1
+
+
+def refuse_optimizer(job: TrainJob) -> None:
+    """Refuses an optimizer that this machine, or the layout, does not have.
+
+    Raises:
+        ValueError: with the key, what is missing and what to set instead.
+    """
+    if not job.optimisation.precision_aware_optimizer:
+        return
+    offload = job.optimisation.optimizer_offload
+    engine = importlib.util.find_spec("transformer_engine") is not None
+    for wrong, key, why, cure in (
+        (not _shares_optimizer(job), "precision_aware_optimizer",
+         "needs an optimizer whose state replicas share",
+         "set parallel.distributed_optimizer=true"),
+        (offload and not torch.cuda.is_available(), "optimizer_offload",
+         "moves the optimizer from a GPU to its host, and there is no GPU", "leave it out"),
+        (not offload and not engine, "precision_aware_optimizer",
+         "needs the Adam of TransformerEngine, which is not installed", "leave it out"),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(f"train.{key}=true {why}: {cure}.")
+
+
+def _shares_optimizer(job: TrainJob) -> bool:
     """Returns whether replicas share the optimizer's state."""
     sharded = job.parallel.distributed_optimizer
     return torch.cuda.is_available() if sharded is None else sharded

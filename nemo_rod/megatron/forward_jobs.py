@@ -1,4 +1,4 @@
-"""Forward-only jobs: reference losses over a corpus, and held-out losses of many models."""
+"""Jobs that build models and train none: references, held-out losses, checks and exports."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.jobs import EvaluateJob, ModelJob, ScoreJob, arithmetic
+from nemo_rod.files import write_json
+from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ScoreJob, arithmetic
+from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.models import build
-from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.ranks import is_recorder, of_any_rank
 from nemo_rod.megatron.reference_pass import is_complete, write_references
 from nemo_rod.megatron.scoring.distillation import TopKTargets
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
@@ -71,6 +74,42 @@ def evaluate(job: EvaluateJob, signs: Signs = UNWATCHED) -> None:
             progress.step(number + 1)
         del losses
         gc.collect()
+
+
+def check_model(job: CheckJob, signs: Signs = UNWATCHED) -> None:
+    """Builds the model in its layout and writes `model.json`: what every rank has and trains.
+
+    Raises:
+        ValueError: the model does not support the layout, its checkpoint cannot be loaded, or it
+            would also be trained by another loss than that of the next token (`objective`).
+    """
+    _, chunks = build(job, job.model, BlockStore(job.blocks).block_size)
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    mine = {
+        "parameters": sum(p.numel() for p in parameters),
+        "trained": sum(p.numel() for p in parameters if p.requires_grad),
+    }
+    everyone = of_any_rank([mine])
+    if is_recorder():
+        write_json(Path(job.out) / "model.json", {"ranks": everyone})
+    del chunks, parameters
+    parallel_state.destroy_model_parallel()
+
+
+def export(job: ExportJob, signs: Signs = UNWATCHED) -> None:
+    """Loads the weights of a distributed checkpoint, saved in any layout, and writes `hf/`.
+
+    Raises:
+        ValueError: the model cannot be built, or the version is untested.
+    """
+    # takes long to import, and the other jobs need nothing of it
+    from megatron.bridge.training.checkpointing import _load_model_weights_from_checkpoint
+
+    bridge, chunks = build(job, job.model, BlockStore(job.blocks).block_size)
+    signs.beat()
+    _load_model_weights_from_checkpoint(job.checkpoint, chunks)
+    signs.beat()
+    save_hf(bridge, chunks, Path(job.out) / "hf")
 
 
 def _scorer(

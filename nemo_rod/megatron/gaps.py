@@ -81,12 +81,7 @@ def whole_loads() -> Iterator[None]:
 
 
 def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
-    """Writes a model as a Hugging Face checkpoint. Collective.
-
-    Args:
-        bridge: the bridge of the checkpoint that the model was loaded from.
-        model: the model's chunks on this rank.
-        folder: folder of the new checkpoint.
+    """Writes a model as a Hugging Face checkpoint, by the bridge that it was loaded by. Collective.
 
     Raises:
         ValueError: on every rank, if it lacks a tensor that the model has.

@@ -73,9 +73,7 @@ def versions() -> dict[str, str]:
 def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> None:
     """Refuses to resume from weights that were trained on other data or with other settings.
 
-    Args:
-        checkpoints: the trainer's checkpoint folder; it need not exist.
-        expected: this run's identity, as `identity_of` returns it.
+    The trainer's checkpoint folder need not exist; `identity_of` returns what is expected.
 
     Raises:
         ValueError: the identity differs, or an installed package is older than the one that saved

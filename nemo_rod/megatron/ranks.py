@@ -44,8 +44,7 @@ def from_recorder(find: Callable[[], T]) -> T:
 def all_or_none(function: Callable[[], T]) -> T:
     """Calls a function on every rank and raises on all if it fails on one. Collective.
 
-    Args:
-        function: the function to call; it must not be collective itself.
+    The function itself must not be collective.
 
     Raises:
         ValueError: the function raised ValueError or OSError on some rank; the message is that of
@@ -78,11 +77,7 @@ def once_a_node(work: Callable[[], object]) -> None:
 
 
 def on_all_ranks(facts: list[bool]) -> list[bool]:
-    """Returns which of some facts hold on every rank. Collective.
-
-    Args:
-        facts: the same facts in the same order on every rank.
-    """
+    """Returns which of the same facts, in the same order, hold on every rank. Collective."""
     holds = torch.tensor(facts, dtype=torch.uint8).cuda()
     dist.all_reduce(holds, op=dist.ReduceOp.MIN)
     return [bool(value) for value in holds.tolist()]

@@ -19,14 +19,13 @@ from nemo_rod import loggers
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob, arithmetic
-from nemo_rod.megatron.bridge_config import bridge_config, shares_optimizer
+from nemo_rod.megatron.bridge_config import bridge_config, recompute, refuse_optimizer
 from nemo_rod.megatron.callbacks.early_end import UntilConverged
 from nemo_rod.megatron.callbacks.kappa import SteeredKappa
 from nemo_rod.megatron.callbacks.recorder import HasMetrics, Recorder
 from nemo_rod.megatron.callbacks.show_metrics import Loggers
 from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
 from nemo_rod.megatron.callbacks.validation import Validation
-from nemo_rod.megatron.economies import recompute, refuse_optimizer
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.identity import identity_of, refuse_foreign_checkpoint
 from nemo_rod.megatron.models import model_provider
@@ -37,6 +36,7 @@ from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.watch import UNWATCHED, Signs
 from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
 from nemo_rod.processes.signals import Stopped
+from nemo_rod.progress import Progress
 from nemo_rod.selection import CurriculumHeader, ReferenceLosses, Selector, open_references
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.convergence import Rule
@@ -106,7 +106,7 @@ def _references(job: TrainJob, store: BlockStore) -> ReferenceLosses | None:
 
 def _provider(job: TrainJob, block_size: int) -> tuple[Any, Any]:
     """Returns Megatron-Bridge's bridge and its provider of the model, as the job trains it."""
-    refuse_optimizer(job.optimisation, sharded=shares_optimizer(job))
+    refuse_optimizer(job)
     bridge, provider = model_provider(
         job.model,
         job.parallel,
@@ -132,7 +132,7 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
     if job.arm.steering is not None:
         steered.append(SteeredKappa(Steering(**job.arm.steering), selector, validation, out))
     measured: list[HasMetrics] = [validation, *steered]
-    recorder = Recorder(out, selector, measured, header=header, steps=steps, name=job.name)
+    recorder = Recorder(out, selector, measured, header, Progress(job.name, steps))
     selector.on_choice = recorder.on_choice
     every = [validation, recorder]
     if job.loggers:

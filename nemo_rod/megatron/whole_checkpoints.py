@@ -35,8 +35,7 @@ def write_config_whole(config: Any) -> None:
 def name_the_last_whole(checkpoints: Path) -> None:
     """Makes the trackers name the last whole checkpoint, or none. For one process.
 
-    Args:
-        checkpoints: the trainer's checkpoint folder; it need not exist.
+    The trainer's checkpoint folder need not exist.
 
     Raises:
         OSError: the trackers cannot be written.

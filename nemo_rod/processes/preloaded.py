@@ -6,10 +6,7 @@ import os
 from contextlib import suppress
 from importlib import import_module
 
-MODULES = (
-    *("torch.distributed.run", "nemo_rod.megatron.train_job", "nemo_rod.megatron.forward_jobs"),
-    *("nemo_rod.megatron.check_job", "nemo_rod.megatron.export_job"),
-)
+MODULES = ("torch.distributed.run", "nemo_rod.megatron.train_job", "nemo_rod.megatron.forward_jobs")
 
 # The server's output is its command's: warnings of imports belong there as little as in a log.
 with open(os.devnull, "w") as nowhere:

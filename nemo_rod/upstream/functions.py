@@ -207,10 +207,10 @@ _CORE, _BRIDGE, _LM, _NEMO = "megatron.core", "megatron.bridge", "megatron.train
 _SCHEDULES = f"{_CORE}.pipeline_parallel.schedules"
 _LANGUAGE_MODULE = f"{_CORE}.models.common.language_module.language_module:LanguageModule"
 _BUILDER = f"{_CORE}.datasets.blended_megatron_dataset_builder:BlendedMegatronDatasetBuilder"
-_MOE, _RANDOM = f"{_CORE}.transformer.moe", f"{_CORE}.tensor_parallel.random"
+_MOE, _TENSOR = f"{_CORE}.transformer.moe", f"{_CORE}.tensor_parallel"
 _OPTIMIZER = f"{_CORE}.optimizer.distrib_optimizer:DistributedOptimizer"
 _LOADERS, _TRAINING = f"{_BRIDGE}.data.loaders", f"{_BRIDGE}.training"
-_PROVIDER = f"{_BRIDGE}.models.model_provider:ModelProviderMixin"
+_AUTO, _PROVIDER = f"{_BRIDGE}:AutoBridge", f"{_BRIDGE}.models.model_provider:ModelProviderMixin"
 _CALLBACK = f"{_TRAINING}.callbacks:Callback"
 _PRE_TRAINING = f"{_NEMO}.collections.llm.gpt.data.pre_training:PreTrainingDataModule"
 _SAMPLER = f"{_NEMO}.lightning.pytorch.plugins:MegatronDataSampler"
@@ -226,19 +226,15 @@ _LISTED: dict[str, dict[Use, dict[str, str]]] = {
             f"{_SCHEDULES}:forward_backward_pipelining_with_interleaving": _PIPELINED,
             f"{_CORE}.pipeline_parallel.p2p_communication:P2PCommunicator": "*, pp_group, config",
             f"{_CORE}.utils:get_model_config": "model",
-            f"{_RANDOM}:get_cuda_rng_tracker": "",
-            f"{_CORE}.tensor_parallel.mappings:gather_from_sequence_parallel_region": (
-                "input_, *, group"
-            ),
+            f"{_TENSOR}.random:get_cuda_rng_tracker": "",
+            f"{_TENSOR}.mappings:gather_from_sequence_parallel_region": "input_, *, group",
             f"{_CORE}.models.gpt.gpt_model:GPTModel.forward": (
                 "self, *, input_ids, position_ids, attention_mask, labels"
             ),
             f"{_CORE}.process_groups_config:ProcessGroupCollection.use_mpu_process_groups": "",
         },
         "wrapped": {
-            f"{_CORE}.tensor_parallel.layers:ColumnParallelLinear.forward": (
-                "self, input_, *, weight"
-            ),
+            f"{_TENSOR}.layers:ColumnParallelLinear.forward": "self, input_, *, weight",
         },
         "replaced": {f"{_LANGUAGE_MODULE}.compute_language_model_loss": "self, labels, logits"},
     },
@@ -252,11 +248,9 @@ _LISTED: dict[str, dict[Use, dict[str, str]]] = {
             f"{_TRAINING}.checkpointing:_load_model_weights_from_checkpoint": (
                 "checkpoint_path, model"
             ),
-            f"{_BRIDGE}:AutoBridge.from_hf_pretrained": "path",
-            f"{_BRIDGE}:AutoBridge.to_megatron_provider": "self, *, load_weights",
-            f"{_BRIDGE}:AutoBridge.save_hf_pretrained": (
-                "self, model, path, *, show_progress, strict"
-            ),
+            f"{_AUTO}.from_hf_pretrained": "path",
+            f"{_AUTO}.to_megatron_provider": "self, *, load_weights",
+            f"{_AUTO}.save_hf_pretrained": "self, model, path, *, show_progress, strict",
             f"{_PROVIDER}.initialize_model_parallel": "self, *, seed",
             f"{_PROVIDER}.provide_distributed_model": "self, *, wrap_with_ddp",
         },
@@ -325,7 +319,7 @@ _LISTED: dict[str, dict[Use, dict[str, str]]] = {
     # a machine without CUDA
     "cpu": {
         "replaced": {
-            f"{_RANDOM}:_set_cuda_rng_state": "new_state, device, graph_safe",
+            f"{_TENSOR}.random:_set_cuda_rng_state": "new_state, device, graph_safe",
             f"{_MOE}.moe_utils:maybe_move_tensor_to_cpu": "tensor, as_numpy, record_stream",
             f"{_MOE}.token_dispatcher:maybe_move_tensor_to_cpu": "tensor, as_numpy, record_stream",
         },
@@ -380,9 +374,7 @@ _LISTED: dict[str, dict[Use, dict[str, str]]] = {
 _TESTED = {
     # the step makes its communicator, or is given one
     f"{_TRAINING}.train:train_step": (_STEP, f"{_STEP}, p2p_communicator"),
-    f"{_LOADERS}:build_train_valid_test_datasets": (
-        "cfg, build_train_valid_test_datasets_provider",
-    ),
+    f"{_LOADERS}:build_train_valid_test_datasets": "cfg, build_train_valid_test_datasets_provider",
     # shuffled by torch's seed, or by a seed of its own
     f"{_LOADERS}:build_pretraining_data_loader": (_LOADER, f"{_LOADER}, seed"),
     f"{_BUILDER}.__init__": ("self, cls, sizes, is_built_on_rank, config",),

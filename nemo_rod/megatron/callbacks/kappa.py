@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
@@ -14,34 +15,31 @@ from nemo_rod.selection.curriculum.journal import read_rows
 from nemo_rod.selection.kappa_controller import Steering, held_out_replay
 
 
+@dataclass(eq=False)
 class SteeredKappa(Callback):
     """Sets the selector's kappa at every step.
 
-    Args:
+    Attributes:
         steering: the rule that kappa follows.
         selector: the selector whose policy is adjusted.
         validation: callback that measures the held-out losses; called before this one.
         folder: the run's folder, with its `metrics.jsonl`, opened before this callback, and
             `held_out_base.json`, the base's held-out losses on replay by source.
-
-    Attributes:
         metrics: `rod/kappa` of the current step.
     """
 
-    def __init__(
-        self, steering: Steering, selector: RoDSelector, validation: Validation, folder: Path
-    ) -> None:
-        self.steering, self.selector, self.validation = steering, selector, validation
-        self.rows_file = folder / "metrics.jsonl"
-        self.base_file = folder / "held_out_base.json"
-        self.base: dict[str, float] = {}
-        self.metrics: dict[str, float] = {}
+    steering: Steering
+    selector: RoDSelector
+    validation: Validation
+    folder: Path
+    base: dict[str, float] = field(default_factory=dict, init=False)
+    metrics: dict[str, float] = field(default_factory=dict, init=False)
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Resumes from the metrics of the completed steps. Collective."""
         if self.steering.quantity == "forgetting":
             self.base = self._base_losses(context)
-        rows = from_recorder(lambda: read_rows(self.rows_file))
+        rows = from_recorder(lambda: read_rows(self.folder / "metrics.jsonl"))
         self._set(self.steering.resumed(rows, self.base))
 
     def on_train_step_end(self, context: CallbackContext) -> None:
@@ -55,12 +53,13 @@ class SteeredKappa(Callback):
 
     def _base_losses(self, context: CallbackContext) -> dict[str, float]:
         """Returns the initial weights' held-out losses, which are kept in a file."""
-        if context.state.train_state.step == 0:
-            losses = held_out_replay(self.validation.metrics)
-            if is_recorder():
-                write_json(self.base_file, losses)
-            return losses
-        return from_recorder(lambda: read_json(self.base_file))
+        file = self.folder / "held_out_base.json"
+        if context.state.train_state.step:
+            return from_recorder(lambda: read_json(file))
+        losses = held_out_replay(self.validation.metrics)
+        if is_recorder():
+            write_json(file, losses)
+        return losses
 
     def _set(self, kappa: float) -> None:
         self.metrics = {"rod/kappa": kappa}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,37 +27,27 @@ class HasMetrics(Protocol):
     metrics: dict[str, float]
 
 
+@dataclass(eq=False)
 class Recorder(Callback):
     """Writes one curriculum record and one line of metrics for every step.
 
-    Args:
+    Attributes:
         folder: destination of `metrics.jsonl` and `curriculum.rod`.
         selector: the selector whose choices are recorded.
         measured: objects whose `metrics` of the step are also recorded: held-out losses, kappa.
         header: the curriculum's header: sizes, digests, seed and sources.
-        steps: steps of the whole run, for the progress line.
-        name: name of the run, for the progress line.
-
-    Attributes:
+        progress: progress line of the whole run.
         row: metrics of the step that just ended, on the recording rank.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        selector: RoDSelector,
-        measured: Sequence[HasMetrics],
-        *,
-        header: CurriculumHeader,
-        steps: int,
-        name: str,
-    ) -> None:
-        self.folder, self.selector, self.measured = folder, selector, measured
-        self.header = header
-        self.progress = Progress(name, steps)
-        self.journal: Journal | None = None
-        self.lr = math.nan
-        self.row: dict[str, Any] = {}
+    folder: Path
+    selector: RoDSelector
+    measured: Sequence[HasMetrics]
+    header: CurriculumHeader
+    progress: Progress
+    journal: Journal | None = field(default=None, init=False)
+    lr: float = field(default=math.nan, init=False)
+    row: dict[str, Any] = field(default_factory=dict, init=False)
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Opens the files at the step training starts from and drops later entries."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,19 @@ from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder
 
 
+@dataclass(eq=False)
 class Loggers(Callback):
     """Logs what the recorder has written; placed after it.
 
-    Args:
+    Attributes:
         recorder: the recorder, with the row of the step that just ended.
         validation: the validation, with the losses at step 0.
         folder: the run's folder.
     """
 
-    def __init__(self, recorder: Recorder, validation: Validation, folder: Path) -> None:
-        self.recorder, self.validation, self.folder = recorder, validation, folder
+    recorder: Recorder
+    validation: Validation
+    folder: Path
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Marks where a resumed run begins, and shows the losses at step 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,8 @@ from nemo_rod.selection.references import NUM_PARTS
 class TrainingLosses:
     """Collects the loss of each block from the forward pass of a training step.
 
-    Args:
-        forward_step: the trainer's forward step; it returns the model's output and the loss
-            function, whose first argument is the loss mask, as in Megatron's trainers.
-        groups: Megatron's process groups (`pp`, `cp` and `dp` are used).
+    The trainer's forward step returns the model's output and the loss function, whose first
+    argument is the loss mask, as in Megatron's trainers. `groups` are Megatron's process groups.
     """
 
     def __init__(self, forward_step: Callable[..., tuple], groups: Any) -> None:
@@ -44,13 +43,7 @@ class TrainingLosses:
         return loss_function(output, **options)
 
     def gathered(self, num_blocks: int, micro_batch_size: int) -> np.ndarray:
-        """Gathers the losses of a batch whose micro-batches were dealt to replicas in turn.
-
-        Collective.
-
-        Args:
-            num_blocks: blocks per batch (K).
-            micro_batch_size: blocks per micro-batch (b).
+        """Gathers the losses of a batch's K blocks, dealt to replicas in turn. Collective.
 
         Returns:
             Sums over eighths of each block, in the order of the batch, in nats, float32 `[K, 8]`.
@@ -69,9 +62,6 @@ class TrainingLosses:
 def refuse_dropout(config: Any) -> None:
     """Refuses dropout, under which training losses exceed those of a scoring pass.
 
-    Args:
-        config: the model's Megatron configuration.
-
     Raises:
         ValueError: the model is trained with dropout; one sentence.
     """
@@ -84,17 +74,13 @@ def refuse_dropout(config: Any) -> None:
             )
 
 
+@dataclass(eq=False)
 class ResumedAverages(Callback):
-    """Restores the averages of every rank from a resumed run's curriculum.
+    """Restores the averages of every rank from a resumed run's `curriculum.rod`, once opened."""
 
-    Args:
-        averages: the selector's averages.
-        references: the selector's references.
-        folder: the run's folder, whose `curriculum.rod` is opened before this callback.
-    """
-
-    def __init__(self, averages: SourceAverages, references: ReferenceLosses, folder: Path) -> None:
-        self.averages, self.references, self.folder = averages, references, folder
+    averages: SourceAverages
+    references: ReferenceLosses
+    folder: Path
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Restores the averages. Collective."""

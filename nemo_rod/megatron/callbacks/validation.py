@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
@@ -14,37 +15,30 @@ from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection.held_out import START_FILE, source_losses
 
 
+@dataclass(eq=False)
 class Validation(Callback):
     """Measures the loss on the first held-out blocks of every source at regular intervals.
 
     Before the first step, too: `validation_start.json` of the run's folder has these losses, since
     `metrics.jsonl` has a line per step. All arms are measured on the same blocks.
 
-    Args:
+    Attributes:
         store: the held-out blocks.
         folder: the run's folder.
         every: steps between two validations; 0 for never.
         num_blocks: maximum number of blocks per source.
         micro_batch_size: blocks in one forward pass of one replica.
-
-    Attributes:
         metrics: `validation/<role>/<source>/loss` in nats per token after the step that just
             ended, or of the initial weights before the first; empty if there was no validation.
     """
 
-    def __init__(
-        self,
-        store: BlockStore,
-        folder: Path,
-        *,
-        every: int,
-        num_blocks: int,
-        micro_batch_size: int,
-    ) -> None:
-        self.folder = folder
-        self.store, self.every, self.micro_batch_size = store, every, micro_batch_size
-        self.num_blocks = num_blocks
-        self.metrics: dict[str, float] = {}
+    store: BlockStore
+    folder: Path
+    _: KW_ONLY
+    every: int
+    num_blocks: int
+    micro_batch_size: int
+    metrics: dict[str, float] = field(default_factory=dict, init=False)
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Scores the held-out blocks with the initial weights, unless the run resumes. Collective.
@@ -61,9 +55,8 @@ class Validation(Callback):
         """Scores the held-out blocks if a validation is due. Collective."""
         self.metrics = {}
         done = context.state.train_state.step + 1  # the counter advances after this callback
-        if not self.every or done % self.every:
-            return
-        self.metrics = self.measure(context)
+        if self.every and done % self.every == 0:
+            self.metrics = self.measure(context)
 
     def measure(self, context: CallbackContext) -> dict[str, float]:
         """Scores the held-out blocks with the current weights. Collective."""

@@ -132,11 +132,11 @@ def mamba_split_conv1d_scan_combined(
     seq_idx: torch.Tensor | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """Computes Mamba 2 from the projected input to the gated output `[B, S, H P]`, without the norm.
+    """Computes Mamba 2 from the projected input to the gated output, without the norm.
 
-    The input `[B, S, 2 H P + 2 G N + H]` is gate, input, input map, output map and step sizes. The
-    skip connection's weight D is `[H, P]`, or `[H]` with `headdim` (P). The result does not depend
-    on `chunk_size`.
+    The input `[B, S, 2 H P + 2 G N + H]` is gate, input, input map, output map and step sizes; the
+    output is `[B, S, H P]`. The skip connection's weight D is `[H, P]`, or `[H]` with `headdim`.
+    The result does not depend on `chunk_size`.
     """
     if seq_idx is not None:
         raise NotImplementedError("Packed samples need the kernels of mamba_ssm: install it.")

@@ -6,4 +6,7 @@ forward_only(chunks)                   forward_only.py: hazards, each guarded or
 sliced_logits(chunks)                  logits.py: token losses without ever holding all logits
 distillation.py                        cross entropy with a teacher's kept predictions
 text_positions.py                      positions for vision-language models
+
+Everywhere, `model` is the list of the model's chunks on this rank, wrapped for data parallelism or
+not, and `config` their shared Megatron configuration.
 """

@@ -31,11 +31,7 @@ def top_ids(
 ) -> torch.Tensor:
     """Returns the likeliest tokens at every position, in descending order; ties: lower id first.
 
-    Args:
-        logits_sBV: logits of this rank's part of the vocabulary.
-        top_k: number of tokens, at most `vocab_size`.
-        vocab_size: ids of the tokenizer; a model's entries beyond them are padding, never taken.
-        tp: the tensor-parallel group; None for one rank.
+    A model's entries beyond the tokenizer's `vocab_size` ids are padding, never taken.
 
     Returns:
         Token ids, int64 `[s, B, k]`, the same on every rank of the group.
@@ -92,9 +88,7 @@ def outcome_logprobs(
 def soft_loss(logprobs_sBo: torch.Tensor, kept_sBo: torch.Tensor) -> torch.Tensor:
     """Returns the cross entropy between kept and current outcomes, nats, float32 `[s, B]`.
 
-    Args:
-        logprobs_sBo: current log-probabilities of the outcomes, float32.
-        kept_sBo: the teacher's log-probabilities, rounded for storage; they are renormalised.
+    The teacher's log-probabilities were rounded for storage and are renormalised.
     """
     weight_sBo = kept_sBo.float().exp()
     weight_sBo = weight_sBo / weight_sBo.sum(-1, keepdim=True)
@@ -122,12 +116,7 @@ class Targets:
 
 
 class SoftTargets(Targets):
-    """Scores blocks by a teacher's kept predictions if it covers them, and others by their loss.
-
-    Args:
-        teacher: the teacher's kept predictions.
-        tp: the tensor-parallel group.
-    """
+    """Scores blocks by a teacher's kept predictions if it covers them, and others by their loss."""
 
     def __init__(self, teacher: Teacher, tp: dist.ProcessGroup) -> None:
         self.teacher, self.tp = teacher, tp
@@ -169,12 +158,9 @@ class SoftTargets(Targets):
 
 
 class TopKTargets(Targets):
-    """Keeps a teacher's predictions and computes its own cross entropy with them.
+    """Keeps a teacher's `top_k` predictions and computes its own cross entropy with them.
 
-    Args:
-        top_k: number of tokens to keep at every position.
-        vocab_size: ids of the tokenizer.
-        groups: Megatron's process groups (`tp` and `cp` are used).
+    Of Megatron's process groups, `tp` and `cp` are used; see `top_ids` for `vocab_size`.
     """
 
     def __init__(self, top_k: int, vocab_size: int, groups: Any) -> None:

@@ -27,7 +27,7 @@ def refuse_unsafe(
     """Refuses features that break a scoring pass inside a training step.
 
     Args:
-        config: the model's Megatron configuration.
+        config: the model's configuration.
         ddp_config: the configuration of the data-parallel wrapper, if there is one.
         splits_context: whether the scoring pass splits positions over context-parallel ranks.
         between_steps: whether blocks may also be scored outside the trainer's `train_step`, as by
@@ -107,12 +107,7 @@ def _recipe(config: Any, name: str) -> str | None:
 
 @contextmanager
 def forward_only(model: list, config: Any) -> Iterator[None]:
-    """Enters evaluation mode without lasting effects: no gradients, counters, timers or RNG use.
-
-    Args:
-        model: the model's chunks on this rank.
-        config: the chunks' shared Megatron configuration.
-    """
+    """Enters evaluation mode without lasting effects: no gradients, counters, timers or RNG use."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())  # the schedules do not apply it themselves
         stack.enter_context(_evaluation_mode(model))  # counters of routers and MTP depend on it
@@ -187,11 +182,7 @@ def gather_weights(model: list, *, no_pass_follows: bool = False) -> None:
 
     With `overlap_param_gather` an optimizer step updates only each replica's own share of the
     weights. Hooks of the next forward pass gather the others, but trainers disable these hooks
-    until their first step has ended.
-
-    Args:
-        model: the model's chunks on this rank, wrapped for data parallelism or not.
-        no_pass_follows: whether the weights are read, as for an export, and hooks do not run.
+    until their first step has ended, and where `no_pass_follows`, as before an export, none run.
     """
     for chunk, buckets in _gathered_by_hooks(model):
         if no_pass_follows or not chunk.remove_forward_pre_hook_handles:

@@ -37,11 +37,8 @@ SliceLoss = Callable[[slice, torch.Tensor, Callable[[], torch.Tensor]], torch.Te
 def sliced_logits(model: list, slice_loss: SliceLoss | None = None) -> Iterator[None]:
     """Makes the model's last stage compute its loss in slices of the sequence.
 
-    Only for forward passes without gradients: a backward pass would keep every slice anyway.
-
-    Args:
-        model: the model's chunks on this rank.
-        slice_loss: replacement for the model's own loss, which it may call.
+    Only for forward passes without gradients: a backward pass would keep every slice anyway. The
+    replacement for the model's own loss may call that.
     """
     heads = [module for chunk in model for module in chunk.modules() if _is_head(module)]
     for module in heads:
@@ -110,11 +107,7 @@ def slice_length(num_samples: int, vocabulary: int) -> int:
     """Returns the number of tokens of every sample in a slice.
 
     It is a power of two that does not depend on the length of samples, so that whole blocks and
-    their prefixes are cut in the same places.
-
-    Args:
-        num_samples: samples per micro-batch.
-        vocabulary: logits per token on this rank.
+    their prefixes are cut in the same places; `vocabulary` are the logits per token on this rank.
     """
     tokens = MAX_LOGITS_BYTES // (_FP32_BYTES * num_samples * vocabulary)
     return 1 << max(0, tokens.bit_length() - 1)

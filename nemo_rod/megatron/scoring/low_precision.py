@@ -42,11 +42,7 @@ def refuse_unavailable(precision: str | None) -> None:
 
 
 def refuse_unfit(model: list, precision: str | None) -> None:
-    """Refuses a model whose layers cannot be multiplied in FP8 for a pass alone.
-
-    Args:
-        model: the model's chunks on this rank.
-        precision: the precision of scoring; None fits every model.
+    """Refuses a model whose layers cannot be multiplied in FP8 for a pass alone; None fits all.
 
     Raises:
         ValueError: one sentence with the layer, or the setting.
@@ -84,12 +80,7 @@ def refuse_unfit(model: list, precision: str | None) -> None:
 
 @contextmanager
 def low_precision(model: list, precision: str | None) -> Iterator[None]:
-    """Runs the forward passes of a block in a lower precision.
-
-    Args:
-        model: the model's chunks on this rank.
-        precision: "fp8", or None for the model's own.
-    """
+    """Runs the forward passes of a block in "fp8", or with None in the model's own precision."""
     if precision is None:
         yield
         return
