@@ -52,7 +52,7 @@ def score(job: ScoreJob, signs: Signs = UNWATCHED) -> None:
         store, job.role, model=job.model_digest, precision=precision, loss=loss
     )
     losses = _scorer(job, job.model, store, signs, top_k, job.scoring_precision)
-    write_references(losses, store, out, manifest=manifest, name=job.name)
+    write_references(losses, out, manifest=manifest, name=job.name)
 
 
 def evaluate(job: EvaluateJob, signs: Signs = UNWATCHED) -> None:
@@ -102,7 +102,6 @@ def export(job: ExportJob, signs: Signs = UNWATCHED) -> None:
     Raises:
         ValueError: the model cannot be built, or the version is untested.
     """
-    # takes long to import, and the other jobs need nothing of it
     from megatron.bridge.training.checkpointing import _load_model_weights_from_checkpoint
 
     bridge, chunks = build(job, job.model, BlockStore(job.blocks).block_size)

@@ -26,10 +26,7 @@ from nemo_rod.megatron.cpu import trainers
 
 
 def main(arguments: list[str]) -> None:
-    """Prepares the host and runs the script as `__main__`.
-
-    Args:
-        arguments: the host, the script's path and the script's own arguments.
+    """Prepares the host, the first argument, and runs the script, the second, as `__main__`.
 
     Raises:
         ValueError: the host is unknown or the script is missing.

@@ -18,7 +18,6 @@ from nemo_rod.megatron.scoring.distillation import TopKTargets
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, compact, logged_ids, remove_logs
-from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.teacher import TeacherWriter, make_room
 
 _BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
@@ -34,12 +33,7 @@ def is_complete(out: Path) -> bool:
 
 
 def write_references(
-    losses: MegatronScorer,
-    store: HashedBlocks,
-    out: Path,
-    *,
-    manifest: ReferenceManifest,
-    name: str,
+    losses: MegatronScorer, out: Path, *, manifest: ReferenceManifest, name: str
 ) -> None:
     """Scores the blocks that the manifest names and writes their losses. Collective.
 
@@ -47,8 +41,7 @@ def write_references(
     before the log marks a block as done.
 
     Args:
-        losses: the scorer for blocks of the store.
-        store: the source of the blocks' hashes.
+        losses: the scorer, whose store has the blocks.
         out: folder of the references.
         manifest: the range of blocks and how their losses are computed.
         name: title of the progress line.
@@ -75,7 +68,7 @@ def write_references(
             assert sums is not None, "the writing rank is of the last stage"
             wanted, rows = np.unique(own - ids[0], return_index=True)  # without repeats
             rows = rows[missing[wanted]]
-            hashes = store.hashes(own[rows])
+            hashes = losses.store.hashes(own[rows])
             if teacher is not None and kept is not None:
                 teacher.write(own[rows], kept[0][rows], kept[1][rows], hashes)
             writer.append(own[rows], sums[rows], hashes)
@@ -88,7 +81,7 @@ def write_references(
         teacher.close()
     dist.barrier()
     if is_recorder():
-        compact(out, manifest=manifest, hashes=store.hashes)
+        compact(out, manifest=manifest, hashes=losses.store.hashes)
 
 
 def _whole_micro_batches(missing: np.ndarray, size: int, count: int) -> Iterator[np.ndarray]:

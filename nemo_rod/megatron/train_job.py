@@ -22,7 +22,7 @@ from nemo_rod.jobs import TrainJob, arithmetic
 from nemo_rod.megatron.bridge_config import bridge_config, recompute, refuse_optimizer
 from nemo_rod.megatron.callbacks.early_end import UntilConverged
 from nemo_rod.megatron.callbacks.kappa import SteeredKappa
-from nemo_rod.megatron.callbacks.recorder import HasMetrics, Recorder
+from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.show_metrics import Loggers
 from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
 from nemo_rod.megatron.callbacks.validation import Validation
@@ -130,19 +130,19 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
     )
     steered = []
     if job.arm.steering is not None:
-        steered.append(SteeredKappa(Steering(**job.arm.steering), selector, validation, out))
-    measured: list[HasMetrics] = [validation, *steered]
+        steered.append(SteeredKappa(Steering(**job.arm.steering), selector, validation))
+    measured = [validation, *steered]
     recorder = Recorder(out, selector, measured, header, Progress(job.name, steps))
     selector.on_choice = recorder.on_choice
     every = [validation, recorder]
     if job.loggers:
-        every.append(Loggers(recorder, validation, out))
+        every.append(Loggers(recorder, validation))
     every += steered
     if chooser.averages is not None and chooser.references is not None:
         every.append(ResumedAverages(chooser.averages, chooser.references, out))
     if job.convergence is not None:
-        rule, metrics = Rule(**job.convergence), out / "metrics.jsonl"
-        every.append(UntilConverged(rule, validation, selector.store, metrics, steps=steps))
+        rule = Rule(**job.convergence)
+        every.append(UntilConverged(rule, validation, selector.store, steps))
     return every
 
 

@@ -98,7 +98,7 @@ class ReferenceJob(Job):
             forward_step=losses_and_mask(forward_step),
         )
         name = f"{self.role} references"
-        write_references(losses, blend, self.out, manifest=manifest, name=name)
+        write_references(losses, self.out, manifest=manifest, name=name)
 
 
 def model_digest(model: list, groups: Any) -> str:

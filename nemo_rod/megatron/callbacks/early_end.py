@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 from nemo_rod.corpus.store import BlockStore
@@ -20,17 +18,14 @@ class UntilConverged(Callback):
 
     Args:
         rule: the criterion of convergence and the length of the decay.
-        validation: callback that measures the losses; called before this one.
+        validation: callback that measures the losses; called before this one. Its folder has the
+            run's metrics, opened before this callback.
         store: the training blocks, for the sizes of the sources.
-        metrics: file of the run's metrics, opened before this callback.
         steps: maximum number of updates, the decay included.
     """
 
-    def __init__(
-        self, rule: Rule, validation: Validation, store: BlockStore, metrics: Path, *, steps: int
-    ) -> None:
-        self.rule, self.validation = rule, validation
-        self.metrics, self.steps = metrics, steps
+    def __init__(self, rule: Rule, validation: Validation, store: BlockStore, steps: int) -> None:
+        self.rule, self.validation, self.steps = rule, validation, steps
         self.weights = {s.name: s.count for s in store.sources if s.role == "adaptation"}
         self.losses: list[tuple[int, float]] = []
 
@@ -48,7 +43,7 @@ class UntilConverged(Callback):
             self._set_end(context)
 
     def _recorded(self) -> list[tuple[int, float]]:
-        rows = read_rows(self.metrics)
+        rows = read_rows(self.validation.folder / "metrics.jsonl")
         losses = [(row["step"] + 1, adaptation_loss(row, self.weights)) for row in rows]
         return [(done, loss) for done, loss in losses if loss is not None]
 

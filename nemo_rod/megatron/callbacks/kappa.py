@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
@@ -22,16 +21,15 @@ class SteeredKappa(Callback):
     Attributes:
         steering: the rule that kappa follows.
         selector: the selector whose policy is adjusted.
-        validation: callback that measures the held-out losses; called before this one.
-        folder: the run's folder, with its `metrics.jsonl`, opened before this callback, and
-            `held_out_base.json`, the base's held-out losses on replay by source.
+        validation: callback that measures the held-out losses; called before this one. Its folder
+            has `metrics.jsonl`, opened before this callback, and `held_out_base.json`, the base's
+            held-out losses on replay by source.
         metrics: `rod/kappa` of the current step.
     """
 
     steering: Steering
     selector: RoDSelector
     validation: Validation
-    folder: Path
     base: dict[str, float] = field(default_factory=dict, init=False)
     metrics: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -39,7 +37,7 @@ class SteeredKappa(Callback):
         """Resumes from the metrics of the completed steps. Collective."""
         if self.steering.quantity == "forgetting":
             self.base = self._base_losses(context)
-        rows = from_recorder(lambda: read_rows(self.folder / "metrics.jsonl"))
+        rows = from_recorder(lambda: read_rows(self.validation.folder / "metrics.jsonl"))
         self._set(self.steering.resumed(rows, self.base))
 
     def on_train_step_end(self, context: CallbackContext) -> None:
@@ -53,7 +51,7 @@ class SteeredKappa(Callback):
 
     def _base_losses(self, context: CallbackContext) -> dict[str, float]:
         """Returns the initial weights' held-out losses, which are kept in a file."""
-        file = self.folder / "held_out_base.json"
+        file = self.validation.folder / "held_out_base.json"
         if context.state.train_state.step:
             return from_recorder(lambda: read_json(file))
         losses = held_out_replay(self.validation.metrics)

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
+from nemo_rod.megatron.callbacks.kappa import SteeredKappa
+from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.progress import Progress
@@ -21,12 +23,6 @@ from nemo_rod.selection.curriculum.journal import Journal, number
 from nemo_rod.selection.references import NUM_PARTS
 
 
-class HasMetrics(Protocol):
-    """An object with metrics of the step that just ended, by name."""
-
-    metrics: dict[str, float]
-
-
 @dataclass(eq=False)
 class Recorder(Callback):
     """Writes one curriculum record and one line of metrics for every step.
@@ -34,7 +30,7 @@ class Recorder(Callback):
     Attributes:
         folder: destination of `metrics.jsonl` and `curriculum.rod`.
         selector: the selector whose choices are recorded.
-        measured: objects whose `metrics` of the step are also recorded: held-out losses, kappa.
+        measured: callbacks whose `metrics` of the step are also recorded.
         header: the curriculum's header: sizes, digests, seed and sources.
         progress: progress line of the whole run.
         row: metrics of the step that just ended, on the recording rank.
@@ -42,7 +38,7 @@ class Recorder(Callback):
 
     folder: Path
     selector: RoDSelector
-    measured: Sequence[HasMetrics]
+    measured: Sequence[Validation | SteeredKappa]
     header: CurriculumHeader
     progress: Progress
     journal: Journal | None = field(default=None, init=False)

@@ -18,17 +18,10 @@ from nemo_rod.megatron.ranks import is_recorder
 
 @dataclass(eq=False)
 class Loggers(Callback):
-    """Logs what the recorder has written; placed after it.
-
-    Attributes:
-        recorder: the recorder, with the row of the step that just ended.
-        validation: the validation, with the losses at step 0.
-        folder: the run's folder.
-    """
+    """Logs what the recorder has written, and the losses at step 0; placed after both."""
 
     recorder: Recorder
     validation: Validation
-    folder: Path
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Marks where a resumed run begins, and shows the losses at step 0."""
@@ -38,10 +31,10 @@ class Loggers(Callback):
         if step > 0 and state.tensorboard_logger:
             mark_restart(state.tensorboard_logger, step + 1)
         if step > 0 and (wandb := state.wandb_logger):
-            for done, metrics in recorded(self.folder, first=wandb.run.step, last=step):
+            for done, metrics in recorded(self.recorder.folder, first=wandb.run.step, last=step):
                 wandb.log(metrics, done)
         if mlflow := getattr(state, "mlflow_logger", None):
-            keep_run(self.folder, "mlflow", mlflow.active_run().info.run_id)
+            keep_run(self.recorder.folder, "mlflow", mlflow.active_run().info.run_id)
         if self.validation.metrics:
             show(state, 0, self.validation.metrics)
 
