@@ -105,12 +105,9 @@ class Function(NamedTuple):
 def check(*roads: str) -> None:
     """Refuses an installation whose functions differ from the tested ones.
 
-    Args:
-        roads: roads that are about to run, of `ROADS`.
-
     Raises:
-        ValueError: a function differs; the message names the first one, what was found and what to
-            install.
+        ValueError: a function of these roads differs; the message names the first one, what was
+            found and what to install.
     """
     for road in roads:
         for function in of_road(road):
@@ -142,11 +139,7 @@ def counts() -> str:
 
 
 def rows(road: str) -> list[list[str]]:
-    """Returns function, use, roads, tested and installed parameters of a road's functions.
-
-    Args:
-        road: name of a road, one of `ROADS`, or "all".
-    """
+    """Returns function, use, roads, tested and installed parameters of a road, or of "all"."""
     chosen = FUNCTIONS if road == "all" else of_road(road)
     return [
         [
@@ -371,10 +364,12 @@ _LISTED: dict[str, dict[Use, dict[str, str]]] = {
     },
 }
 # function -> whole signatures, one per variant
-_TESTED = {
+_TESTED: dict[str, tuple[str, ...]] = {
     # the step makes its communicator, or is given one
     f"{_TRAINING}.train:train_step": (_STEP, f"{_STEP}, p2p_communicator"),
-    f"{_LOADERS}:build_train_valid_test_datasets": "cfg, build_train_valid_test_datasets_provider",
+    f"{_LOADERS}:build_train_valid_test_datasets": (
+        "cfg, build_train_valid_test_datasets_provider",
+    ),
     # shuffled by torch's seed, or by a seed of its own
     f"{_LOADERS}:build_pretraining_data_loader": (_LOADER, f"{_LOADER}, seed"),
     f"{_BUILDER}.__init__": ("self, cls, sizes, is_built_on_rank, config",),

@@ -25,15 +25,10 @@ from nemo_rod.selection.references import NUM_PARTS
 
 @dataclass(eq=False)
 class Recorder(Callback):
-    """Writes one curriculum record and one line of metrics for every step.
+    """Writes one record in `curriculum.rod` and one line in `metrics.jsonl` for every step.
 
-    Attributes:
-        folder: destination of `metrics.jsonl` and `curriculum.rod`.
-        selector: the selector whose choices are recorded.
-        measured: callbacks whose `metrics` of the step are also recorded.
-        header: the curriculum's header: sizes, digests, seed and sources.
-        progress: progress line of the whole run.
-        row: metrics of the step that just ended, on the recording rank.
+    The line has the `metrics` of the measuring callbacks, too. `row` are all metrics of the step
+    that just ended, on the recording rank.
     """
 
     folder: Path

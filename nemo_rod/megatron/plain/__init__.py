@@ -9,9 +9,9 @@
 "No CUDA" (`cpu/`) and "no TransformerEngine" are independent: a GPU with only PyTorch needs this
 package but not the other. None of NVIDIA's files are edited, and nothing is replaced if
 TransformerEngine is installed and there is a GPU: without one its layers cannot run, and it counts
-as missing. The layers and kernels here are slow stand-ins: they compute the
-same as the originals, as `tests/megatron/test_architectures.py` shows against Hugging Face's code,
-but no test has compared them with the originals.
+as missing. The layers and kernels here are slow stand-ins: they compute the same as the originals,
+as `tests/megatron/test_architectures.py` shows against Hugging Face's code, but no test has
+compared them with the originals.
 
 Call `prepare()` before the first `import megatron.core` and `patch()` after `cpu.install()`.
 """

@@ -31,18 +31,13 @@ def use(provider: Any) -> None:
     """Makes a Megatron-Bridge provider build its model without TransformerEngine."""
     from megatron.bridge.models.gpt_provider import local_layer_spec
 
-    if _is_hybrid(provider):
-        _provide_specifications()
+    mamba = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
+    if mamba or getattr(provider, "experimental_attention_variant", None):
+        _provide_specifications()  # layers other than attention require TransformerEngine's
     else:
         provider.transformer_layer_spec = local_layer_spec
     for fusion in _FUSIONS:
         setattr(provider, fusion, False)
-
-
-def _is_hybrid(provider: Any) -> bool:
-    """Returns whether the model has non-attention layers, which require TransformerEngine specs."""
-    mamba = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
-    return mamba or bool(getattr(provider, "experimental_attention_variant", None))
 
 
 def replace(extension: Any) -> None:

@@ -39,7 +39,7 @@ def _missing(name: str) -> type:
 
 
 def _packages(*names: str) -> Modules:
-    made = {name: _Package(name) for name in names}
+    made: Modules = {name: _Package(name) for name in names}
     for name, package in made.items():
         parent, _, own_name = name.rpartition(".")
         if parent in made:
