@@ -17,17 +17,14 @@ from nemo_rod.selection.held_out import START_FILE, source_losses
 
 @dataclass(eq=False)
 class Validation(Callback):
-    """Measures the loss on the first held-out blocks of every source at regular intervals.
+    """Measures the loss on a store's first held-out blocks of every source at regular intervals.
 
     Before the first step, too: `validation_start.json` of the run's folder has these losses, since
     `metrics.jsonl` has a line per step. All arms are measured on the same blocks.
 
     Attributes:
-        store: the held-out blocks.
-        folder: the run's folder.
         every: steps between two validations; 0 for never.
         num_blocks: maximum number of blocks per source.
-        micro_batch_size: blocks in one forward pass of one replica.
         metrics: `validation/<role>/<source>/loss` in nats per token after the step that just
             ended, or of the initial weights before the first; empty if there was no validation.
     """
