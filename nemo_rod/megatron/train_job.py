@@ -41,6 +41,7 @@ from nemo_rod.selection import CurriculumHeader, ReferenceLosses, Selector, open
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.kappa_controller import Steering
+from nemo_rod.selection.references import NUM_PARTS
 from nemo_rod.selection.references.teacher import open_teacher
 from nemo_rod.upstream import changes, functions
 
@@ -84,7 +85,14 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = (), signs: Signs = UNWA
     every.append(_Exporter(partial(save_hf, bridge, folder=out / "hf")))
     config = bridge_config(job, provider, store, identity)
     write_config_whole(config)
-    refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
+    trained = (job.optimisation.micro_batch_size, NUM_PARTS)
+    refuse_unsafe(
+        provider,
+        config.ddp,
+        splits_context=True,
+        between_steps=True,
+        other_shapes=(job.scoring_micro_batch_size, chooser.eighths) != trained,
+    )
     if chooser.averages is not None:
         refuse_dropout(provider)
     if references is not None:

@@ -70,6 +70,7 @@ class RoDWorkerMixin:
             from nemo_rod.megatron.objective import refuse_other_losses
 
             refuse_other_losses(self._rod_chunks())
+            self._refuse_other_shapes(task.scoring_micro_batch_size, task.arm.eighths)
             self._rod_selector = task.selector(self._rod_store)
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
@@ -138,6 +139,19 @@ class RoDWorkerMixin:
             store,
             self._rod_groups(),
             micro_batch_size=self._rod_task.scoring_micro_batch_size,
+        )
+
+    def _refuse_other_shapes(self, scoring_micro_batch_size: int, eighths: int) -> None:
+        from megatron.core.utils import get_model_config
+
+        from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
+        from nemo_rod.selection.references import NUM_PARTS
+
+        trained = (self.cfg["train_micro_batch_size"], NUM_PARTS)
+        refuse_unsafe(
+            get_model_config(self._rod_chunks()[0]),
+            splits_context=True,
+            other_shapes=(scoring_micro_batch_size, eighths) != trained,
         )
 
     def _rod_chunks(self) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 # importing Megatron warns of what a machine without CUDA lacks
@@ -19,6 +20,7 @@ def refusal(
     use_megatron_fsdp: bool = False,
     reuse_grad_buf_for_mxfp8_param_ag: bool = False,
     between_steps: bool = False,
+    other_shapes: bool = False,
     **settings: Any,
 ) -> str | None:
     """What is said of a real configuration with some settings changed."""
@@ -40,12 +42,13 @@ def refusal(
         reuse_grad_buf_for_mxfp8_param_ag=reuse_grad_buf_for_mxfp8_param_ag,
     )
     try:
-        refuse_unsafe(config, ddp_config, between_steps=between_steps)
+        refuse_unsafe(config, ddp_config, between_steps=between_steps, other_shapes=other_shapes)
     except ValueError as error:
         return str(error)
     return None
 
 
+OVERLAPPED = {"tp_comm_overlap": True, "tensor_model_parallel_size": 2, "sequence_parallel": True}
 INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 
 
@@ -72,6 +75,10 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
         ({"fine_grained_activation_offloading": True}, "uses up its warm-up on the scoring pass"),
         ({"use_megatron_fsdp": True}, "Megatron FSDP: it is not supported yet"),
         ({"context_parallel_size": 2}, "context parallel: it splits the blocks it would score"),
+        (
+            {**OVERLAPPED, "other_shapes": True},
+            "it has buffers for the shape of training's alone; set tp_comm_overlap=False, or",
+        ),
     ],
 )
 def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -90,11 +97,34 @@ def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence:
         # its buffer holds weights again when the next step begins
         {"reuse_grad_buf_for_mxfp8_param_ag": True},
         {"moe_expert_capacity_factor": -1.0},
+        OVERLAPPED,
+        {"tp_comm_overlap": True, "other_shapes": True},
         {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]},
     ],
 )
 def test_what_is_safe_is_not_refused(settings: dict[str, Any]) -> None:
     assert refusal(**settings) is None
+
+
+@pytest.mark.parametrize(("overlap", "sizes"), [(False, [3, 3]), (True, [4, 4])])
+def test_scoring_pads_its_last_pass_where_only_one_shape_runs(
+    overlap: bool, sizes: list[int]
+) -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+    from nemo_rod.megatron.scoring.scorer import MegatronScorer
+
+    def group(size: int) -> SimpleNamespace:
+        return SimpleNamespace(size=lambda: size, rank=lambda: 1)
+
+    scorer: Any = SimpleNamespace(
+        config=SimpleNamespace(tp_comm_overlap=overlap, tensor_model_parallel_size=2),
+        groups=SimpleNamespace(dp=group(2), pp=group(1)),
+        micro_batch_size=4,
+        model=[None],
+    )
+    mine, size = MegatronScorer._share(scorer, np.arange(11))
+    assert [size] * (len(mine) // size) == sizes
+    assert set(mine) >= {i for i in range(len(mine), 11)}
 
 
 def test_recipes_may_be_megatrons_own_names() -> None:

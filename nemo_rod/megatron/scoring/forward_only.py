@@ -23,6 +23,7 @@ def refuse_unsafe(
     *,
     splits_context: bool = False,
     between_steps: bool = False,
+    other_shapes: bool = False,
 ) -> None:
     """Refuses features that break a scoring pass inside a training step.
 
@@ -32,20 +33,25 @@ def refuse_unsafe(
         splits_context: whether the scoring pass splits positions over context-parallel ranks.
         between_steps: whether blocks may also be scored outside the trainer's `train_step`, as by
             validation, by NeMo-RL's workers, and for references by a job's own model.
+        other_shapes: whether micro-batches of scoring have another shape than those of training.
 
     Raises:
         ValueError: the configuration uses such a feature; the message says why it is refused and
             what to set instead.
     """
     for found, feature, why, instead in _hazards(
-        config, ddp_config, splits_context=splits_context, between_steps=between_steps
+        config,
+        ddp_config,
+        splits_context=splits_context,
+        between_steps=between_steps,
+        other_shapes=other_shapes,
     ):
         if found:
             raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
 
 
 def _hazards(
-    config: Any, ddp_config: Any, *, splits_context: bool, between_steps: bool
+    config: Any, ddp_config: Any, *, splits_context: bool, between_steps: bool, other_shapes: bool
 ) -> tuple[tuple[bool, str, str, str], ...]:
     """Whether a feature is on, its name, why it is refused, and what to set instead."""
     pipelined = (config.virtual_pipeline_model_parallel_size or 1) > 1
@@ -96,7 +102,17 @@ def _hazards(
         (fsdp, "Megatron FSDP", "is not supported yet", "use_megatron_fsdp=False"),
         (config.context_parallel_size > 1 and not splits_context, "context parallel",
          "splits the blocks it would score", "context_parallel_size=1"),
+        (overlaps_tensor_parallel(config) and other_shapes,
+         "tp_comm_overlap and micro-batches of scoring that are not those of training",
+         "has buffers for the shape of training's alone",
+         "tp_comm_overlap=False, or scoring.micro_batch_size to train.micro_batch_size and "
+         "scoring.prefix to 1"),
     )  # fmt: skip
+
+
+def overlaps_tensor_parallel(config: Any) -> bool:
+    """Returns whether products overlap with communication, in buffers for one shape of input."""
+    return bool(getattr(config, "tp_comm_overlap", False)) and config.tensor_model_parallel_size > 1
 
 
 def _recipe(config: Any, name: str) -> str | None:

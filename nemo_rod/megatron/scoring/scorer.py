@@ -21,7 +21,11 @@ from megatron.core.utils import get_model_config
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import Batch, for_each, micro_batches, prefixes
 from nemo_rod.megatron.scoring.distillation import Targets
-from nemo_rod.megatron.scoring.forward_only import gather_weights, refuse_unsafe
+from nemo_rod.megatron.scoring.forward_only import (
+    gather_weights,
+    overlaps_tensor_parallel,
+    refuse_unsafe,
+)
 from nemo_rod.megatron.scoring.logits import has_head
 from nemo_rod.megatron.scoring.low_precision import low_precision, refuse_unfit
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
@@ -108,15 +112,18 @@ class MegatronScorer:
 
     def _share(self, block_ids: np.ndarray, eighths: int) -> tuple[np.ndarray, int]:
         """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
+        count, replicas = len(block_ids), self.groups.dp.size()
+        if overlaps_tensor_parallel(self.config):  # then a smaller micro-batch does not run
+            count += -count % (self.micro_batch_size * replicas)
         size, passes = scoring_passes(
-            len(block_ids),
+            count,
             micro_batch_size=self.micro_batch_size,
-            replicas=self.groups.dp.size(),
+            replicas=replicas,
             pipeline=self.groups.pp.size(),
             chunks=len(self.model),
             eighths=eighths,
         )
-        padded = np.resize(block_ids, size * passes * self.groups.dp.size())
+        padded = np.resize(block_ids, size * passes * replicas)
         start = self.groups.dp.rank() * size * passes
         return padded[start : start + size * passes], size
 
