@@ -10,6 +10,8 @@
 #
 # HASHES  files (default): pip takes only files with the digests in hashed/, but any build of torch;
 #         all: of torch, too, that is PyPI's builds; no: whatever the index has, such as its own builds
+# TORCH_INDEX_URL  an index of builds of torch that need no further package, such as PyTorch's of CPU
+#         builds; torch comes from there, and nothing else does
 #
 # An environment that is there keeps its interpreter.
 set -euo pipefail
@@ -88,6 +90,8 @@ done
 if [[ $hashes == all ]]; then
   "${checked[@]}" -r "$folder/torch.txt"
 fi
-"${pip[@]}" -r "$here/torch.txt"
+torch=("${pip[@]}")
+[[ -z ${TORCH_INDEX_URL:-} ]] || torch+=(--no-deps --index-url "$TORCH_INDEX_URL")
+"${torch[@]}" -r "$here/torch.txt"
 "${checked[@]}" -r "$folder/cpu.txt" -r "$folder/$pins.txt" "${more[@]}"
 "${checked[@]}" --no-deps -r "$folder/$pins-nodeps.txt"

@@ -59,7 +59,7 @@ class Builder:
 
     def build(self, dockerfile: str, tag: str, base: str, *options: str) -> None:
         """An image of this checkout, from where this machine's pip takes its packages."""
-        own = ["--build-arg", "PIP_EXTRA_INDEX_URL="] if self._own_indexes else []
+        own = ["--build-arg", "TORCH_INDEX_URL="] if self._own_indexes else []
         mounts = [word for path in self._mounts for word in ("--volume", f"{path}:{path}:ro")]
         self(
             *("build", "--isolation", "chroot", "--layers", "--format", "docker"),

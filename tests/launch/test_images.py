@@ -8,6 +8,7 @@ of disk, and takes some twenty minutes on two cores. The other tests here only r
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -48,6 +49,23 @@ def test_base_is_an_argument_and_the_user_is_not_root(file: Path) -> None:
     *_, user = re.findall(r"^USER (\d+)", text, re.MULTILINE)
     assert int(user) > 0
     assert "<<" not in text  # buildah and older engines know no heredocs
+
+
+@pytest.mark.parametrize("index", ["", "https://torch.example/cpu"])
+def test_torch_alone_comes_from_an_index_of_its_own(tmp_path: Path, index: str) -> None:
+    """A package of another name there, or of a higher version, must not be taken for PyPI's."""
+    python, calls = tmp_path / "venv" / "bin" / "python", tmp_path / "calls"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && echo 3.12 || echo "$@" >>{calls}\n')
+    python.chmod(0o755)
+    env = {**os.environ, "TORCH_INDEX_URL": index, "SET": "bridge-0.6", "HASHES": "files"}
+    install = ["bash", str(ROOT / "requirements" / "install.sh"), str(tmp_path / "venv")]
+    subprocess.run(install, env=env, check=True, capture_output=True)
+    of_torch, *others = calls.read_text().splitlines()
+    assert "requirements/torch.txt" in of_torch
+    assert ("--no-deps --index-url " + index in of_torch) == bool(index)
+    assert others and all("--require-hashes" in call and "index" not in call for call in others)
+    assert "EXTRA_INDEX" not in (ROOT / "docker" / "Dockerfile.cpu").read_text()
 
 
 def test_documents_build_from_files_that_exist() -> None:
