@@ -39,7 +39,7 @@ def test_dockerfiles_pass_hadolint() -> None:
 def test_base_is_an_argument_and_the_user_is_not_root(file: Path) -> None:
     text = file.read_text()
     instructions = [line for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
-    assert re.fullmatch(r"ARG BASE_IMAGE=\S+:(?!latest)\S+", instructions[0])
+    assert re.fullmatch(r"ARG BASE_IMAGE=\S+:(?!latest)\S+(@sha256:[0-9a-f]{64})?", instructions[0])
     assert {line for line in instructions if line.startswith("FROM ")} <= {
         "FROM ${BASE_IMAGE}",
         "FROM ${BASE_IMAGE} AS wheel",
@@ -49,6 +49,22 @@ def test_base_is_an_argument_and_the_user_is_not_root(file: Path) -> None:
     *_, user = re.findall(r"^USER (\d+)", text, re.MULTILINE)
     assert int(user) > 0
     assert "<<" not in text  # buildah and older engines know no heredocs
+
+
+def test_every_base_is_shown_by_its_digest() -> None:
+    """Registries may move a tag; a recorded digest builds on the same base again."""
+    text = (ROOT / "docs" / "images.md").read_text()
+    shown = re.findall(
+        r"^base=\$\(docker image inspect .*RepoDigests 0.* (\S+)\)$", text, re.MULTILINE
+    )
+    tags = {re.split("[:@]", image)[0] for image in shown}
+    for file in DOCKERFILES:
+        base = re.findall(r"^ARG BASE_IMAGE=([^\s:@]+)", file.read_text(), re.MULTILINE)[0]
+        assert (
+            base in tags or base.removesuffix("-rl") in tags
+        )  # NeMo's and NeMo-RL's have one file
+    built = re.findall(r"^.*BASE_IMAGE=\"?\$base.*$", text, re.MULTILINE)
+    assert len(built) == len(shown)
 
 
 @pytest.mark.parametrize("index", ["", "https://torch.example/cpu"])
