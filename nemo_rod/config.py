@@ -189,7 +189,7 @@ class Convergence:
 class Model:
     """Where the base model comes from: a Hugging Face checkpoint, or training from scratch."""
 
-    hf: str | None = None  # name or folder of a Hugging Face checkpoint
+    hf: str | None = None  # Hugging Face checkpoint: its folder, name, or NAME@REVISION
     trust_remote_code: bool = False  # run the code that a checkpoint or tokenizer comes with
     special_tokens: str = one_of("same", "renamed")  # their names, against the blocks' tokenizer
     architecture: dict[str, Any] | None = None  # Hugging Face config of a base trained from scratch
@@ -201,7 +201,7 @@ class Model:
 class Domain:
     """The corpora: the new domain (adaptation) and what must not be forgotten (replay)."""
 
-    tokenizer: str = MISSING  # "byte", or the name or folder of a Hugging Face tokenizer
+    tokenizer: str = MISSING  # "byte", or a tokenizer's folder, name, or NAME@REVISION
     eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS
     block_size: int = key(4096, ">= 8")  # tokens per block (S)
     holdout_fraction: float = key(0.01, "in [0, 1)")  # held-out share of each source's blocks

@@ -1,11 +1,22 @@
-"""Checkpoints and tokenizers that come with code of their own, which runs only when asked for."""
+"""Checkpoints and tokenizers of others: their names, and their own code, which may have to run."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def name_and_revision(name: str) -> tuple[str, str | None]:
+    """Splits the name of a model or tokenizer on the hub, NAME or NAME@REVISION.
+
+    Returns:
+        The name, and the commit, branch or tag; None without one, and for a folder.
+    """
+    found = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)@([\w./-]+)", name)
+    return (name, None) if found is None or Path(name).exists() else (found[1], found[2])
 
 
 class UntrustedCodeError(ValueError):
@@ -53,7 +64,8 @@ def _text_of(checkpoint: str, name: str) -> str | None:
         from transformers.utils import cached_file
 
         try:
-            file = Path(str(cached_file(checkpoint, name)))
+            repository, revision = name_and_revision(checkpoint)
+            file = Path(str(cached_file(repository, name, revision=revision)))
         except OSError:
             return None
     return file.read_text("utf-8") if file.is_file() else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from nemo_rod.corpus.dedup import stored_duplicates
 from nemo_rod.corpus.documents import Documents, SourceSpec
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
+from nemo_rod.corpus.hub import commit_on_hub
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.resplit import raise_holdout
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter
@@ -83,6 +84,8 @@ def build_source(
 ) -> Path:
     """Builds the blocks of a source, or resumes building them.
 
+    A dataset on the hub is read at one commit, whatever its branch does meanwhile; it is recorded.
+
     Returns:
         The folder to move into the store; below `folder`, which is for unfinished work.
 
@@ -93,17 +96,21 @@ def build_source(
     build = _Build(folder, spec, settings)
     what = f"{spec.role}/{spec.name}"
     total = sum(file["bytes"] or 0 for file in build.description["files"]) or None
-    duplicates = None
-    if spec.dedup:
-        duplicates = stored_duplicates(
-            folder,
-            build.key,
-            spec,
-            lambda done: progress(done, total, f"{what}: finding duplicates"),
-        )
-    documents = Documents(spec, build.documents, duplicates)
-    saved = time.monotonic()
+    if build.commit is not None:
+        spec = replace(spec, revision=build.commit)
     try:
+        if build.commit is not None and build.documents is None:
+            build.save(Documents(spec).state())  # what resumes reads the same commit
+        duplicates = None
+        if spec.dedup:
+            duplicates = stored_duplicates(
+                folder,
+                build.key,
+                spec,
+                lambda done: progress(done, total, f"{what}: finding duplicates"),
+            )
+        documents = Documents(spec, build.documents, duplicates)
+        saved = time.monotonic()
         if not build.full:
             for batch, encoded in encoder.encode(batches(documents)):
                 build.add(batch, encoded)
@@ -127,6 +134,7 @@ class _Build:
         description: First part of the manifest.
         key: Its digest.
         documents: State of the documents from which to resume; None for the beginning.
+        commit: The commit that the hub's dataset is read at; None for other sources.
     """
 
     def __init__(self, folder: Path, spec: SourceSpec, settings: Settings) -> None:
@@ -139,8 +147,12 @@ class _Build:
             "rests": [[], []],
             "tokens": 0,
             "taken": [0] * len(self.description["files"]),
+            "commit": commit_on_hub(spec.path, spec.revision) if spec.path is not None else None,
         }
         self.documents: dict[str, Any] | None = state["documents"]
+        self.commit: str | None = state.get("commit")
+        if self.commit is not None:
+            self.description["commit"] = self.commit
         size, eod_id = settings.block_size, settings.tokenizer.eod_id
         # [training, held out]; the second packer is idle unless whole documents are held out.
         self._packers = [Packer(size, eod_id, rest) for rest in state["rests"]]
@@ -189,6 +201,7 @@ class _Build:
             "rests": [packer.rest.tolist() for packer in self._packers],
             "tokens": self._tokens,
             "taken": self._taken,
+            "commit": self.commit,
         }
         write_json(self._folder / "state.json", state)
 

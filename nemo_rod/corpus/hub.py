@@ -56,6 +56,19 @@ class HuggingFaceDataset(Input):
         return self._start if self._dataset is None else self._dataset.state_dict()
 
 
+def commit_on_hub(path: str, revision: str | None) -> str | None:
+    """Returns the commit that a revision of a dataset is at now; None if the hub does not say."""
+    from huggingface_hub import HfApi
+
+    if Path(path).exists():
+        return None
+    try:
+        commit: str | None = HfApi().dataset_info(path, revision=revision, timeout=60).sha
+    except Exception:  # without a network, or from a mirror: what follows says if it matters
+        return None
+    return commit
+
+
 def _choose_files(builder: Any, split: str, max_files: int | None) -> str:
     """Restricts a dataset to the chosen files and returns their split."""
     from datasets.data_files import DataFilesDict, DataFilesList

@@ -18,6 +18,7 @@ from nemo_rod.plan.plan_text import format_plan
 from nemo_rod.plan.shapes import Shape, read_shape
 from nemo_rod.plan.speed import Speed, processor
 from nemo_rod.plan.work import corpus_blocks, stage_works
+from nemo_rod.recipe.prepared_blocks import unpinned
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.recipe.variants import SPECIALIST
 
@@ -227,6 +228,11 @@ def _notes(
         notes.append(
             f"scoring.precision={config.scoring.precision} is planned at the speed of "
             "model.precision: what it saves has not been measured."
+        )
+    if keys := unpinned(config):
+        notes.append(
+            f"no commit is given by {', '.join(keys)}: the hub's latest is taken and recorded; "
+            "revision pins a dataset, and NAME@COMMIT a model or tokenizer."
         )
     if not any(work.pool_size for work in works):
         pool = round(config.selection.multiplier * config.train.batch_size)

@@ -10,7 +10,7 @@ from typing import Any
 
 from nemo_rod.config import Domain, Model
 from nemo_rod.files import digest_of_files
-from nemo_rod.trust import code_of_its_own
+from nemo_rod.trust import code_of_its_own, name_and_revision
 
 # Projections onto the residual stream; transformers itself scales those of Mamba blocks.
 _TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")
@@ -118,7 +118,7 @@ def unused_eod(checkpoint: Path, eod: int) -> str | None:
 
 
 def resolve_base(name: str, link: Path) -> None:
-    """Links `link` to a pretrained checkpoint, fetched from the hub unless it is a folder."""
+    """Links `link` to a folder, or to what NAME or NAME@REVISION is on the hub, which is fetched."""
     if link.is_symlink():
         return
     if Path(name).is_dir():
@@ -127,7 +127,8 @@ def resolve_base(name: str, link: Path) -> None:
         from huggingface_hub import snapshot_download
 
         try:
-            folder = Path(snapshot_download(name))
+            repository, revision = name_and_revision(name)
+            folder = Path(snapshot_download(repository, revision=revision))
         except Exception as error:
             raise ValueError(
                 f"model.hf={name} is neither a folder here nor could it be fetched from the "
@@ -135,6 +136,12 @@ def resolve_base(name: str, link: Path) -> None:
                 "give its folder."
             ) from error
     os.symlink(folder, link)
+
+
+def commit_of(checkpoint: Path) -> str | None:
+    """Returns the commit of a checkpoint in the hub's cache, None for another folder."""
+    folder = checkpoint.resolve()
+    return folder.name if folder.parent.name == "snapshots" else None
 
 
 def checkpoint_digest(folder: Path) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import Domain
+from nemo_rod.config import Config, Domain
 from nemo_rod.corpus.block_text import first_texts
 from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.progress import Progress
+from nemo_rod.trust import name_and_revision
 
 _SHOWN_TOKENS = 512  # of a block, in the report
 
@@ -82,6 +84,26 @@ def source_specs(domain: Domain) -> list[SourceSpec]:
     if not specs:
         raise ValueError("domain.sources is empty: name at least one source of each role.")
     return specs
+
+
+def unpinned(config: Config) -> list[str]:
+    """Returns the keys that name something on the hub without saying which commit of it."""
+    names = {"model.hf": config.model.hf, "domain.tokenizer": config.domain.tokenizer}
+    keys = [
+        key
+        for key, name in names.items()
+        if name not in (None, "byte") and not _is_pinned(str(name), name_and_revision(str(name))[1])
+    ]
+    return keys + [
+        f"domain.sources.{spec.name}"
+        for spec in source_specs(config.domain)
+        if spec.path is not None and not _is_pinned(spec.path, spec.revision)
+    ]
+
+
+def _is_pinned(name: str, revision: str | None) -> bool:
+    is_commit = re.fullmatch("[0-9a-f]{40}", revision or "") is not None
+    return is_commit or name.startswith(("/", ".", "~")) or Path(name).exists()
 
 
 def block_texts(blocks: Path, digest: str, block_ids: Sequence[int]) -> list[str]:

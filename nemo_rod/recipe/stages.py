@@ -114,7 +114,12 @@ class Stages:
             return made_of
 
         def make(folder: Path) -> dict[str, Any]:
-            from nemo_rod.recipe.base_model import check_base, initialise_base, resolve_base
+            from nemo_rod.recipe.base_model import (
+                check_base,
+                commit_of,
+                initialise_base,
+                resolve_base,
+            )
 
             domain, blocks = self.config.domain, self.results.blocks
             if model.hf is not None:
@@ -131,7 +136,9 @@ class Stages:
                 )
                 check_base(folder / "init", blocks, model, domain)
                 self.jobs.train(folder, folder / "init", self.jobs.arm("base"), [])
-            return {"weights": checkpoint_digest(folder / "hf")}
+            made = {"weights": checkpoint_digest(folder / "hf")}
+            commit = commit_of(folder / "hf")
+            return made if commit is None else {**made, "commit": commit}
 
         return HandOver("base", self.results.base, inputs, make, self._note()).stage(
             "pretrain",

@@ -19,6 +19,7 @@ from nemo_rod.recipe.ask_tasks import check_tasks, has_tasks
 from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.rehearsal.first_documents import first_documents
 from nemo_rod.rehearsal.special_tokens import SpecialTokens, published_file, special_tokens
+from nemo_rod.trust import name_and_revision
 
 _DOCUMENTS_SECONDS = 300.0  # for the first documents of all sources
 GATED = "accept its terms on the hub, and set HF_TOKEN to a token of that account"
@@ -203,7 +204,7 @@ def _ask_the_hub(name: str, kind: str) -> None:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        auth_check(name, repo_type=kind)
+        auth_check(name_and_revision(name)[0], repo_type=kind)
     except GatedRepoError:
         raise ValueError(
             f"The {kind} {name} is gated, and this account may not read it: {GATED}."

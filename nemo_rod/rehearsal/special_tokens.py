@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_rod.files import read_json
+from nemo_rod.trust import name_and_revision
 
 NUM_LOW = 64  # ids that are kept for special tokens which come before the text's
 NUM_HIGH = 128  # at most, of those that come after it
@@ -123,7 +124,8 @@ def published_file(name: str, file: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, file)
+        repository, revision = name_and_revision(name)
+        found = try_to_load_from_cache(repository, file, revision=revision)
     except HFValidationError:  # a folder that is not there
         return None
     return Path(found) if isinstance(found, str) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -286,3 +287,48 @@ def test_progress_tells_what_and_how_far(
     steps = heard["replay/web"]
     total = sum(Path(file).stat().st_size for file in corpus[0].files)
     assert steps == sorted(steps) and steps[-1] == (total, total) and len(steps) > 5
+
+
+class Hub:
+    """The hub, with one dataset, whose branch is moved; it is read from a folder here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        import datasets
+        import huggingface_hub
+
+        self.commit, self.read = "a" * 40, set[str | None]()
+        open_folder = datasets.load_dataset_builder
+        folder.mkdir()
+        rows = [json.dumps({"text": text}) + "\n" for text in texts(200, 7)]
+        (folder / "train.jsonl").write_text("".join(rows), encoding="utf-8")
+
+        def opened(path: str, name: str | None = None, revision: str | None = None) -> Any:
+            assert path == "org/data"
+            self.read.add(revision)
+            return open_folder(str(folder))
+
+        def asked(_: Any, path: str, **options: Any) -> SimpleNamespace:
+            return SimpleNamespace(sha=self.commit)
+
+        monkeypatch.setattr(datasets, "load_dataset_builder", opened)
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", asked)
+
+
+def test_a_hub_dataset_is_read_at_one_commit_which_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+    hub = Hub(monkeypatch, tmp_path / "data")
+    spec = SourceSpec(name="web", role="replay", kind="huggingface", path="org/data")
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "blocks", [spec], progress=stop)
+    hub.commit = "b" * 40
+    run(tmp_path / "blocks", [spec])
+    manifest = json.loads((tmp_path / "blocks" / "replay" / "web" / "manifest.json").read_text())
+    assert manifest["commit"] == "a" * 40 and hub.read == {"a" * 40}
+    assert manifest["reading"]["revision"] is None
+    run(tmp_path / "blocks", [spec])  # it is there: a branch that moved is no other source

@@ -94,9 +94,22 @@ def test_a_stage_whose_time_is_not_counted_shows_none() -> None:
 @pytest.mark.parametrize("recipe", TRANSFERS)
 def test_a_note_counts_hours_in_the_unit_of_the_table(recipe: str) -> None:
     _, plan = as_it_is(recipe)
-    (note,) = plan.notes
+    (note,) = (note for note in plan.notes if not note.startswith("no commit is given by "))
     assert " GPU-hours more" in note
     assert "process-hours" not in format_plan(plan)
+
+
+def test_a_plan_tells_what_no_commit_pins(tmp_path: Path) -> None:
+    commit = "a" * 40
+
+    def said(*overrides: str) -> str:
+        notes = plan_of("german_qwen3_5_4b", *overrides, run_dir=tmp_path).notes
+        return next((note for note in notes if note.startswith("no commit")), "")
+
+    assert "model.hf, domain.tokenizer, domain.sources.web," in said()
+    assert "domain.sources.wikipedia" not in said()
+    left = said(f"model.hf=org/model@{commit}", f"+domain.sources.web.revision={commit}")
+    assert "model.hf" not in left and "domain.sources.web," not in left and "sources.pdf" in left
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

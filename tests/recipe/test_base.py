@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from corpus_cases import BYTE, run, source, texts, write
 
 from nemo_rod.config import Domain, Model
-from nemo_rod.recipe.base_model import check_base, check_tokenizer, initialise_base
+from nemo_rod.corpus import load_tokenizer
+from nemo_rod.recipe.base_model import (
+    check_base,
+    check_tokenizer,
+    commit_of,
+    initialise_base,
+    resolve_base,
+)
 from nemo_rod.trust import refuse_code_of_its_own
 
 RECIPE = (Model(), Domain())
@@ -117,3 +125,35 @@ def test_a_new_base_has_the_published_names(tmp_path: Path) -> None:
     for name, residual in (("1.mixer.down_proj", True), ("1.mixer.up_proj", False)):
         expected = 0.02 * (8**-0.5 if residual else 1)
         assert spread[f"backbone.layers.{name}.weight"] == pytest.approx(expected, rel=0.1)
+
+
+def test_a_base_of_the_hub_may_be_pinned_and_its_commit_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def snapshot_download(name: str, revision: str | None = None) -> str:
+        asked.append((name, revision))
+        folder = tmp_path / "cache" / "snapshots" / ("c" * 40)
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    resolve_base("org/model", tmp_path / "latest")
+    resolve_base("org/model@v1", tmp_path / "pinned")
+    assert asked == [("org/model", None), ("org/model", "v1")]
+    assert commit_of(tmp_path / "pinned") == "c" * 40
+    (tmp_path / "a@b").mkdir()
+    resolve_base(str(tmp_path / "a@b"), tmp_path / "own")
+    assert commit_of(tmp_path / "own") is None and len(asked) == 2
+
+
+def test_a_tokenizer_of_the_hub_may_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = pytest.importorskip("transformers").AutoTokenizer
+
+    def from_pretrained(name: str, **options: Any) -> None:
+        raise OSError(f"{name} {options['revision']}")
+
+    monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
+    with pytest.raises(ValueError, match=r"org/model v1"):
+        load_tokenizer("org/model@v1")
