@@ -48,6 +48,20 @@ def test_command_finds_its_frozen_process(
     assert said == (gone if program is FREEZES else {})
 
 
+def test_torchruns_own_folder_is_gone_with_the_command(tmp_path: Path) -> None:
+    """Unless told where, it leaves one in the temporary folder for every job."""
+    from torch.distributed.run import get_args_parser
+
+    program = (
+        "import os; print(os.environ['PET_LOG_DIR'], os.path.isdir(os.environ['PET_LOG_DIR']))"
+    )
+    assert run_process([sys.executable, "-c", program], tmp_path / "log", Launcher()) == {}
+    folder, was_there = (tmp_path / "log").read_text().split()
+    assert was_there == "True" and not Path(folder).exists()
+    action = next(a for a in get_args_parser()._actions if a.dest == "log_dir")
+    assert type(action).__name__ == "env"  # torchrun reads PET_LOG_DIR
+
+
 def test_other_ranks_find_a_frozen_rank_0(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
