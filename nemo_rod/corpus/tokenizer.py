@@ -68,7 +68,7 @@ def load_tokenizer(
     """Loads a tokenizer by name.
 
     Args:
-        name: ``byte``, or the name or folder of a Hugging Face tokenizer.
+        name: ``byte``, a folder, or NAME or NAME@REVISION on the hub.
         eod: The id that ends a document; None for the tokenizer's own EOS token. The EOS token of
             a model with a chat template may end turns of a conversation, and mean nothing to its
             base.

@@ -51,13 +51,7 @@ metadata: {{version: 1}}
 def write_held_out_tasks(
     blocks: Path, folder: Path, tokenizer: Tokenizer, *, num_questions: int
 ) -> dict[str, list[str]]:
-    """Writes a task for every replay source.
-
-    Args:
-        blocks: Folder of the block store.
-        folder: Folder for the tasks; files of the same names are replaced.
-        tokenizer: Tokenizer of the blocks.
-        num_questions: Maximum number per source; the first held-out blocks are used.
+    """Writes a task for every replay source, of at most `num_questions` of its held-out blocks.
 
     Returns:
         Names of the tasks by capability, which is the source's name.

@@ -67,7 +67,7 @@ class TaskJob:
         for key in ("name", "model", "out", "include", "batch_size", "inputs"):
             del compared[key]
         packages = ("lm_eval", BACKENDS[self.backend])
-        return {**compared, **{name: _version(name) for name in packages}}
+        return {**compared, **{name: importlib.metadata.version(name) for name in packages}}
 
 
 def check_installed(backend: str) -> None:
@@ -86,12 +86,7 @@ def check_installed(backend: str) -> None:
 
 
 def missing_tasks(capabilities: Capabilities, include: str | None = None) -> list[str]:
-    """Returns the names that are neither a task nor a group of the installed lm-eval.
-
-    Args:
-        capabilities: Names by capability.
-        include: Folder of the definitions; None for lm-eval's own.
-    """
+    """Returns the names that are neither a task nor a group of `include`, or else of lm-eval."""
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=include, include_defaults=include is None)
@@ -102,9 +97,7 @@ def missing_tasks(capabilities: Capabilities, include: str | None = None) -> lis
 def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
     """Runs all tasks of one model and writes `job.out`; resumes an earlier attempt.
 
-    Args:
-        job: Model and tasks.
-        show: Called with the number of finished entries and the name of the next.
+    `show` is called with the number of finished entries and the name of the next.
 
     Raises:
         ValueError: If a task defines no accuracy, or an earlier attempt had other settings.
@@ -236,7 +229,3 @@ def prompts_digest(samples: Sequence[Mapping[str, Any]]) -> str:
     keys = ("doc_hash", "prompt_hash", "target_hash")
     lines = sorted(json.dumps([s["doc_id"], *(s[key] for key in keys)]) for s in samples)
     return digest("\n".join(lines).encode())
-
-
-def _version(module: str) -> str:
-    return importlib.metadata.version(module)

@@ -46,13 +46,8 @@ def first_port(job: int) -> int:
 
 
 def ray_options(environment: Mapping[str, str]) -> list[str]:
-    """Returns the options of `ray start` on this node.
-
-    Args:
-        environment: variables of Slurm and of `stage.sh`.
-    """
+    """Returns the options of `ray start` on this node, by the variables of Slurm and `stage.sh`."""
     base, head = first_port(int(environment["SLURM_JOB_ID"])), _is_first(environment)
-    shift = int(head)
     low, high = WORKER_PORTS
     half = (high - low + 1) // 2
     low += 0 if head else half
@@ -60,7 +55,10 @@ def ray_options(environment: Mapping[str, str]) -> list[str]:
         "num-cpus": min(int(environment.get("SLURM_CPUS_PER_TASK", _MAX_CPUS)), _MAX_CPUS),
         "min-worker-port": base + low,
         "max-worker-port": base + low + half - 1,
-        **{_option(name): base + offset + shift for name, offset in NODE_PORTS.items()},
+        **{
+            name.lower().replace("_", "-"): base + offset + head
+            for name, offset in NODE_PORTS.items()
+        },
     }
     words = ["--block", "--disable-usage-stats"]
     if head:
@@ -203,10 +201,6 @@ def _is_first(environment: Mapping[str, str]) -> bool:
 def _head(environment: Mapping[str, str]) -> str:
     """The first node's address; alone, a node needs no network."""
     return environment.get("NEMO_ROD_HEAD", "127.0.0.1:").rpartition(":")[0]
-
-
-def _option(name: str) -> str:
-    return name.lower().replace("_", "-")
 
 
 if __name__ == "__main__":

@@ -78,8 +78,7 @@ def stage_command(config: Config, stage: Stage) -> str:
 
 def render_local(config: Config, stages: list[Stage]) -> dict[str, str]:
     """Returns the files of `launcher=local` or `nemo_rl`, which run here, by name."""
-    # the frozen configuration is of launcher.kind=local
-    kind = config.launcher.kind
+    kind = config.launcher.kind  # the frozen configuration is of launcher.kind=local
     host = "" if kind == "local" else f" launcher.kind={kind}"
     lines = [stage_command(config, stage) + host for stage in stages]
     script = _LOCAL.format(cwd=shlex.quote(str(Path.cwd()))) + "\n".join(lines) + "\n"

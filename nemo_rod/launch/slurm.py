@@ -76,12 +76,7 @@ fi"""
 
 
 def render(config: Config, stages: list[Stage]) -> dict[str, str]:
-    """Returns the files of `launcher=slurm`, by name.
-
-    Args:
-        config: the checked configuration.
-        stages: stages to submit; all others that they need are done.
-    """
+    """Returns the files of `launcher=slurm`, by name; what the stages need besides is done."""
     inside = containers.in_apptainer(config)
     return {
         "config.yaml": frozen_config(config),
@@ -99,13 +94,7 @@ def num_nodes(config: Config) -> int:
 
 
 def render_job(config: Config, stage: Stage, command: str | None = None) -> str:
-    """Returns the job script of a stage.
-
-    Args:
-        config: the checked configuration.
-        stage: the stage.
-        command: shell command of every node; None for the stage's own.
-    """
+    """Returns the job script of a stage, with another shell command than its own if given."""
     folder, command = launch_folder(config), command or stage_command(config, stage)
     lines = ["#!/bin/bash", *_directives(config, stage), comment(stage.title), ""]
     lines += [
@@ -168,10 +157,7 @@ def comment(text: str) -> str:
 def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
     """Returns the script that submits all jobs.
 
-    Args:
-        config: the checked configuration.
-        stages: stages to submit.
-        submit_one: shell command that submits `$name` after `$after` and prints its job number.
+    `submit_one` is the shell command that submits `$name` after `$after` and prints its job number.
     """
     names = {stage.name for stage in stages}
     head = _SUBMIT.format(

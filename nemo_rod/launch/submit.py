@@ -20,11 +20,6 @@ Render = Callable[[Config, list[Stage]], dict[str, str]]
 def submit(config: Config, stages: list[Stage], render: Render) -> None:
     """Renders all unfinished stages and, without `dry_run`, submits them.
 
-    Args:
-        config: the checked configuration.
-        stages: stages of the command.
-        render: returns the launcher's files, by name.
-
     Raises:
         ValueError: if the cluster's configuration is invalid, Slurm is missing, or an earlier
             launch is still running.

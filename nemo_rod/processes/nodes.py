@@ -109,7 +109,7 @@ class Nodes:
         """On the first node, makes all others start torchrun for a job."""
         if self.count == 1:
             return Start(self, order)
-        store = self._store(is_master=False)
+        store = self._store()
         number = store.add("orders", 1)
         store.set(f"order/{number}", json.dumps(vars(order)))
         return Start(self, order, store, number)
@@ -124,7 +124,7 @@ class Nodes:
             RuntimeError: if the first node's command is lost.
         """
         try:
-            store = self._store(is_master=False)
+            store = self._store()
             for number in itertools.count(1):
                 while not store.check([f"order/{number}"]):
                     time.sleep(0.5)
@@ -142,7 +142,7 @@ class Nodes:
     def _have_left(self, store: Any) -> bool:
         return store.check([f"left/{rank}" for rank in range(1, self.count)])
 
-    def _store(self, *, is_master: bool) -> Any:
+    def _store(self, *, is_master: bool = False) -> Any:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         listening = _listen(self.host, self.port) if is_master else None

@@ -54,22 +54,14 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
 def run_torchrun(
     order: Order, nodes: Nodes, launcher: Launcher, is_alone: Callable[[], bool] = lambda: False
 ) -> Ending:
-    """Runs the processes of this node and waits for them.
-
-    Args:
-        order: the job.
-        nodes: nodes of the job.
-        launcher: threads per process, and the grace period for stopping.
-        is_alone: whether another node's processes have failed; these are then terminated after a
-            grace period.
-
-    Returns:
-        Messages about the end, by kind; empty on success.
-    """
+    """Runs the processes of this node and waits for them, as `run_process` does."""
     log = Path(order.log)
     if nodes.rank:
         if not _appears(Path(order.job_file)):
-            return {"error": _not_shared(order.job_file)}
+            return {
+                "error": f"node {socket.gethostname()} does not see {order.job_file}, which the "
+                "first node has written: put run_dir on a file system that all nodes share"
+            }
         log = log.with_name(f"{log.stem}.node{nodes.rank}{log.suffix}")
     first_rank = nodes.rank * (order.world_size // nodes.count)
     start = start_program if nodes.count > 1 or sees_gpu() else start_torchrun
@@ -93,7 +85,8 @@ def run_process(
         command: the program and its arguments.
         log: file to append to.
         launcher: threads per process, and the grace period for stopping.
-        is_alone: polled regularly; once it is true, the command is terminated.
+        is_alone: whether another node's processes have failed; polled, and once it is true, the
+            command is terminated after a grace period.
         first_rank: rank of its first process.
         start: starts a command with an environment; a new program by default.
 
@@ -132,12 +125,7 @@ def run_process(
 
 
 def refuse_bad_ending(endings: list[Ending], log: Path) -> None:
-    """Raises an error unless a job's processes ended well.
-
-    Raises:
-        Stopped: if the job stopped on request; it has saved.
-        RuntimeError: if the job failed, with the rank and the reason.
-    """
+    """Raises what `run_job` says, unless a job's processes ended well."""
     # A saved job is safe, whatever other messages there are; a killed rank causes the messages of
     # the others.
     for kind in ("stopped", "killed", "error", "ended"):
@@ -169,13 +157,6 @@ def _appears(file: Path) -> bool:
             return False
         time.sleep(0.5)
     return True
-
-
-def _not_shared(file: str) -> str:
-    return (
-        f"node {socket.gethostname()} does not see {file}, which the first node has written: put "
-        "run_dir on a file system that all nodes share"
-    )
 
 
 def free_port() -> int:

@@ -64,8 +64,8 @@ def rehearsal_of(config: Config, folder: Path, *, parallel: Parallel, scale: flo
     Args:
         config: the checked configuration of the recipe.
         folder: run folder of the rehearsal.
-        parallel: layout of the rehearsal.
-        scale: steps of the rehearsal over those of the recipe.
+        parallel: its layout.
+        scale: its steps over those of the recipe.
     """
     places, small = Places(folder.absolute()), copy.deepcopy(config)
     small.run_dir = str(places.folder)
@@ -79,7 +79,11 @@ def rehearsal_of(config: Config, folder: Path, *, parallel: Parallel, scale: flo
         block_size=BLOCK_SIZE,
         holdout_fraction=max(config.domain.holdout_fraction, HOLDOUT_FRACTION),
         workers=min(config.domain.workers, 2),
-        sources=_sources(config, places),
+        sources={
+            spec.name: config.domain.sources[spec.name]
+            | small_source(spec, places.made, block_size=BLOCK_SIZE)
+            for spec in source_specs(config.domain)
+        },
     )
     small.train = _schedule(config.train, parallel, scale)
     small.pretrain = config.pretrain and _schedule(config.pretrain, parallel, scale)
@@ -133,16 +137,6 @@ def _tokenizer(config: Config, places: Places) -> dict[str, Any]:
     return keys
 
 
-def _sources(config: Config, places: Places) -> dict[str, Any]:
-    return {
-        spec.name: {
-            **config.domain.sources[spec.name],
-            **small_source(spec, places.made, block_size=BLOCK_SIZE),
-        }
-        for spec in source_specs(config.domain)
-    }
-
-
 def _schedule(train: Optimisation, parallel: Parallel, scale: float) -> Optimisation:
     # every replica adds up the gradients of two micro-batches or more, and pipelines stay busy
     most = 2 if parallel.data * parallel.pipeline <= 2 else 1
@@ -168,14 +162,11 @@ def _variant(variant: Any, places: Places, scale: float) -> Any:
         ]
     for section in ("train", "scoring"):
         if changed.get(section):
-            changed[section] = _small_section(changed[section], scale)
+            kept = dict(changed[section])
+            for chosen_here in ("batch_size", "micro_batch_size"):
+                kept.pop(chosen_here, None)
+            changed[section] = kept | _small_steps_of(kept, scale)
     return changed
-
-
-def _small_section(values: dict[str, Any], scale: float) -> dict[str, Any]:
-    """Returns a variant's overrides without batch sizes, which the rehearsal chooses itself."""
-    kept = {k: v for k, v in values.items() if k not in ("batch_size", "micro_batch_size")}
-    return kept | _small_steps_of(kept, scale)
 
 
 def _small_steps_of(values: dict[str, Any], scale: float) -> dict[str, int]:

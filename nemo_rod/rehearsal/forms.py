@@ -58,8 +58,6 @@ NEMOTRON: dict[str, Any] = {
     # transformers' torch code cuts smaller steps off, and the kernels that train do not
     "time_step_min": 1e-6,
 }
-# What Nemotron-H configs with experts say beyond the sizes, where only these are known.
-_NEMOTRON_PUBLISHED = {"n_shared_experts": 1, "routed_scaling_factor": 2.5}
 IMAGES = {
     "depth": 2,
     "hidden_size": 16,
@@ -126,7 +124,7 @@ FORMS: dict[str, Form] = {
         class_name="NemotronHForCausalLM",
         config_class="NemotronHConfig",
         fixed=NEMOTRON,
-        published=_NEMOTRON_PUBLISHED,
+        published={"n_shared_experts": 1, "routed_scaling_factor": 2.5},
     ),
 }
 # Keys of every published checkpoint's config that only say how it was saved.

@@ -39,11 +39,7 @@ class RehearsalStages:
 
     def part(self, name: str) -> Stage:
         """Returns one of the rehearsal's own stages."""
-        parts: dict[str, Callable[[], Stage]] = {
-            "materials": self.materials,
-            "model": self.model,
-            "losses": self.losses,
-        }
+        parts = {"materials": self.materials, "model": self.model, "losses": self.losses}
         return parts[name]()
 
     def materials(self) -> Stage:
@@ -53,12 +49,8 @@ class RehearsalStages:
             make_materials(self.folder)
             write_json(self.places.made / "manifest.json", {})
 
-        return self._stage(
-            "materials",
-            "documents, tokenizer and base in small",
-            self.places.made / "manifest.json",
-            make,
-        )
+        title = "documents, tokenizer and base in small"
+        return self._stage("materials", title, self.places.made / "manifest.json", make)
 
     def model(self) -> Stage:
         """Returns the stage that builds the model as training would."""
@@ -82,18 +74,15 @@ class RehearsalStages:
 
         def compare() -> None:
             out.parent.mkdir(exist_ok=True)
-            arms = ["base", *(name for name in self.config.arms if name != "base")]
             file = out.with_name("job.json")
-            write_json(
-                file,
-                {
-                    "run_dir": str(self.folder),
-                    "arms": arms,
-                    "recipe": self.config.recipe,
-                    "precision": self.config.model.precision,
-                    "out": str(out),
-                },
-            )
+            job = {
+                "run_dir": str(self.folder),
+                "arms": ["base", *(name for name in self.config.arms if name != "base")],
+                "recipe": self.config.recipe,
+                "precision": self.config.model.precision,
+                "out": str(out),
+            }
+            write_json(file, job)
             log = self.stages.results.log("losses")
             command = [sys.executable, "-m", "nemo_rod.rehearsal", str(file)]
             refuse_bad_ending([run_process(command, log, self.config.launcher)], log)

@@ -34,9 +34,8 @@ class Row:
 def format_table(recipe: str, rows: Sequence[Row], plan: PlanResult | None) -> str:
     """Returns the table as text, for a terminal."""
     costs = {stage.name: stage for stage in plan.stages} if plan else {}
-    lines = [["", "rehearsed", "seconds", "the run: wall", "GPU-hours", "disk"]]
     unit = "GPU-hours" if plan is None or plan.layout["gpu"] else "process-hours"
-    lines[0][4] = unit
+    lines = [["", "rehearsed", "seconds", "the run: wall", unit, "disk"]]
     for row in rows:
         took = "" if row.seconds is None else f"{row.seconds:.0f}"
         cost = costs.pop(row.name, None)

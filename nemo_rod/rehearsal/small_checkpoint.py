@@ -43,11 +43,7 @@ def write_checkpoint(
 ) -> None:
     """Writes a random checkpoint, with the tensors that transformers itself does not write.
 
-    Args:
-        small: the model.
-        folder: target folder.
-        precision: "fp32" or "bf16".
-        untrained: tokens that pretraining has never seen: their embedding is 0.
+    The embedding of `untrained` tokens, which pretraining has never seen, is 0.
     """
     model = random_model(small).to(_DTYPES[precision])
     with torch.no_grad():

@@ -51,12 +51,7 @@ def interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: float
 
 
 def refuse_unmatched(names: Sequence[str], folder: Path) -> None:
-    """Refuses tensors that are only in the other checkpoint.
-
-    Args:
-        names: tensors missing in `folder`; empty passes.
-        folder: checkpoint that lacks them.
-    """
+    """Refuses tensors that `folder` lacks and the other checkpoint has; none passes."""
     if names:
         raise ValueError(
             f"{folder} lacks {len(names)} tensor(s) that the other checkpoint holds "

@@ -43,11 +43,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path, wanted: Callable[[str], bool]) -> None:
-        """Opens a checkpoint.
-
-        Args:
-            folder: folder of `.metadata`.
-            wanted: returns whether an entry of that name is used.
+        """Opens the entries whose names are `wanted`.
 
         Raises:
             ValueError: if a file with a used entry is missing, or `.metadata` is foreign.
@@ -68,14 +64,7 @@ class Checkpoint:
                 )
 
     def piece(self, name: str, piece: ChunkStorageMetadata) -> torch.Tensor:
-        """Returns part of a tensor, assembled from the stored pieces that cover it.
-
-        Args:
-            name: name of the tensor.
-            piece: arbitrary offsets and sizes within its global shape.
-
-        Returns:
-            Tensor of the piece's sizes and the stored dtype.
+        """Returns part of a tensor, in its stored dtype, from the stored pieces that cover it.
 
         Raises:
             ValueError: if the stored pieces do not cover it.
