@@ -118,7 +118,7 @@ def unused_eod(checkpoint: Path, eod: int) -> str | None:
 
 
 def resolve_base(name: str, link: Path) -> None:
-    """Links `link` to a folder, or to what NAME or NAME@REVISION is on the hub, which is fetched."""
+    """Links `link` to a folder, or to NAME or NAME@REVISION of the hub, which is fetched."""
     if link.is_symlink():
         return
     if Path(name).is_dir():
