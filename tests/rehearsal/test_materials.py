@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from command_line import composed
+from corpus_cases import read_documents
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.corpus.documents import read_documents
 from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.rehearsal.derive import HOLDOUT_FRACTION
 from nemo_rod.rehearsal.forms import BLOCK_SIZE
