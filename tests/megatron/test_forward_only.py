@@ -122,7 +122,7 @@ def test_scoring_pads_its_last_pass_where_only_one_shape_runs(
         micro_batch_size=4,
         model=[None],
     )
-    mine, size = MegatronScorer._share(scorer, np.arange(11))
+    mine, size = MegatronScorer._share(scorer, np.arange(11), 8)
     assert [size] * (len(mine) // size) == sizes
     assert set(mine) >= {i for i in range(len(mine), 11)}
 
