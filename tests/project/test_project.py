@@ -51,7 +51,7 @@ ARROWS = {
     "launch": {"recipe", "config"},
     "rehearsal": {
         *("corpus", "evaluation", "processes", "recipe", "plan"),
-        *("config", "files", "jobs", "published"),
+        *("config", "files", "jobs", "published", "trust"),
     },
     "commands": {
         *("corpus", "selection", "megatron", "nemo_rl", "evaluation", "swap_in"),
