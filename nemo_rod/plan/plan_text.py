@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import TextWrapper
+from textwrap import wrap
 
 from nemo_rod.plan.costs import PlanResult
 from nemo_rod.plan.memory import GIB
-
-_NOTE = TextWrapper(
-    width=140,
-    initial_indent="  ",
-    subsequent_indent="        ",
-    break_long_words=False,
-    break_on_hyphens=False,
-)
 
 
 def format_plan(plan: PlanResult) -> str:
@@ -44,7 +36,8 @@ def format_plan(plan: PlanResult) -> str:
     if plan.savings:
         lines += ["", "  To spend less:"]
         lines += [f"    {hours(s.gpu_hours):>9} {unit}-hours  {s.what}" for s in plan.savings]
-    lines += [line for note in plan.notes for line in _NOTE.wrap(f"Note: {note}")]
+    for note in plan.notes:
+        lines += wrap(f"  Note: {note}", 140, subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
