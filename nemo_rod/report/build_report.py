@@ -65,11 +65,7 @@ def build_report(
         run = replace(read_run(run_dir), recipe=name)
     explorer = write_explorer(run_dir, out, recipe=name, texts=texts)
     if not is_evaluated_yet:
-        from nemo_rod.report.figures import draw
-
-        drawn = draw("under_way", [], parts)
-        page = render_under_way(name, parts, drawn and drawn[1], explorer=explorer)
-        write_whole(out / "index.html", page.encode())
+        _write_under_way(out, name, parts, explorer=explorer)
         return None
     results = judged(run)
     results["replicates"] = []
@@ -83,6 +79,14 @@ def build_report(
     results["settings"] = [judged for _, judged in others]
     _write(out, [(run, results), *others], parts, explorer=explorer)
     return results
+
+
+def _write_under_way(out: Path, recipe: str, parts: Sequence[Part], *, explorer: bool) -> None:
+    from nemo_rod.report.figures import draw
+
+    drawn = draw("under_way", [], parts)
+    page = render_under_way(recipe, parts, drawn and drawn[1], explorer=explorer)
+    write_whole(out / "index.html", page.encode())
 
 
 def write_explorer(run_dir: Path, out: Path, *, recipe: str, texts: Texts | None) -> bool:
