@@ -53,14 +53,16 @@ def ray_cluster() -> Iterator[dict[str, str]]:
         *(ray, "start", "--head", "--block", f"--port={port}", "--num-cpus=4", "--num-gpus=0"),
         *("--include-dashboard=false", "--object-store-memory=150000000", f"--temp-dir={temp}"),
     ]
-    head = subprocess.Popen(command, env=shared, stdout=subprocess.DEVNULL)
+    head, begun = subprocess.Popen(command, env=shared, stdout=subprocess.DEVNULL), time.monotonic()
     try:
         deadline = time.monotonic() + PATIENCE
         status = [ray, "status", f"--address=127.0.0.1:{port}"]
         while subprocess.run(status, env=shared, capture_output=True).returncode != 0:
             assert time.monotonic() < deadline, "Ray did not start"
             if head.poll() is not None:  # it gives up after 30 s, too soon on a loaded machine
+                assert time.monotonic() - begun > 20, "Ray ended at once: see its error"
                 head = subprocess.Popen(command, env=shared, stdout=subprocess.DEVNULL)
+                begun = time.monotonic()
             time.sleep(1)
         yield {**shared, "RAY_ADDRESS": f"127.0.0.1:{port}"}
     finally:
