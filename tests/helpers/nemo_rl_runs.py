@@ -152,12 +152,14 @@ def records(folder: Path) -> list[Any]:
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
+    """The metrics of every step that have a value, but for those of time and memory."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [
         {
             key: value
             for key, value in json.loads(line).items()
-            if not key.startswith(("timing/", "throughput/", "memory/", "rod/overhead"))
+            if value is not None
+            and not key.startswith(("timing/", "throughput/", "memory/", "rod/overhead"))
         }
         for line in lines
     ]

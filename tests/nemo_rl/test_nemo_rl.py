@@ -82,9 +82,10 @@ def test_driver_chooses_the_same_blocks(runs: Runs, in_workers: Path) -> None:
     out = runs.train("nemo_rl_driver", "rod.choose_in=driver", "policy.logprob_batch_size=4")
     assert chosen_ids(out) == chosen_ids(in_workers)
     for one, other in zip(rows(out), rows(in_workers), strict=True):
-        # at the base all scores of replay are 0, up to rounding here: their ranks mean nothing
-        at_base = [key for key in one if one["step"] == 0 and key.endswith("/rank_correlation")]
-        assert len(at_base) == 3 * (one["step"] == 0)
+        # at the base all scores of replay are 0, up to rounding here: ranks and signs mean nothing
+        noise = ("/rank_correlation", "/replay_above_zero")
+        at_base = [key for key in one if one["step"] == 0 and key.endswith(noise)]
+        assert len(at_base) == 4 * (one["step"] == 0)
         for key in at_base:
             del one[key], other[key]
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
