@@ -63,15 +63,17 @@ def distance(model: Any, tokens_CS: NDArray[np.int32], loss: float, tolerance: f
         The smallest difference found, nats per token.
     """
     found = abs(float(block_losses(model, tokens_CS).mean()) - loss)
+    if found <= tolerance:
+        return found
     weights, generator = list(model.parameters()), torch.Generator().manual_seed(0)
     kept = [weight.detach().clone() for weight in weights]
     for _ in range(_NUDGES):
-        if found <= tolerance:
-            break
         for weight, own in zip(weights, kept, strict=True):
             noise = torch.randn(own.shape, generator=generator)
             weight.data.copy_(own * (1 + ROUNDING * noise))
         found = min(found, abs(float(block_losses(model, tokens_CS).mean()) - loss))
+        if found <= tolerance:
+            break
     for weight, own in zip(weights, kept, strict=True):
         weight.data.copy_(own)
     return found
