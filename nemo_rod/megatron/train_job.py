@@ -31,7 +31,7 @@ from nemo_rod.megatron.identity import identity_of, refuse_foreign_checkpoint
 from nemo_rod.megatron.models import model_provider
 from nemo_rod.megatron.ranks import all_or_none, is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
-from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
+from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes, refuse_unsafe
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.watch import UNWATCHED, Signs
 from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
@@ -41,7 +41,6 @@ from nemo_rod.selection import CurriculumHeader, ReferenceLosses, Selector, open
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.kappa_controller import Steering
-from nemo_rod.selection.references import NUM_PARTS
 from nemo_rod.selection.references.teacher import open_teacher
 from nemo_rod.upstream import changes, functions
 
@@ -85,13 +84,12 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = (), signs: Signs = UNWA
     every.append(_Exporter(partial(save_hf, bridge, folder=out / "hf")))
     config = bridge_config(job, provider, store, identity)
     write_config_whole(config)
-    trained = (job.optimisation.micro_batch_size, NUM_PARTS)
-    refuse_unsafe(
+    refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
+    refuse_other_shapes(
         provider,
-        config.ddp,
-        splits_context=True,
-        between_steps=True,
-        other_shapes=(job.scoring_micro_batch_size, chooser.eighths) != trained,
+        scoring=job.scoring_micro_batch_size,
+        training=job.optimisation.micro_batch_size,
+        eighths=job.arm.eighths,
     )
     if chooser.averages is not None:
         refuse_dropout(provider)

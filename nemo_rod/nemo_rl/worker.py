@@ -67,10 +67,18 @@ class RoDWorkerMixin:
         self._rod_loss = compat.loss_function()
         self._rod_losses(self._rod_store)  # refuses what cannot be scored
         if task.arm is not None:
+            from megatron.core.utils import get_model_config
+
             from nemo_rod.megatron.objective import refuse_other_losses
+            from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes
 
             refuse_other_losses(self._rod_chunks())
-            self._refuse_other_shapes(task.scoring_micro_batch_size, task.arm.eighths)
+            refuse_other_shapes(
+                get_model_config(self._rod_chunks()[0]),
+                scoring=task.scoring_micro_batch_size,
+                training=self.cfg["train_micro_batch_size"],
+                eighths=task.arm.eighths,
+            )
             self._rod_selector = task.selector(self._rod_store)
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
@@ -139,19 +147,6 @@ class RoDWorkerMixin:
             store,
             self._rod_groups(),
             micro_batch_size=self._rod_task.scoring_micro_batch_size,
-        )
-
-    def _refuse_other_shapes(self, scoring_micro_batch_size: int, eighths: int) -> None:
-        from megatron.core.utils import get_model_config
-
-        from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
-        from nemo_rod.selection.references import NUM_PARTS
-
-        trained = (self.cfg["train_micro_batch_size"], NUM_PARTS)
-        refuse_unsafe(
-            get_model_config(self._rod_chunks()[0]),
-            splits_context=True,
-            other_shapes=(scoring_micro_batch_size, eighths) != trained,
         )
 
     def _rod_chunks(self) -> list[Any]:

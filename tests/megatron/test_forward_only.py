@@ -21,6 +21,7 @@ def refusal(
     reuse_grad_buf_for_mxfp8_param_ag: bool = False,
     between_steps: bool = False,
     other_shapes: bool = False,
+    eighths: int = 8,
     **settings: Any,
 ) -> str | None:
     """What is said of a real configuration with some settings changed."""
@@ -29,7 +30,7 @@ def refusal(
     # isort: split
     from megatron.core.transformer import TransformerConfig
 
-    from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
+    from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes, refuse_unsafe
 
     config = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=1)
     for name, value in settings.items():
@@ -42,7 +43,8 @@ def refusal(
         reuse_grad_buf_for_mxfp8_param_ag=reuse_grad_buf_for_mxfp8_param_ag,
     )
     try:
-        refuse_unsafe(config, ddp_config, between_steps=between_steps, other_shapes=other_shapes)
+        refuse_unsafe(config, ddp_config, between_steps=between_steps)
+        refuse_other_shapes(config, scoring=2 if other_shapes else 1, training=1, eighths=eighths)
     except ValueError as error:
         return str(error)
     return None
@@ -79,6 +81,7 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
             {**OVERLAPPED, "other_shapes": True},
             "it has buffers for the shape of training's alone; set tp_comm_overlap=False, or",
         ),
+        ({**OVERLAPPED, "eighths": 4}, "or scoring.micro_batch_size to train.micro_batch_size and"),
     ],
 )
 def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence: str) -> None:

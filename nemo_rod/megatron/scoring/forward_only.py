@@ -14,6 +14,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
+from nemo_rod.selection.references import NUM_PARTS
 from nemo_rod.upstream.changes import old_cuda_graph_flags
 
 
@@ -23,7 +24,6 @@ def refuse_unsafe(
     *,
     splits_context: bool = False,
     between_steps: bool = False,
-    other_shapes: bool = False,
 ) -> None:
     """Refuses features that break a scoring pass inside a training step.
 
@@ -33,25 +33,20 @@ def refuse_unsafe(
         splits_context: whether the scoring pass splits positions over context-parallel ranks.
         between_steps: whether blocks may also be scored outside the trainer's `train_step`, as by
             validation, by NeMo-RL's workers, and for references by a job's own model.
-        other_shapes: whether micro-batches of scoring have another shape than those of training.
 
     Raises:
         ValueError: the configuration uses such a feature; the message says why it is refused and
             what to set instead.
     """
     for found, feature, why, instead in _hazards(
-        config,
-        ddp_config,
-        splits_context=splits_context,
-        between_steps=between_steps,
-        other_shapes=other_shapes,
+        config, ddp_config, splits_context=splits_context, between_steps=between_steps
     ):
         if found:
             raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
 
 
 def _hazards(
-    config: Any, ddp_config: Any, *, splits_context: bool, between_steps: bool, other_shapes: bool
+    config: Any, ddp_config: Any, *, splits_context: bool, between_steps: bool
 ) -> tuple[tuple[bool, str, str, str], ...]:
     """Whether a feature is on, its name, why it is refused, and what to set instead."""
     pipelined = (config.virtual_pipeline_model_parallel_size or 1) > 1
@@ -102,12 +97,29 @@ def _hazards(
         (fsdp, "Megatron FSDP", "is not supported yet", "use_megatron_fsdp=False"),
         (config.context_parallel_size > 1 and not splits_context, "context parallel",
          "splits the blocks it would score", "context_parallel_size=1"),
-        (overlaps_tensor_parallel(config) and other_shapes,
-         "tp_comm_overlap and micro-batches of scoring that are not those of training",
-         "has buffers for the shape of training's alone",
-         "tp_comm_overlap=False, or scoring.micro_batch_size to train.micro_batch_size and "
-         "scoring.prefix to 1"),
     )  # fmt: skip
+
+
+def refuse_other_shapes(config: Any, *, scoring: int, training: int, eighths: int) -> None:
+    """Refuses micro-batches of scoring that the buffers of training's have no room for.
+
+    Args:
+        config: the model's configuration.
+        scoring: blocks in a micro-batch of scoring.
+        training: blocks in one of training.
+        eighths: leading eighths of every block that are scored.
+
+    Raises:
+        ValueError: communication overlaps with products in buffers for one shape, and the shapes
+            differ.
+    """
+    if overlaps_tensor_parallel(config) and (scoring, eighths) != (training, NUM_PARTS):
+        raise ValueError(
+            "Selection does not work with tp_comm_overlap and micro-batches of scoring that are "
+            "not those of training: it has buffers for the shape of training's alone; set "
+            "tp_comm_overlap=False, or scoring.micro_batch_size to train.micro_batch_size and "
+            "scoring.prefix to 1."
+        )
 
 
 def overlaps_tensor_parallel(config: Any) -> bool:
