@@ -19,6 +19,11 @@ def name_and_revision(name: str) -> tuple[str, str | None]:
     return (name, None) if found is None or Path(name).exists() else (found[1], found[2])
 
 
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision of something on the hub is a commit, which nobody can move."""
+    return revision is not None and re.fullmatch("[0-9a-f]{40}", revision) is not None
+
+
 class UntrustedCodeError(ValueError):
     """A checkpoint or a tokenizer needs code of its own, which may not run."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.corpus.formats import Extract, Input, spread
+from nemo_rod.trust import is_commit
 
 ALL_SPLITS = "all"
 
@@ -62,6 +63,8 @@ def commit_on_hub(path: str, revision: str | None) -> str | None:
 
     if Path(path).exists():
         return None
+    if is_commit(revision):
+        return revision
     try:
         commit: str | None = HfApi().dataset_info(path, revision=revision, timeout=60).sha
     except Exception:  # without a network, or from a mirror: what follows says if it matters

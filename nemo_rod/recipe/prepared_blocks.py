@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.progress import Progress
-from nemo_rod.trust import name_and_revision
+from nemo_rod.trust import is_commit, name_and_revision
 
 _SHOWN_TOKENS = 512  # of a block, in the report
 
@@ -102,8 +101,7 @@ def unpinned(config: Config) -> list[str]:
 
 
 def _is_pinned(name: str, revision: str | None) -> bool:
-    is_commit = re.fullmatch("[0-9a-f]{40}", revision or "") is not None
-    return is_commit or name.startswith(("/", ".", "~")) or Path(name).exists()
+    return is_commit(revision) or name.startswith(("/", ".", "~")) or Path(name).exists()
 
 
 def block_texts(blocks: Path, digest: str, block_ids: Sequence[int]) -> list[str]:
