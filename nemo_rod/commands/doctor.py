@@ -22,17 +22,20 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.packages import can_be_found
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.nemo_rl.compat import worker_python
 from nemo_rod.upstream.functions import ROADS
 
 _USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
 _DESCRIPTION = """\
-Shows what is installed, and whether it works on this machine. The exit status is 1 if something
-that is needed is missing. With functions=, shows instead which of NVIDIA's functions are used."""
+Shows what is installed, and whether it works on this machine. In NeMo-RL's image, shows then the
+same of the environment of its Megatron workers. The exit status is 1 if something that is needed is
+missing. With functions=, shows instead which of NVIDIA's functions are used."""
 _SUM = "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1); "
 _SUM += "d.all_reduce(x); assert x.item() == 2; d.destroy_process_group()"
 # importing nemo_rod.megatron first makes Megatron importable without CUDA
 _FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.upstream import functions; "
 _TRAINING = "needed to train and to score: make venv, or use NVIDIA's NeMo image"
+_IN_WORKERS = "NeMo-RL's workers have it, below; `nemo-rod evaluate` needs it here"
 
 
 class Finding(NamedTuple):
@@ -62,28 +65,43 @@ def main(options: Namespace) -> None:
         rows = json.loads(_look(f"functions.rows({options.functions!r})"))
         print(table(("function", "use", "roads", "tested", "installed"), rows))
         return
+    workers = worker_python()
     findings = []
-    for finding in look(options.blocks):
+    for finding in look(options.blocks, workers):
         state = {True: "ok", None: "-", False: "NO"}[finding.fine]
         text = finding.found + (
             f": {finding.advice}" if finding.advice and not finding.fine else ""
         )
         print(table(("", "", ""), [[f"{state:<2}", f"{finding.what:<18}", text]]), flush=True)
         findings.append(finding)
-    if any(finding.fine is False for finding in findings):
+    fine = all(finding.fine is not False for finding in findings)
+    if workers is not None:
+        print(f"\nNeMo-RL's Megatron workers, {workers}:", flush=True)
+        fine = _is_fine(workers) and fine
+    if not fine:
         raise SystemExit(1)
 
 
-def look(blocks: Path | None = None) -> Iterator[Finding]:
-    """Checks one part after the other, and a block store in addition."""
+def _is_fine(python: Path) -> bool:
+    """Runs the doctor in another environment; returns whether nothing is missing there."""
+    variables = {k: v for k, v in os.environ.items() if k != "NEMO_RL_VENV_DIR"}
+    command = [str(python), "-m", "nemo_rod.cli", "doctor"]
+    return subprocess.run(command, env=variables).returncode == 0
+
+
+def look(blocks: Path | None = None, workers: Path | None = None) -> Iterator[Finding]:
+    """Checks one part after the other, and a block store in addition.
+
+    Megatron is not needed here if `workers`, a Python of another environment, trains.
+    """
     tested = (3, 11) <= sys.version_info < (3, 14)
     yield Finding("python", tested, platform.python_version(), "use Python 3.11, 3.12 or 3.13")
     yield _installed("hydra", "hydra-core", "needed for recipes: pip install hydra-core")
     yield _installed("torch", "torch", _TRAINING)
+    advice, missing = (_TRAINING, False) if workers is None else (_IN_WORKERS, None)
     for name in ("core", "bridge"):
-        yield _installed(
-            f"megatron-{name}", f"megatron-{name}", _TRAINING, module=f"megatron.{name}"
-        )
+        package, module = f"megatron-{name}", f"megatron.{name}"
+        yield _installed(package, package, advice, missing, module)
     yield _installed(
         "transformers", "transformers", "needed for checkpoints and tokenizers: make venv"
     )
@@ -93,10 +111,11 @@ def look(blocks: Path | None = None) -> Iterator[Finding]:
         )
     yield _installed("lm-eval", "lm-eval", "only for tasks=...: pip install nemo-rod[eval]", None)
     yield _attempt("devices", _devices, _TRAINING)
-    yield _attempt("trainer", _trainer, _TRAINING)
-    yield _attempt(
-        "megatron functions", _functions, "nemo-rod doctor functions=all shows all of them"
-    )
+    if workers is None or can_be_found("megatron.core"):
+        yield _attempt("trainer", _trainer, _TRAINING)
+        yield _attempt(
+            "megatron functions", _functions, "nemo-rod doctor functions=all shows all of them"
+        )
     yield _attempt("torchrun, gloo", _torchrun, "several processes cannot talk to each other here")
     yield _attempt("block store", _store, "blocks cannot be written or read here: see the reason")
     if blocks is not None:

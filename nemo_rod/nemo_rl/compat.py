@@ -137,19 +137,27 @@ def make_cluster(cluster_cfg: Mapping[str, Any], *, use_gpus: bool) -> Any:
     )
 
 
+def worker_python() -> Path | None:
+    """Returns the Python of NeMo-RL's Megatron workers; None where it is the driver's own.
+
+    NeMo-RL's image has an environment of these workers in NEMO_RL_VENV_DIR.
+    """
+    if "NEMO_RL_VENV_DIR" not in os.environ:
+        return None
+    python = Path(os.environ["NEMO_RL_VENV_DIR"]) / MEGATRON_WORKER / "bin" / "python"
+    return python if python.exists() else None
+
+
 def register_worker(name: str) -> None:
     """Registers the Python that runs a worker class unknown to NeMo-RL.
 
-    By default NeMo-RL would build a new environment without this package. Its image has an
-    environment of its Megatron workers in NEMO_RL_VENV_DIR; elsewhere the driver's own Python is
-    used.
+    By default NeMo-RL would build a new environment without this package.
     """
     from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
     from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
 
-    prebuilt = Path(os.environ.get("NEMO_RL_VENV_DIR", "")) / MEGATRON_WORKER / "bin" / "python"
-    found = "NEMO_RL_VENV_DIR" in os.environ and prebuilt.exists()
-    ACTOR_ENVIRONMENT_REGISTRY[name] = str(prebuilt) if found else PY_EXECUTABLES.SYSTEM
+    prebuilt = worker_python()
+    ACTOR_ENVIRONMENT_REGISTRY[name] = str(prebuilt) if prebuilt else PY_EXECUTABLES.SYSTEM
 
 
 def complete_vision_configs() -> None:

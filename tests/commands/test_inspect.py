@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from nemo_rod.commands import doctor
 from nemo_rod.commands.inspect import inspect
 from nemo_rod.commands.text import table, tenths
 from nemo_rod.corpus import BlockStore, load_tokenizer
+from nemo_rod.nemo_rl.compat import MEGATRON_WORKER
 from nemo_rod.selection import (
     Candidates,
     Curriculum,
@@ -360,6 +363,36 @@ def test_the_doctor_says_what_to_do(
     assert told["apt"] == ("-", "apt-get and dpkg-deb missing: use recipe=toy_synthetic")
     assert told[str(tmp_path)][0] == "NO"
     assert f"there is no complete block store in {tmp_path}" in shown
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_doctor_looks_at_the_workers_of_nemo_rl(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """In NeMo-RL's image the driver's environment has no Megatron, and needs none."""
+    python = tmp_path / MEGATRON_WORKER / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "told $*, ${{NEMO_RL_VENV_DIR-alone}}"\nexit {status}\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("NEMO_RL_VENV_DIR", str(tmp_path))
+
+    def version(package: str) -> str:
+        if package.startswith("megatron"):
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(doctor, "_run", lambda command: "")
+    monkeypatch.setattr(doctor, "can_be_found", lambda module: False)
+    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    with pytest.raises(SystemExit) if status else nullcontext():
+        command("doctor")
+    shown = capfd.readouterr().out
+    told = {row[1]: row[0] for row in lines(shown) if len(row) > 1}
+    assert (told["torch"], told["megatron-core"], told["megatron-bridge"]) == ("ok", "-", "-")
+    assert "trainer" not in told
+    *_, title, answer = shown.splitlines()
+    assert title == f"NeMo-RL's Megatron workers, {python}:"
+    assert answer == "told -m nemo_rod.cli doctor, alone"
 
 
 def test_the_doctor_finds_what_pip_does_not_list(

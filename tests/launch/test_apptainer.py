@@ -20,6 +20,7 @@ import psutil
 import pytest
 from command_line import composed
 from places import ROOT
+from slurm_chain import ON_SLURM, RECIPE, Chain, nemo_rod
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
 
 from nemo_rod.config import Config
@@ -78,17 +79,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def configured(image: Path, run_dir: Path) -> Config:
+def in_image(image: Path) -> list[str]:
+    """Keys of jobs that run in Apptainer, with this machine's Python and this checkout."""
     places = [PYTHON, ROOT, Path(sys.prefix)]
-    return composed(
-        "recipe=toy_synthetic",
-        "launcher=slurm",
-        "cluster.gpus_per_node=1",
+    return [
         "cluster.container=apptainer",
         f"cluster.image={image}",
+        f"cluster.python={sys.executable}",
         f"cluster.mounts=[{','.join(f'{place}:{place}' for place in places)}]",
-        f"run_dir={run_dir}",
-    )
+    ]
+
+
+def configured(image: Path, run_dir: Path) -> Config:
+    options = ["launcher=slurm", "cluster.gpus_per_node=1", *in_image(image)]
+    return composed("recipe=toy_synthetic", *options, f"run_dir={run_dir}")
 
 
 def write_job(config: Config, folder: Path, command: Sequence[str]) -> Path:
@@ -133,11 +137,46 @@ def test_jobs_in_apptainer_are_requeued_and_leave_nothing(
     print(f"signals before it saved: {(tmp_path / 'saved').read_text()}")
     assert (cluster.job(first)["JobState"], cluster.job(first)["Restarts"]) == ("COMPLETED", "1")
     assert cluster.job(second)["JobState"] == "COMPLETED"
-    left = processes_of(first, second)
-    print(f"processes of the jobs that are left: {left}")
-    assert left == []
+    assert left_by(first, second) == []
+
+
+def test_a_recipe_trains_in_apptainer(cluster: Cluster, image: Path, tmp_path: Path) -> None:
+    """Preempted and requeued, two containers on two nodes train what no container trains."""
+    chain = Chain(cluster, tmp_path / "run", {})
+    recipe = [*RECIPE, "arms=[no_replay,rod]", "train.steps=100"]
+    run = ["run", *recipe, *ON_SLURM, *in_image(image), f"run_dir={chain.run_dir}"]
+    print(nemo_rod(*run, cluster=cluster))
+    for arm in ("no_replay", "rod"):
+        chain.reach(arm, 1, 30)
+        chain.preempt(arm)
+    chain.wait()
+    print(chain.status())
+    assert {chain.job(stage)["JobState"] for stage in chain.numbers} == {"COMPLETED"}
+    for arm in ("no_replay", "rod"):
+        assert chain.kinds(arm) == ["began", "stopped", "began", "done"]
+        assert chain.job(arm)["Restarts"] == "1"
+    assert (chain.run_dir / "report" / "index.html").exists()
+    assert left_by(*chain.numbers.values()) == []
+
+    here = tmp_path / "here"
+    here.mkdir()
+    for folder in ("blocks", "base", "references"):
+        shutil.copytree(chain.run_dir / folder, here / folder)
+    for arm in ("no_replay", "rod"):
+        nemo_rod("train", *recipe, f"arm={arm}", f"run_dir={here}")
+        ours, theirs = (folder / "arms" / arm for folder in (chain.run_dir, here))
+        for name in ("curriculum.rod", "hf/model.safetensors"):
+            assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+
+
+def left_by(*jobs: str) -> list[str]:
+    """Processes and folders of these jobs that are still on this machine."""
     scratch = Path(os.environ.get("TMPDIR", "/tmp")).glob("nemo-rod.*")
-    assert [p for p in scratch if re.search(rf"\.({first}|{second})\.", p.name)] == []
+    numbers = "|".join(jobs)
+    found = [str(p) for p in scratch if re.search(rf"\.({numbers})\.", p.name)]
+    found += processes_of(*jobs)
+    print(f"left by jobs {', '.join(jobs)}: {found}")
+    return found
 
 
 def first_parts(places: Sequence[Path], folder: Path) -> set[str]:

@@ -167,23 +167,30 @@ def test_cpu_image_serves_any_user(builder: Builder, cpu_image: str, tmp_path: P
 def test_layer_over_nemo_rl_adds_the_package_and_nothing_else(
     builder: Builder, nemo_rl_base: str, gpu_image: str
 ) -> None:
-    def packages(image: str, *pip: str) -> set[str]:
-        return set(builder.run(image, "python3", "-m", "pip", *pip, "freeze").splitlines())
+    def packages(image: str, python: str) -> set[str]:
+        freeze = builder.run(image, "python3", "-m", "pip", "--python", python, "freeze")
+        return set(freeze.splitlines())
 
-    before, after = packages(nemo_rl_base), packages(gpu_image)
-    assert before < after
-    assert {re.split("==| @ ", line)[0] for line in after - before} == {"nemo-rod"}
-    worker = f"{WORKERS}/bin/python"
-    names = {re.split("==| @ ", line)[0] for line in packages(gpu_image, "--python", worker)}
-    assert {"nemo-rod", "hydra-core", "omegaconf", "numpy", "nvidia-modelopt"} <= names
-    assert "pulp" in {name.lower() for name in names}
-    assert "torch" not in names
+    for python, lacking in (
+        ("/opt/nemo_rod/bin/python3", set()),
+        (f"{WORKERS}/bin/python", {"hydra-core"}),
+    ):
+        before, after = packages(nemo_rl_base, python), packages(gpu_image, python)
+        assert before < after
+        added = {re.split("==| @ ", line)[0].lower() for line in after - before}
+        assert added == {"nemo-rod", "nvidia-modelopt", "pulp"} | lacking
 
 
 @pytest.mark.images
 def test_layer_over_nemo_rl_works_without_root(builder: Builder, gpu_image: str) -> None:
     assert builder.settings(gpu_image)["User"].split(":")[0] == "10001"
     said = builder.run(gpu_image, "nemo-rod", "doctor")
-    assert re.search(r"^ok +trainer ", said, re.MULTILINE), said
+    print(f"\n{said}", flush=True)
+    of_driver, of_workers = said.split(f"NeMo-RL's Megatron workers, {WORKERS}/bin/python:")
+    assert re.search(
+        r"^- +megatron-core +not installed: NeMo-RL's workers", of_driver, re.MULTILINE
+    )
+    assert re.search(r"^ok +trainer ", of_workers, re.MULTILINE), said
+    assert not re.search(r"^NO ", said, re.MULTILINE)
     program = "import nemo_rod; print(nemo_rod.__file__)"
     assert WORKERS in builder.run(gpu_image, f"{WORKERS}/bin/python", "-c", program)

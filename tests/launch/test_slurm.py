@@ -11,41 +11,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import composed
 from safetensors.torch import load_file
+from slurm_chain import ON_SLURM, RECIPE, Chain, nemo_rod
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
 
 from nemo_rod.launch.slurm import render_stage
-from nemo_rod.recipe.attempts import Record
 
 pytestmark = pytest.mark.slurm
 
-RECIPE = [
-    "recipe=toy_synthetic",
-    "arms=[no_replay,rod,merge_0.6]",
-    "domain.sources.dialect.max_bytes=200000",
-    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(9)),
-    "pretrain.steps=40",
-    "train.steps=200",
-    "checkpoint.every=20",
-]
-# One "GPU" a node, so that the recipe's two processes are one on each of two nodes.
-ON_SLURM = [
-    "launcher=slurm",
-    "launcher.grace_seconds=60",
-    "cluster.gpu=pretended",
-    "cluster.gpus_per_node=1",
-    "cluster.cpu_cores=1",
-    "cluster.cpu_stage_cores=1",
-    "cluster.cpu_stage_memory_gib=1",
-    "cluster.time=00:50:00",
-    "+cluster.env.GLOO_SOCKET_IFNAME=lo",
-]
 ARMS = ("no_replay", "rod")
 
 
@@ -55,57 +32,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
         yield started
-
-
-def nemo_rod(*arguments: str, cluster: Cluster | None = None) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "nemo_rod.cli", *arguments],
-        env=cluster.environment if cluster else None,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
-
-@dataclass
-class Chain:
-    """A run on Slurm: its folder, the numbers of its jobs, and what `status` said meanwhile."""
-
-    cluster: Cluster
-    run_dir: Path
-    said: dict[str, str]
-
-    @property
-    def numbers(self) -> dict[str, str]:
-        lines = (self.run_dir / "launch" / "slurm" / "jobs.tsv").read_text().splitlines()
-        return dict(line.split("\t") for line in lines)
-
-    def events(self, stage: str) -> list[dict[str, Any]]:
-        return Record(self.run_dir, stage).events()
-
-    def kinds(self, stage: str) -> list[str]:
-        return [event["event"] for event in self.events(stage)]
-
-    def job(self, stage: str) -> dict[str, str]:
-        return self.cluster.job(self.numbers[stage])
-
-    def status(self) -> str:
-        return nemo_rod("status", str(self.run_dir), cluster=self.cluster)
-
-    def reach(self, arm: str, attempt: int, step: int) -> None:
-        """Waits until an arm has done `step` steps in its `attempt`-th start."""
-        metrics = self.run_dir / "arms" / f"{arm}.partial" / "metrics.jsonl"
-
-        def is_there() -> bool:
-            assert "failed" not in self.kinds(arm), self.status()
-            began = self.kinds(arm).count("began") == attempt
-            return began and metrics.exists() and len(metrics.read_text().splitlines()) >= step
-
-        wait_for(is_there, 2400, f"{arm} did not come to step {step}", every=0.1)
-
-    def wait(self, seconds: float = 3000) -> None:
-        wait_for(lambda: not self.cluster.ask("squeue", "-h"), seconds, "jobs did not end")
 
 
 def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
@@ -140,24 +66,15 @@ def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     )
     chain.said["again"] = again.stderr
 
-    # a job of a higher partition takes both nodes
     chain.reach("no_replay", 1, 30)
-    cluster.ask(
-        "sbatch",
-        "--partition=urgent",
-        "--nodes=2",
-        "--exclusive",
-        "--output=/dev/null",
-        "--wrap=sleep 5",
-    )
-    wait_for(lambda: "stopped" in chain.kinds("no_replay"), 120, "no_replay was not asked to stop")
+    chain.preempt("no_replay")
     chain.said["preempted"] = chain.status()
 
     # the signal that announces the time limit, as Slurm sends it for --signal=B:USR1@...
     chain.reach("rod", 1, 30)
     chain.said["running"] = chain.status()
     cluster.ask("scancel", "--batch", "--signal=USR1", chain.numbers["rod"])
-    wait_for(lambda: "stopped" in chain.kinds("rod"), 120, "rod was not asked to stop")
+    chain.stopped("rod")
 
     # a node fails
     chain.reach("rod", 2, 100)
