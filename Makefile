@@ -117,7 +117,7 @@ test-nemo-rl-worker: ## run NeMo-RL's own Megatron worker; NEMO_RL=<a recursive 
 	@$(RL_WORKER)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/nemo-rl-worker.txt transformers==$(TRANSFORMERS)
 	third=$(abspath $(NEMO_RL))/3rdparty; bridge=$$third/Megatron-Bridge-workspace/Megatron-Bridge; \
 	core=$$third/Megatron-LM-workspace/Megatron-LM; test -d $$core/megatron || core=$$bridge/3rdparty/Megatron-LM; \
-	PATH=$(abspath $(RL_WORKER))/bin:$$PATH PYTHONPATH=$$bridge/src:$$core NEMO_RL=$(abspath $(NEMO_RL)) \
+	PATH=$(abspath $(RL_WORKER))/bin:$$PATH PYTHONPATH=$$bridge/src:$$core:$(CURDIR) NEMO_RL=$(abspath $(NEMO_RL)) \
 		$(RL_WORKER)/bin/python -m pytest -m nemo_rl \
 		tests/nemo_rl/test_own_worker.py tests/nemo_rl/test_ray_node.py -o timeout=3000 $(ARGS)
 
