@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing.dummy
 import queue
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -155,7 +157,7 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
 def _pretrain(
     job: TrainJob, selector: RoDSelector, config: ConfigContainer, callbacks: list[Callback]
 ) -> None:
-    _collect_write_results_here()
+    _write_checkpoints_in_this_process()
     try:
         with selector.installed():
             pretrain(config, forward_step, callbacks=callbacks)
@@ -169,14 +171,17 @@ def _pretrain(
         ) from None  # the trainer's exit after a stop signal
 
 
-def _collect_write_results_here() -> None:
-    """Saves each rank a process that would import all of Megatron at the first checkpoint.
+def _write_checkpoints_in_this_process() -> None:
+    """Writes checkpoints in threads of the rank, and collects their results there.
 
-    Megatron's queue of write results connects processes, as `async_save` requires. Here the rank
-    itself writes.
+    Megatron's queue of results connects processes, as `async_save` requires, and would cost a
+    process that imports all of Megatron. Megatron-core 0.16 also forks its writers: a fork of a
+    process with threads may wait for ever for a lock that one of them held.
     """
     if getattr(filesystem_async, "_results_queue", "unknown") is None:
         filesystem_async._results_queue = queue.Queue()
+    if changes.writers_are_forked(filesystem_async):
+        filesystem_async.mp = SimpleNamespace(get_context=lambda method: multiprocessing.dummy)
 
 
 class _SignalHandler(Callback):

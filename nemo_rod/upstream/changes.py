@@ -36,6 +36,11 @@ def router_kernel_is_undefined(moe_utils: Any) -> bool:
     return not hasattr(moe_utils, "te_general_gemm")
 
 
+def writers_are_forked(filesystem_async: Any) -> bool:
+    """Returns whether processes write a rank's files of a checkpoint (core 0.16), not threads."""
+    return hasattr(filesystem_async.FileSystemWriterAsync, "write_preloaded_data_multiproc")
+
+
 def old_cuda_graph_flags(config: Any) -> list[str]:
     """Returns enabled flags that `cuda_graph_impl` has replaced since core 0.16."""
     flags = ("enable_cuda_graph", "external_cuda_graph")

@@ -26,7 +26,7 @@ def test_only_an_exit_without_a_fault_is_a_stop(
     status: int, error: type[BaseException], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_job, "pretrain", lambda *_, **__: sys.exit(status))
-    monkeypatch.setattr(train_job, "_collect_write_results_here", lambda: None)
+    monkeypatch.setattr(train_job, "_write_checkpoints_in_this_process", lambda: None)
     selector: Any = SimpleNamespace(installed=nullcontext)
     job: Any = SimpleNamespace(name="rod")
     config: Any = None

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
+import queue
 import signal
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,10 +118,11 @@ def test_all_that_is_replaced_is_listed() -> None:
     }
     assert "megatron.bridge.training.train.train_step" in found
     assert "megatron.core.transformer.torch_norm.WrappedTorchNorm.__new__" in found
-    # no functions of theirs: one is defined where they forgot to, the other is a queue
+    # no functions of theirs: one is defined where they forgot to, the others are Python's
     assert found - LISTED == {
         "megatron.core.transformer.moe.moe_utils.te_general_gemm",
         "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue",
+        "megatron.core.dist_checkpointing.strategies.filesystem_async.mp",
     }
 
 
@@ -291,6 +295,24 @@ def test_a_signal_handler_is_entered_once() -> None:
         assert signal.getsignal(signal.SIGUSR1) is not before
         _SignalHandler().on_train_end(context)
         assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_checkpoint_is_written_without_a_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank has threads, and a fork of it may wait for ever for a lock that one of them held."""
+    train_job: Any = importlib.import_module("nemo_rod.megatron.train_job")
+    module: Any = train_job.filesystem_async
+    monkeypatch.setattr(module, "mp", getattr(module, "mp", None))  # put back afterwards
+    monkeypatch.setattr(module, "_results_queue", None)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a fork"))
+    train_job._write_checkpoints_in_this_process()
+    writer, results = module.FileSystemWriterAsync, queue.Queue()
+    (name,) = [n for n in dir(writer) if n.startswith("write_preloaded_data_multi")]
+    buckets = [(tmp_path / key, key, ([], [])) for key in ("one", "other")]
+    getattr(writer, name)([], False, 0, buckets, results)
+    assert results.get_nowait() == {0: [], 1: []}
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "other"}
 
 
 def test_settings_and_counters_are_found_by_their_names() -> None:
