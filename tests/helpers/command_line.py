@@ -15,6 +15,7 @@ from nemo_rod.config import Config, config_folder
 from nemo_rod.recipe.checks import to_config
 
 RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
+OF_THE_PAPER = [name for name in RECIPES if not name.startswith("toy")]
 
 
 def composed(*overrides: str) -> Config:

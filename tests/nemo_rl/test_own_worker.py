@@ -8,17 +8,14 @@ with its submodules and Python 3.12: `make test-nemo-rl-worker`.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import architectures
 import pytest
-from nemo_rl_runs import CHECKOUT, Runs, chosen_ids, kill_after, records, rows
+from nemo_rl_runs import Runs, chosen_ids, kill_after, records, rows
 from safetensors.torch import load_file, save_file
 from tiny import MOE_ARCHITECTURE, STEPS, Setting
 
@@ -37,30 +34,6 @@ OWN = [
 ]
 # not nemotron_h: transformers 5.3, which v0.6.0 pins, has no dense layers in its own Nemotron-H
 MODELS = ("qwen3", "qwen3_5", "nemotron_3_nano", "qwen3_moe")
-
-
-def pinned_megatron() -> list[str]:
-    """Where a recursive clone has Megatron-Bridge and Megatron-LM."""
-    third = Path(CHECKOUT) / "3rdparty"
-    bridge = third / "Megatron-Bridge-workspace" / "Megatron-Bridge"
-    own = third / "Megatron-LM-workspace" / "Megatron-LM"
-    core = own if (own / "megatron").is_dir() else bridge / "3rdparty" / "Megatron-LM"
-    if not (core / "megatron").is_dir() or not (bridge / "src").is_dir():
-        pytest.skip("the checkout has no submodules: git submodule update --init --recursive")
-    return [str(bridge / "src"), str(core)]
-
-
-@pytest.fixture(scope="module")
-def pinned(environment: dict[str, str]) -> dict[str, str]:
-    """The environment in which the checkout's own worker can be imported."""
-    if sys.version_info < (3, 12):
-        pytest.skip("the pinned Megatron needs Python 3.12: make test-nemo-rl-worker")
-    path = os.pathsep.join([*pinned_megatron(), environment["PYTHONPATH"]])
-    variables = {**environment, "PYTHONPATH": path}
-    probe = [sys.executable, "-c", "import nemo_rod.nemo_rl.megatron_worker"]
-    found = subprocess.run(probe, env=variables, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-3000:]
-    return variables
 
 
 @pytest.fixture(scope="module", params=MODELS)

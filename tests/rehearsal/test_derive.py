@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import RECIPES, composed
+from command_line import OF_THE_PAPER, composed
 
 from nemo_rod.commands.rehearse import (
     make_rehearsal,
@@ -27,7 +27,6 @@ from nemo_rod.rehearsal.rehearsal_stages import RehearsalStages
 from nemo_rod.rehearsal.rehearsal_table import as_dict
 from nemo_rod.rehearsal.small_layout import small_layout
 
-OF_THE_PAPER = [name for name in RECIPES if not name.startswith("toy") and "/" not in name]
 LAYOUTS = sorted((config_folder() / "parallel").glob("*/*.yaml"))
 # keys that may differ, besides those of sources and variants
 CHANGED = {

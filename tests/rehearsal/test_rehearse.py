@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import composed, nemo_rod
-from test_derive import OF_THE_PAPER
+from command_line import OF_THE_PAPER, composed, nemo_rod
 
 for module in ("megatron.core", "datasets", "pyarrow"):
     pytest.importorskip(module)

@@ -51,6 +51,7 @@ def start_megatron_bridge() -> None:
 def build_of_plain_layers() -> None:
     """Converts and builds models without TransformerEngine, as `nemo_rod.megatron.models` does."""
     from megatron.bridge import AutoBridge
+    from megatron.bridge.models import model_provider
 
     from nemo_rod.megatron.plain import conversion, layers
 
@@ -64,6 +65,14 @@ def build_of_plain_layers() -> None:
         return provider
 
     AutoBridge.to_megatron_provider = plain
+    build = model_provider.get_model
+
+    @functools.wraps(build)
+    def build_plain(provider: Any, *args: Any, **options: Any) -> Any:
+        layers.use(provider)  # read from the files of a conversion, it was not described above
+        return build(provider, *args, **options)
+
+    model_provider.get_model = build_plain
 
 
 def _gloo_for_nccl() -> None:
