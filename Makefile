@@ -119,7 +119,7 @@ test-nemo-rl-worker: ## run NeMo-RL's own Megatron worker; NEMO_RL=<a recursive 
 	core=$$third/Megatron-LM-workspace/Megatron-LM; test -d $$core/megatron || core=$$bridge/3rdparty/Megatron-LM; \
 	PATH=$(abspath $(RL_WORKER))/bin:$$PATH PYTHONPATH=$$bridge/src:$$core:$(CURDIR) NEMO_RL=$(abspath $(NEMO_RL)) \
 		$(RL_WORKER)/bin/python -m pytest -m nemo_rl \
-		tests/nemo_rl/test_own_worker.py tests/nemo_rl/test_ray_node.py -o timeout=3000 $(ARGS)
+		tests/nemo_rl/test_own_worker.py tests/nemo_rl/test_rehearsed.py tests/nemo_rl/test_ray_node.py -o timeout=3000 $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
 test-gpu: PYTHON := $(or $(PYTHON),python3)
