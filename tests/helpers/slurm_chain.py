@@ -86,11 +86,16 @@ class Chain:
         """A job of a higher partition takes both nodes."""
         urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
         self.cluster.ask("sbatch", *urgent, "--wrap=sleep 5")
-        self.stopped(arm)
+        self.wait_until_stopped(arm)
 
-    def stopped(self, arm: str) -> None:
+    def wait_until_stopped(self, arm: str) -> None:
         """Waits until an arm that was asked to stop says that it did."""
         wait_for(lambda: "stopped" in self.kinds(arm), 120, f"{arm} was not asked to stop")
 
     def wait(self, seconds: float = 3000) -> None:
         wait_for(lambda: not self.cluster.ask("squeue", "-h"), seconds, "jobs did not end")
+
+
+def copy(run_dir: Path, *folders: str, to: Path) -> None:
+    for folder in folders:
+        subprocess.run(["cp", "-r", str(run_dir / folder), str(to / folder)], check=True)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from command_line import composed
 from places import ROOT
-from slurm_chain import ON_SLURM, RECIPE, Chain, nemo_rod
+from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
 
 from nemo_rod.config import Config
@@ -160,8 +160,7 @@ def test_a_recipe_trains_in_apptainer(cluster: Cluster, image: Path, tmp_path: P
 
     here = tmp_path / "here"
     here.mkdir()
-    for folder in ("blocks", "base", "references"):
-        shutil.copytree(chain.run_dir / folder, here / folder)
+    copy(chain.run_dir, "blocks", "base", "references", to=here)
     for arm in ("no_replay", "rod"):
         nemo_rod("train", *recipe, f"arm={arm}", f"run_dir={here}")
         ours, theirs = (folder / "arms" / arm for folder in (chain.run_dir, here))

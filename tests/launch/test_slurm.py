@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from command_line import composed
 from safetensors.torch import load_file
-from slurm_chain import ON_SLURM, RECIPE, Chain, nemo_rod
+from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
 
 from nemo_rod.launch.slurm import render_stage
@@ -74,7 +74,7 @@ def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     chain.reach("rod", 1, 30)
     chain.said["running"] = chain.status()
     cluster.ask("scancel", "--batch", "--signal=USR1", chain.numbers["rod"])
-    chain.stopped("rod")
+    chain.wait_until_stopped("rod")
 
     # a node fails
     chain.reach("rod", 2, 100)
@@ -161,11 +161,6 @@ def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str
     job = cluster.job(number)
     print((tmp_path / "out").read_text())
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == (state, status, str(requeues))
-
-
-def copy(run_dir: Path, *folders: str, to: Path) -> None:
-    for folder in folders:
-        subprocess.run(["cp", "-r", str(run_dir / folder), str(to / folder)], check=True)
 
 
 def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) -> None:
