@@ -80,12 +80,10 @@ def causal_conv1d(
 
 def chunk_gated_delta_rule(*args: Any, **options: Any) -> Any:
     """Calls Megatron's own torch version of the gated delta rule, under its name in fla."""
-    try:
-        from megatron.core.ssm.gated_delta_net import common as home
-    except ImportError:  # a single file before 0.19
-        from megatron.core.ssm import gated_delta_net as home
+    from megatron.core.ssm.gated_delta_net import torch_chunk_gated_delta_rule
+
     options.pop("cu_seqlens", None)  # none without packed sequences
-    return home.torch_chunk_gated_delta_rule(*args, **options)
+    return torch_chunk_gated_delta_rule(*args, **options)
 
 
 # mamba_ssm
