@@ -16,6 +16,7 @@ from megatron.core.utils import get_model_config
 from safetensors import safe_open
 
 from nemo_rod.files import read_json, write_json
+from nemo_rod.megatron.objective import next_token_alone
 from nemo_rod.megatron.ranks import all_or_none, of_any_rank, on_all_ranks
 
 # A value that no weight takes and that fp32 and bf16 both represent exactly. (A diverged weight
@@ -62,12 +63,17 @@ def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
 
 @contextmanager
 def whole_loads() -> Iterator[None]:
-    """Refuses the gaps of every checkpoint that others load by Megatron-Bridge within the block."""
+    """Refuses the gaps of every checkpoint that others load by Megatron-Bridge within the block.
+
+    Their models get no heads for further tokens: these are not trained, and Megatron-Bridge stops
+    at some whose weights it has no names for.
+    """
     describe = AutoBridge.to_megatron_provider
 
     @functools.wraps(describe)
     def described(bridge: Any, load_weights: bool = True, *args: Any, **options: Any) -> Any:
         provider = describe(bridge, load_weights, *args, **options)
+        next_token_alone(provider)
         if load_weights:
             checkpoint = bridge.hf_pretrained
             refuse_gaps(provider, checkpoint.state, str(checkpoint.model_name_or_path))

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import architectures
 import pytest
 import torch
 import torch.distributed as dist
@@ -77,3 +78,24 @@ def test_an_export_that_lacks_a_tensor_is_refused(
     sentence = rf"The export to {tmp_path / 'hf'} lacks 1 tensor\(s\) of the model \({lost}\)"
     with pytest.raises(ValueError, match=sentence):
         save(tmp_path / "hf", {"model-1.safetensors": written}, tied=tied)
+
+
+def test_models_that_others_load_get_no_head_for_further_tokens() -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+    # isort: split
+    import transformers
+    from megatron.bridge import AutoBridge
+
+    from nemo_rod.megatron.gaps import whole_loads
+
+    if not hasattr(transformers, "NemotronHConfig"):
+        pytest.skip("this transformers has no Nemotron-H of its own")
+    _, _, values = architectures.ARCHITECTURES["nemotron_3_nano"]
+    config = transformers.NemotronHConfig(**values, architectures=["NemotronHForCausalLM"])
+    bridge = AutoBridge.from_hf_config(config)
+    with_head = bridge.to_megatron_provider(load_weights=False)
+    assert (with_head.mtp_num_layers, with_head.mtp_hybrid_override_pattern) == (1, "*E")
+    with whole_loads():
+        provider = bridge.to_megatron_provider(load_weights=False)
+    assert (provider.mtp_num_layers, provider.mtp_hybrid_override_pattern) == (None, None)
