@@ -11,6 +11,8 @@ from nemo_rod.files import read_json
 
 # Transformers 5 reads both names but writes the one unknown to Megatron-Bridge and transformers 4.
 _NAMES = {"nemotron_h": {"backbone.embedding.weight": "backbone.embeddings.weight"}}
+# It also saves experts one by one, where these are published with all of a layer in one tensor.
+_EXPERTS_TOGETHER = ("qwen3_5_moe", "qwen3_5_moe_text")
 _INDEX = "model.safetensors.index.json"
 
 
@@ -30,7 +32,8 @@ def open_to_readers(folder: Path) -> None:
 
 def save_published(model: Any, folder: Path) -> None:
     """Saves a transformers model as a checkpoint with the published names."""
-    model.save_pretrained(folder)
+    as_in_memory = model.config.model_type in _EXPERTS_TOGETHER
+    model.save_pretrained(folder, **({"save_original_format": False} if as_in_memory else {}))
     names = published_names(folder)
     if names:
         _rename(folder, names)

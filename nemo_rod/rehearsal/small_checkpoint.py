@@ -84,7 +84,7 @@ def _in_text_layer(name: str) -> bool:
 
 
 def _single(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns a layer's tensor under its published names: experts one by one."""
+    """Returns a layer's tensor as the head's are published: experts one by one."""
     if name == "mlp.experts.gate_up_proj":
         parts = {}
         for number, expert in enumerate(tensor):

@@ -25,6 +25,7 @@ from nemo_rod.rehearsal.forms import FORMS, SIZES, shrunken
 from nemo_rod.rehearsal.materials import DESCRIPTION, TABLE, describe
 from nemo_rod.rehearsal.rehearsal_stages import RehearsalStages
 from nemo_rod.rehearsal.rehearsal_table import as_dict
+from nemo_rod.rehearsal.small_checkpoint import write_checkpoint
 from nemo_rod.rehearsal.small_layout import small_layout
 
 LAYOUTS = sorted((config_folder() / "parallel").glob("*/*.yaml"))
@@ -137,6 +138,28 @@ def test_a_model_in_small_keeps_what_decides_which_code_runs(
     for key, value in config.model.shape.items():
         if key not in {*SIZES, "model_type", "num_hidden_layers", "hybrid_override_pattern"}:
             assert text[key] == value, key
+
+
+def test_experts_in_small_are_stored_as_they_are_published(tmp_path: Path) -> None:
+    """All of a layer in one tensor, but those of the head for further tokens one by one."""
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "Qwen3_5MoeConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no Qwen3.5")
+    from safetensors.torch import load_file
+
+    small = small_model(composed("recipe=german_qwen3_5_35b_a3b"))
+    assert small is not None
+    write_checkpoint(small, tmp_path / "checkpoint", precision="bf16")
+    text = small.values["text_config"]
+    layers, experts = range(text["num_hidden_layers"]), range(text["num_experts"])
+    stored = load_file(tmp_path / "checkpoint" / "model.safetensors")
+    assert {name for name in stored if ".experts." in name} == {
+        *(f"model.language_model.layers.{n}.mlp.experts.gate_up_proj" for n in layers),
+        *(f"model.language_model.layers.{n}.mlp.experts.down_proj" for n in layers),
+        *(f"mtp.layers.0.mlp.experts.{n}.gate_proj.weight" for n in experts),
+        *(f"mtp.layers.0.mlp.experts.{n}.up_proj.weight" for n in experts),
+        *(f"mtp.layers.0.mlp.experts.{n}.down_proj.weight" for n in experts),
+    }
 
 
 def test_a_config_of_its_own_is_what_is_shrunk() -> None:
