@@ -360,6 +360,9 @@ _LISTED: dict[str, dict[Use, dict[str, str]]] = {
             f"{_BRIDGE}.models.conversion.model_bridge:_megatron_local_name_to_global": (
                 "models, config, param_name, vp_stage"
             ),
+            f"{_BRIDGE}.models.conversion.param_mapping:get_module_and_param_from_name": (
+                "models, param_name, vp_stage"
+            ),
         },
     },
 }

@@ -279,6 +279,29 @@ def test_experts_are_numbered_where_their_own_name_is_known(
         assert changes.experts_are_numbered_by_bridge() is numbered
 
 
+def test_the_weight_of_an_expert_is_found_whether_or_not_it_is_a_module_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+    from megatron.bridge.models.conversion import model_bridge, param_mapping
+
+    from nemo_rod.megatron.plain import conversion
+
+    if changes.experts_are_numbered_by_bridge():
+        pytest.skip("this Megatron-Bridge finds both itself")
+    for module, name in (
+        (model_bridge, "_megatron_local_name_to_global"),
+        (param_mapping, "get_module_and_param_from_name"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))  # restored afterwards
+    conversion.name_experts_globally.__wrapped__()
+    alone, together = torch.nn.Linear(2, 3), torch.nn.Module()
+    together.weight0, together.weight1 = (torch.nn.Parameter(torch.zeros(3, 2)) for _ in range(2))
+    find = param_mapping.get_module_and_param_from_name
+    assert find(alone, "mlp.experts.linear_fc1.weight0")[1] is alone.weight
+    assert find(together, "mlp.experts.linear_fc1.weight1")[1] is together.weight1
+
+
 def test_a_signal_handler_is_entered_once() -> None:
     from megatron.bridge.training.utils.sig_utils import DistributedSignalHandler
 
