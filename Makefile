@@ -111,7 +111,7 @@ test-nemo-rl: ## run RoD on NeMo-RL without a GPU; NEMO_RL=<a checkout, v0.6.0 o
 # With the Megatron that NeMo-RL pins, which a recursive clone has; its transformers is TRANSFORMERS.
 # That Megatron compiles its helpers with whatever python3 is first on the path.
 test-nemo-rl-worker: TRANSFORMERS := $(or $(TRANSFORMERS),5.8.1)
-test-nemo-rl-worker: ## run NeMo-RL's own Megatron worker; NEMO_RL=<a recursive clone>, TRANSFORMERS=5.3.0 for v0.6.0
+test-nemo-rl-worker: ## run NeMo-RL's own Megatron worker; NEMO_RL=<a recursive clone>
 	@test -d "$(NEMO_RL)/nemo_rl" || { echo "NEMO_RL='$(NEMO_RL)' is no checkout of NeMo-RL: make test-nemo-rl-worker NEMO_RL=<folder>"; exit 2; }
 	@SET=bridge-0.6 requirements/install.sh $(RL_WORKER) requirements/dev.txt requirements/nemo-rl.txt
 	@$(RL_WORKER)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/nemo-rl-worker.txt transformers==$(TRANSFORMERS)

@@ -65,8 +65,8 @@ def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
 def whole_loads() -> Iterator[None]:
     """Refuses the gaps of every checkpoint that others load by Megatron-Bridge within the block.
 
-    Their models get no heads for further tokens: these are not trained, and Megatron-Bridge stops
-    at some whose weights it has no names for.
+    Their models are described for the loss of the next token alone: Megatron-Bridge stops at some
+    heads for further tokens whose weights it has no names for.
     """
     describe = AutoBridge.to_megatron_provider
 

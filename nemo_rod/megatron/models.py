@@ -48,7 +48,7 @@ def model_provider(
     """
     trainers.install_megatron_bridge()
     if plain.needed():
-        conversion.name_experts_globally()
+        conversion.convert_experts_as_modules()
     with code_of_its_own(f"The checkpoint {hf}"):
         bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=trust_remote_code)
     provider = bridge.to_megatron_provider(load_weights=True)

@@ -294,7 +294,7 @@ def test_the_weight_of_an_expert_is_found_whether_or_not_it_is_a_module_of_its_o
         (param_mapping, "get_module_and_param_from_name"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))  # restored afterwards
-    conversion.name_experts_globally.__wrapped__()
+    conversion.convert_experts_as_modules.__wrapped__()
     alone, together = torch.nn.Linear(2, 3), torch.nn.Module()
     together.weight0, together.weight1 = (torch.nn.Parameter(torch.zeros(3, 2)) for _ in range(2))
     find = param_mapping.get_module_and_param_from_name

@@ -1,4 +1,4 @@
-"""Names of experts for Megatron-Bridge's conversion if each expert is a separate module."""
+"""Conversion by Megatron-Bridge of experts that are modules of their own."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from nemo_rod.upstream import changes, functions
 
 
 @functools.cache
-def name_experts_globally() -> None:
-    """Numbers the experts of an expert-parallel rank over all ranks, if Bridge does not.
+def convert_experts_as_modules() -> None:
+    """Lets Megatron-Bridge convert experts that are separate modules, if it does not.
 
-    Without TransformerEngine experts are separate modules. Unpatched, every rank would silently
-    load the weights of the first rank's experts, and none could be exported; those that are
-    published in one tensor could not be loaded.
+    They are, without TransformerEngine.
 
     Raises:
-        ValueError: the function that names experts differs from the tested version.
+        ValueError: a function that names or finds experts differs from the tested version.
     """
     functions.check("plain/megatron_bridge")
     if changes.experts_are_numbered_by_bridge():
@@ -26,15 +24,30 @@ def name_experts_globally() -> None:
     from megatron.bridge.models.conversion import model_bridge, param_mapping
 
     to_global = model_bridge._megatron_local_name_to_global
+    model_bridge._megatron_local_name_to_global = _numbered_over_all_ranks(to_global)
+    find = param_mapping.get_module_and_param_from_name
+    param_mapping.get_module_and_param_from_name = _of_one_expert(find)
+
+
+def _numbered_over_all_ranks(to_global: Any) -> Any:
+    """Unpatched, every rank would silently load the weights of the first rank's experts.
+
+    None could be exported.
+    """
     own_module = re.compile(r"experts\.local_experts\.(\d+)\.(linear_fc\d\.\w+)")
 
     @functools.wraps(to_global)
     def name(models: Any, config: Any, param_name: str, vp_stage: int | None = None) -> str:
         return to_global(models, config, own_module.sub(r"experts.\2\1", param_name), vp_stage)
 
-    model_bridge._megatron_local_name_to_global = name
+    return name
 
-    find = param_mapping.get_module_and_param_from_name
+
+def _of_one_expert(find: Any) -> Any:
+    """Unpatched, experts that are published in one tensor could not be loaded.
+
+    Their weights are looked up by number, and a module of one expert has no numbers.
+    """
 
     @functools.wraps(find)
     def of_one_expert(models: Any, param_name: str, vp_stage: int | None = None) -> Any:
@@ -43,4 +56,4 @@ def name_experts_globally() -> None:
             param_name = param_name.rstrip("0123456789")
         return find(models, param_name, vp_stage)
 
-    param_mapping.get_module_and_param_from_name = of_one_expert
+    return of_one_expert

@@ -55,13 +55,13 @@ def build_of_plain_layers() -> None:
 
     from nemo_rod.megatron.plain import conversion, layers
 
-    conversion.name_experts_globally()
+    conversion.convert_experts_as_modules()
     describe = AutoBridge.to_megatron_provider
 
     @functools.wraps(describe)
     def plain(*args: Any, **options: Any) -> Any:
         provider = describe(*args, **options)
-        layers.use(provider)
+        layers.use(provider)  # before it is finalised, which refuses TransformerEngine's fusions
         return provider
 
     AutoBridge.to_megatron_provider = plain
