@@ -46,6 +46,7 @@ NEMOTRON = {
     **MLP,
     **sizes("mamba_", "n_groups", "ssm_"),
     **forms.NEMOTRON,
+    "chunk_size": 128,  # as long as the longest blocks here, for the reason that forms.py gives
     "conv_kernel": 4,
     "bos_token_id": 1,
     "pad_token_id": 0,
