@@ -12,6 +12,7 @@ answered exactly the same questions can be compared.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -25,6 +26,9 @@ from nemo_rod.files import digest, read_json, write_json
 
 METRICS = ("acc_norm", "acc")  # in order of preference
 BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> package that runs it
+# Layers whose torch code, unlike their kernels, loses what earlier chunks of a text left behind
+# (transformers, issue 47246)
+_CHUNKS_FORGOTTEN = ("NemotronHMamba2Mixer", "Zamba2MambaMixer")
 _AT_ONCE = 8  # entries between two writes; each lm-eval call also describes the whole machine
 Capabilities = Mapping[str, Sequence[str]]
 
@@ -158,6 +162,8 @@ def _asker(job: TaskJob) -> Callable[[list[str]], Mapping[str, Any]]:
 
     manager = TaskManager(include_path=job.include, include_defaults=job.include is None)
     model = get_model(job.backend).create_from_arg_obj(model_arguments(job))
+    if job.backend == "hf":
+        refuse_forgotten_chunks(model.model)
 
     def ask(names: list[str]) -> Mapping[str, Any]:
         return simple_evaluate(
@@ -175,6 +181,29 @@ def _asker(job: TaskJob) -> Callable[[list[str]], Mapping[str, Any]]:
         )
 
     return ask
+
+
+def refuse_forgotten_chunks(model: Any) -> None:
+    """Makes layers of Mamba-2 without kernels refuse texts longer than a chunk of theirs.
+
+    A forward pass of a transformers model then raises ValueError instead of returning wrong scores.
+    """
+    for layer in model.modules():
+        if type(layer).__name__ in _CHUNKS_FORGOTTEN:
+            layer.torch_forward = functools.partial(_of_one_chunk, layer, layer.torch_forward)
+
+
+def _of_one_chunk(
+    layer: Any, forward: Callable[..., Any], states: Any, *args: Any, **options: Any
+) -> Any:
+    if states.shape[1] > layer.chunk_size:
+        raise ValueError(
+            "tasks.backend=hf runs Mamba-2 in transformers' torch code here, which is wrong for "
+            f"texts longer than chunk_size={layer.chunk_size} tokens, and one has "
+            f"{states.shape[1]}: install mamba-ssm and causal-conv1d and evaluate on a GPU, or set "
+            "tasks.backend=vllm."
+        )
+    return forward(states, *args, **options)
 
 
 def model_arguments(job: TaskJob) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from nemo_rod.evaluation.tasks import (
     entry_of,
     model_arguments,
     prompts_digest,
+    refuse_forgotten_chunks,
 )
 from nemo_rod.recipe.base_model import initialise_base
 
@@ -240,6 +241,50 @@ def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path
     # and with the same one it asks nothing again: the model may even be gone
     assert ask(job | {"model": "nowhere", "batch_size": 1}, tmp_path) == ""
     assert json.loads((tmp_path / "tasks.json").read_text()) == result
+
+
+def test_mamba_without_kernels_is_not_asked_about_long_texts(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "NemotronHConfig"):
+        pytest.skip("this transformers has no Nemotron-H")
+    from architectures import make, token_losses
+
+    model = make("nemotron_h").eval()
+    mixers = [layer for layer in model.modules() if hasattr(layer, "chunk_size")]
+    tokens = np.random.default_rng(0).integers(0, 256, (2, 64))
+
+    def losses(chunk_size: int) -> Any:
+        for mixer in mixers:
+            mixer.chunk_size = chunk_size
+        return token_losses(model, tokens)
+
+    assert len(mixers) == 3
+    np.testing.assert_allclose(losses(128), losses(64), rtol=0, atol=1e-5)
+    # what is refused: transformers' results for more than one chunk
+    assert not np.allclose(losses(16), losses(64), rtol=0, atol=1e-5)
+    one_chunk = losses(64)
+    refuse_forgotten_chunks(model)
+    with pytest.raises(ValueError, match=r"longer than chunk_size=16 tokens, and one has 64"):
+        losses(16)
+    assert np.array_equal(losses(64), one_chunk)
+
+
+@pytest.mark.slow
+def test_lm_eval_refuses_texts_that_mamba_would_forget(blocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "NemotronHConfig"):
+        pytest.skip("this transformers has no Nemotron-H")
+    from architectures import write
+
+    job = job_of(blocks, tmp_path, num_questions=4, head_dim=8)
+    job["model"] = str(write("nemotron_h", tmp_path / "nemotron"))
+    assert ask(job, tmp_path) == ""
+    file = tmp_path / "nemotron" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chunk_size": 16}))
+    said = ask(job | {"out": str(tmp_path / "other.json")}, tmp_path)
+    assert "wrong for texts longer than chunk_size=16 tokens" in said
+    assert "or set tasks.backend=vllm" in said
 
 
 @pytest.mark.slow
