@@ -63,7 +63,7 @@ def _with_ray(config: Config, stage: Stage) -> str:
 
 def _render_ray_sbatch(config: Config) -> str:
     """Returns the job script of all stages of NeMo-RL."""
-    offsets = {**ray_node.HEAD_PORTS, **ray_node.NODE_PORTS}
+    offsets = {**ray_node.HEAD_PORTS, **ray_node.METRIC_PORTS, **ray_node.NODE_PORTS}
     low, high = ray_node.WORKER_PORTS
     offsets |= {"MIN_WORKER_PORT": low, "MAX_WORKER_PORT": high}
     slot = f"SLURM_JOB_ID % {ray_node.JOBS} * {ray_node.PORTS_PER_JOB}"

@@ -19,9 +19,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
+from nemo_rod.processes.signals import adopt_orphans, kill_children
+
 # Ports of a job's Ray, counted from its first one, under the names that NeMo-RL's ray.sub gives
 # them. The two groups of a node's own ports keep the first node and the others apart.
 HEAD_PORTS = {"PORT": 0, "RAY_CLIENT_SERVER_PORT": 1, "DASHBOARD_PORT": 2}
+METRIC_PORTS = {"AUTOSCALER_METRIC_PORT": 3, "DASHBOARD_METRIC_PORT": 4}  # Ray's own names
 NODE_PORTS = {
     "NODE_MANAGER_PORT": 5,
     "OBJECT_MANAGER_PORT": 7,
@@ -72,10 +75,11 @@ def ray_options(environment: Mapping[str, str]) -> list[str]:
 
 def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of Ray and of its drivers: nobody without the key can use it."""
-    port = first_port(int(environment["SLURM_JOB_ID"]))
+    base = first_port(int(environment["SLURM_JOB_ID"]))
     return {
+        **{name: str(base + offset) for name, offset in METRIC_PORTS.items()},
         **environment,
-        "RAY_ADDRESS": f"{_head(environment)}:{port}",
+        "RAY_ADDRESS": f"{_head(environment)}:{base}",
         OBJECT_STORE: environment.get(OBJECT_STORE, str(OBJECT_STORE_BYTES)),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": environment.get("NEMO_ROD_KEY") or secrets.token_hex(16),
@@ -85,6 +89,7 @@ def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def main(command: Sequence[str]) -> int:
     """Runs Ray on this node, and on the first one the command; returns its status."""
     environment = ray_environment(os.environ)
+    adopt_orphans()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Ray would end of it before the stage has saved
     address, first = environment["RAY_ADDRESS"], _is_first(environment)
     if not first:
@@ -131,7 +136,7 @@ class _Ray:
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(20)
-        self._process.kill()
+        kill_children()  # an agent of a raylet that was killed waits a minute for Ray's head
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -105,6 +105,31 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
+def adopt_orphans() -> None:
+    """Asks Linux to make this process the parent of descendants whose own parents end."""
+    set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+
+
+def kill_children() -> None:
+    """Kills every child of this process, and those that it adopts from them, until none is left."""
+    while children := _children():
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for child in children:
+            with suppress(ChildProcessError):
+                os.waitpid(child, 0)
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread that has ended
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
 def name_process(name: str) -> None:
     """Names this process for `top`, in up to 15 characters; a fork has its parent's name."""
     set_name = 15  # PR_SET_NAME of <sys/prctl.h>

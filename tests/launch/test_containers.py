@@ -85,8 +85,9 @@ def test_ray_sub_gets_ports_that_no_other_job_has() -> None:
     config = configured("launcher=ray", "cluster.container=pyxis", "launcher.nemo_rl=/shared/RL")
     script = ray.render(config, Stages(config).all())["ray.sbatch"]
     offsets = dict(re.findall(r"^export (\w+)=\$\{\1:-\$\(\(base \+ (\d+)\)\)\}$", script, re.M))
-    variables = {*ray_node.HEAD_PORTS, *ray_node.NODE_PORTS, "MIN_WORKER_PORT", "MAX_WORKER_PORT"}
-    assert offsets.keys() == variables
+    ports = {**ray_node.HEAD_PORTS, **ray_node.METRIC_PORTS, **ray_node.NODE_PORTS}
+    assert offsets.keys() == {*ports, "MIN_WORKER_PORT", "MAX_WORKER_PORT"}
+    assert len({*offsets.values()}) == len(offsets)
     assert script.rstrip().endswith("exec bash /shared/RL/ray.sub")
 
 
@@ -123,6 +124,8 @@ def test_ray_listens_for_its_own_job_alone() -> None:
     variables = ray_node.ray_environment({**slurm_job(7), "NEMO_ROD_KEY": "secret"})
     assert variables["RAY_ADDRESS"] == "10.0.0.1:11400"
     assert variables["RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES"] == str(8 << 30)
+    # Ray's metrics, too, which were on the same two ports in every job
+    assert {variables[name] for name in ray_node.METRIC_PORTS} == {"11403", "11404"}
     assert (variables["RAY_AUTH_MODE"], variables["RAY_AUTH_TOKEN"]) == ("token", "secret")
 
 

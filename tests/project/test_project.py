@@ -48,7 +48,7 @@ ARROWS = {
         *("bounds", "config", "files", "jobs", "loggers", "progress", "published", "trust"),
     },
     "plan": {"corpus", "selection", "recipe", "config", "files"},
-    "launch": {"recipe", "config"},
+    "launch": {"recipe", "processes", "config"},
     "rehearsal": {
         *("corpus", "evaluation", "processes", "recipe", "plan"),
         *("config", "files", "jobs", "published", "trust"),
