@@ -104,17 +104,20 @@ def across(first: str, second: str) -> str:
             "text": True,
         }
         begun = subprocess.Popen([before, *command], **options)
-        metrics = Path(out) / "run" / "arms" / "rod" / "metrics.jsonl"
-        while begun.poll() is None and not (metrics.exists() and len(lines(metrics)) >= 25):
+        arms = Path(out) / "run" / "arms"
+        under_way = arms / "rod.partial" / "metrics.jsonl"
+        while begun.poll() is None and len(lines(under_way)) < 25:
             time.sleep(0.2)
         begun.terminate()
         begun.communicate()
-        steps = len(lines(metrics))
+        steps = len(lines(under_way))
+        if not steps:
+            return "NOT interrupted: the arm had ended before"
         done = subprocess.run([after, *command], **options)
         if done.returncode:
             said = [line for line in done.stdout.splitlines() if "error" in line.lower()]
             return "refused: " + (said[-1] if said else done.stdout[-300:])
-        return f"trained {steps} steps, then to {len(lines(metrics))}"
+        return f"trained {steps} steps, then to {len(lines(arms / 'rod' / 'metrics.jsonl'))}"
 
 
 def lines(path: Path) -> list[str]:
