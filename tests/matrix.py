@@ -67,16 +67,20 @@ def main() -> int:
             cells.append(f"passed, {seconds}" if output is None else f"FAILED, {seconds}")
         print("| " + " | ".join(cells) + " |", flush=True)
     first, *others = choices or [""]
+    different = [name for name in others if choices[name] != choices[first]]
     for name in others:
-        same = "the same" if choices[name] == choices[first] else "NOT the same"
+        same = "NOT the same" if name in different else "the same"
         print(f"chosen in the first 20 steps: {same} under {name} as under {first}")
+    uninterrupted = 0
     if "resume" in options.only:
         for old, new in zip(options.sets[1:], options.sets, strict=False):
-            print(f"begun on {old}, gone on with {new}: {across(old, new)}", flush=True)
-            print(f"begun on {new}, gone on with {old}: {across(new, old)}", flush=True)
+            for begun, after in ((old, new), (new, old)):
+                end = across(begun, after)
+                uninterrupted += end is None
+                print(f"begun on {begun}, gone on with {after}: {end or 'NOT tried'}", flush=True)
     for name, column, output in failed:
         print(f"\n--- {name}, {column} ---\n{output}")
-    return bool(failed)
+    return bool(failed or different or uninterrupted)
 
 
 def environment(name: str) -> Path:
@@ -91,8 +95,11 @@ def environment(name: str) -> Path:
     return ROOT / venv / "bin" / "python"
 
 
-def across(first: str, second: str) -> str:
-    """How a run ends that is killed under one set and taken up again under another."""
+def across(first: str, second: str) -> str | None:
+    """How a run ends that is stopped under one set and taken up again under another.
+
+    None if it had ended before it could be stopped.
+    """
     before, after = (environment(name) for name in (first, second))
     with tempfile.TemporaryDirectory() as out:
         command = ["-m", "nemo_rod.cli", "run", "recipe=toy_synthetic", "arms=[no_replay,rod]"]
@@ -112,7 +119,7 @@ def across(first: str, second: str) -> str:
         begun.communicate()
         steps = len(lines(under_way))
         if not steps:
-            return "NOT interrupted: the arm had ended before"
+            return None
         done = subprocess.run([after, *command], **options)
         if done.returncode:
             said = [line for line in done.stdout.splitlines() if "error" in line.lower()]

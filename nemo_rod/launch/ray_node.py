@@ -136,6 +136,7 @@ class _Ray:
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(20)
+        self._process.kill()
         kill_children()  # an agent of a raylet that was killed waits a minute for Ray's head
 
 

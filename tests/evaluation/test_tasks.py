@@ -243,10 +243,8 @@ def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path
     assert json.loads((tmp_path / "tasks.json").read_text()) == result
 
 
-def test_mamba_without_kernels_is_not_asked_about_long_texts(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    if not hasattr(transformers, "NemotronHConfig"):
-        pytest.skip("this transformers has no Nemotron-H")
+def test_mamba_without_kernels_is_not_asked_about_long_texts() -> None:
+    pytest.importorskip("transformers.models.nemotron_h", reason="this transformers has none")
     from architectures import make, token_losses
 
     model = make("nemotron_h").eval()
@@ -272,9 +270,7 @@ def test_mamba_without_kernels_is_not_asked_about_long_texts(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_lm_eval_refuses_texts_that_mamba_would_forget(blocks: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
-    transformers = pytest.importorskip("transformers")
-    if not hasattr(transformers, "NemotronHConfig"):
-        pytest.skip("this transformers has no Nemotron-H")
+    pytest.importorskip("transformers.models.nemotron_h", reason="this transformers has none")
     from architectures import write
 
     job = job_of(blocks, tmp_path, num_questions=4, head_dim=8)

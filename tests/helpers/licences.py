@@ -31,24 +31,20 @@ def pins() -> dict[str, list[str]]:
     return found
 
 
-def stated(name: str) -> list[str]:
-    """What an installed package's metadata say of its licence, best first; none if it is not there.
-
-    Releases of a package differ in where they say it.
-    """
+def licence(name: str) -> str | None:
+    """The licence of an installed package in a few words; None if it is not installed."""
     try:
         metadata = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:
-        return []
+        return None
+    if expression := metadata.get("License-Expression"):
+        return expression
     classifiers = [c for c in metadata.get_all("Classifier") or () if c.startswith("License ::")]
     names = [c.split(" :: ")[-1] for c in classifiers if c.count(" :: ") > 1]
+    if names:
+        return ", ".join(sorted(names))
     text = (metadata.get("License") or "").strip().splitlines()
-    found = [
-        metadata.get("License-Expression"),
-        ", ".join(sorted(names)),
-        text[0][:60] if text else "",
-    ]
-    return [said for said in found if said] or ["not stated"]
+    return text[0][:60] if text else "not stated"
 
 
 HEAD = """\
@@ -73,12 +69,12 @@ metadata state none.
 
 def page() -> str:
     """The page as it should be: of what is installed here, and as it was of the rest."""
-    sets, before = pins(), known()
-    licences = {name: [*stated(name), before.get(name, "unknown")][0] for name in sets}
+    stated, before = pins(), known()
+    licences = {name: licence(name) or before.get(name, "unknown") for name in stated}
     copyleft = [
         f"`{name}` ({text})" for name, text in sorted(licences.items()) if COPYLEFT.search(text)
     ]
-    rows = [f"| {name} | {licences[name]} | {', '.join(sets[name])} |" for name in sorted(sets)]
+    rows = [f"| {name} | {licences[name]} | {', '.join(stated[name])} |" for name in sorted(stated)]
     return HEAD.format(copyleft=", ".join(copyleft)) + "\n".join(rows) + "\n"
 
 
