@@ -3,6 +3,10 @@
 Sources are built one at a time, each in its own folder below ``<root>/.partial``, and renamed into
 place atomically. Existing sources that match are kept; those built with other settings are refused.
 After any interruption, the next run resumes where the last one stopped.
+
+No folder is removed or replaced in its place, where a kill would leave half of it: it is renamed to
+``.partial/gone`` before its files go, and to ``.partial/before-<role>-<name>`` until the new one is
+in its place.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.hashing import is_holdout
 from nemo_rod.corpus.pack import Packer
-from nemo_rod.corpus.resplit import thin
+from nemo_rod.corpus.resplit import raise_holdout, thin
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
@@ -59,7 +63,8 @@ def prepare(
         block_size: Tokens per block (S).
         holdout_fraction: Fraction of each source that is held out.
         holdout_seed: Seed that selects what is held out.
-        holdout_floor: Held-out blocks of a source at least, to a fifth of it.
+        holdout_floor: Held-out blocks of a source at least, to a fifth of it, also of what
+            `replay_ratio` leaves of it.
         replay_ratio: Replay blocks at most, per adaptation block: all replay sources lose the same
             share of their blocks. None keeps all.
         workers: Number of tokenising processes, each on one core; 1 uses the current process.
@@ -74,8 +79,8 @@ def prepare(
 
     Raises:
         ValueError: A source cannot be read, is too small, or exists with other settings; nothing
-            unfinished of that source remains. Or the disk is full; unfinished work is kept for the
-            next run.
+            unfinished of that source remains. Or the settings exclude each other. Or the disk is
+            full; unfinished work is kept for the next run.
     """
     root = Path(root)
     settings = Settings(
@@ -102,6 +107,7 @@ class _Preparation:
     rebuild: bool
 
     def run(self) -> None:
+        self._restore()
         self._remove_strangers()
         for spec in self.sources:
             self._build(spec)
@@ -109,8 +115,47 @@ class _Preparation:
             self._thin_replay(self.settings.replay_ratio)
         self._write_listing()
 
+    @property
+    def _partial(self) -> Path:
+        return self.root / _PARTIAL
+
     def _target(self, spec: SourceSpec) -> Path:
         return self.root / spec.role / spec.name
+
+    def _before(self, role: str, name: str) -> Path:
+        return self._partial / f"before-{role}-{name}"
+
+    def _restore(self) -> None:
+        """Ends replacements that a kill interrupted: there is a new folder, or the old returns."""
+        for role in ROLES:
+            start = self._before(role, "").name
+            for before in sorted(self._partial.glob(f"{start}*")):
+                target = self.root / role / before.name.removeprefix(start)
+                if target.exists():
+                    self._discard(before)
+                else:
+                    before.rename(target)
+
+    def _replace(self, spec: SourceSpec, made: Path) -> None:
+        """Moves a finished folder to its place; what was there stays whole until then."""
+        target, before = self._target(spec), self._before(spec.role, spec.name)
+        if target.exists():
+            target.rename(before)
+        target.parent.mkdir(exist_ok=True)
+        made.rename(target)
+        sync(target.parent)
+        self._discard(before)
+
+    def _discard(self, folder: Path) -> None:
+        """Removes a folder, if there is one; a kill never leaves half of it in its place."""
+        gone = self._partial / "gone"
+        if gone.exists():
+            shutil.rmtree(gone)
+        if folder.is_symlink() or folder.is_file():  # as a user may have put it there
+            folder.unlink()
+        elif folder.exists():
+            folder.rename(gone)
+            shutil.rmtree(gone)
 
     def _forget_listing(self) -> None:
         """Makes the store incomplete until it is whole again."""
@@ -134,13 +179,14 @@ class _Preparation:
                         "rebuild=True) to have it removed"
                     )
                 self._forget_listing()
-                shutil.rmtree(folder)
+                self._discard(folder)
 
     def _build(self, spec: SourceSpec) -> None:
-        target = self._target(spec)
+        target, partial = self._target(spec), self._partial / f"{spec.role}-{spec.name}"
         if target.exists():
             difference = _difference(target, describe(spec, self.settings))
             if difference is None:
+                self._discard(partial)  # its state describes blocks that are no longer in it
                 return
             if not self.rebuild:
                 raise ValueError(
@@ -148,14 +194,13 @@ class _Preparation:
                     "value, or set rebuild=[prepare] (in Python, rebuild=True) to make them again"
                 )
         self._forget_listing()
-        partial = self.root / _PARTIAL / f"{spec.role}-{spec.name}"
         try:
             made = build_source(partial, spec, self.settings, self.encoder, self.progress)
         except ValueError:
-            shutil.rmtree(partial, ignore_errors=True)
+            self._discard(partial)
             raise
-        _replace(target, made)
-        shutil.rmtree(partial)
+        self._replace(spec, made)
+        self._discard(partial)
 
     def _thin_replay(self, ratio: float) -> None:
         """Thins all replay sources to the same share, if there is more replay than asked for."""
@@ -178,20 +223,20 @@ class _Preparation:
                         f"other sources now leave {share:.4f}: set rebuild=[prepare] (in Python, "
                         "rebuild=True) to make it again"
                     )
-                shutil.rmtree(target)
+                self._discard(target)
                 self._build(spec)
             if share < 1.0:
-                thinned = self.root / _PARTIAL / f"thinned-{spec.name}"
-                seed = self.settings.holdout_seed
-                _replace(target, thin(target, thinned, share=share, seed=seed))
+                self._thin(spec, share)
 
-
-def _replace(target: Path, made: Path) -> None:
-    if target.exists():
-        shutil.rmtree(target)
-    target.parent.mkdir(exist_ok=True)
-    made.rename(target)
-    sync(target.parent)
+    def _thin(self, spec: SourceSpec, share: float) -> None:
+        """Thins a replay source, and holds out as much of what is left as the floor asks for."""
+        work = self._partial / f"thinned-{spec.name}"
+        floor, seed = self.settings.holdout_floor, self.settings.holdout_seed
+        made = thin(self._target(spec), work / "kept", share=share, seed=seed)
+        if floor:
+            made = raise_holdout(made, work / "floored", floor=floor, seed=seed)
+        self._replace(spec, made)
+        self._discard(work)
 
 
 def _check_arguments(sources: Sequence[SourceSpec], settings: Settings) -> None:
@@ -201,6 +246,13 @@ def _check_arguments(sources: Sequence[SourceSpec], settings: Settings) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"domain.sources names {name!r} twice: names must differ")
+    for spec in sources:
+        if settings.holdout_floor and spec.document_holdout:
+            raise ValueError(
+                f"domain.sources.{spec.name}.document_holdout=true and domain.holdout_floor="
+                f"{settings.holdout_floor} exclude each other: a floor holds out single blocks, "
+                "leave out one of them"
+            )
     Packer(settings.block_size, settings.tokenizer.eod_id)
     is_holdout([], fraction=settings.holdout_fraction, seed=settings.holdout_seed)
 

@@ -88,6 +88,77 @@ def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+# A process that ends itself, as by SIGKILL, before its n-th change to the names of files, for every
+# n in turn, also within the removal of a folder. A turn is what the store held before, and the run.
+REPLACED = """
+import os, shutil, sys
+from pathlib import Path
+from corpus_cases import run, source, texts, tree, write
+
+folder = Path(sys.argv[1])
+def made(name, count, role):
+    return source(name, [write(folder / (name + ".jsonl"), texts(count, count))], role=role)
+
+new, more = made("new", 20, "adaptation"), made("more", 15, "adaptation")
+large, small, other = (made(n, c, "replay") for n, c in (("large", 60), ("small", 30), ("o", 10)))
+both = {"holdout_floor": 4, "replay_ratio": 1.0}
+turns = {
+    "thinned": (None, ([new, large, small], both)),
+    "again": (([new, large, other], both), ([new, more, large], both)),
+    "otherwise": (([new, large], {"replay_ratio": 1.0}), ([new, large], both)),
+}
+
+def attempt(root, sources, options, deadly):
+    child = os.fork()
+    if child == 0:
+        steps = 0
+        def counted(real):
+            def call(*arguments, **more):
+                nonlocal steps
+                steps += 1
+                if steps == deadly:
+                    os._exit(9)
+                return real(*arguments, **more)
+            return call
+        for name in ("rename", "replace", "unlink", "rmdir"):
+            setattr(os, name, counted(getattr(os, name)))
+        try:
+            run(root, sources, rebuild=True, **options)
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+first, last = turns[sys.argv[2]]
+start, whole, kills = folder / "start", folder / "whole", 0
+start.mkdir()
+if first:
+    assert attempt(start, *first, 0) == 0
+assert attempt(whole, *last, 0) == 0
+expected = tree(whole)
+while True:
+    root = folder / f"broken{kills}"
+    shutil.copytree(start, root)
+    status = attempt(root, *last, kills + 1)
+    if status == 0:
+        break
+    assert status == 9, f"kill {kills + 1}: the run failed"
+    kills += 1
+    assert attempt(root, *last, 0) == 0, f"kill {kills}: the next run failed"
+    assert tree(root) == expected, f"kill {kills}: the files differ"
+    shutil.rmtree(root)
+print("kills", kills)
+"""
+
+
+@pytest.mark.parametrize("turn", ["thinned", "again", "otherwise"])
+def test_a_kill_at_any_rename_or_removal_changes_nothing(tmp_path: Path, turn: str) -> None:
+    done = python(REPLACED, str(tmp_path), turn)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) > 40, done.stdout
+
+
 WITH_WORKERS = """
 import sys
 from pathlib import Path

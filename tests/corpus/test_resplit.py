@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -98,6 +99,25 @@ def test_replay_is_thinned_alike_in_all_of_its_sources(
     assert abs(train.num_replay - expected) < 4 * (expected * (1 - share)) ** 0.5
 
 
+def test_what_is_left_of_thinned_replay_holds_out_the_floor(
+    tmp_path: Path, corpus: list[SourceSpec]
+) -> None:
+    floor, options = 15, {"holdout_fraction": FRACTION, "replay_ratio": 0.5}
+    train = run(tmp_path / "b", corpus, holdout_floor=floor, **options)
+    held = BlockStore(tmp_path / "b", "holdout")
+    for store in (train, held):
+        store.verify()
+    share = manifest(tmp_path / "b", "large")["thinned"]["share"]
+    blocks = packed("large")
+    kept = blocks[holdout_values(blocks, seed=42 ^ (1 << 127)) < share * 2.0**64]
+    assert holdout_mask(kept, fraction=FRACTION).sum() < floor < len(kept) // 5
+    order = np.argsort(holdout_values(kept), kind="stable")
+    assert rows(held, "large") == {kept[i].tobytes() for i in order[:floor]}
+    assert rows(train, "large") == {kept[i].tobytes() for i in order[floor:]}
+    left = len(rows(train, "small")) + len(rows(held, "small"))
+    assert len(rows(held, "small")) >= max(1, min(floor, left // 5))
+
+
 def test_a_second_run_changes_nothing_and_an_interrupted_one_ends_the_same(
     tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +161,19 @@ def test_a_floor_and_whole_documents_exclude_each_other() -> None:
     values = {"role": "replay", "kind": "jsonl", "files": ["a"], "document_holdout": True}
     with pytest.raises(ValueError, match=r"domain\.sources\.a\.document_holdout=true and domain"):
         source_specs(Domain(tokenizer="byte", holdout_floor=5, sources={"a": values}))
+
+
+def test_a_floor_and_whole_documents_exclude_each_other_in_python(
+    tmp_path: Path, corpus: list[SourceSpec]
+) -> None:
+    corpus[1] = dataclasses.replace(corpus[1], document_holdout=True)
+    with pytest.raises(
+        ValueError, match=r"sources\.small\.document_holdout=true and domain"
+    ) as error:
+        run(tmp_path / "b", corpus, holdout_floor=5)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "b").exists()
+    run(tmp_path / "b", corpus)
 
 
 def test_hashes_of_blocks_are_kept(tmp_path: Path, corpus: list[SourceSpec]) -> None:
