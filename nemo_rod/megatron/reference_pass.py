@@ -18,6 +18,7 @@ from nemo_rod.megatron.scoring.distillation import TopKTargets
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, compact, logged_ids, remove_logs
+from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.references.teacher import TeacherWriter, make_room
 
 _BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
@@ -61,17 +62,17 @@ def write_references(
     done = len(ids) - int(missing.sum())
     progress.start(done)
     size = losses.micro_batch_size
-    for part in _whole_micro_batches(missing, size, _BATCHES_PER_CALL * groups.dp.size()):
-        own, sums = losses.own_part_sums(ids[part])
+    for part in whole_micro_batches(missing, size, groups.dp.size()):
+        rows, sums = losses.own_part_sums(ids[part])
         kept = targets.take() if targets else None
         if writer is not None:
             assert sums is not None, "the writing rank is of the last stage"
-            wanted, rows = np.unique(own - ids[0], return_index=True)  # without repeats
-            rows = rows[missing[wanted]]
-            hashes = losses.store.hashes(own[rows])
+            wanted = rows_to_write(part, missing, rows)
+            own = ids[part[rows[wanted]]]
+            hashes = losses.store.hashes(own)
             if teacher is not None and kept is not None:
-                teacher.write(own[rows], kept[0][rows], kept[1][rows], hashes)
-            writer.append(own[rows], sums[rows], hashes)
+                teacher.write(own, kept[0][wanted], kept[1][wanted], hashes)
+            writer.append(own, sums[wanted], hashes)
         if is_recorder():
             done += int(missing[np.unique(part)].sum())
             progress.step(done)
@@ -84,14 +85,39 @@ def write_references(
         compact(out, manifest=manifest, hashes=losses.store.hashes)
 
 
-def _whole_micro_batches(missing: np.ndarray, size: int, count: int) -> Iterator[np.ndarray]:
-    """Yields the positions of incomplete micro-batches, `count` micro-batches at a time.
+def whole_micro_batches(missing: Mask, size: int, replicas: int) -> Iterator[np.ndarray]:
+    """Yields the positions of incomplete micro-batches, some for every replica at a time.
 
     Position p always lies in micro-batch p // size. A block is therefore scored with the same
-    others after any interruption and with any number of replicas, and its loss is bit-identical.
-    The last micro-batch is padded with repeats of the last block.
+    others after any interruption and with any number of replicas: its loss is bit-identical even
+    where neighbours matter in the last bits, as with FP8 or experts. The last micro-batch is padded
+    with repeats of the last block, and the last positions with micro-batches, so that all replicas
+    have equally many and nothing is cut elsewhere.
+
+    Args:
+        missing: positions that are still to be scored.
+        size: blocks in a micro-batch.
+        replicas: data-parallel size.
     """
     begun = np.flatnonzero(np.logical_or.reduceat(missing, np.arange(0, len(missing), size)))
+    count = _BATCHES_PER_CALL * replicas
     for start in range(0, len(begun), count):
-        positions = begun[start : start + count, None] * size + np.arange(size)
+        some = begun[start : start + count]
+        some = np.resize(some, -(-len(some) // replicas) * replicas)
+        positions = some[:, None] * size + np.arange(size)
         yield np.minimum(positions.ravel(), len(missing) - 1)
+
+
+def rows_to_write(part: np.ndarray, missing: Mask, rows: np.ndarray) -> np.ndarray:
+    """Returns which of a replica's rows it writes: over all replicas, each missing position once.
+
+    Args:
+        part: positions scored by all replicas, int64 `[P]`.
+        missing: positions that are still to be scored.
+        rows: the replica's rows of `part`, int64 `[c]`.
+
+    Returns:
+        Indices into `rows`.
+    """
+    first = np.unique(part, return_index=True)[1]
+    return np.flatnonzero(missing[part[rows]] & np.isin(rows, first))

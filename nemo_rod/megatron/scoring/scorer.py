@@ -102,13 +102,15 @@ class MegatronScorer:
             block_ids: ids of the blocks, int64 `[C]`, the same on every rank.
 
         Returns:
-            The ids of the share, int64 `[c]`, which may be empty, and its sums, float32 `[c, 8]` in
-            nats; None in place of the sums on all ranks but those of the last stage.
+            The places of the share in `block_ids`, int64 `[c]`, which may be empty, and its sums,
+            float32 `[c, 8]` in nats; None in place of the sums on all ranks but those of the last
+            stage.
         """
         mine, outputs = self._forward(block_ids)
-        count = max(0, len(block_ids) - self.groups.dp.rank() * len(mine))
-        sums = torch.cat(outputs)[:count].cpu().numpy() if outputs else None
-        return mine[:count], sums
+        start = self.groups.dp.rank() * len(mine)
+        places = np.arange(start, max(start, min(start + len(mine), len(block_ids))))
+        sums = torch.cat(outputs)[: len(places)].cpu().numpy() if outputs else None
+        return places, sums
 
     def _share(self, block_ids: np.ndarray, eighths: int) -> tuple[np.ndarray, int]:
         """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
