@@ -1,10 +1,10 @@
 """Refuses recipes that would run code: a recipe is values, and may come from someone else.
 
-Hydra imports and calls what a configuration names: callbacks, factories of log handlers,
-`_target_`. All of that happens before a command sees its configuration, so it is looked at as soon
-as Hydra has composed it. `cluster.setup` is shell on purpose, and `dry_run=true` shows it first.
-What Hydra cannot compose, such as a key that does not exist, is refused in one sentence, too, even
-where Hydra itself did not foresee it and would end with a traceback.
+Hydra imports and calls what a configuration names: callbacks, parts of logging, `_target_`. All of
+that happens before a command sees its configuration, so it is looked at as soon as Hydra has
+composed it. `cluster.setup` is shell on purpose, and `dry_run=true` shows it first. What Hydra
+cannot compose, such as a key that does not exist, is refused in one sentence, too, even where Hydra
+itself did not foresee it and would end with a traceback.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -49,7 +50,7 @@ def values_only(refuse: Callable[[str], Any]) -> Iterator[None]:
             raise
         if ALLOW not in os.environ and (found := code_in(composed)):
             refuse(
-                f"The recipe sets {found}, which would run code: remove it, or, if you have read "
+                f"The recipe sets {found}, which can run code: remove it, or, if you have read "
                 f"the recipe and trust it, set {ALLOW}=1."
             )
         return composed
@@ -115,11 +116,20 @@ def code_in(composed: DictConfig) -> str:
     if (hydra.get("job") or {}).get("env_set"):
         return "hydra.job.env_set"
     for part in ("job_logging", "hydra_logging"):
-        for key, value in _leaves(hydra.get(part), f"hydra.{part}"):
-            name = key.rpartition(".")[2]
-            if name == "()" or (name == "class" and not str(value).startswith("logging.")):
-                return key
+        if hydra.get(part) not in (None, {}, *_shipped(part)):
+            return f"hydra.{part}"
     return next((key for key, _ in _leaves(values, "") if key.endswith("_target_")), "")
+
+
+def _shipped(part: str) -> list[Any]:
+    """Returns Hydra's own configurations of logging.
+
+    Any other is refused, since Python's `dictConfig` imports and calls what it names in many
+    places: factories, classes of formatters, queues, streams, and files that it empties.
+    """
+    folder = files("hydra") / "conf" / "hydra" / part
+    texts = [file.read_text("utf-8") for file in folder.iterdir() if file.name.endswith(".yaml")]
+    return [OmegaConf.to_container(OmegaConf.create(text), resolve=False) for text in texts]
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -237,6 +237,14 @@ hydra:
     handlers: {x: {"()": os.system, command: touch pwned}}
     root: {handlers: [x]}
 """,
+    # a class is called with the formatter's texts, and `logging` has `os`
+    "hydra.hydra_logging": """\
+hydra:
+  hydra_logging:
+    version: 1
+    root: {handlers: []}
+    formatters: {f: {class: logging.os.execl, format: /bin/touch, datefmt: touch, style: pwned}}
+""",
     "hydra.job.env_set": "hydra: {job: {env_set: {LD_PRELOAD: ./x.so}}}",
     "model.architecture._target_": "model: {architecture: {_target_: os.system}}",
 }
