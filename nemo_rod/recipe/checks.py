@@ -64,6 +64,11 @@ def check(config: Config) -> None:
             f"domain.block_size={block_size} is not valid: expected a multiple of 8, for the 8 "
             "partial sums of each block's loss, times parallel.context."
         )
+    if not (config.domain.holdout_fraction or config.domain.holdout_floor):
+        raise ValueError(
+            "domain.holdout_fraction=0 leaves no block on which arms could be evaluated: set it to "
+            "more than 0, such as 0.01, or set domain.holdout_floor."
+        )
     _check_selection("selection", config.selection)
     _check_scoring("scoring", config.scoring, config)
     if config.tasks.capabilities and config.tasks.held_out:

@@ -48,8 +48,19 @@ def prepare_blocks(
         progress=progress,
         rebuild=True,  # replaces a source made otherwise, left in a folder not yet handed over
     )
+    _check_held_out(BlockStore(folder, split="holdout"))
     store = BlockStore(folder)
     return {key: getattr(store, key) for key in ("digest", "num_adaptation", "num_replay")}
+
+
+def _check_held_out(store: BlockStore) -> None:
+    """Refuses a source that no model could be evaluated on, by a ValueError."""
+    for source in store.sources:
+        if source.count == 0:
+            raise ValueError(
+                f"{source.role} source {source.name} has no held-out block: give it more text, or "
+                "raise domain.holdout_fraction."
+            )
 
 
 def source_specs(domain: Domain) -> list[SourceSpec]:

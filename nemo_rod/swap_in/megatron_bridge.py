@@ -203,6 +203,9 @@ def refuse(cfg: Any, roles: Roles) -> None:
          "would need references of samples that are made anew", "a GPTDatasetConfig"),
         (getattr(train, "rampup_batch_size", None) is not None, "train.rampup_batch_size",
          "changes the size of the pools", "train.rampup_batch_size=None"),
+        (getattr(train, "decrease_batch_size_if_needed", False),
+         "train.decrease_batch_size_if_needed", "changes the size of the pools",
+         "train.decrease_batch_size_if_needed=False"),
         (bool(getattr(train, "iterations_to_skip", None)), "train.iterations_to_skip",
          "skips another number of samples than a step draws", "train.iterations_to_skip=[]"),
     ):  # fmt: skip

@@ -74,6 +74,7 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
             {"moe_router_force_biased": 0.1},
             "it scores with random routing; set moe_router_force_bias",
         ),
+        ({"qk_clip": True}, "qk_clip: it clips queries and keys by candidates that are not trai"),
         ({"fine_grained_activation_offloading": True}, "uses up its warm-up on the scoring pass"),
         ({"use_megatron_fsdp": True}, "Megatron FSDP: it is not supported yet"),
         ({"context_parallel_size": 2}, "context parallel: it splits the blocks it would score"),

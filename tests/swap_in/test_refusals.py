@@ -27,6 +27,7 @@ SENTENCES = {
     "virtual stages": "virtual pipeline stages.*overlap_p2p_comm=True",
     "offloading": "fine_grained_activation_offloading",
     "rampup": "rampup_batch_size",
+    "smaller batches": "train.decrease_batch_size_if_needed: it changes the size of the pools",
     "skipping": "iterations_to_skip",
     "no blend": "without a blend of files",
     "odd length": "seq_length=60: expected a multiple of 8",

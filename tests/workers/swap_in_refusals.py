@@ -45,6 +45,7 @@ JOBS: dict[str, Any] = {
     "virtual stages": setting("model.virtual_pipeline_model_parallel_size", 2),
     "offloading": setting("model.fine_grained_activation_offloading", True),
     "rampup": setting("train.rampup_batch_size", [8, 8, 100]),
+    "smaller batches": setting("train.decrease_batch_size_if_needed", True),
     "skipping": setting("train.iterations_to_skip", [3]),
     "no blend": setting("dataset.blend", None),
     "odd length": setting("dataset.seq_length", 60),

@@ -94,6 +94,8 @@ def _hazards(
         (getattr(config, "fine_grained_activation_offloading", False),
          "fine_grained_activation_offloading", "uses up its warm-up on the scoring pass",
          "fine_grained_activation_offloading=False"),
+        (getattr(config, "qk_clip", False), "qk_clip",
+         "clips queries and keys by candidates that are not trained on", "qk_clip=False"),
         (fsdp, "Megatron FSDP", "is not supported yet", "use_megatron_fsdp=False"),
         (config.context_parallel_size > 1 and not splits_context, "context parallel",
          "splits the blocks it would score", "context_parallel_size=1"),
