@@ -22,7 +22,7 @@ from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.packages import can_be_found
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.nemo_rl.compat import worker_python
+from nemo_rod.processes.pythons import worker_python
 from nemo_rod.upstream.functions import ROADS
 
 _USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nemo_rod.processes.pythons import worker_python
+
 SUPPORTED = "v0.6.0, v0.7.0 and main of August 2026"
-MEGATRON_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 
 
 def check_supported() -> None:
@@ -135,17 +135,6 @@ def make_cluster(cluster_cfg: Mapping[str, Any], *, use_gpus: bool) -> Any:
         max_colocated_worker_groups=1,
         **options,
     )
-
-
-def worker_python() -> Path | None:
-    """Returns the Python of NeMo-RL's Megatron workers; None where it is the driver's own.
-
-    NeMo-RL's image has an environment of these workers in NEMO_RL_VENV_DIR.
-    """
-    if "NEMO_RL_VENV_DIR" not in os.environ:
-        return None
-    python = Path(os.environ["NEMO_RL_VENV_DIR"]) / MEGATRON_WORKER / "bin" / "python"
-    return python if python.exists() else None
 
 
 def register_worker(name: str) -> None:

@@ -18,6 +18,7 @@ from typing import TextIO
 
 from nemo_rod.config import Launcher
 from nemo_rod.processes.nodes import Ending, Nodes, Order
+from nemo_rod.processes.pythons import python_with_megatron
 from nemo_rod.processes.signals import STOP_SIGNALS, SignOfLife, Stopped
 from nemo_rod.processes.start import Running, sees_gpu, start_program, start_torchrun
 from nemo_rod.progress import PREFIX
@@ -64,8 +65,10 @@ def run_torchrun(
             }
         log = log.with_name(f"{log.stem}.node{nodes.rank}{log.suffix}")
     first_rank = nodes.rank * (order.world_size // nodes.count)
-    start = start_program if nodes.count > 1 or sees_gpu() else start_torchrun
-    said = run_process(torchrun(order, nodes), log, launcher, is_alone, first_rank, start)
+    command = torchrun(order, nodes)
+    forks = nodes.count == 1 and not sees_gpu() and command[0] == sys.executable
+    start = start_torchrun if forks else start_program
+    said = run_process(command, log, launcher, is_alone, first_rank, start)
     if set(said) == {"ended"}:
         said["ended"] = f"node {nodes.rank}: {said['ended']}"
     return said
@@ -143,7 +146,7 @@ def torchrun(order: Order, nodes: Nodes) -> list[str]:
         meet = [f"--nnodes={nodes.count}", f"--node-rank={nodes.rank}"]
         meet += [f"--master-addr={nodes.host}", f"--master-port={order.port}"]
     return [
-        *(sys.executable, "-m", "torch.distributed.run", *meet),
+        *(python_with_megatron(), "-m", "torch.distributed.run", *meet),
         *(f"--nproc-per-node={order.world_size // nodes.count}", "-m", "nemo_rod.megatron"),
         order.job_file,
     ]

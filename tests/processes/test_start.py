@@ -188,3 +188,30 @@ def test_nothing_outlives_the_command(tmp_path: Path) -> None:
 def with_children(number: int | None) -> list[psutil.Process]:
     process = psutil.Process(number)
     return [process, *process.children(recursive=True)]
+
+
+def test_models_run_where_megatron_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo-RL's image has Megatron in the environment of its workers alone."""
+    from nemo_rod.config import Launcher
+    from nemo_rod.processes import pythons, torchrun
+
+    python = tmp_path / pythons.MEGATRON_WORKER / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "workers: $*"\n')
+    python.chmod(0o755)
+    order = torchrun.Order("job.json", str(tmp_path / "log"), 2, 1)
+    nodes = torchrun.Nodes.of_this_job()
+    for variable, has_megatron, chosen in (
+        (None, False, sys.executable),
+        (tmp_path, True, sys.executable),
+        (tmp_path / "none", False, sys.executable),
+        (tmp_path, False, str(python)),
+    ):
+        monkeypatch.delenv("NEMO_RL_VENV_DIR", raising=False)
+        if variable is not None:
+            monkeypatch.setenv("NEMO_RL_VENV_DIR", str(variable))
+        monkeypatch.setattr(pythons, "_has_megatron", lambda has=has_megatron: has)
+        assert torchrun.torchrun(order, nodes)[0] == chosen
+    # started as a program: a fork of this process would be of this Python
+    assert torchrun.run_torchrun(order, nodes, Launcher()) == {}
+    assert (tmp_path / "log").read_text().startswith("workers: -m torch.distributed.run")

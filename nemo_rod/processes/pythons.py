@@ -1,0 +1,34 @@
+"""Which Python a job's processes run: NeMo-RL's image has one of its own for Megatron."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+MEGATRON_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
+
+
+def worker_python() -> Path | None:
+    """Returns the Python of NeMo-RL's Megatron workers; None where it is the driver's own.
+
+    NeMo-RL's image has an environment of these workers in NEMO_RL_VENV_DIR.
+    """
+    if "NEMO_RL_VENV_DIR" not in os.environ:
+        return None
+    python = Path(os.environ["NEMO_RL_VENV_DIR"]) / MEGATRON_WORKER / "bin" / "python"
+    return python if python.exists() else None
+
+
+def python_with_megatron() -> str:
+    """Returns the Python that runs models: this one, unless only the workers' has Megatron."""
+    workers = worker_python()
+    return sys.executable if workers is None or _has_megatron() else str(workers)
+
+
+def _has_megatron() -> bool:
+    try:
+        return find_spec("megatron.bridge") is not None
+    except ModuleNotFoundError:  # not even the package that it lies in
+        return False
