@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_rod.commands.text import facts, read_object, table
+from nemo_rod.commands.text import facts, printable_lines, read_object, table
 from nemo_rod.corpus import BlockStore, overlap_report
 from nemo_rod.corpus.block_text import block_text, find_tokenizer
 
@@ -109,7 +109,7 @@ def describe_block(store: BlockStore, index: int | None, number: int, name: str 
             ("tokens", f"{store.block_size}, ends of documents: {num_ends}"),
         ]
     )
-    return f"{about}\n\n{text}"
+    return f"{about}\n\n{printable_lines(text)}"
 
 
 def describe_overlap(root: Path, window: int) -> str:

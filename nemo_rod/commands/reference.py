@@ -1,6 +1,7 @@
 """`nemo-rod reference` without a recipe: reference losses of a job's data, or on NeMo-RL.
 
-With `job=FILE.py:FUNCTION`, FUNCTION has no arguments and returns the job's configuration. For
+With `job=FILE.py:FUNCTION`, FUNCTION has no arguments and returns the configuration of a
+Megatron-Bridge job; scripts of other hosts call `nemo_rod.swap_in.reference` themselves. For
 several processes use torchrun, as in `torchrun --no-python nemo-rod reference job=...`; see
 docs/swap-in.md. With `--config RECIPE.yaml`, the command runs a recipe in NeMo-RL's own form.
 """
@@ -30,9 +31,9 @@ nemo-rod reference job=FILE.py:FUNCTION role=ROLE out=FOLDER roles={PATH: ROLE, 
 _DESCRIPTION = """\
 Computes reference losses: the losses of a fixed model on the blocks of one role.
 
-With job=, on the data of a job of your own; docs/swap-in.md. With --config, on NeMo-RL, with a
-recipe in its own form; docs/nemo-rl.md. With neither, as a stage of a recipe, in Hydra's grammar:
-`nemo-rod reference recipe=NAME --cfg job` shows all keys of that form."""
+With job=, on the data of a Megatron-Bridge job of your own; docs/swap-in.md. With --config, on
+NeMo-RL, with a recipe in its own form; docs/nemo-rl.md. With neither, as a stage of a recipe, in
+Hydra's grammar: `nemo-rod reference recipe=NAME --cfg job` shows all keys of that form."""
 
 
 @dataclass(kw_only=True)
@@ -51,7 +52,6 @@ class ReferenceCommand:
         default="megatron.bridge.training.gpt_step:forward_step",
         metadata={"help": "FILE.py:NAME or MODULE:NAME of the job's forward step"},
     )
-    host: str = field(default="megatron_bridge", metadata={"help": ", ".join(swap_in.HOSTS)})
 
 
 def declare(parser: Arguments) -> None:
@@ -132,9 +132,9 @@ def _of_job(command: ReferenceCommand) -> None:
 
     trainers.install_megatron_bridge()
     options = asdict(command)
-    host, job, forward_step = map(options.pop, ("host", "job", "forward_step"))
+    job, forward_step = map(options.pop, ("job", "forward_step"))
     parts = _named(job, "job")(), _named(forward_step, "forward_step")
-    swap_in.reference(host, *parts, **options)
+    swap_in.reference("megatron_bridge", *parts, **options)
 
 
 def _named(place: str, key: str) -> Any:

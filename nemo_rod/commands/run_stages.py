@@ -25,6 +25,7 @@ from nemo_rod.recipe.stages import Stages
 from nemo_rod.recipe.variants import BASE_REFERENCES, SPECIALIST, arm_settings
 
 STAGES = ("prepare", "pretrain", "reference", "train", "merge", "evaluate", "export", "report")
+_REPORT_SECONDS = 300.0  # to wait for a report that another command builds
 RENDERERS = {"slurm": slurm.render, "ray": ray.render}  # of launchers that submit, not run here
 
 
@@ -138,7 +139,8 @@ def _here(config: Config, stages: list[Stage]) -> None:
                 say(f"    {stage.preview()}")
             continue
         record = Record(Path(config.run_dir), stage.name)
-        with record.only_one():
+        # `nemo-rod serve` builds the report, too, and takes seconds
+        with record.only_one(patience=_REPORT_SECONDS if stage.name == "report" else 0.0):
             if stage.name in config.rebuild:
                 stage.move_aside()
             if stage.is_done():

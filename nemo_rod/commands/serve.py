@@ -14,11 +14,12 @@ from pathlib import Path
 from nemo_rod.commands.arguments import Arguments, Key, every_key, whole_number
 from nemo_rod.commands.text import say
 from nemo_rod.launch.render import read_launch
+from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.stages import Stages
 
 _DESCRIPTION = """\
-Builds the report of a run again whenever the run has gone on, and serves it on 127.0.0.1. The page
-in the browser reloads itself. Ctrl-C ends it; the run does not notice."""
+Builds the report of a run again whenever the run has progressed, and serves it on 127.0.0.1. The
+page in the browser reloads itself. Ctrl-C ends it; the run does not notice."""
 _PORT, _EVERY = 8008, 30
 _WATCHED = ("arms/*/metrics.jsonl", "arms/*/*.json", "base*/metrics.jsonl", "references/*")
 
@@ -56,8 +57,14 @@ def main(options: Namespace) -> None:
     port = _PORT if options.port is None else options.port
     server = serve(report, port=port, every=every)
     print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends)", flush=True)
+    record = Record(run_dir, "report")
+
+    def build() -> None:
+        with record.only_one():  # a run that is at its report builds the same files
+            stages.build_report()
+
     try:
-        keep_fresh(run_dir, stages.build_report, every=every)
+        keep_fresh(run_dir, build, every=every)
     except KeyboardInterrupt:
         server.shutdown()
 

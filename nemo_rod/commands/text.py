@@ -39,6 +39,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """Returns text as `printable` does, in its own lines and with its tabs."""
+    lines = text.split("\n")
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in lines)
+
+
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
     """Formats names and values, one pair per line, without pairs that have no value."""
     return table(("", ""), [pair for pair in pairs if pair[1] not in (None, "")])

@@ -135,6 +135,7 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
         every=job.validation_every,
         num_blocks=job.validation_blocks,
         micro_batch_size=job.scoring_micro_batch_size,
+        beat=selector.beat,
     )
     steered = []
     if job.arm.steering is not None:

@@ -29,15 +29,22 @@ class Record:
         self.path = run_dir / "launch" / "stages" / f"{name}.jsonl"
 
     @contextmanager
-    def only_one(self) -> Iterator[None]:
-        """Locks the stage against a second command, which is refused by a ValueError."""
+    def only_one(self, patience: float = 0.0) -> Iterator[None]:
+        """Locks the stage against a second command, which is refused by a ValueError.
+
+        Args:
+            patience: seconds that the second command waits for the first before it is refused.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + patience
         with open(self.path, "a") as file:
-            if not lock(file.fileno()):
-                raise ValueError(
-                    f"Another nemo-rod is at work on {self.name} in {self.run_dir}: wait for it to "
-                    "end, or choose another run_dir."
-                )
+            while not lock(file.fileno()):
+                if time.monotonic() >= deadline:
+                    raise ValueError(
+                        f"Another nemo-rod is at work on {self.name} in {self.run_dir}: wait for "
+                        "it to end, or choose another run_dir."
+                    )
+                time.sleep(0.1)
             KEPT_OPEN.append(file.fileno())
             try:
                 yield

@@ -22,7 +22,7 @@ HELP = {
     "merge": ["BASE", "ADAPTED", "OUT", "lambda=WEIGHT", "recipe=NAME"],
     "reference": [
         *("--config RECIPE.yaml", "recipe=NAME", "KEY=VALUE", "job=", "role=", "out=", "roles="),
-        *("multiplier=", "checkpoint=", "forward_step=", "host="),
+        *("multiplier=", "checkpoint=", "forward_step="),
     ],
     "train": ["--config RECIPE.yaml", "KEY=VALUE", "recipe=NAME"],
 }
@@ -138,7 +138,7 @@ def test_the_former_name_works_and_says_the_new_one(
         (["merge", "a", "b", "c", "lambda=x"], "lambda=x is not valid: expected a number from 0"),
         (
             ["reference", "job=f.py:f", "rule=x"],
-            "expected keys checkpoint, forward_step, host, job",
+            "expected keys checkpoint, forward_step, job, mult",
         ),
         (["reference", "job=f.py:f"], "The arguments of `nemo-rod reference job=...` do not fit"),
         (["reference", "job=f.py:f", "out=%j"], "out=%j has a value that is not valid YAML (exp"),

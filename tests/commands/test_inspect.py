@@ -20,7 +20,7 @@ from nemo_rod.commands import doctor
 from nemo_rod.commands.inspect import inspect
 from nemo_rod.commands.text import table, tenths
 from nemo_rod.corpus import BlockStore, load_tokenizer
-from nemo_rod.nemo_rl.compat import MEGATRON_WORKER
+from nemo_rod.processes.pythons import MEGATRON_WORKER
 from nemo_rod.selection import (
     Candidates,
     Curriculum,
@@ -175,6 +175,14 @@ def test_blocks_as_text(run_dir: Path) -> None:
     held = inspect(run_dir / "blocks" / "replay" / "web" / "holdout", block=0)
     number = BlockStore(run_dir / "blocks", "holdout").num_adaptation
     assert held == inspect(run_dir / "blocks", split="holdout", block=number)
+
+
+def test_text_of_a_block_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    web = source("web", [write(tmp_path / "web.jsonl", ["a\x1b]0;title\x07\x1b[2J\tb\nc"] * 40)])
+    run(tmp_path / "blocks", [web], holdout_fraction=0)
+    shown = inspect(tmp_path / "blocks", block=0)
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert "a\\x1b]0;title\\x07\\x1b[2J\tb\nc" in shown
 
 
 def test_a_damaged_block_is_not_shown(run_dir: Path, tmp_path: Path) -> None:

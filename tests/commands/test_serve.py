@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from command_line import nemo_rod
 
 from nemo_rod.commands.serve import keep_fresh, serve
+from nemo_rod.recipe.attempts import Record
 
 
 class Ended(Exception):
@@ -66,3 +69,25 @@ def test_wrong_words_are_refused_in_one_sentence(tmp_path: Path) -> None:
     ):
         done = nemo_rod("serve", *words)
         assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_report_waits_for_one_that_is_being_built(tmp_path: Path) -> None:
+    """`serve` and the run itself write the same files."""
+    building, waiting = Record(tmp_path, "report"), Record(tmp_path, "report")
+    ended: list[float] = []
+
+    def build() -> None:
+        with building.only_one():
+            begun.set()
+            time.sleep(0.5)
+            ended.append(time.monotonic())
+
+    begun = threading.Event()
+    thread = threading.Thread(target=build)
+    thread.start()
+    begun.wait()
+    with pytest.raises(ValueError, match="at work on report"), waiting.only_one():
+        pass
+    with waiting.only_one(patience=60.0):
+        assert ended and time.monotonic() >= ended[0]
+    thread.join()

@@ -137,6 +137,14 @@ def test_a_tied_weight_that_only_one_side_stores_stays_tied(tmp_path: Path, stor
         assert torch.equal(merged["lm_head.weight"], merged["model.embed_tokens.weight"])
 
 
+def test_equal_vectors_are_not_taken_for_tied_weights(tmp_path: Path) -> None:
+    """Norms of ones are equal by chance: the adapted model's own one is missing here."""
+    write(tmp_path / "base", {"a.norm": torch.ones(4), "b.norm": torch.ones(4)})
+    write(tmp_path / "adapted", {"a.norm": torch.full((4,), 3.0)})
+    with pytest.raises(ValueError, match=r"b\.norm"):
+        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
+
+
 def test_output_shards_respect_the_limit_and_have_an_index(tmp_path: Path) -> None:
     base, adapted = tensors_of(0), tensors_of(1)
     write(tmp_path / "base", base)

@@ -164,9 +164,14 @@ def _merged_names(base: _Checkpoint, adapted: _Checkpoint) -> list[str]:
 
 
 def _tied_to(checkpoint: _Checkpoint, name: str, candidates: list[str]) -> str | None:
-    """Returns the tensor among `candidates` of which `name` is a bit-equal copy, if any."""
+    """Returns the matrix among `candidates` of which `name` is a bit-equal copy, if any.
+
+    Vectors are never tied, and are often equal by chance: norms of ones, biases of zeros.
+    """
     import torch
 
+    if len(checkpoint.shape(name)) < 2:
+        return None
     kind = (checkpoint.shape(name), checkpoint.dtype(name))
     for other in candidates:
         if (checkpoint.shape(other), checkpoint.dtype(other)) == kind and torch.equal(

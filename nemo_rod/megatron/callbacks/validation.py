@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Validation(Callback):
     Attributes:
         every: steps between two validations; 0 for never.
         num_blocks: maximum number of blocks per source.
+        micro_batch_size: blocks in one forward pass.
+        beat: heartbeat, called whenever this rank makes progress.
         metrics: `validation/<role>/<source>/loss` in nats per token after the step that just
             ended, or of the initial weights before the first; empty if there was no validation.
     """
@@ -35,6 +38,7 @@ class Validation(Callback):
     every: int
     num_blocks: int
     micro_batch_size: int
+    beat: Callable[[], None] = lambda: None
     metrics: dict[str, float] = field(default_factory=dict, init=False)
 
     def on_train_start(self, context: CallbackContext) -> None:
@@ -59,6 +63,10 @@ class Validation(Callback):
         """Scores the held-out blocks with the current weights. Collective."""
         groups = get_pg_collection(context.model[0])
         losses = MegatronScorer(
-            context.model, self.store, groups, micro_batch_size=self.micro_batch_size
+            context.model,
+            self.store,
+            groups,
+            micro_batch_size=self.micro_batch_size,
+            beat=self.beat,
         )
         return source_losses(losses, self.store, num_blocks=self.num_blocks)
