@@ -136,21 +136,22 @@ def test_cpu_image_runs_a_recipe(builder: Builder, cpu_image: str, tmp_path: Pat
     settings = builder.settings(cpu_image)
     assert (settings["Entrypoint"], settings["Cmd"]) == (["nemo-rod"], ["run", "recipe=toy"])
     assert settings["Volumes"] == {"/rod/runs": {}}
-    runs = tmp_path / "runs"
+    page = _run_recipe(builder, cpu_image, tmp_path / "runs")
+    assert page.stat().st_uid == int(settings["User"].split(":")[0]) != 0
+
+
+def _run_recipe(builder: Builder, image: str, runs: Path) -> Path:
+    """Runs a whole recipe in an image; returns the report's page."""
     runs.mkdir()
     runs.chmod(0o777)
     start = time.monotonic()
-    said = builder.run(
-        cpu_image,
-        *settings["Entrypoint"],
-        *("run", "recipe=toy_synthetic"),
-        options=["--volume", f"{runs}:/rod/runs"],
-    )
+    command, options = ("nemo-rod", "run", "recipe=toy_synthetic"), f"{runs}:/rod/runs"
+    said = builder.run(image, *command, options=["--volume", options])
     print(f"\nrecipe: {time.monotonic() - start:.0f} s\n{said[-2000:]}", flush=True)
     report = runs / "toy_synthetic" / "report"
     arms = json.loads((report / "results.json").read_text())["arms"]
     assert {"base", "no_replay", "rod"} <= set(arms)
-    assert (report / "index.html").stat().st_uid == int(settings["User"].split(":")[0]) != 0
+    return report / "index.html"
 
 
 @pytest.mark.images
@@ -194,3 +195,11 @@ def test_layer_over_nemo_rl_works_without_root(builder: Builder, gpu_image: str)
     assert not re.search(r"^NO ", said, re.MULTILINE)
     program = "import nemo_rod; print(nemo_rod.__file__)"
     assert WORKERS in builder.run(gpu_image, f"{WORKERS}/bin/python", "-c", program)
+
+
+@pytest.mark.images
+def test_layer_over_nemo_rl_runs_models_where_megatron_is(
+    builder: Builder, gpu_image: str, tmp_path: Path
+) -> None:
+    """The command's own environment has no Megatron: that of the workers runs every model."""
+    assert _run_recipe(builder, gpu_image, tmp_path / "runs").exists()

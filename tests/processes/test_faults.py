@@ -128,7 +128,8 @@ def test_frozen_first_rank_is_named(run: Start) -> None:
     job.reach(3)
     job.ranks[0].suspend()
     gone = r"rank 0: (its process is gone|gave no sign of life)"
-    assert re.search(gone, job.ends(within=180))
+    # the command's patience and the other rank's are a minute each, longer on a busy machine
+    assert re.search(gone, job.ends(within=400))
 
 
 def test_stalled_rank_is_named(run: Start) -> None:
