@@ -164,6 +164,8 @@ def _with_paths(command: str, words: Sequence[str]) -> None:
         except BrokenPipeError:  # of `nemo-rod status RUN_DIR | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(_BROKEN_PIPE) from None
+        except Stopped as stop:
+            _leave(str(stop), status=Stopped.exit_status)
 
 
 def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:

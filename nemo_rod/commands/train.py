@@ -35,6 +35,7 @@ def main(options: Namespace) -> None:
 
     Raises:
         ValueError: if the recipe or a key is invalid.
-        RuntimeError: if a worker failed, or the run was asked to stop.
+        RuntimeError: if a worker failed.
+        Stopped: if the run was asked to stop; it has saved.
     """
     cluster.run("train", settings.load(options.config, options.words))

@@ -6,14 +6,14 @@ from typing import Any
 
 from nemo_rod.nemo_rl import conversions
 from nemo_rod.nemo_rl.remote import WorkerFailed, sentence
-from nemo_rod.processes.signals import Stopped
 
 
 def run(command: str, config: dict[str, Any]) -> None:
     """Runs "train" or "reference" as a configuration that `settings` returns says.
 
     Raises:
-        RuntimeError: a worker failed or the run was asked to stop; the message says which and why.
+        RuntimeError: a worker failed; the message says which and why.
+        Stopped: the run was asked to stop, and has saved.
     """
     conversions.keep_apart(config["policy"]["model_name"], config["rod"]["out"])
     start_ray()
@@ -24,8 +24,6 @@ def run(command: str, config: dict[str, Any]) -> None:
     action = train if command == "train" else score
     try:
         action(config)
-    except Stopped as stop:
-        raise RuntimeError(str(stop)) from None
     except RayError as error:  # from one of NeMo-RL's own calls
         raise WorkerFailed(sentence(error)) from error
 

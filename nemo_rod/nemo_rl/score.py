@@ -13,7 +13,14 @@ from nemo_rod.nemo_rl.learners import InWorkers, LogprobScorer, num_replicas
 from nemo_rod.nemo_rl.settings import short_precision
 from nemo_rod.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
-from nemo_rod.selection import BlockScorer, ReferenceWriter, compact, logged_ids, remove_logs
+from nemo_rod.selection import (
+    BlockScorer,
+    References,
+    ReferenceWriter,
+    compact,
+    logged_ids,
+    remove_logs,
+)
 from nemo_rod.selection.references.folder import role_manifest
 
 _BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
@@ -25,14 +32,12 @@ def score(config: dict[str, Any]) -> None:
     An interrupted run resumes where it stopped. Ray must be running.
 
     Raises:
-        ValueError: the role is missing or has no blocks.
+        ValueError: the role is missing or has no blocks, or the folder has references of another
+            model, role, store or precision.
         WorkerFailed: a worker failed; raised at once, with the cause.
     """
     rod, policy_cfg = config["rod"], config["policy"]
     out = Path(rod["out"])
-    if (out / "manifest.json").exists():
-        remove_logs(out)
-        return
     store = open_store(config)
     manifest = role_manifest(
         store,
@@ -40,6 +45,15 @@ def score(config: dict[str, Any]) -> None:
         model=rod["model_digest"] or policy_cfg["model_name"],
         precision=short_precision(policy_cfg),
     )
+    if (out / "manifest.json").exists():
+        (found,) = References.open([out]).manifests
+        if found != manifest:
+            raise ValueError(
+                f"{out} holds references with {found.difference(manifest)}: name another folder as "
+                "rod.out, or remove it to score again."
+            )
+        remove_logs(out)
+        return
     ids = np.arange(manifest.start, manifest.stop)
     out.mkdir(parents=True, exist_ok=True)
     policy_cfg["megatron_cfg"]["train_iters"] = 1  # required, although nothing is trained

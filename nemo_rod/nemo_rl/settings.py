@@ -97,7 +97,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     from nemo_rl.utils.config import register_omegaconf_resolvers
 
     register_omegaconf_resolvers()
-    OmegaConf.register_new_resolver("rod_part", schedule_part, replace=True)
+    OmegaConf.register_new_resolver("rod_warmup", warmup, replace=True)
+    OmegaConf.register_new_resolver("rod_decay", decay, replace=True)
     try:
         resolved: dict[str, Any] = {
             name: OmegaConf.to_container(config[name], resolve=True, throw_on_missing=True)
@@ -119,8 +120,13 @@ def short_precision(policy: dict[str, Any]) -> str:
     return SHORT_PRECISION.get(policy["precision"], policy["precision"])
 
 
-def schedule_part(given: int | None, share: float, steps: int) -> int:
-    """Returns a part of the schedule in steps, which may be given as such."""
+def warmup(given: int | None, share: float, steps: int) -> int:
+    """Returns the steps of the warm-up, which may be given as such; see `Optimisation.warmup`."""
+    return round(share * steps) if given is None else min(given, steps - 1)
+
+
+def decay(given: int | None, share: float, steps: int) -> int:
+    """Returns the steps of the final decay, which may be given as such."""
     return round(share * steps) if given is None else min(given, steps)
 
 

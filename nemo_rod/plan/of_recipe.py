@@ -191,18 +191,23 @@ def _savings(
     planned = zip(costs, works, strict=True)
     scoring = sum(found.scoring_seconds * work.steps for found, work in planned if work.pool_size)
     shorter = [e for e in (4, 2) if e < min(work.eighths for work in selecting)]
-    return [
+    savings = [
         *(prefix_saving(selecting, setup, shape, eighths) for eighths in shorter),
         Saving(
             what="replay the curriculum that a smaller model recorded: nothing is scored here",
             gpu_hours=scoring / 3600 * setup.speed.processes + references,
         ),
-        Saving(
-            what="take a smaller model's specialist as reference, less what that costs; "
-            f"here it is also the arm {SPECIALIST}",
-            gpu_hours=hours[SPECIALIST] + hours["references_specialist"],
-        ),
     ]
+    own = (SPECIALIST, "references_specialist")
+    if hours.keys() >= {*own}:  # arms may have other references alone
+        savings.append(
+            Saving(
+                what="take a smaller model's specialist as reference, less what that costs; "
+                f"here it is also the arm {SPECIALIST}",
+                gpu_hours=sum(hours[name] for name in own),
+            )
+        )
+    return savings
 
 
 def _notes(

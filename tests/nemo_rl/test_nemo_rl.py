@@ -21,6 +21,7 @@ from places import WORKERS
 from tiny import STEPS, Setting
 
 from nemo_rod.config import Parallel
+from nemo_rod.processes.signals import Stopped
 from nemo_rod.selection import References
 
 pytestmark = pytest.mark.nemo_rl
@@ -126,7 +127,7 @@ def test_asked_to_stop_saves(runs: Runs) -> None:
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
-    assert process.returncode != 0
+    assert process.returncode == Stopped.exit_status
     done = len(rows(out))
     assert f"stopped after step {done}: run it again" in output
     assert (out / "checkpoints" / f"step_{done}").is_dir()

@@ -13,21 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from corpus_cases import run, source, texts, write
 from omegaconf import OmegaConf
 from places import ROOT
 
 from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.jobs import ScoreJob, TrainJob
 from nemo_rod.loggers import LOGGERS
-from nemo_rod.nemo_rl import algorithm, compat, conversions, settings
+from nemo_rod.nemo_rl import algorithm, compat, conversions, score, settings
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.nemo_rl.settings import RoD, check
 from nemo_rod.nemo_rl.shown import model_speed
 from nemo_rod.nemo_rl.worker import update_metrics
-from nemo_rod.selection import Joint, Pool, TakeAll, choose
+from nemo_rod.selection import Joint, Pool, ReferenceWriter, TakeAll, choose, compact
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.dealing import deal
+from nemo_rod.selection.references.folder import role_manifest
 
 RECIPES = sorted((ROOT / "recipes" / "nemo_rl").glob("*.yaml"))
 
@@ -289,11 +291,31 @@ def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "steps"),
-    [((None, 0.25, 10), 2), ((7, 0.25, 10), 7), ((0, 0.25, 10), 0), ((7, 0.25, 5), 5)],
+    ("given", "warmup", "decay"),
+    [((None, 0.25, 10), 2, 2), ((7, 0.25, 10), 7, 7), ((0, 0.25, 10), 0, 0), ((7, 0.25, 5), 4, 5)],
 )
-def test_a_part_of_the_schedule(given: tuple[Any, ...], steps: int) -> None:
-    assert settings.schedule_part(*given) == steps
+def test_parts_of_the_schedule(given: tuple[Any, ...], warmup: int, decay: int) -> None:
+    """Megatron asserts that the warm-up is shorter than the whole schedule."""
+    assert (settings.warmup(*given), settings.decay(*given)) == (warmup, decay)
+
+
+def test_references_of_another_model_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = source("old", [write(tmp_path / "old.jsonl", texts(50, 1))])
+    store, out = run(tmp_path / "blocks", [old]), tmp_path / "references"
+    manifest = role_manifest(store, "replay", model="old", precision="bf16")
+    ids = np.arange(manifest.start, manifest.stop)
+    writer = ReferenceWriter(out, rank=0, manifest=manifest)
+    writer.append(ids, np.ones((len(ids), 8), np.float32), store.hashes(ids))
+    writer.close()
+    compact(out, manifest=manifest, hashes=store.hashes)
+    monkeypatch.setattr(score, "open_store", lambda config: store)
+    rod = {"out": str(out), "role": "replay", "model_digest": None}
+    policy = {"model_name": "old", "precision": "bfloat16"}
+    score.score({"rod": rod, "policy": policy})  # they are there: nothing to do
+    with pytest.raises(ValueError, match=r"references with .*model.*remove it to score again"):
+        score.score({"rod": rod, "policy": {**policy, "model_name": "new"}})
 
 
 def test_scoring_job_in_nemo_rls_terms() -> None:

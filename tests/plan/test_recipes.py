@@ -398,3 +398,12 @@ def test_nothing_is_submitted_that_does_not_fit(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "nemo-rod: The layout does not fit" in done.stderr
     assert not (tmp_path / "launch").exists()
+
+
+def test_a_plan_needs_no_specialist_of_the_runs_own(tmp_path: Path) -> None:
+    """Arms may have the references of another run alone, or the base's."""
+    small = plan_of("german_qwen3_5_9b", "arms=[base,rod_small_reference]", run_dir=tmp_path)
+    assert "rod_small_reference" in stages(small)
+    assert not any("smaller model's specialist" in saving.what for saving in small.savings)
+    whole = as_it_is("german_qwen3_5_9b")[1]
+    assert any("smaller model's specialist" in saving.what for saving in whole.savings)
