@@ -2,8 +2,9 @@
 
 Rendered under `<run_dir>/launch/ray/`: for each stage of NeMo-RL a `<stage>.sh`, which sets the
 variables of NeMo-RL's ray.sub and submits `ray.sbatch`, and that runs ray.sub with ports of this
-job alone. Since ray.sub knows no container but pyxis's, with Apptainer these stages are jobs as in
-`launcher=slurm`, and `ray_node.py` starts Ray. So are all other stages.
+job alone and requeues the job near its time limit. Since ray.sub knows no container but pyxis's,
+with Apptainer these stages are jobs as in `launcher=slurm`, and `ray_node.py` starts Ray. So are
+all other stages.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from nemo_rod.config import Config
+from nemo_rod.config import Cluster, Config
 from nemo_rod.launch import containers, ray_node, slurm
 from nemo_rod.launch.render import launch_folder, python_of, stage_command
 from nemo_rod.recipe.handover import Stage
 
+RAY = Path(__file__).parent / "ray.sh"
 _COMMANDS = ("train", "reference")  # stages of NeMo-RL; the others need no Ray
 _ON_NEMO_RL = "launcher.kind=nemo_rl"  # its workers, on a cluster that is there, run the stage
 _SUBMIT_ONE = f"""\
@@ -29,7 +31,8 @@ if [[ -e $folder/$name.sh ]]; then
 _RAY_SBATCH = """\
 #!/bin/bash
 # NeMo-RL's ray.sub, with ports that no other job's Ray uses, and a key without which nobody can use
-# this one's. Variables that are set, by cluster.env say, are left as they are.
+# this one's. Variables that are set, by cluster.env say, are left as they are. Its argument is the
+# record of the stage.
 set -euo pipefail
 """
 
@@ -75,9 +78,12 @@ def _render_ray_sbatch(config: Config) -> str:
         "export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}",
         "RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}",
         "export RAY_AUTH_TOKEN",
-        f"exec bash {shlex.quote(str(Path(config.launcher.nemo_rl or '') / 'ray.sub'))}",
+        "record=$1",
+        f"max_requeues={config.launcher.requeues}",
+        f"ray_sub={shlex.quote(str(Path(config.launcher.nemo_rl or '') / 'ray.sub'))}",
     ]
-    return _RAY_SBATCH + "\n".join(lines) + "\n"
+    parts = ["\n".join(lines) + "\n", slurm.REQUEUE.read_text(), RAY.read_text()]
+    return _RAY_SBATCH + "\n".join(parts)
 
 
 def _render_ray(config: Config, stage: Stage) -> str:
@@ -92,10 +98,7 @@ def _render_ray(config: Config, stage: Stage) -> str:
         "BASE_LOG_DIR": str(logs),
         "COMMAND": f"bash {shlex.quote(str(node))} {stage_command(config, stage)} {_ON_NEMO_RL}",
     }
-    options = slurm.job_options(config, stage)
-    options |= {"nodes": str(slurm.num_nodes(config)), "exclusive": None}
-    count = cluster.gpus_per_node
-    options[cluster.gpu_option] = str(count) if cluster.gpu_option != "gres" else f"gpu:{count}"
+    record = slurm.record_of(config, stage)
     lines = [
         "#!/bin/bash",
         slurm.comment(
@@ -104,9 +107,27 @@ def _render_ray(config: Config, stage: Stage) -> str:
         "set -euo pipefail",
         f"cd {shlex.quote(str(Path.cwd()))} # the container's working folder",
         f"mkdir -p {shlex.quote(str(logs))}",
-        *slurm.exports({**cluster.env, **environment}),
+        *slurm.exports({**_cpus(cluster), **cluster.env, **environment}),
         "exec sbatch --parsable \\",
-        *(f"  {option} \\" for option in slurm.shell_options(options)),
-        f'  "$@" {shlex.quote(str(launch_folder(config) / "ray.sbatch"))}',
+        *(f"  {option} \\" for option in slurm.shell_options(_options(config, stage))),
+        f'  "$@" {shlex.join([str(launch_folder(config) / "ray.sbatch"), record])}',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _cpus(cluster: Cluster) -> dict[str, str]:
+    """Returns ray.sub's variable for the cores of a node; by itself it asks for 16 a GPU."""
+    if cluster.cpu_cores == 1:  # the default: nobody has said how many there are
+        return {}
+    return {"CPUS_PER_WORKER": str(cluster.cpu_cores)}
+
+
+def _options(config: Config, stage: Stage) -> dict[str, str | None]:
+    """Returns the sbatch options of a stage that runs ray.sub, on whole nodes."""
+    cluster, count = config.cluster, config.cluster.gpus_per_node
+    options = slurm.job_options(config, stage)
+    if not {"mem", "mem-per-cpu", "mem-per-gpu"} & options.keys():  # sbatch takes one of them
+        options["mem"] = "0"
+    options |= {"nodes": str(slurm.num_nodes(config)), "exclusive": None}
+    options[cluster.gpu_option] = str(count) if cluster.gpu_option != "gres" else f"gpu:{count}"
+    return options | {"signal": slurm.near_the_limit(config)}

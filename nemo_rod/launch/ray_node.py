@@ -143,7 +143,9 @@ class _Ray:
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs the stage and hands signals on to it, since not every Slurm signals all processes."""
     stage = subprocess.Popen(
-        command, env=environment, preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        command,
+        env=_alone(environment),
+        preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL),
     )
 
     def hand_on(number: int, _: FrameType | None) -> None:
@@ -153,6 +155,15 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         signal.signal(number, hand_on)
     status = stage.wait()
     return status if status >= 0 else 128 - status
+
+
+def _alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables without those by which a command leads those of the other nodes.
+
+    The other nodes run Ray alone: the command would wait for followers that never come.
+    """
+    leading = ("NEMO_ROD_HEAD", "NEMO_ROD_KEY")
+    return {name: value for name, value in environment.items() if name not in leading}
 
 
 def _wait_for_nodes(ray: _Ray, python: str, environment: Mapping[str, str]) -> None:

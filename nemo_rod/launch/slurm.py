@@ -25,6 +25,7 @@ from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.handover import Stage
 
 STAGE = Path(__file__).parent / "stage.sh"
+REQUEUE = STAGE.with_name("requeue.sh")
 SBATCH = 'sbatch --parsable ${after:+"--dependency=afterok$after"} "$folder/$name.sbatch"'
 _SUBMIT = """\
 #!/bin/bash
@@ -99,10 +100,20 @@ def render_job(config: Config, stage: Stage, command: str | None = None) -> str:
     lines = ["#!/bin/bash", *_directives(config, stage), comment(stage.title), ""]
     lines += [
         f"command=({shlex.join(node_scripts(config))} {command})",
-        f"record={shlex.quote(str(Record(Path(config.run_dir).absolute(), stage.name).path))}",
+        f"record={shlex.quote(record_of(config, stage))}",
         f"source {shlex.quote(str(folder / 'stage.sh'))}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def record_of(config: Config, stage: Stage) -> str:
+    """Returns the path of the file that says how the stage has ended so far."""
+    return str(Record(Path(config.run_dir).absolute(), stage.name).path)
+
+
+def near_the_limit(config: Config) -> str:
+    """Returns sbatch's option `signal`: the job script alone hears that its time limit is near."""
+    return f"B:USR1@{config.launcher.grace_seconds}"
 
 
 def node_scripts(config: Config) -> list[str]:
@@ -120,7 +131,7 @@ def render_stage(config: Config) -> str:
         ")",
         f"max_requeues={config.launcher.requeues}",
     ]
-    return "\n".join(lines) + "\n\n" + STAGE.read_text()
+    return "\n".join(lines) + "\n\n" + REQUEUE.read_text() + "\n" + STAGE.read_text()
 
 
 def render_node(config: Config) -> str:
@@ -222,7 +233,7 @@ def _quoted(value: str) -> str:
 def _directives(config: Config, stage: Stage) -> Iterable[str]:
     options = job_options(config, stage)
     options |= _with_gpus(config) if stage.runs_model else _without_gpus(config, stage)
-    options["signal"] = f"B:USR1@{config.launcher.grace_seconds}"
+    options["signal"] = near_the_limit(config)
     return (f"#SBATCH {option}" for option in shell_options(options))
 
 

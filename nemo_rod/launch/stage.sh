@@ -1,22 +1,7 @@
 # shellcheck shell=bash disable=SC2154
 # Runs one stage, `command`, on all nodes of this Slurm job. Every job script sources this file,
-# after it has said where the stage's `record` is.
-#
-# A stage that is asked to stop saves, and ends with status 75. Then the job must go back into the
-# queue, and nobody else sees to that: a batch script that returns while its job is being preempted,
-# or shortly before its time limit, ends the job for good, COMPLETED or FAILED. So this one asks for
-# the requeue itself and stays until Slurm ends it.
+# after it has said where the stage's `record` is. Before it: `srun_options`, and requeue.sh.
 set -uo pipefail
-
-# Whether a stage that ended with status $1 was asked to stop: by its own word, or because a signal
-# came before it could give one. srun returns the highest status of all nodes, and on a node that
-# was slow to leave that is the one of a kill; the record of the stage knows better.
-told_to_stop() {
-  local last
-  last=$(tail -n 1 "$record" 2>/dev/null)
-  [[ $1 == 75 || $1 == $((128 + 10)) || $1 == $((128 + 15)) ]] || # EX_TEMPFAIL, USR1, TERM
-    [[ $last != "$last_before" && $last == *'"event": "stopped"'* ]]
-}
 
 # The time limit is near (--signal=B:USR1@...): srun hands the signal on to every process of the
 # step. A TERM would end srun instead.
@@ -25,16 +10,6 @@ near_the_limit() {
   echo "stage.sh: the time limit is near, asking the stage to save and stop"
   limit=near
   kill -USR1 "$step" 2>/dev/null && waited=no
-}
-
-requeue() {
-  if ((${SLURM_RESTART_COUNT:-0} >= max_requeues)); then
-    echo "stage.sh: stopped for good after launcher.requeues=$max_requeues requeues"
-    return
-  fi
-  echo "stage.sh: going back into the queue (requeue $((${SLURM_RESTART_COUNT:-0} + 1)))"
-  scontrol requeue "$SLURM_JOB_ID" && sleep 3600
-  sleep 300 # refused; where Slurm itself is about to requeue a preempted job, it must find it alive
 }
 
 if ((SLURM_JOB_NUM_NODES > 1)); then

@@ -12,6 +12,7 @@ report how theirs ended.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import itertools
 import json
 import os
@@ -161,9 +162,13 @@ def _listen(host: str, port: int) -> int | None:
     """Returns a socket that listens on the job's address alone.
 
     None, for a store that listens on every address, where the node does not have the one by which
-    Slurm knows it: the key protects the store there, too.
+    Slurm knows it, or takes its own name for loopback, where no other node can reach it: the key
+    protects the store there, too.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if _is_name(host) and ipaddress.ip_address(address[0]).is_loopback:
+        print(f"{host} is loopback on this node: listening on all of its addresses", flush=True)
+        return None
     try:
         return socket.create_server(address[:2], family=family, backlog=4096).detach()
     except OSError as error:
@@ -171,6 +176,15 @@ def _listen(host: str, port: int) -> int | None:
             raise
         print(f"{host} is no address of this node: listening on all of its addresses", flush=True)
         return None
+
+
+def _is_name(host: str) -> bool:
+    """Returns whether a host is given by its name, not by its address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
 
 
 @dataclass(frozen=True)

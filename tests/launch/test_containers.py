@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from places import ROOT
 from nemo_rod.config import Config
 from nemo_rod.launch import containers, ray, ray_node, slurm
 from nemo_rod.launch.submit import submit
+from nemo_rod.processes.nodes import Nodes
 from nemo_rod.recipe.stages import Stages
 
 CLUSTER = [
@@ -88,7 +92,25 @@ def test_ray_sub_gets_ports_that_no_other_job_has() -> None:
     ports = {**ray_node.HEAD_PORTS, **ray_node.METRIC_PORTS, **ray_node.NODE_PORTS}
     assert offsets.keys() == {*ports, "MIN_WORKER_PORT", "MAX_WORKER_PORT"}
     assert len({*offsets.values()}) == len(offsets)
-    assert script.rstrip().endswith("exec bash /shared/RL/ray.sub")
+    assert "\nray_sub=/shared/RL/ray.sub\n" in script
+
+
+def test_ray_sub_gets_the_cores_and_the_memory_of_the_node() -> None:
+    script = on_ray_sub()
+    assert "\nexport CPUS_PER_WORKER=112\n" in script
+    assert "\n  --mem=0 \\\n" in script
+    own = on_ray_sub("+cluster.env.CPUS_PER_WORKER='64'", "+cluster.sbatch.mem=900G")
+    assert re.findall(r"CPUS_PER_WORKER=\w+|--mem=\w+", own) == ["CPUS_PER_WORKER=64", "--mem=900G"]
+    other = on_ray_sub("cluster.cpu_cores=1", "+cluster.sbatch.mem-per-gpu=100G")
+    assert "CPUS_PER_WORKER" not in other  # nobody has said how many there are
+    assert re.findall(r"--mem\S+", other) == ["--mem-per-gpu=100G"]
+
+
+def on_ray_sub(*overrides: str) -> str:
+    """The script that submits an arm to ray.sub."""
+    pyxis = ("launcher=ray", "cluster.container=pyxis", "launcher.nemo_rl=/shared/RL")
+    config = configured(*pyxis, *overrides)
+    return ray.render(config, Stages(config).all())["rod.sh"]
 
 
 def slurm_job(number: int, node: int = 0) -> dict[str, str]:
@@ -127,6 +149,21 @@ def test_ray_listens_for_its_own_job_alone() -> None:
     # Ray's metrics, too, which were on the same two ports in every job
     assert {variables[name] for name in ray_node.METRIC_PORTS} == {"11403", "11404"}
     assert (variables["RAY_AUTH_MODE"], variables["RAY_AUTH_TOKEN"]) == ("token", "secret")
+
+
+def test_a_stage_on_ray_does_not_wait_for_commands_of_other_nodes(tmp_path: Path) -> None:
+    """The other nodes run Ray alone; `Nodes.of_this_job` would wait for half an hour for them."""
+    program = (
+        "import pathlib, sys; from nemo_rod.processes.nodes import Nodes; "
+        "pathlib.Path(sys.argv[1]).write_text(repr(Nodes.of_this_job()))"
+    )
+    own = {"NEMO_ROD_KEY": "secret", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **slurm_job(7), **own}
+    start = "import sys; from nemo_rod.launch.ray_node import _run, ray_environment; import os; "
+    start += "sys.exit(_run(sys.argv[1:], ray_environment(os.environ)))"
+    command = [sys.executable, "-c", program, str(tmp_path / "nodes")]
+    subprocess.run([sys.executable, "-c", start, *command], env=environment, check=True)
+    assert (tmp_path / "nodes").read_text() == repr(Nodes())
 
 
 @pytest.mark.parametrize(

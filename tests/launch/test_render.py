@@ -76,12 +76,14 @@ def test_files_are_as_ever(recipe: str, launcher: str) -> None:
     if launcher == "ray":  # most is as with Slurm
         same = rendered(recipe, "slurm")
         files = {
-            name: text
+            name: without_parts(text, slurm.REQUEUE, ray.RAY)
             for name, text in files.items()
             if text.replace("/launch/ray", "/launch/slurm") != same.get(name)
         }
     else:
-        files = {name: text.replace(slurm.STAGE.read_text(), "") for name, text in files.items()}
+        files = {
+            name: without_parts(text, slurm.REQUEUE, slurm.STAGE) for name, text in files.items()
+        }
     text = "".join(f"=== {name}\n{text}\n" for name, text in sorted(files.items()))
     golden = RENDERED / f"{recipe}.{launcher}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -89,6 +91,11 @@ def test_files_are_as_ever(recipe: str, launcher: str) -> None:
         golden.write_text(text)
     assert golden.exists(), f"{golden} is missing; see the head of this file"
     assert text == golden.read_text()
+
+
+def without_parts(text: str, *parts: Path) -> str:
+    """A script without the parts that it has of files of the package."""
+    return text.replace("\n".join(part.read_text() for part in parts), "")
 
 
 def test_golden_files_are_those_that_are_compared() -> None:

@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
 
+from nemo_rod.launch import ray
 from nemo_rod.launch.slurm import render_stage
+from nemo_rod.recipe.stages import Stages
 
 pytestmark = pytest.mark.slurm
 
@@ -161,6 +163,24 @@ def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str
     job = cluster.job(number)
     print((tmp_path / "out").read_text())
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == (state, status, str(requeues))
+
+
+def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "ray.sub").write_text("((SLURM_RESTART_COUNT > 0)) || { touch $AT; sleep 600; }\n")
+    pyxis = ["cluster.image=/an/image.sqsh", f"launcher.nemo_rl={tmp_path}", "launcher.requeues=2"]
+    config = composed("recipe=toy_synthetic", *ON_SLURM, *pyxis, "launcher=ray")
+    files = ray.render(config, Stages(config).all())
+    (tmp_path / "ray.sbatch").write_text(files["ray.sbatch"])
+    export = f"--export=ALL,AT={tmp_path}/began,BASE_LOG_DIR={tmp_path}"
+    options = ["--requeue", "--open-mode=append", f"--output={tmp_path}/out", "--cpus-per-task=1"]
+    script = [str(tmp_path / "ray.sbatch"), str(tmp_path / "record")]
+    number = cluster.ask("sbatch", "--parsable", export, *options, *script)
+    wait_for((tmp_path / "began").exists, 120, "the job did not begin")
+    cluster.ask("scancel", "--batch", "--signal=USR1", number)
+    wait_for(lambda: not cluster.ask("squeue", "-h", "-j", number), 400, "the job did not end")
+    print((tmp_path / "out").read_text())
+    job = cluster.job(number)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
 
 
 def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -71,6 +72,25 @@ def test_only_the_address_of_the_job_answers(nodes: list[Nodes]) -> None:
         follower = pool.submit(dataclasses.replace(first, rank=1).follow, lambda order: {})
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", first.port), timeout=5)
+        assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
+    follower.result(timeout=60)
+
+
+def test_a_node_that_takes_its_own_name_for_loopback_answers_elsewhere(
+    nodes: list[Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Debian's `127.0.1.1 head` in /etc/hosts, which other nodes do not have."""
+    resolve = socket.getaddrinfo
+
+    def on_the_head(host: str, *arguments: Any, **options: Any) -> Any:
+        return resolve("127.0.1.1" if host == "localhost" else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", on_the_head)
+    first = dataclasses.replace(nodes[0], host="localhost")
+    second = dataclasses.replace(nodes[1], host="127.0.0.3")  # stands for the head's real address
+    with ThreadPoolExecutor(1) as pool, first.led():
+        socket.create_connection((second.host, second.port), timeout=5).close()
+        follower = pool.submit(second.follow, lambda order: {})
         assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
     follower.result(timeout=60)
 
