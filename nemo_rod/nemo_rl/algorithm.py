@@ -23,7 +23,7 @@ from nemo_rod.files import digest, write_json
 from nemo_rod.loggers import Prepared
 from nemo_rod.nemo_rl import compat
 from nemo_rod.nemo_rl.learners import Learner, make_learner
-from nemo_rod.nemo_rl.remote import call_all
+from nemo_rod.nemo_rl.remote import WorkerFailed, call_all, sentence
 from nemo_rod.nemo_rl.settings import short_precision
 from nemo_rod.nemo_rl.shown import end_runs, keep_runs, log, model_speed, use_loggers
 from nemo_rod.processes.signals import Stopped
@@ -179,7 +179,8 @@ def rod_train(run: Run) -> None:
 
     Raises:
         WorkerFailed: a worker failed; raised at once, with the cause. The last checkpoint remains.
-        Stopped: the run was asked to stop or its time is over; it has saved a checkpoint.
+        Stopped: the run was asked to stop or its time is over; it has saved a checkpoint, or, if
+            its workers ended first, has the last one.
     """
     from nemo_rl.utils.timer import TimeoutChecker, Timer
 
@@ -195,7 +196,7 @@ def rod_train(run: Run) -> None:
         losses = run.learner.validate()
         write_json(out / START_FILE, losses)
         log(run.logger, losses, step=0)
-    with _asked_to_stop() as asked:
+    with _asked_to_stop() as asked, _stopped_before_it_failed(run, asked):
         while run.step < rod["steps"]:
             with timer.time("total"):
                 choice, metrics = run.learner.step(run.step)
@@ -279,3 +280,24 @@ def _asked_to_stop() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _stopped_before_it_failed(run: Run, asked: threading.Event) -> Iterator[None]:
+    """Takes the failure of a run that was asked to stop for its stop.
+
+    Whoever ends a job asks the driver to stop, and may end Ray before the driver has saved. A run
+    with checkpoints resumes from its last one; without any, the failure stays a failure.
+    """
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except (WorkerFailed, RayError) as error:
+        if not (asked.is_set() and run.config["checkpointing"]["enabled"]):
+            raise
+        why = str(error) if isinstance(error, WorkerFailed) else sentence(error)
+        raise Stopped(
+            f"{run.config['rod']['arm']} was asked to stop, and ended in step {run.step + 1} "
+            f"before it had saved ({why}): run it again to resume"
+        ) from error

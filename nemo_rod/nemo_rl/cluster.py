@@ -13,7 +13,7 @@ def run(command: str, config: dict[str, Any]) -> None:
 
     Raises:
         RuntimeError: a worker failed; the message says which and why.
-        Stopped: the run was asked to stop, and has saved.
+        Stopped: the run was asked to stop, and resumes when it is started again.
     """
     conversions.keep_apart(config["policy"]["model_name"], config["rod"]["out"])
     start_ray()

@@ -22,7 +22,7 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
 
     Raises:
         ValueError: NeMo-RL does not support the job, or the configuration does not fit it.
-        RuntimeError: see `cluster.run`.
+        RuntimeError, Stopped: see `cluster.run`.
     """
     from nemo_rod.nemo_rl import cluster, settings
 

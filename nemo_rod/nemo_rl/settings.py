@@ -121,8 +121,8 @@ def short_precision(policy: dict[str, Any]) -> str:
 
 
 def warmup(given: int | None, share: float, steps: int) -> int:
-    """Returns the steps of the warm-up, which may be given as such; see `Optimisation.warmup`."""
-    return round(share * steps) if given is None else min(given, steps - 1)
+    """Returns the steps of the warm-up, which may be given as such; at most all but the last."""
+    return min(round(share * steps) if given is None else given, steps - 1)
 
 
 def decay(given: int | None, share: float, steps: int) -> int:

@@ -133,6 +133,22 @@ def test_asked_to_stop_saves(runs: Runs) -> None:
     assert (out / "checkpoints" / f"step_{done}").is_dir()
 
 
+def test_asked_to_stop_when_its_workers_have_ended_resumes(runs: Runs) -> None:
+    """A worker freezes in step 10; the run is asked to stop and cannot complete the step."""
+    out = runs.tiny.root / "nemo_rl_ended_first"
+    options = ("--config", runs.recipe(out), "rod.stall_seconds=25")
+    process = runs.start("train", *options, fault="stop:1:10")
+    deadline = time.monotonic() + PATIENCE
+    while not ((out / "metrics.jsonl").exists() and len(rows(out)) == 9):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == Stopped.exit_status, output[-5000:]
+    assert "rod was asked to stop, and ended in step 10 before it had saved (rod_step: no" in output
+    assert [folder.name for folder in (out / "checkpoints").iterdir()] == ["step_8"]
+
+
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [

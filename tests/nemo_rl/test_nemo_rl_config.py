@@ -292,11 +292,29 @@ def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
 
 @pytest.mark.parametrize(
     ("given", "warmup", "decay"),
-    [((None, 0.25, 10), 2, 2), ((7, 0.25, 10), 7, 7), ((0, 0.25, 10), 0, 0), ((7, 0.25, 5), 4, 5)],
+    [
+        ((None, 0.25, 10), 2, 2),
+        ((7, 0.25, 10), 7, 7),
+        ((0, 0.25, 10), 0, 0),
+        ((7, 0.25, 5), 4, 5),
+        ((None, 0.99, 10), 9, 10),
+    ],
 )
 def test_parts_of_the_schedule(given: tuple[Any, ...], warmup: int, decay: int) -> None:
     """Megatron asserts that the warm-up is shorter than the whole schedule."""
     assert (settings.warmup(*given), settings.decay(*given)) == (warmup, decay)
+
+
+@pytest.mark.parametrize("steps", [1, 40, 50, 51])
+def test_a_short_run_of_the_recipe_warms_up_for_less_than_it_lasts(steps: int) -> None:
+    for name in ("warmup", "decay"):
+        OmegaConf.register_new_resolver(f"rod_{name}", getattr(settings, name), replace=True)
+    layers = [OmegaConf.load(path) for path in (config_folder() / "nemo_rl" / "rod.yaml", *RECIPES)]
+    short = {"rod": {"steps": steps}}
+    config = OmegaConf.merge({"rod": OmegaConf.structured(RoD)}, *layers, short)
+    scheduler = config.policy.megatron_cfg.scheduler
+    assert scheduler.lr_decay_iters == scheduler.lr_wsd_decay_iters == steps
+    assert scheduler.lr_warmup_iters == min(50, steps - 1)
 
 
 def test_references_of_another_model_are_refused(
