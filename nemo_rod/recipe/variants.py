@@ -1,7 +1,7 @@
 """The meaning of an arm's name in a configuration: an arm of the paper, or a variant of one.
 
     variants:
-      rod_half: {of: rod, selection: {kappa: 0.5}}
+      rod_kappa_0.5: {of: rod, selection: {kappa: 0.5}}
 
 A variant inherits every key from its parent and overrides those that it sets. Keys of `train`,
 `selection` and `scoring` are overridden one by one.
