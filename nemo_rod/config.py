@@ -75,11 +75,10 @@ class Optimisation:
 
     @property
     def warmup(self) -> int:
-        """Steps of the linear warm-up; in a run that is cut short, at most all but the last."""
+        """Steps of the linear warm-up, at most all but the last."""
         given = self.warmup_steps
-        if given is not None:
-            return min(given, self.steps - 1)
-        return round(self.warmup_fraction * self.steps)
+        steps = round(self.warmup_fraction * self.steps) if given is None else given
+        return min(steps, self.steps - 1)
 
     @property
     def decay(self) -> int:

@@ -79,7 +79,8 @@ def main(options: Namespace) -> None:
 
     Raises:
         ValueError: if a key or a value is invalid.
-        RuntimeError: if a worker of NeMo-RL failed, or the run was asked to stop.
+        RuntimeError: if a worker of NeMo-RL failed.
+        Stopped: if the run was asked to stop; it resumes when it is started again.
     """
     if options.config is None:
         _of_job(parse(options.words))

@@ -92,6 +92,8 @@ def test_warm_up_and_decay_in_steps() -> None:
 def test_a_run_that_is_cut_short_keeps_a_schedule() -> None:
     train = dataclasses.replace(recipe().train, steps=7, warmup_steps=50, decay_steps=616)
     assert (train.warmup, train.decay) == (6, 7)
+    # Megatron asserts that the warm-up is shorter than the whole schedule
+    assert dataclasses.replace(train, warmup_steps=None, warmup_fraction=0.99).warmup == 6
     train = dataclasses.replace(train, warmup_fraction=0.1, warmup_steps=None)
     assert train.warmup == 1
 
