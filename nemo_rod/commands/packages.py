@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterable
 
 from nemo_rod.config import Launcher
+from nemo_rod.processes.pythons import python_with_megatron
 from nemo_rod.recipe.handover import Stage
 
 _OF_MODELS = ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge")
@@ -25,7 +27,7 @@ _NEEDS = {
 def check_packages(stages: Iterable[Stage], launcher: Launcher) -> None:
     """Refuses stages that would end in a missing package, before the first of them begins.
 
-    NeMo-RL, as a launcher, brings its own packages.
+    NeMo-RL, as a launcher, brings its own packages, and so does the environment of its workers.
 
     Raises:
         ValueError: naming the packages, the stage that needs them, and the extras that bring them.
@@ -34,7 +36,8 @@ def check_packages(stages: Iterable[Stage], launcher: Launcher) -> None:
     names = []
     for stage in stages:
         extra, modules = _NEEDS[stage.command.split()[0]]
-        if launcher.kind == "nemo_rl" and extra == "bridge":
+        elsewhere = launcher.kind == "nemo_rl" or python_with_megatron() != sys.executable
+        if elsewhere and extra == "bridge":
             continue
         lacks = [module for module in modules if not can_be_found(module)]
         for module in lacks:
