@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from places import TESTS
-from preloaded import Run
+from preloaded import STACKS, Run
 from tiny import MOE_ARCHITECTURE, Setting
 
 from nemo_rod.processes.start import sees_gpu
@@ -98,26 +98,31 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
         logs = tmp_path_factory.mktemp("torchrun")
         arguments = [str(target), *map(str, args)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-        if fresh or sees_gpu():
-            code = _run_torchrun(nproc, arguments, environment, cwd, logs, timeout)
-        else:
-            if not preloaded:
-                preloaded.append(_start_preloaded())
-            wanted = Run(
-                nproc=nproc,
-                target=arguments[0],
-                arguments=arguments[1:],
-                environment=environment,
-                path=(env or {}).get("PYTHONPATH", "").split(":") if env else [],
-                folder=str(cwd or Path.cwd()),
-                logs=str(logs),
-            )
-            code = _run_preloaded(preloaded[0], wanted, timeout)
-        ended = f"ended with exit code {code}"
-        outcome = f"did not end within {timeout:g} s" if code is None else ended
+        ended = ""
+        try:
+            if fresh or sees_gpu():
+                code = _run_torchrun(nproc, arguments, environment, cwd, logs, timeout)
+            else:
+                if not preloaded:
+                    preloaded.append(_start_preloaded())
+                wanted = Run(
+                    nproc=nproc,
+                    target=arguments[0],
+                    arguments=arguments[1:],
+                    environment=environment,
+                    path=(env or {}).get("PYTHONPATH", "").split(":") if env else [],
+                    folder=str(cwd or Path.cwd()),
+                    logs=str(logs),
+                )
+                code = _run_preloaded(preloaded[0], wanted, timeout)
+        except pytest.fail.Exception as interrupted:  # the test's own limit, by pytest-timeout
+            code, ended = None, f"had not ended: {interrupted.msg}"
+        if not ended:
+            late = f"did not end within {timeout:g} s"
+            ended = late if code is None else f"ended with exit code {code}"
         outputs = [_output(logs, rank) for rank in range(nproc)]
         if code is None or (code != 0) != expect_failure:
-            pytest.fail(_report(outcome, arguments, outputs, logs), pytrace=False)
+            pytest.fail(_report(ended, arguments, outputs, logs), pytrace=False)
         return outputs
 
     yield run
@@ -149,7 +154,10 @@ def _run_preloaded(server: subprocess.Popen[bytes], run: Run, timeout: float) ->
         return int((logs / "exit").read_text())
     finally:
         if (logs / "pid").exists():
-            _kill(int((logs / "pid").read_text()))
+            pid = int((logs / "pid").read_text())
+            if not (logs / "exit").exists():
+                _leave_stacks(pid)
+            _kill(pid)
 
 
 def _run_torchrun(
@@ -182,6 +190,18 @@ def _run_torchrun(
             launcher.wait()
 
 
+def _leave_stacks(pid: int) -> None:
+    """Asks a run of the preloaded process for the stacks of all its threads."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        launcher = psutil.Process(pid)
+        for process in [launcher, *launcher.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(STACKS)
+        time.sleep(1)
+
+
 def _kill(pid: int) -> None:
     """Ends a launcher that still runs, and its ranks, which may have sessions of their own."""
     import psutil
@@ -202,6 +222,7 @@ def _output(logs: Path, rank: int) -> str:
 
 def _report(outcome: str, command: Sequence[str], outputs: Sequence[str], logs: Path) -> str:
     named = [(f"rank {rank}", text) for rank, text in enumerate(outputs)]
-    named.append(("torchrun", (logs / "launcher.log").read_text(errors="replace")))
-    tails = [f"--- {name} ---\n" + "\n".join(text.splitlines()[-30:]) for name, text in named]
+    launcher = logs / "launcher.log"  # absent before the process that runs share has imported all
+    named.append(("torchrun", launcher.read_text(errors="replace") if launcher.exists() else ""))
+    tails = [f"--- {name} ---\n" + "\n".join(text.splitlines()[-40:]) for name, text in named]
     return "\n".join([f"{' '.join(command)}\n{outcome}; the last lines of each log:", *tails])

@@ -10,15 +10,19 @@ it, its ranks are processes of their own, and both end with the run.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
+import multiprocessing
 import os
 import runpy
 import signal
 import sys
 import traceback
 from dataclasses import asdict, dataclass
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+STACKS = signal.SIGUSR2  # a run's processes answer it with the stacks of all their threads
 MODULES = ("nemo_rod.megatron.train_job", "nemo_rod.megatron.forward_jobs")
 
 
@@ -64,6 +68,7 @@ def launch(run: Run) -> int:
     log = os.open(Path(run.logs) / "launcher.log", os.O_CREAT | os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
+    faulthandler.register(STACKS, file=2)  # of the forks as well: wherever they write errors
     os.chdir(run.folder)
     os.environ.clear()
     os.environ.update(run.environment)
@@ -85,20 +90,25 @@ def launch(run: Run) -> int:
         start_method="fork",
         logs_specs=DefaultLogsSpecs(log_dir=run.logs, redirects=Std.ALL),
     )
+    # No rank begins before all are forked. A rank that connects to the agent's store makes the
+    # agent's thread look up its name, under a lock of the C library; a fork of that moment would
+    # inherit the lock, held for ever, and hang in its own first look-up.
+    all_forked = multiprocessing.get_context("fork").Barrier(run.nproc)
     try:
-        elastic_launch(config, rank)(run.target, run.arguments)
+        elastic_launch(config, rank)(all_forked, run.target, run.arguments)
     except ChildFailedError as failed:
         print(failed)
         return 1
     return 0
 
 
-def rank(target: str, arguments: list[str]) -> None:
+def rank(all_forked: Barrier, target: str, arguments: list[str]) -> None:
     """One process of a run: the program, as if Python had been started with it.
 
     But this file stays the main module: the processes that help to write checkpoints import that
     first, and they need no Megatron.
     """
+    all_forked.wait()
     sys.argv = [target, *arguments]
     try:
         if target.endswith(".py"):
