@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -98,7 +99,6 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
         logs = tmp_path_factory.mktemp("torchrun")
         arguments = [str(target), *map(str, args)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-        ended = ""
         try:
             if fresh or sees_gpu():
                 code = _run_torchrun(nproc, arguments, environment, cwd, logs, timeout)
@@ -115,14 +115,13 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
                     logs=str(logs),
                 )
                 code = _run_preloaded(preloaded[0], wanted, timeout)
+            ended = f"ended with exit code {code}"
+            outcome = f"did not end within {timeout:g} s" if code is None else ended
         except pytest.fail.Exception as interrupted:  # the test's own limit, by pytest-timeout
-            code, ended = None, f"had not ended: {interrupted.msg}"
-        if not ended:
-            late = f"did not end within {timeout:g} s"
-            ended = late if code is None else f"ended with exit code {code}"
+            code, outcome = None, f"had not ended: {interrupted.msg}"
         outputs = [_output(logs, rank) for rank in range(nproc)]
         if code is None or (code != 0) != expect_failure:
-            pytest.fail(_report(ended, arguments, outputs, logs), pytrace=False)
+            pytest.fail(_report(outcome, arguments, outputs, logs), pytrace=False)
         return outputs
 
     yield run
@@ -156,8 +155,9 @@ def _run_preloaded(server: subprocess.Popen[bytes], run: Run, timeout: float) ->
         if (logs / "pid").exists():
             pid = int((logs / "pid").read_text())
             if not (logs / "exit").exists():
-                _leave_stacks(pid)
-            _kill(pid)
+                _signal(pid, STACKS)
+                time.sleep(1)  # until they are written
+            _signal(pid, signal.SIGKILL)
 
 
 def _run_torchrun(
@@ -186,31 +186,19 @@ def _run_torchrun(
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _kill(launcher.pid)
+            _signal(launcher.pid, signal.SIGKILL)
             launcher.wait()
 
 
-def _leave_stacks(pid: int) -> None:
-    """Asks a run of the preloaded process for the stacks of all its threads."""
+def _signal(pid: int, number: signal.Signals) -> None:
+    """To a launcher that still runs, and to its ranks, which may have sessions of their own."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
         launcher = psutil.Process(pid)
         for process in [launcher, *launcher.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(STACKS)
-        time.sleep(1)
-
-
-def _kill(pid: int) -> None:
-    """Ends a launcher that still runs, and its ranks, which may have sessions of their own."""
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        launcher = psutil.Process(pid)
-        for process in [launcher, *launcher.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                process.send_signal(number)
 
 
 def _output(logs: Path, rank: int) -> str:

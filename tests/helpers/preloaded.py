@@ -64,11 +64,11 @@ def launch(run: Run) -> int:
     """What `torchrun --standalone` does with a script, with a function instead."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nothing outlives the tests
     os.setsid()
+    faulthandler.register(STACKS, file=2)  # of the forks as well: wherever they write errors
     (Path(run.logs) / "pid").write_text(str(os.getpid()))
     log = os.open(Path(run.logs) / "launcher.log", os.O_CREAT | os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
-    faulthandler.register(STACKS, file=2)  # of the forks as well: wherever they write errors
     os.chdir(run.folder)
     os.environ.clear()
     os.environ.update(run.environment)

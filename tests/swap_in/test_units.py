@@ -108,5 +108,5 @@ def test_a_script_runs_with_the_megatron_core_beside_it(
 
 
 def test_winners_reach_the_replicas_that_train_on_them(torchrun: Callable[..., list[str]]) -> None:
-    outputs = torchrun(3, WORKERS / "swap_in_exchange.py")
+    outputs = torchrun(3, WORKERS / "swap_in_exchange.py", timeout=300)
     assert all("PASSED" in output for output in outputs)
