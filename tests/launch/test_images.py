@@ -195,3 +195,11 @@ def test_layer_over_nemo_rl_works_without_root(builder: Builder, gpu_image: str)
     assert not re.search(r"^NO ", said, re.MULTILINE)
     program = "import nemo_rod; print(nemo_rod.__file__)"
     assert WORKERS in builder.run(gpu_image, f"{WORKERS}/bin/python", "-c", program)
+
+
+@pytest.mark.images
+def test_layer_over_nemo_rl_runs_models_where_megatron_is(
+    builder: Builder, gpu_image: str, tmp_path: Path
+) -> None:
+    """The command's own environment has no Megatron: that of the workers runs every model."""
+    assert _run_recipe(builder, gpu_image, tmp_path / "runs").exists()

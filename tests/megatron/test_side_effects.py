@@ -147,7 +147,5 @@ def test_interleaved_schedule_with_default_communication_is_refused(tiny: Settin
     arguments = ("rod", job, folder / "changes.json", folder)
     said = tiny.torchrun(2, WORKER, *arguments, timeout=300, expect_failure=True)
     refusal = "virtual pipeline stages with these p2p settings: it trains on wrong gradients"
-    # torch's agent ends the other rank as soon as one has refused
-    assert any(refusal in one for one in said)
-    assert all(refusal in one or "got signal: 15" in one for one in said), said
+    assert all(refusal in one for one in said), said
     assert not (folder / "metrics.jsonl").exists()

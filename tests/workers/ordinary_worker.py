@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -206,7 +207,13 @@ def main() -> None:
         trainer.Recorder = lambda *_, **__: NoRecorder()
     else:
         Selector.choose = choose_watched
-    trainer.train(job, callbacks=[Watcher()])
+    try:
+        trainer.train(job, callbacks=[Watcher()])
+    except ValueError:
+        # torch's agent ends all ranks as soon as one has failed: each says first what it refuses
+        traceback.print_exc()
+        dist.barrier()
+        sys.exit(1)
     dist.barrier()
     dist.destroy_process_group()
 
