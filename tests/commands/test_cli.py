@@ -49,6 +49,7 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
         (["parallel.expert=2", "parallel.tensor=2"], "needs parallel.sequence=true"),
         (["train.batch_size=33"], "train.batch_size=33 does not divide"),
         (["domain.block_size=100"], "domain.block_size=100 is not valid: expected a multiple of 8"),
+        (["domain.holdout_fraction=0"], "domain.holdout_fraction=0 leaves no block on which arms"),
         (["selection.balance=half"], "selection.balance='half' is not valid: expected expected or"),
         (["selection.multiplier=0.5"], "selection.multiplier=0.5 is not valid"),
         (["model.hf=a/model"], "must name its base model once"),
