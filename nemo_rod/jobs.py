@@ -62,7 +62,7 @@ class TrainJob(ModelJob):
 
 
 @dataclass
-class ScoreJob(ModelJob):
+class ReferenceJob(ModelJob):
     """Writes a reference: a model's losses on the training blocks of one role."""
 
     model: str  # Hugging Face checkpoint
@@ -95,10 +95,10 @@ class ExportJob(ModelJob):
     checkpoint: str  # folder of the step's distributed checkpoint
 
 
-Job = TrainJob | ScoreJob | EvaluateJob | CheckJob | ExportJob
+Job = TrainJob | ReferenceJob | EvaluateJob | CheckJob | ExportJob
 _KINDS: dict[str, type] = {
     "train": TrainJob,
-    "score": ScoreJob,
+    "reference": ReferenceJob,
     "evaluate": EvaluateJob,
     "check": CheckJob,
     "export": ExportJob,

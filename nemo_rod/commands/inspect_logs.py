@@ -25,7 +25,7 @@ def describe_references(path: Path) -> str:
         raise ValueError(
             f"{path / 'sums.npy'} has losses that are not finite, the first of the block in row "
             f"{int(np.argmin(np.isfinite(loss))) * -(-len(folder.sums) // _SAMPLE)}: restore the "
-            "folder from a copy, or remove it to score again"
+            "folder from a copy, or remove it to compute it again"
         )
     eighth = folder.manifest.block_size // NUM_PARTS
     targets = np.array([eighth] * (NUM_PARTS - 1) + [eighth - 1])  # the last token has no target

@@ -17,7 +17,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, Job, ScoreJob, TrainJob, read_job
+from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, Job, ReferenceJob, TrainJob, read_job
 from nemo_rod.megatron.watch import Watch
 from nemo_rod.processes.signals import (
     STOP_SIGNALS,
@@ -30,7 +30,7 @@ from nemo_rod.processes.signals import (
 # kind of job -> the module that runs it, and its function
 _RUN_BY = {
     TrainJob: ("train_job", "train"),
-    ScoreJob: ("forward_jobs", "score"),
+    ReferenceJob: ("forward_jobs", "reference"),
     EvaluateJob: ("forward_jobs", "evaluate"),
     CheckJob: ("forward_jobs", "check_model"),
     ExportJob: ("forward_jobs", "export"),

@@ -13,7 +13,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
-from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ScoreJob, arithmetic
+from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ReferenceJob, arithmetic
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.models import build
 from nemo_rod.megatron.ranks import is_recorder, of_any_rank
@@ -28,7 +28,7 @@ from nemo_rod.selection.references.folder import LOSS_DEFINITION, role_manifest
 from nemo_rod.selection.references.teacher import distilled_loss
 
 
-def score(job: ScoreJob, signs: Signs = UNWATCHED) -> None:
+def reference(job: ReferenceJob, signs: Signs = UNWATCHED) -> None:
     """Writes a model's losses on all training blocks of one role (paper, "reference caching").
 
     Raises:
@@ -51,8 +51,8 @@ def score(job: ScoreJob, signs: Signs = UNWATCHED) -> None:
     manifest = role_manifest(
         store, job.role, model=job.model_digest, precision=precision, loss=loss
     )
-    losses = _scorer(job, job.model, store, signs, top_k, job.scoring_precision)
-    write_references(losses, out, manifest=manifest, name=job.name)
+    scorer = _scorer(job, job.model, store, signs, top_k, job.scoring_precision)
+    write_references(scorer, out, manifest=manifest, name=job.name)
 
 
 def evaluate(job: EvaluateJob, signs: Signs = UNWATCHED) -> None:
@@ -62,8 +62,8 @@ def evaluate(job: EvaluateJob, signs: Signs = UNWATCHED) -> None:
     source = store.source_index(ids)
     progress = Progress(job.name, len(job.models), unit="models")
     for number, (name, model) in enumerate(job.models.items()):
-        losses = _scorer(job, model, store, signs)
-        loss = block_loss(losses.part_sums(ids), store.block_size).astype(np.float64)
+        scorer = _scorer(job, model, store, signs)
+        loss = block_loss(scorer.part_sums(ids), store.block_size).astype(np.float64)
         if is_recorder():
             result: dict[str, Any] = {"loss": {}, "blocks": {}}
             for index, entry in enumerate(store.sources):
@@ -72,7 +72,7 @@ def evaluate(job: EvaluateJob, signs: Signs = UNWATCHED) -> None:
                 result["blocks"].setdefault(entry.role, {})[entry.name] = len(mine)
             (Path(job.out) / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
             progress.step(number + 1)
-        del losses
+        del scorer
         gc.collect()
 
 

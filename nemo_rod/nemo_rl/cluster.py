@@ -19,9 +19,9 @@ def run(command: str, config: dict[str, Any]) -> None:
     start_ray()
     from ray.exceptions import RayError
 
-    from nemo_rod.nemo_rl.score import score
+    from nemo_rod.nemo_rl.reference_losses import write_reference
 
-    action = train if command == "train" else score
+    action = train if command == "train" else write_reference
     try:
         action(config)
     except RayError as error:  # from one of NeMo-RL's own calls

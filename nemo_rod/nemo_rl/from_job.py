@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from nemo_rod.config import Config
-from nemo_rod.jobs import Job, ScoreJob, TrainJob
+from nemo_rod.jobs import Job, ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS, project
 from nemo_rod.nemo_rl.settings import SHORT_PRECISION
 from nemo_rod.selection.references import NUM_PARTS
@@ -26,7 +26,7 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
     """
     from nemo_rod.nemo_rl import cluster, settings
 
-    if not isinstance(job, TrainJob | ScoreJob):
+    if not isinstance(job, TrainJob | ReferenceJob):
         raise ValueError(f"{job.name} does not run on NeMo-RL: use launcher=local for it.")
     domain, trusted = config.domain, config.model.trust_remote_code
     gpus_per_node = config.cluster.gpus_per_node
@@ -40,7 +40,7 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
 
 
 def nemo_rl_values(
-    job: TrainJob | ScoreJob, *, block_size: int, gpus_per_node: int = 0
+    job: TrainJob | ReferenceJob, *, block_size: int, gpus_per_node: int = 0
 ) -> dict[str, Any]:
     """Translates a job to sections of a NeMo-RL recipe, without keys set by NeMo-RL or `rod.yaml`.
 
@@ -73,7 +73,7 @@ def nemo_rl_values(
     }
     nodes = _nodes(parallel.world_size, gpus_per_node)
     values: dict[str, Any] = {"rod": rod, "policy": policy, "cluster": nodes}
-    if isinstance(job, ScoreJob):
+    if isinstance(job, ReferenceJob):
         rod |= {"role": job.role, "model_digest": job.model_digest, "steps": 1}
         size = job.scoring_micro_batch_size
         policy |= {"train_global_batch_size": size * parallel.data, "train_micro_batch_size": size}
@@ -82,7 +82,7 @@ def nemo_rl_values(
     return merged
 
 
-def _refuse(job: TrainJob | ScoreJob) -> None:
+def _refuse(job: TrainJob | ReferenceJob) -> None:
     """Refuses what NeMo-RL's workers cannot do."""
     parallel, elsewhere = job.parallel, "use launcher=local or slurm"
     if job.scoring_precision is not None:
@@ -90,7 +90,7 @@ def _refuse(job: TrainJob | ScoreJob) -> None:
             f"{job.name} has scoring.precision={job.scoring_precision}, which NeMo-RL's workers "
             f"cannot score in: {elsewhere}, or leave it unset."
         )
-    if isinstance(job, ScoreJob):
+    if isinstance(job, ReferenceJob):
         refused: dict[str, Any] = {"stores the base's predictions": job.teacher_top_k}
     else:
         refused = {

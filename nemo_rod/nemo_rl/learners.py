@@ -50,7 +50,7 @@ class InWorkers:
     def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
         """Returns the partial sums of whole blocks, which references need, float32 `[C, 8]`."""
         assert eighths == NUM_PARTS, "references are of whole blocks"
-        return self._call("rod_score", block_ids=block_ids)[-1]
+        return self._call("rod_part_sums", block_ids=block_ids)[-1]
 
     def update_flops(self, num_blocks: int) -> float | None:
         """Returns the FLOPs of training on blocks, by the tracker of the policy's own `train`."""

@@ -65,7 +65,7 @@ class RoDWorkerMixin:
         self._rod_task = task
         self._rod_store = BlockStore(task.blocks)
         self._rod_loss = compat.loss_function()
-        self._rod_losses(self._rod_store)  # refuses what cannot be scored
+        self._rod_scorer(self._rod_store)  # refuses what cannot be scored
         if task.arm is not None:
             from megatron.core.utils import get_model_config
 
@@ -93,7 +93,7 @@ class RoDWorkerMixin:
         from nemo_rod.megatron.ranks import peak_memory, refuse_different_choices
 
         store, selector = self._rod_store, self._rod_selector
-        choice = selector.choose(step, self._rod_losses(store))
+        choice = selector.choose(step, self._rod_scorer(store))
         refuse_different_choices(choice)
         group = self._rod_groups().dp
         size = self.cfg["train_micro_batch_size"]
@@ -115,10 +115,10 @@ class RoDWorkerMixin:
     def rod_validate(self) -> dict[str, float]:
         """Returns the loss on the first held-out blocks of every source, nats per token."""
         held_out = BlockStore(self._rod_task.blocks, split="holdout")
-        losses = self._rod_losses(held_out)
-        return source_losses(losses, held_out, num_blocks=self._rod_task.validation_blocks)
+        scorer = self._rod_scorer(held_out)
+        return source_losses(scorer, held_out, num_blocks=self._rod_task.validation_blocks)
 
-    def rod_score(self, *, block_ids: np.ndarray) -> np.ndarray | None:
+    def rod_part_sums(self, *, block_ids: np.ndarray) -> np.ndarray | None:
         """Scores blocks, whose ids are int64 `[C]`.
 
         Returns:
@@ -127,7 +127,7 @@ class RoDWorkerMixin:
         """
         import torch.distributed as dist
 
-        sums = self._rod_losses(self._rod_store).part_sums(block_ids)
+        sums = self._rod_scorer(self._rod_store).part_sums(block_ids)
         return sums if dist.get_rank() == dist.get_world_size() - 1 else None
 
     def rod_export(self, *, folder: str) -> None:
@@ -139,7 +139,7 @@ class RoDWorkerMixin:
         gather_weights(self._rod_chunks(), no_pass_follows=True)
         save_hf(self.megatron_bridge, self._rod_chunks(), Path(folder))  # type: ignore[attr-defined]
 
-    def _rod_losses(self, store: BlockStore) -> Any:
+    def _rod_scorer(self, store: BlockStore) -> Any:
         from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
         return MegatronScorer(

@@ -9,7 +9,7 @@ from typing import Any
 
 from nemo_rod.config import Config, Optimisation, Scoring, Selection
 from nemo_rod.files import digest, read_lines, write_json
-from nemo_rod.jobs import Job, ScoreJob, TrainJob, write_job
+from nemo_rod.jobs import Job, ReferenceJob, TrainJob, write_job
 from nemo_rod.loggers import logger_names
 from nemo_rod.nemo_rl.from_job import run_on_nemo_rl
 from nemo_rod.processes.torchrun import run_job
@@ -50,7 +50,7 @@ class ModelJobs:
         file = folder / "job.json"
         write_job(job, file)
         # NeMo-RL's workers train and score; held-out losses of many models need none of them
-        on_workers = isinstance(job, TrainJob | ScoreJob)
+        on_workers = isinstance(job, TrainJob | ReferenceJob)
         if self.config.launcher.kind == "nemo_rl" and on_workers:
             run_on_nemo_rl(job, self.config)
             return

@@ -19,7 +19,7 @@ from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.files import read_json, write_json
-from nemo_rod.jobs import ScoreJob
+from nemo_rod.jobs import ReferenceJob
 from nemo_rod.recipe.arm_references import ArmReferences
 from nemo_rod.recipe.base_model import checkpoint_digest
 from nemo_rod.recipe.evaluate import MEASURED, evaluate_stage
@@ -167,7 +167,7 @@ class Stages:
             return made_of
 
         def make(folder: Path) -> dict[str, Any]:
-            job = ScoreJob(
+            job = ReferenceJob(
                 **self.jobs.common(f"references/{name}", folder),
                 model=str(self.results.checkpoint(arm)),
                 role=role,

@@ -21,7 +21,7 @@ from nemo_rod.swap_in.job import Job
 from nemo_rod.swap_in.stream import without_identity
 
 
-class ReferenceJob(Job):
+class HostReferenceJob(Job):
     """A job that scores instead of training; `nemo_rod.swap_in.reference` describes its options."""
 
     def __init__(
@@ -51,7 +51,7 @@ class ReferenceJob(Job):
             )
         return str(folder)
 
-    def score(
+    def write(
         self, model: list, groups: Any, forward_step: Callable, *, micro_batch_size: int
     ) -> None:
         """Writes a model's losses on all samples of the role. Collective.
@@ -86,10 +86,10 @@ class ReferenceJob(Job):
             if found != manifest:
                 raise ValueError(
                     f"{self.out} holds references with {found.difference(manifest)}: name "
-                    "another folder, or remove it to score again."
+                    "another folder, or remove it to compute it again."
                 )
             return
-        losses = MegatronScorer(
+        scorer = MegatronScorer(
             model,
             blend,
             groups,
@@ -98,7 +98,7 @@ class ReferenceJob(Job):
             forward_step=losses_and_mask(forward_step),
         )
         name = f"{self.role} references"
-        write_references(losses, self.out, manifest=manifest, name=name)
+        write_references(scorer, self.out, manifest=manifest, name=name)
 
 
 def model_digest(model: list, groups: Any) -> str:

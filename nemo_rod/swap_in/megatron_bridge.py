@@ -24,7 +24,7 @@ import torch.distributed as dist
 from nemo_rod.loggers import show
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.swap_in.job import INSTALLED, Job, SelectingJob
-from nemo_rod.swap_in.job_references import ReferenceJob
+from nemo_rod.swap_in.job_references import HostReferenceJob
 from nemo_rod.swap_in.patches import Installed
 from nemo_rod.swap_in.roles import Roles, assign_roles
 from nemo_rod.upstream.changes import operation_counters
@@ -69,7 +69,7 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
     from megatron.bridge.training.utils.train_utils import prepare_forward_step_func
 
     check_version()
-    job = ReferenceJob(**options)
+    job = HostReferenceJob(**options)
     refuse(cfg, job.roles)
     cfg, state = _for_scoring(cfg, job), GlobalState()
     began_here = not dist.is_initialized()
@@ -79,7 +79,7 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
             runtime_config_update(cfg)
             state.cfg = cfg
             ready = setup(state, get_dataset_provider(cfg.dataset))
-        job.score(
+        job.write(
             ready.model,
             ready.pg_collection,
             prepare_forward_step_func(forward_step, state),
@@ -91,7 +91,7 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
             dist.destroy_process_group()
 
 
-def _for_scoring(cfg: Any, job: ReferenceJob) -> Any:
+def _for_scoring(cfg: Any, job: HostReferenceJob) -> Any:
     """Returns a copy of the job's configuration that only loads weights and saves nothing."""
     from megatron.bridge.training.utils.checkpoint_utils import checkpoint_exists
 

@@ -25,7 +25,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 from nemo_rod.swap_in.job import INSTALLED, Job, SelectingJob
-from nemo_rod.swap_in.job_references import ReferenceJob
+from nemo_rod.swap_in.job_references import HostReferenceJob
 from nemo_rod.swap_in.patches import Installed
 from nemo_rod.swap_in.roles import Roles, assign_roles
 from nemo_rod.upstream.functions import check
@@ -71,14 +71,14 @@ def reference(**options: Any) -> None:
     check_version()
     from megatron.training import training
 
-    job = ReferenceJob(**options)
+    job = HostReferenceJob(**options)
 
     def parsed(args: Any) -> None:
         refuse(args, job.roles)
         _load_weights_alone(args, job)
 
     def score_instead(forward_step_func: Callable, model: list, *_: Any, **__: Any) -> None:
-        job.score(
+        job.write(
             model,
             ProcessGroupCollection.use_mpu_process_groups(),
             forward_step_func,
@@ -106,7 +106,7 @@ def _watch_arguments(installed: Installed, parsed: Arguments) -> None:
     installed.replace(training, "initialize_megatron", initialized)
 
 
-def _load_weights_alone(args: Any, job: ReferenceJob) -> None:
+def _load_weights_alone(args: Any, job: HostReferenceJob) -> None:
     from megatron.training.checkpointing import checkpoint_exists
 
     folder = job.model_folder(

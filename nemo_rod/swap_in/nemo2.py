@@ -25,7 +25,7 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe, replaced
 from nemo_rod.swap_in.job import Job, SelectingJob
-from nemo_rod.swap_in.job_references import ReferenceJob
+from nemo_rod.swap_in.job_references import HostReferenceJob
 from nemo_rod.swap_in.patches import Installed
 from nemo_rod.swap_in.roles import Roles, assign_roles
 from nemo_rod.upstream.functions import check
@@ -63,7 +63,7 @@ def reference(model: Any, data: Any, trainer: Any, **options: Any) -> None:
     from nemo.collections import llm
 
     check_version()
-    job = ReferenceJob(**options)
+    job = HostReferenceJob(**options)
     refuse(model, data, trainer, job.roles)
     checkpoint = job.model_folder(os.path.isdir)
     resume = nl.AutoResume(restore_config=nl.RestoreConfig(path=checkpoint))
@@ -183,7 +183,7 @@ class _Scored(Exception):
 class _Scoring(_WithData):
     """Writes reference losses in place of the first training step."""
 
-    job: ReferenceJob
+    job: HostReferenceJob
 
     def on_megatron_microbatches_start(self, step: Any) -> None:
         if step.forward_only:
@@ -191,7 +191,7 @@ class _Scoring(_WithData):
         options = _as_in_megatron(
             {"model": step.model, "forward_step_func": step.forward_step_func}
         )
-        self.job.score(
+        self.job.write(
             options["model"],
             ProcessGroupCollection.use_mpu_process_groups(),
             options["forward_step_func"],

@@ -22,7 +22,7 @@ from corpus_cases import texts, write
 from nemo_rod.commands import run_stages
 from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore
-from nemo_rod.jobs import EvaluateJob, Job, ScoreJob, TrainJob, write_job
+from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob, write_job
 from nemo_rod.launch import slurm
 from nemo_rod.launch.render import write_files
 from nemo_rod.recipe import base_model
@@ -121,7 +121,7 @@ def _run(jobs: ModelJobs, job: Job, folder: Path) -> None:
     log.write_text("progress: made up  1/1\n")
     if isinstance(job, TrainJob):
         _train(job, folder)
-    elif isinstance(job, ScoreJob):
+    elif isinstance(job, ReferenceJob):
         *_, writer = _write_logs(jobs.results.blocks, folder, job.role, job.model_digest)
         writer.close()
         store = BlockStore(jobs.results.blocks)

@@ -15,7 +15,7 @@ from places import WORKERS
 
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.jobs import ScoreJob, TrainJob, write_job
+from nemo_rod.jobs import ReferenceJob, TrainJob, write_job
 from nemo_rod.recipe.base_model import initialise_base
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.arms import Arm, make_arm
@@ -114,8 +114,8 @@ class Setting:
         specialist = self.train("no_replay", self.base, steps=specialist_steps, lr=3e-3)
         self.specialist = specialist / "hf"
         self.references = [
-            self.score("specialist", self.specialist, "adaptation"),
-            self.score("base", self.base, "replay"),
+            self.reference("specialist", self.specialist, "adaptation"),
+            self.reference("base", self.base, "replay"),
         ]
 
     def arm(self, name: str, **scoring: Any) -> Arm:
@@ -174,10 +174,10 @@ class Setting:
             **options,
         )
 
-    def score(self, name: str, model: Path, role: str, top_k: int | None = None) -> Path:
+    def reference(self, name: str, model: Path, role: str, top_k: int | None = None) -> Path:
         out = self.root / "references" / name
         out.mkdir(parents=True)
-        job = ScoreJob(
+        job = ReferenceJob(
             name=name,
             blocks=str(self.blocks),
             out=str(out),

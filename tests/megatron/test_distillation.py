@@ -136,7 +136,7 @@ def test_blocks_whose_positions_are_shared_out(torchrun: Torchrun, ranks: int) -
 @pytest.fixture(scope="module")
 def references(tiny: Setting) -> list[Path]:
     """The specialist's, and those of the base with four tokens of every prediction."""
-    return [tiny.references[0], tiny.score("base_distillation", tiny.base, "replay", top_k=4)]
+    return [tiny.references[0], tiny.reference("base_distillation", tiny.base, "replay", top_k=4)]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import torch
 from command_line import composed
 
 from nemo_rod.config import Optimisation, Parallel
-from nemo_rod.jobs import ScoreJob, TrainJob, arithmetic
+from nemo_rod.jobs import ReferenceJob, TrainJob, arithmetic
 from nemo_rod.selection import ReferenceWriter, compact, open_references
 from nemo_rod.selection.references.folder import role_manifest
 
@@ -136,7 +136,7 @@ def test_machines_without_it_are_refused(engine: Recorded, monkeypatch: pytest.M
 
 
 def test_jobs_are_refused_before_they_read_anything(tmp_path: Path) -> None:
-    from nemo_rod.megatron.forward_jobs import score
+    from nemo_rod.megatron.forward_jobs import reference
     from nemo_rod.megatron.train_job import train
 
     common: dict[str, Any] = {
@@ -148,7 +148,7 @@ def test_jobs_are_refused_before_they_read_anything(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^scoring\.precision=fp8 needs a GPU"):
         train(TrainJob(**common, arm={}, optimisation=steps))
     with pytest.raises(ValueError, match=r"^scoring\.precision=fp8 needs a GPU"):
-        score(ScoreJob(**common, role="replay", model_digest="m"))
+        reference(ReferenceJob(**common, role="replay", model_digest="m"))
     assert not any(tmp_path.iterdir())
 
 

@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 from places import ROOT
 
 from nemo_rod.config import Optimisation, Parallel, config_folder
-from nemo_rod.jobs import ScoreJob, TrainJob
+from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS
-from nemo_rod.nemo_rl import algorithm, compat, conversions, score, settings
+from nemo_rod.nemo_rl import algorithm, compat, conversions, reference_losses, settings
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.nemo_rl.settings import RoD, check
 from nemo_rod.nemo_rl.shown import model_speed
@@ -328,16 +328,18 @@ def test_references_of_another_model_are_refused(
     writer.append(ids, np.ones((len(ids), 8), np.float32), store.hashes(ids))
     writer.close()
     compact(out, manifest=manifest, hashes=store.hashes)
-    monkeypatch.setattr(score, "open_store", lambda config: store)
+    monkeypatch.setattr(reference_losses, "open_store", lambda config: store)
     rod = {"out": str(out), "role": "replay", "model_digest": None}
     policy = {"model_name": "old", "precision": "bfloat16"}
-    score.score({"rod": rod, "policy": policy})  # they are there: nothing to do
-    with pytest.raises(ValueError, match=r"references with .*model.*remove it to score again"):
-        score.score({"rod": rod, "policy": {**policy, "model_name": "new"}})
+    reference_losses.write_reference(
+        {"rod": rod, "policy": policy}
+    )  # they are there: nothing to do
+    with pytest.raises(ValueError, match=r"references with .*model.*remove it to compute it again"):
+        reference_losses.write_reference({"rod": rod, "policy": {**policy, "model_name": "new"}})
 
 
 def test_scoring_job_in_nemo_rls_terms() -> None:
-    job = ScoreJob(**job_values(role="replay", model_digest="abc"))
+    job = ReferenceJob(**job_values(role="replay", model_digest="abc"))
     values = nemo_rl_values(job, block_size=64, gpus_per_node=4)
     assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
@@ -346,7 +348,7 @@ def test_scoring_job_in_nemo_rls_terms() -> None:
 
 
 def test_references_in_a_precision_that_workers_lack_are_refused() -> None:
-    job = ScoreJob(**job_values(role="replay", model_digest="abc", scoring_precision="fp8"))
+    job = ReferenceJob(**job_values(role="replay", model_digest="abc", scoring_precision="fp8"))
     with pytest.raises(ValueError, match="fp8, which NeMo-RL's workers can"):
         nemo_rl_values(job, block_size=64)
 

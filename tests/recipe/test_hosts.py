@@ -13,7 +13,7 @@ import pytest
 from command_line import composed
 
 from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
-from nemo_rod.jobs import EvaluateJob, Job, ScoreJob, TrainJob
+from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.recipe.arm_references import ArmReferences
 from nemo_rod.recipe.checks import check
@@ -93,7 +93,7 @@ def test_held_out_losses_need_no_worker_of_nemo_rl(
     jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
     common = jobs.common("evaluate", tmp_path)
     jobs.run(EvaluateJob(**common, models={"base": "hf"}), tmp_path)
-    jobs.run(ScoreJob(**common, model="hf", role="replay", model_digest=""), tmp_path)
+    jobs.run(ReferenceJob(**common, model="hf", role="replay", model_digest=""), tmp_path)
     assert ran == ["here", "ray"]
 
 

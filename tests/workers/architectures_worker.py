@@ -81,7 +81,7 @@ def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> 
         if parallel_state.is_initialized():
             parallel_state.destroy_model_parallel()
         return {"refused": str(refusal)}
-    losses = MegatronScorer(
+    scorer = MegatronScorer(
         model,
         store,
         ProcessGroupCollection.use_mpu_process_groups(),
@@ -89,7 +89,7 @@ def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> 
         batches=lambda ids, size: micro_batches(store, ids, size),
     )
     ids = np.arange(BLOCKS)
-    sums = {eighths: losses.part_sums(ids, eighths).tolist() for eighths in (8, 4, 1)}
+    sums = {eighths: scorer.part_sums(ids, eighths).tolist() for eighths in (8, 4, 1)}
     save_hf(bridge, model, out)
     dist.barrier()
     parallel_state.destroy_model_parallel()

@@ -65,7 +65,7 @@ def main() -> None:
     model, store = OnePositionAtATime(config), Store()
     groups = ProcessGroupCollection.use_mpu_process_groups()
     ids = np.array([5, 0, 3, 2, 1, 4])
-    losses = MegatronScorer(
+    scorer = MegatronScorer(
         [model],
         store,  # type: ignore[arg-type]
         groups,
@@ -76,7 +76,7 @@ def main() -> None:
     loss = model.table.numpy()[tokens[:, :-1], tokens[:, 1:]] * (1 + np.arange(BLOCK_SIZE - 1))
     expected = np.pad(loss, ((0, 0), (0, 1))).reshape(BLOCKS, 8, -1).sum(axis=-1)
     worst = max(
-        float(np.abs(losses.part_sums(ids, eighths) - expected[:, :eighths]).max())
+        float(np.abs(scorer.part_sums(ids, eighths) - expected[:, :eighths]).max())
         for eighths in (8, 4, 2)
     )
     print(json.dumps({"largest difference": worst}), flush=True)

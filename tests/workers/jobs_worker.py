@@ -17,16 +17,16 @@ import torch.distributed as dist
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.evaluation import merge_checkpoints
-from nemo_rod.jobs import EvaluateJob, ScoreJob, TrainJob, read_job
+from nemo_rod.jobs import EvaluateJob, ReferenceJob, TrainJob, read_job
 
 
 def run(file: Path) -> None:
     from megatron.core import parallel_state
 
-    from nemo_rod.megatron.forward_jobs import evaluate, score
+    from nemo_rod.megatron.forward_jobs import evaluate, reference
     from nemo_rod.megatron.train_job import train
 
-    kinds: dict[type, Any] = {TrainJob: train, ScoreJob: score, EvaluateJob: evaluate}
+    kinds: dict[type, Any] = {TrainJob: train, ReferenceJob: reference, EvaluateJob: evaluate}
     job = read_job(file)
     kinds[type(job)](job)
     dist.barrier()

@@ -71,7 +71,7 @@ def main() -> None:
         post_process=parallel_state.is_pipeline_last_stage(),
     )
     store, read = Store(), []
-    losses = MegatronScorer(
+    scorer = MegatronScorer(
         [model],
         store,  # type: ignore[arg-type]
         ProcessGroupCollection.use_mpu_process_groups(),
@@ -84,7 +84,7 @@ def main() -> None:
 
     model.register_forward_pre_hook(note_shape, with_kwargs=True)
     ids = np.array([5, 0, 3, 6, 1, 4, 2])
-    whole = losses.part_sums(ids)
+    whole = scorer.part_sums(ids)
     # of two blocks as many bytes as a slice of 4 of their 64 tokens may have
     small = 4 * 2 * 4 * VOCABULARY // tensor
     for eighths, max_bytes in (
@@ -94,7 +94,7 @@ def main() -> None:
         read.clear()
         with patch.object(logits, "MAX_LOGITS_BYTES", max_bytes):
             length = logits.slice_length(2, VOCABULARY // tensor)
-            sums = losses.part_sums(ids, eighths)
+            sums = scorer.part_sums(ids, eighths)
         found = {
             "eighths": eighths,
             "slice": length,

@@ -62,11 +62,11 @@ class Validation(Callback):
     def measure(self, context: CallbackContext) -> dict[str, float]:
         """Scores the held-out blocks with the current weights. Collective."""
         groups = get_pg_collection(context.model[0])
-        losses = MegatronScorer(
+        scorer = MegatronScorer(
             context.model,
             self.store,
             groups,
             micro_batch_size=self.micro_batch_size,
             beat=self.beat,
         )
-        return source_losses(losses, self.store, num_blocks=self.num_blocks)
+        return source_losses(scorer, self.store, num_blocks=self.num_blocks)

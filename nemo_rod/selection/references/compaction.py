@@ -47,7 +47,7 @@ def compact(folder: str | Path, *, manifest: ReferenceManifest, hashes: Hashes) 
     """
     folder = Path(folder)
     if (folder / "manifest.json").exists():
-        raise ValueError(f"{folder} is complete already: use it, or remove it to score again")
+        raise ValueError(f"{folder} is complete already: use it, or remove it to compute it again")
     work = folder / ".compact.tmp"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)

@@ -146,7 +146,7 @@ def open_folder(path: Path) -> Folder:
         said = f"{type(error).__name__}: {str(error)[:200]}"  # their repr may hold the whole file
         raise ValueError(
             f"{file} is no manifest of references ({said}): restore it from a copy, or remove "
-            "the folder to score again"
+            "the folder to compute it again"
         ) from error
     if schema != SCHEMA:
         raise ValueError(
@@ -162,7 +162,7 @@ def open_folder(path: Path) -> Folder:
 
 def read_manifest(path: Path, values: dict[str, Any]) -> ReferenceManifest:
     """Return the manifest from the values that a file holds; refuse any that are none."""
-    with interpreting(path, cure="restore it from a copy, or remove it to score again"):
+    with interpreting(path, cure="restore it from a copy, or remove it to compute it again"):
         manifest = ReferenceManifest(**values)
         for field in fields(ReferenceManifest):
             kind = int if field.type == "int" else str
@@ -177,7 +177,7 @@ def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.N
     Raises:
         ValueError: The file cannot be read, or its dtype or shape is wrong.
     """
-    advice = "restore the folder from a copy, or remove it to score again"
+    advice = "restore the folder from a copy, or remove it to compute it again"
     try:
         array: npt.NDArray[Any] = np.lib.format.open_memmap(file, mode="r")  # no archive
     except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python

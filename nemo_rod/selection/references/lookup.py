@@ -182,7 +182,7 @@ class References(ReferenceLosses):
             if manifest_digest(folder.manifest, folder.sums, folder.heads) != folder.digest:
                 raise ValueError(
                     f"{folder.path} does not have the content its manifest.json names (digest): "
-                    "restore the folder from a copy, or remove it to score again"
+                    "restore the folder from a copy, or remove it to compute it again"
                 )
 
     @cached_property
@@ -222,7 +222,7 @@ class References(ReferenceLosses):
                 f"the reference of block {block_ids[np.argmin(whole_C)]} is damaged (checksum, "
                 f"{(~whole_C).sum()} of {len(whole_C)} looked up) in "
                 f"{', '.join(str(folder.path) for folder in self._folders)}: "
-                "restore the folder from a copy, or remove it to score again"
+                "restore the folder from a copy, or remove it to compute it again"
             )
         return records_C
 

@@ -166,6 +166,6 @@ def _open_own(path: Path, manifest: ReferenceManifest, *, read_only: bool) -> Re
     if found != manifest:
         raise ValueError(
             f"{path} was written with {found.difference(manifest)}: finish it with what it was "
-            "begun with, or remove it to score again"
+            "begun with, or remove it to compute it again"
         )
     return log

@@ -83,14 +83,14 @@ def make_room(folder: Path, manifest: ReferenceManifest, vocab_size: int) -> Non
         if log_paths(folder):
             raise ValueError(
                 f"{file} is missing, but {folder} has logs of blocks that are in it: remove the "
-                "folder to score again"
+                "folder to compute it again"
             )
         write_whole(file, header)
     with open(file, "rb") as found:
         if found.read(len(header)) != header or file.stat().st_size > size:
             raise ValueError(
                 f"{file} is of other blocks, or of another scoring.teacher_top_k than "
-                f"{teacher_top_k(manifest.loss)}: remove {folder} to score again"
+                f"{teacher_top_k(manifest.loss)}: remove {folder} to compute it again"
             )
     needed, free = size - file.stat().st_blocks * 512, shutil.disk_usage(folder).free
     if needed > free:
@@ -184,7 +184,7 @@ class Teacher:
             if wrong_C.any():
                 raise ValueError(
                     f"the record of block {block_ids[np.argmax(wrong_C)]} in {self._path} {what}: "
-                    "restore the folder from a copy, or remove it to score again"
+                    "restore the folder from a copy, or remove it to compute it again"
                 )
         return records_C["ids"].astype(np.int32), records_C["logprobs"]
 

@@ -26,7 +26,7 @@ from nemo_rod.selection.references.folder import role_manifest
 _BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
 
 
-def score(config: dict[str, Any]) -> None:
+def write_reference(config: dict[str, Any]) -> None:
     """Writes the losses of `policy.model_name` on the training blocks of `rod.role` to `rod.out`.
 
     An interrupted run resumes where it stopped. Ray must be running.
@@ -50,7 +50,7 @@ def score(config: dict[str, Any]) -> None:
         if found != manifest:
             raise ValueError(
                 f"{out} holds references with {found.difference(manifest)}: name another folder as "
-                "rod.out, or remove it to score again."
+                "rod.out, or remove it to compute it again."
             )
         remove_logs(out)
         return
@@ -63,7 +63,7 @@ def score(config: dict[str, Any]) -> None:
         missing = ~np.isin(ids, logged_ids(out, manifest))
         size = rod["scoring"]["micro_batch_size"] * _BATCHES_PER_CALL * num_replicas(policy)
         writer = ReferenceWriter(out, rank=0, manifest=manifest)
-        progress = Progress("score", len(ids), unit="blocks", prefix="")
+        progress = Progress("reference", len(ids), unit="blocks", prefix="")
         progress.start(len(ids) - int(missing.sum()))
         for start in range(0, len(ids), size):
             part, wanted = ids[start : start + size], missing[start : start + size]
