@@ -87,7 +87,7 @@ $(NEMO2)/.ready: requirements/torch.txt requirements/nemo2.txt pyproject.toml
 test-slurm: $(READY) ## run a recipe on a real Slurm of two nodes, started on loopback for the test
 	$(PYTEST) -m slurm --timeout 7200 -s $(ARGS)
 
-test-images: $(READY) ## build both container images with buildah, and run a recipe in one
+test-images: $(READY) ## build both container images with buildah, and run a recipe in each
 	$(PYTEST) -m images --timeout 7200 -s $(ARGS)
 
 # ENGINE is docker, podman or buildah; BUILD="--build-arg BASE_IMAGE=..." is handed to its build.

@@ -25,9 +25,9 @@ On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
   nemo-rod reference --config RECIPE.yaml rod.role=replay [key=value ...]
 
 Without a recipe:
-  nemo-rod status RUN_DIR                         what ran, where, how far it is, how it ended
-  nemo-rod status RUN_DIR --watch                 the same with bars, kept fresh
-  nemo-rod serve RUN_DIR [port=8008]              the page of a run under way, kept fresh
+  nemo-rod status RUN_DIR                         what ran, where, its progress and its end
+  nemo-rod status RUN_DIR --watch                 the same with bars, updated
+  nemo-rod serve RUN_DIR [port=8008]              the page of a run under way, updated
   nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared

@@ -53,6 +53,8 @@ def main() -> int:
         _run(job, watch)
     except Stopped as stop:
         print(f"nemo-rod stopped: {stop}", flush=True)
+        # torchrun ends all ranks with the first one: the last may still be closing its loggers
+        dist.barrier()
         watch.close()
         return Stopped.exit_status
     except BaseException as error:  # every rank must end, whatever the error

@@ -70,6 +70,10 @@ def _others(chunk: Any) -> Iterator[tuple[str, str]]:
                 yield f"{loss} of {name}", "set moe_router_load_balancing_type=none, without z loss"
         if "mtp" in module._modules and getattr(module.config, "mtp_num_layers", None):
             yield f"multi-token prediction in {name or 'the model'}", "set mtp_num_layers=null"
+        # without its loss, the indexer of sparse attention would have no gradient, and would decay
+        if module._modules.get("indexer") is not None:
+            cure = "choose a model without sparse attention"
+            yield f"the loss of the sparse attention's indexer in {name}", cure
     for name, parameter in chunk.named_parameters():
         if "vision_model." in name and parameter.requires_grad:
             yield f"the weight decay of {name}", "set freeze_vision_model=true"

@@ -3,11 +3,14 @@
 When the tensors of a checkpoint are on the disk, Megatron-Bridge writes three files more:
 `latest_train_state.pt` and `latest_checkpointed_iteration.txt`, which name the checkpoint to resume
 from, and its `run_config.yaml`. It writes them one after the other and in place. Of a run that is
-killed meanwhile, they name a checkpoint that cannot be loaded.
+killed meanwhile, they name a checkpoint that cannot be loaded. And of the checkpoints that it finds
+it keeps those with the highest numbers, whether they can be loaded or not: what a kill has left of
+a later one would make it delete the checkpoint that it has just saved.
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +38,41 @@ def write_config_whole(config: Any) -> None:
 def name_the_last_whole(checkpoints: Path) -> None:
     """Makes the trackers name the last whole checkpoint, or none. For one process.
 
-    The trainer's checkpoint folder need not exist.
+    What a kill has left of other checkpoints is removed. If somebody has gone back to an earlier
+    checkpoint, later ones become `abandoned_<iteration>`, which no trainer deletes. The trainer's
+    checkpoint folder need not exist.
 
     Raises:
-        OSError: the trackers cannot be written.
+        OSError: the trackers cannot be written, or a folder cannot be removed.
     """
     tracker, latest_state = checkpoints / TRACKER, checkpoints / _LATEST_STATE
     named = tracker.read_text() if tracker.exists() else ""
-    whole = {
-        str(int(path.name[5:])): path for path in checkpoints.glob("iter_*") if _is_whole(path)
-    }
+    whole = {}
+    for path in sorted(checkpoints.glob("iter_*")):
+        number = path.name.removeprefix("iter_")
+        if number.isdecimal() and _is_whole(path):
+            whole[str(int(number))] = path
+        elif number.isdecimal():
+            shutil.rmtree(path)
     if not whole:
         for file in (latest_state, tracker):
             file.unlink(missing_ok=True)
         return
     iteration = named if named in whole else max(whole, key=int)
+    for later in [path for number, path in whole.items() if int(number) > int(iteration)]:
+        _replace(later, checkpoints / later.name.replace("iter_", "abandoned_"))
     state = (whole[iteration] / _STATE).read_bytes()
     if named == iteration and latest_state.exists() and latest_state.read_bytes() == state:
         return
     print(f"{PREFIX}{checkpoints}: resuming from step {iteration}, the last whole one", flush=True)
     write_whole(latest_state, state)
     write_whole(tracker, iteration.encode())
+
+
+def _replace(folder: Path, destination: Path) -> None:
+    if destination.exists():
+        shutil.rmtree(destination)
+    folder.rename(destination)
 
 
 def _is_whole(checkpoint: Path) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from places import WORKERS
 from test_layouts import assert_same_run
-from test_score_resume import files
+from test_reference_resume import files
 from tiny import LAYOUTS, Setting, Torchrun
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA

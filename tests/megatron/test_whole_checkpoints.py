@@ -54,12 +54,9 @@ def test_the_trackers_name_the_last_whole_checkpoint(tmp_path: Path, what: str) 
 
 def test_what_is_whole_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = checkpoints(tmp_path / "checkpoints", 4, 8, 12)
-    for iteration in (12, 8):  # somebody may have gone back to an earlier one
-        (folder / TRACKER).write_text(str(iteration))
-        (folder / STATE).write_text(f"state {iteration}")
-        before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-        name_the_last_whole(folder)
-        assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    name_the_last_whole(folder)
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
     assert capsys.readouterr().out == ""
     name_the_last_whole(tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -69,7 +66,43 @@ def test_without_a_whole_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
     folder = checkpoints(tmp_path / "checkpoints", 4)
     (folder / "iter_0000004" / "run_config.yaml").unlink()
     name_the_last_whole(folder)
-    assert [file.name for file in folder.iterdir()] == ["iter_0000004"]
+    assert list(folder.iterdir()) == []
+
+
+def iterations(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def test_going_back_to_an_earlier_checkpoint_keeps_later_ones_apart(tmp_path: Path) -> None:
+    folder = checkpoints(tmp_path / "checkpoints", 4, 8, 12)
+    for _ in range(2):  # the second time over what the first time has left
+        (folder / TRACKER).write_text("8")
+        (folder / STATE).write_text("state 8")
+        name_the_last_whole(folder)
+        assert ((folder / TRACKER).read_text(), (folder / STATE).read_text()) == ("8", "state 8")
+        assert iterations(folder) == ["abandoned_0000012", "iter_0000004", "iter_0000008"]
+        shutil.copytree(folder / "abandoned_0000012", folder / "iter_0000012")
+
+
+@pytest.mark.filterwarnings("ignore")  # importing Megatron warns of what a machine lacks
+@pytest.mark.parametrize("keep", [1, 2])
+def test_the_trainer_keeps_what_it_saves_beside_what_a_kill_has_left(
+    tmp_path: Path, keep: int
+) -> None:
+    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+
+    # isort: split
+    from megatron.bridge.training.checkpointing import cleanup_old_non_persistent_checkpoint
+
+    folder = checkpoints(tmp_path / "checkpoints", 10, 17, 20)
+    for killed in ("17", "20")[-keep:]:  # while each of them was written
+        (folder / f"iter_00000{killed}" / "run_config.yaml").unlink()
+    name_the_last_whole(folder)
+    checkpoints(folder, 18)  # saved at once, near the end of the job's time
+    cleanup_old_non_persistent_checkpoint(str(folder), leave_ckpt_num=keep, do_async=False)
+    name_the_last_whole(folder)
+    assert (folder / TRACKER).read_text() == "18"
+    assert iterations(folder)[-1] == "iter_0000018"
 
 
 def test_a_configuration_appears_whole_or_not_at_all(tmp_path: Path) -> None:

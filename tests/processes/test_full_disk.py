@@ -112,7 +112,7 @@ assert np.array_equal(References.open([disk], store)[ids], block_loss(sums_of(id
         (372, ".compact.tmp/check.npy", 4000),
     ],
 )
-def test_score(tmp_path: Path, kib: int, file: str, kept: int) -> None:
+def test_reference_losses(tmp_path: Path, kib: int, file: str, kept: int) -> None:
     error, state = on_a_small_disk(SCORE, tmp_path / "disk", kib).splitlines()
     assert error == (
         "[Errno 28] No space left on device: make room and run it again, it resumes where it "

@@ -1,4 +1,4 @@
-"""Reference losses for `after.py`: `torchrun score.py DATA REFERENCES CORPUS CHECKPOINTS`."""
+"""Reference losses for `after.py`: `torchrun reference.py DATA REFERENCES CORPUS CHECKPOINTS`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nemo_rod import swap_in
 
 
 def main() -> None:
-    """Scores the samples of one corpus with the last checkpoint of a job."""
+    """Computes the reference losses of one corpus with the last checkpoint of a job."""
     from megatron.bridge.training.gpt_step import forward_step
 
     data, references, name, checkpoint = sys.argv[1:5]

@@ -3,8 +3,8 @@
     python run.py CHECKOUT FOLDER
 
 CHECKOUT is Megatron-LM at tag core_v0.16.1 or core_v0.19.0, or its main branch, and stays as it is:
-copies of its script get the lines of `install.py`, `score_new.py` and `score_old.py` before their
-call of `pretrain`.
+copies of its script get the lines of `install.py`, `reference_new.py` and `reference_old.py` before
+their call of `pretrain`.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def main() -> None:
     )
     job("base", OLD, 20, "--save base")
     job("specialist", NEW, 20, "--pretrained-checkpoint base --save specialist")
-    job("score_new", BOTH, STEPS, "", "score_new.py")
-    job("score_old", BOTH, STEPS, "", "score_old.py")
+    job("reference_new", BOTH, STEPS, "", "reference_new.py")
+    job("reference_old", BOTH, STEPS, "", "reference_old.py")
     job("rod", BOTH, STEPS, "--pretrained-checkpoint base --save rod --load rod", "install.py")
     run("-m", "nemo_rod.cli", "inspect", "rod/rod/curriculum.rod")
 

@@ -1,4 +1,4 @@
-"""Reference losses for `after.py`: `torchrun score.py DATA REFERENCES ROLE CHECKPOINT`."""
+"""Reference losses for `after.py`: `torchrun reference.py DATA REFERENCES ROLE CHECKPOINT`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nemo_rod import swap_in
 
 
 def main() -> None:
-    """Scores the samples of one corpus, "new" or "old", with a checkpoint of the job."""
+    """Computes the reference losses of one corpus, "new" or "old", with a checkpoint of the job."""
     data, references, name, checkpoint = sys.argv[1:5]
     job = make_job(Path(data), Path(references))
     swap_in.reference(
