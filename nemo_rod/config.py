@@ -184,6 +184,9 @@ class Convergence:
     decay_epochs: float = key(0.5, "> 0")  # epochs of its data in the learning-rate decay after it
 
 
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}  # model.precision -> PyTorch's name of it
+
+
 @dataclass
 class Model:
     """Where the base model comes from: a Hugging Face checkpoint, or training from scratch."""
@@ -193,7 +196,7 @@ class Model:
     special_tokens: str = one_of("same", "renamed")  # their names, against the blocks' tokenizer
     architecture: dict[str, Any] | None = None  # Hugging Face config of a base trained from scratch
     shape: dict[str, Any] | None = None  # Hugging Face config of `hf`, for `plan` without a network
-    precision: str = one_of("bf16", "fp32")  # precision of training and scoring
+    precision: str = one_of(*DTYPES)  # precision of training and scoring
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def evaluate(job: EvaluateJob, signs: Signs = UNWATCHED) -> None:
                 mine = loss[source == index]
                 result["loss"].setdefault(entry.role, {})[entry.name] = float(mine.mean())
                 result["blocks"].setdefault(entry.role, {})[entry.name] = len(mine)
-            (Path(job.out) / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+            write_json(Path(job.out) / f"{name}.json", result)
             progress.step(number + 1)
         del scorer
         gc.collect()

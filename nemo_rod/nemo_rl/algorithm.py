@@ -12,26 +12,34 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Scoring, Selection
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
-from nemo_rod.files import digest, write_json
+from nemo_rod.files import digest, digest_of_files, write_json
 from nemo_rod.loggers import Prepared
-from nemo_rod.nemo_rl import compat
+from nemo_rod.nemo_rl import compat, conversions
 from nemo_rod.nemo_rl.learners import Learner, make_learner
 from nemo_rod.nemo_rl.remote import WorkerFailed, call_all, sentence
 from nemo_rod.nemo_rl.settings import short_precision
 from nemo_rod.nemo_rl.shown import end_runs, keep_runs, log, model_speed, use_loggers
-from nemo_rod.processes.signals import Stopped
+from nemo_rod.processes.signals import STOP_SIGNALS, Stopped
 from nemo_rod.selection import CurriculumHeader, ReferenceLosses, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.held_out import START_FILE
+from nemo_rod.selection.references import NUM_PARTS
 from nemo_rod.trust import refuse_code_of_its_own
+
+# Keys of the optimizer that, like the layout, may change between two attempts.
+_OF_THE_MACHINE = {
+    *("use_distributed_optimizer", "use_precision_aware_optimizer", "optimizer_cpu_offload"),
+    *("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"),
+}
 
 
 @dataclass
@@ -41,6 +49,7 @@ class Run:
     config: dict[str, Any]  # all sections of the configuration, as plain values
     policy: Any  # NeMo-RL's, like the next one, the logger and the checkpointer
     cluster: Any
+    arm: Arm
     learner: Learner
     header: CurriculumHeader
     logger: Any
@@ -75,7 +84,7 @@ def setup(config: dict[str, Any]) -> Run:
     store = open_store(config)
     arm = build_arm(config, store)
     references = references_of(config, store) if arm.policy().needs_scores else None
-    header = curriculum_header(arm, store, references, config=_digest(config))
+    header = curriculum_header(arm, store, references, config=_digest(config, arm))
 
     checkpointer = CheckpointManager(config["checkpointing"])
     latest = checkpointer.get_latest_checkpoint_path()
@@ -90,7 +99,16 @@ def setup(config: dict[str, Any]) -> Run:
         logger.log_hyperparams(config)
         keep_runs(logger, Path(rod["out"]), step=info["step"])
         return Run(
-            config, policy, cluster, learner, header, logger, checkpointer, info["step"], prepared
+            config=config,
+            policy=policy,
+            cluster=cluster,
+            arm=arm,
+            learner=learner,
+            header=header,
+            logger=logger,
+            checkpointer=checkpointer,
+            step=info["step"],
+            prepared=prepared,
         )
     except BaseException:
         policy.worker_group.shutdown(force=True)
@@ -127,7 +145,21 @@ def references_of(config: dict[str, Any], store: BlockStore) -> ReferenceLosses:
 
 
 def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
-    """Returns the configured arm, with its pools and policy."""
+    """Returns the configured arm, with its pools and policy.
+
+    Raises:
+        ValueError: there is no such arm, or stock workers cannot score it.
+    """
+    arm = _arm(config, store)
+    if config["rod"]["choose_in"] == "driver" and arm.eighths != NUM_PARTS:
+        raise ValueError(
+            f"rod.scoring.prefix is '{Fraction(arm.eighths, NUM_PARTS)}': expected 1 where stock "
+            "workers score: they read whole blocks."
+        )
+    return arm
+
+
+def _arm(config: dict[str, Any], store: BlockStore) -> Arm:
     rod = config["rod"]
     if rod["variant"] is not None:
         return Arm(**rod["variant"])
@@ -204,9 +236,9 @@ def rod_train(run: Run) -> None:
             metrics["timing/train/total"] = timer.reduce("total", "sum")
             timer.reset()
             done = run.step + 1
-            metrics |= model_speed(run.learner, choice, metrics, rod, run.cluster.world_size())
-            looked = run.learner.validate() if every and done % every == 0 else {}
-            row = journal.append(run.step, choice, metrics | looked)
+            metrics |= model_speed(run.learner, choice, metrics, run.arm, run.cluster.world_size())
+            validated = run.learner.validate() if every and done % every == 0 else {}
+            row = journal.append(run.step, choice, metrics | validated)
             log(run.logger, row, step=done)
             run.step = done
             timeout.mark_iteration()
@@ -250,18 +282,26 @@ def _kept_metric(name: str, metrics: dict[str, Any]) -> float | None:
     return metrics.get({"train": "train/", "val": "validation/"}.get(kind, "") + rest)
 
 
-def _digest(config: dict[str, Any]) -> str:
-    """Digest of what determines the choices, except store, references, seed and layout."""
-    policy, rod = config["policy"], config["rod"]
+def _digest(config: dict[str, Any], arm: Arm) -> str:
+    """Digest of what determines the choices, except store, references and layout.
+
+    Like the layout, the paths of files and what saves memory may change between two attempts. A
+    recipe's job has such a digest; its stage compares the model, and what `nemo_rl` sets.
+    """
+    policy, rod, recorded = config["policy"], config["rod"], arm.recorded
+    if rod["config_digest"] is not None:
+        return str(rod["config_digest"])
     megatron = policy["megatron_cfg"]
     section = megatron if megatron["enabled"] else policy
+    optimizer = section.get("optimizer") or {}
     decides = {
-        **{key: policy[key] for key in ("model_name", "precision", "train_global_batch_size")},
-        **{key: rod[key] for key in ("arm", "steps")},
-        # replay is always scored by its loss here, and runs older than this key can still resume
-        "selection": {k: v for k, v in rod["selection"].items() if k != "replay_score"},
-        **({"prefix": rod["scoring"]["prefix"]} if rod["scoring"]["prefix"] != "1" else {}),
-        **{key: section.get(key) for key in ("optimizer", "scheduler")},
+        "model": conversions.identity(policy["model_name"]),
+        **{key: policy[key] for key in ("precision", "train_global_batch_size")},
+        "arm": asdict(arm) | ({"recorded": digest_of_files([Path(recorded)])} if recorded else {}),
+        "steps": rod["steps"],
+        "on_nonfinite": rod["selection"]["on_nonfinite"],
+        "optimizer": {k: v for k, v in optimizer.items() if k not in _OF_THE_MACHINE},
+        "scheduler": section.get("scheduler"),
     }
     return digest(json.dumps(decides, sort_keys=True, default=str).encode())
 
@@ -270,11 +310,10 @@ def _digest(config: dict[str, Any]) -> str:
 def _asked_to_stop() -> Iterator[threading.Event]:
     """Records a stop signal, so that the step can first be completed and saved."""
     asked = threading.Event()
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in numbers}
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in STOP_SIGNALS}
     try:
         yield asked
     finally:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from fractions import Fraction
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from nemo_rod.config import Config
+from nemo_rod.config import DTYPES, Config
 from nemo_rod.jobs import Job, ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS, project
-from nemo_rod.nemo_rl.settings import SHORT_PRECISION
-from nemo_rod.selection.references import NUM_PARTS
-
-_LONG_PRECISION = {short: long for long, short in SHORT_PRECISION.items()}
 
 
 def run_on_nemo_rl(job: Job, config: Config) -> None:
@@ -68,7 +63,7 @@ def nemo_rl_values(
     policy: dict[str, Any] = {
         "model_name": job.model,
         "max_total_sequence_length": block_size,
-        "precision": _LONG_PRECISION[job.precision],
+        "precision": DTYPES[job.precision],
         "megatron_cfg": megatron,
     }
     nodes = _nodes(parallel.world_size, gpus_per_node)
@@ -114,14 +109,12 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
     rod = {
         "arm": job.arm.name,
         "variant": asdict(job.arm),
+        "config_digest": job.config_digest or None,
         "references": job.references,
         "steps": o.steps,
-        "warmup_fraction": o.warmup_fraction,
-        "decay_fraction": o.decay_fraction,
-        "warmup_steps": None if o.warmup_steps is None else o.warmup,
-        "decay_steps": None if o.decay_steps is None else o.decay,
-        "selection": _selection(job),
-        "scoring": {"prefix": str(Fraction(job.arm.eighths, NUM_PARTS))},
+        "warmup_steps": o.warmup,
+        "decay_steps": o.decay,
+        "selection": {"on_nonfinite": job.on_nonfinite},
         "validation": {"every": job.validation_every, "blocks": job.validation_blocks},
         "hf": True,
     }
@@ -160,15 +153,6 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
         },
     }
     return {"rod": rod, "policy": policy, "checkpointing": checkpointing, "logger": logger}
-
-
-def _selection(job: TrainJob) -> dict[str, Any]:
-    """Returns the keys of `rod.selection`; those irrelevant to this arm keep their defaults."""
-    keys = ("multiplier", "kappa") if job.arm.kappa is not None else ()
-    selection = {key: getattr(job.arm, key) for key in keys} | {"on_nonfinite": job.on_nonfinite}
-    if job.arm.balance in ("expected", "exact"):
-        selection["balance"] = job.arm.balance
-    return selection
 
 
 def _nodes(processes: int, gpus_per_node: int) -> dict[str, int]:

@@ -15,13 +15,12 @@ from nemo_rod.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
 from nemo_rod.selection import (
     BlockScorer,
-    References,
     ReferenceWriter,
     compact,
     logged_ids,
     remove_logs,
 )
-from nemo_rod.selection.references.folder import role_manifest
+from nemo_rod.selection.references.folder import holds, role_manifest
 
 _BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
 
@@ -45,13 +44,8 @@ def write_reference(config: dict[str, Any]) -> None:
         model=rod["model_digest"] or policy_cfg["model_name"],
         precision=short_precision(policy_cfg),
     )
-    if (out / "manifest.json").exists():
-        (found,) = References.open([out]).manifests
-        if found != manifest:
-            raise ValueError(
-                f"{out} holds references with {found.difference(manifest)}: name another folder as "
-                "rod.out, or remove it to compute it again."
-            )
+    cure = "name another folder as rod.out, or remove it to compute it again."
+    if holds(out, manifest, cure=cure):
         remove_logs(out)
         return
     ids = np.arange(manifest.start, manifest.stop)

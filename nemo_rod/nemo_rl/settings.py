@@ -14,7 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod.bounds import check_bounds, key, one_of
-from nemo_rod.config import Optimisation, Scoring, Selection, Validation, config_folder
+from nemo_rod.config import DTYPES, Optimisation, Scoring, Selection, Validation, config_folder
 from nemo_rod.nemo_rl import compat
 
 
@@ -26,6 +26,7 @@ class RoD:
     out: str = MISSING  # folder for curriculum.rod and metrics.jsonl, or for reference losses
     arm: str = "rod"  # arm to train: rod, no_replay, fixed_<percent> ...
     variant: dict[str, Any] | None = None  # pools and policy as our own recipes resolve them
+    config_digest: str | None = None  # of the job's configuration; null: of the keys here
     references: list[str] = field(default_factory=list)  # folders of reference losses
     steps: int = key(MISSING, ">= 1")  # number of updates
     warmup_fraction: float = key(Optimisation.warmup_fraction, "in [0, 1)")  # share of the steps
@@ -47,7 +48,6 @@ class RoD:
     validation: Validation = field(default_factory=Validation)
 
 
-SHORT_PRECISION = {"float32": "fp32", "bfloat16": "bf16"}  # NeMo-RL's names -> ours
 SECTIONS = ("policy", "rod", "logger", "cluster", "checkpointing")
 
 
@@ -117,17 +117,18 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 def short_precision(policy: dict[str, Any]) -> str:
     """Returns our name of a policy's precision."""
-    return SHORT_PRECISION.get(policy["precision"], policy["precision"])
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    return names.get(policy["precision"], policy["precision"])
 
 
 def warmup(given: int | None, share: float, steps: int) -> int:
-    """Returns the steps of the warm-up, which may be given as such; at most all but the last."""
-    return min(round(share * steps) if given is None else given, steps - 1)
+    """Returns the steps of the warm-up, as our own recipes count them."""
+    return Optimisation(steps=steps, warmup_steps=given, warmup_fraction=share).warmup
 
 
 def decay(given: int | None, share: float, steps: int) -> int:
-    """Returns the steps of the final decay, which may be given as such."""
-    return round(share * steps) if given is None else min(given, steps)
+    """Returns the steps of the final decay, as our own recipes count them."""
+    return Optimisation(steps=steps, decay_steps=given, decay_fraction=share).decay
 
 
 def check(config: dict[str, Any]) -> None:
@@ -137,12 +138,10 @@ def check(config: dict[str, Any]) -> None:
     megatron, in_workers = policy["megatron_cfg"], rod["choose_in"] == "workers"
     parallel = megatron if megatron["enabled"] else policy["dtensor_cfg"]
     context, fused = parallel["context_parallel_size"], compat.fused_loss_key(megatron)
-    prefix, replay_score = rod["scoring"]["prefix"], rod["selection"]["replay_score"]
+    replay_score = rod["selection"]["replay_score"]
     for fine, name, found, expected in (
         (replay_score == "loss", "rod.selection.replay_score", replay_score,
          "loss: NeMo-RL's workers cannot score by distillation"),
-        (in_workers or prefix == "1", "rod.scoring.prefix", prefix,
-         "1 where stock workers score: they read whole blocks"),
         (rod["scoring"]["every"] == 1, "rod.scoring.every", rod["scoring"]["every"],
          "1: NeMo-RL's workers do not tell what each block costs in training"),
         (rod["scoring"]["precision"] is None, "rod.scoring.precision", rod["scoring"]["precision"],

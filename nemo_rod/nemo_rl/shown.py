@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ from nemo_rod.loggers import (
 )
 from nemo_rod.nemo_rl.learners import Learner
 from nemo_rod.selection import Choice
+from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.competition import model_tflops
+from nemo_rod.selection.references import NUM_PARTS
 
 
 def use_loggers(section: dict[str, Any], out: Path) -> Prepared:
@@ -61,16 +62,15 @@ def log(logger: Any, row: dict[str, Any], *, step: int) -> None:
 
 
 def model_speed(
-    learner: Learner, choice: Choice, metrics: dict[str, Any], rod: dict[str, Any], num_gpus: int
+    learner: Learner, choice: Choice, metrics: dict[str, Any], arm: Arm, num_gpus: int
 ) -> dict[str, float]:
     """Returns `throughput/model_tflops_per_gpu`, if NeMo-RL can count this model's operations.
 
-    Of the step's metrics, `flops`, which is none, is taken out. `rod` is that section, and
-    `num_gpus` the number of all.
+    Of the step's metrics, `flops`, which is none, is taken out. `num_gpus` is the number of all.
     """
     flops = metrics.pop("flops", None) or learner.update_flops(len(choice.chosen))
     if not flops:
         return {}
-    share, seconds = float(Fraction(rod["scoring"]["prefix"])), metrics["timing/train/total"]
+    share, seconds = arm.eighths / NUM_PARTS, metrics["timing/train/total"]
     tflops = model_tflops(choice, flops, seconds, scored_share=share)
     return {"throughput/model_tflops_per_gpu": tflops / num_gpus}

@@ -135,18 +135,18 @@ class Saving:
     gpu_hours: float
 
 
-def prefix_saving(works: Sequence[Work], setup: Setup, shape: Shape, eighths: int) -> Saving:
-    """Returns the saving of `works` from scoring only the first eighths of every block."""
-    shorter = of_prefix(setup, shape, eighths)
-    seconds = 0.0
-    for work in works:
+def prefix_saving(planned: Sequence[tuple[Work, Setup]], shape: Shape, eighths: int) -> Saving:
+    """Returns the saving of stages from scoring only the first eighths of every block."""
+    hours = 0.0
+    for work, setup in planned:
         now = of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
+        shorter = of_prefix(setup, shape, eighths)
         saved = now - shorter.scoring_seconds(work.pool_size)
-        seconds += work.steps * work.scored_share * saved
+        hours += work.steps * work.scored_share * saved * setup.speed.processes / 3600
     return Saving(
         what=f"score the first {shorter.block_size:,} tokens of a block alone: "
         f"scoring.prefix=1/{8 // eighths}",
-        gpu_hours=seconds / 3600 * setup.speed.processes,
+        gpu_hours=hours,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nemo_rod.config import Config
+from nemo_rod.config import Config, Optimisation, Scoring
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
 from nemo_rod.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.plan.fits import refuse_full_host, refuse_what_does_not_fit
@@ -16,11 +16,11 @@ from nemo_rod.plan.flops import forward_flops, recomputed_share
 from nemo_rod.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
 from nemo_rod.plan.plan_text import format_plan
 from nemo_rod.plan.shapes import Shape, read_shape
-from nemo_rod.plan.speed import Speed, processor
-from nemo_rod.plan.work import corpus_blocks, stage_works
+from nemo_rod.plan.speed import Processor, Speed, processor
+from nemo_rod.plan.work import corpus_blocks, stage_works, trained_stages
 from nemo_rod.recipe.prepared_blocks import unpinned
 from nemo_rod.recipe.stages import Stages
-from nemo_rod.recipe.variants import SPECIALIST
+from nemo_rod.recipe.variants import SPECIALIST, ArmSettings
 
 
 def plan(config: Config) -> None:
@@ -46,45 +46,32 @@ def check_before_submitting(config: Config) -> None:
         shape = model_shape(config)
     except ValueError:
         return
-    memory = _memory(config, shape)
-    refuse_what_does_not_fit(memory)
-    refuse_full_host(config, memory)
+    for memory in _memories(config, shape).values():
+        refuse_what_does_not_fit(memory)
+        refuse_full_host(config, memory)
 
 
 def make_plan(config: Config) -> PlanResult:
     """Plans a recipe from its configuration, and from its block store if there is one."""
     shape = model_shape(config)
-    parallel, size = config.parallel, config.domain.block_size
-    memory = _memory(config, shape)
+    size, memories = config.domain.block_size, _memories(config, shape)
     profile = processor(config, has_experts=shape.has_experts)
-    per_token = forward_flops(shape, size)
-    speed = Speed(
-        forward_flops=per_token,
-        processes=parallel.world_size,
-        flops_per_second=profile.peak_tflops * 1e12 * profile.utilisation,
-        backward=profile.backward,
-        recomputed=recomputed_share(shape, size, config.train.recompute),
-        pipeline=parallel.pipeline,
-        virtual_pipeline=parallel.virtual_pipeline,
-    )
-    setup = Setup(
-        speed=speed,
-        parallel=parallel,
-        block_size=size,
-        micro_batch_size=config.train.micro_batch_size,
-        scoring_micro_batch_size=config.scoring.micro_batch_size,
-        host_seconds=memory.host / config.plan.offload_rate,
-    )
     blocks = corpus_blocks(config)
     works = stage_works(config, shape, blocks)
-    costs = [cost(work, setup, shape) for work in works]
+    trained = trained_stages(config)
+    setups = [
+        _setup(config, shape, profile, trained.get(work.name, config), memories.get(work.name))
+        for work in works
+    ]
+    planned = list(zip(works, setups, strict=True))
+    costs = [cost(work, setup, shape) for work, setup in planned]
     return PlanResult(
         recipe=config.recipe,
         model={
             "name": config.model.hf or (config.model.architecture or {})["model_type"],
             "parameters": shape.parameters,
             "active_parameters": shape.active_parameters,
-            "forward_flops": per_token,
+            "forward_flops": forward_flops(shape, size),
             "precision": config.model.precision,
         },
         corpus={
@@ -101,11 +88,11 @@ def make_plan(config: Config) -> PlanResult:
             "source": profile.source,
             **{key: getattr(config.plan, key) for key in _ASSUMED},
         },
-        memory=memory,
+        memory=max(memories.values(), key=lambda memory: memory.total),
         stages=costs,
-        savings=_savings(works, costs, setup, shape),
+        savings=_savings(planned, costs, shape),
         notes=[
-            *_notes(config, works, setup, blocks),
+            *_notes(config, planned, blocks),
             *_measured(config, costs, profile.utilisation),
         ],
     )
@@ -156,18 +143,29 @@ def _layout(config: Config) -> dict[str, Any]:
     }
 
 
-def _memory(config: Config, shape: Shape) -> Memory:
-    """Returns the memory of the fullest GPU; refuses a layout that cannot run."""
-    parallel, cluster, train = config.parallel, config.cluster, config.train
-    size = config.domain.block_size
-    check_layout(shape, parallel, block_size=size, gpus_per_node=cluster.gpus_per_node)
+def _memories(config: Config, shape: Shape) -> dict[str, Memory]:
+    """Returns the memory of the fullest GPU, as the recipe says and by every stage that trains.
+
+    A layout that cannot run is refused.
+    """
+    layout, gpus = config.parallel, config.cluster.gpus_per_node
+    check_layout(shape, layout, block_size=config.domain.block_size, gpus_per_node=gpus)
+    trained: Mapping[str, ArmSettings | Config] = trained_stages(config)
+    return {
+        name: _memory(config, shape, settings.train, settings.scoring)
+        for name, settings in (trained or {config.recipe: config}).items()
+    }
+
+
+def _memory(config: Config, shape: Shape, train: Optimisation, scoring: Scoring) -> Memory:
+    parallel, cluster = config.parallel, config.cluster
     split = parallel.distributed_optimizer
     load = Load(
         precision=config.model.precision,
-        block_size=size,
+        block_size=config.domain.block_size,
         micro_batch_size=train.micro_batch_size,
         num_micro_batches=train.batch_size // (train.micro_batch_size * parallel.data),
-        scoring_micro_batch_size=config.scoring.micro_batch_size,
+        scoring_micro_batch_size=scoring.micro_batch_size,
         split_optimizer=bool(cluster.gpu) if split is None else split,
         expert_imbalance=config.plan.expert_imbalance,
         reserve=config.plan.memory_reserve,
@@ -180,22 +178,53 @@ def _memory(config: Config, shape: Shape) -> Memory:
     return memory_per_gpu(shape, parallel, load, limit)
 
 
+def _setup(
+    config: Config,
+    shape: Shape,
+    profile: Processor,
+    settings: ArmSettings | Config,
+    memory: Memory | None,
+) -> Setup:
+    """Returns how a stage runs: as its arm's own settings say, or else as the recipe's."""
+    parallel, size, train = config.parallel, config.domain.block_size, settings.train
+    speed = Speed(
+        forward_flops=forward_flops(shape, size),
+        processes=parallel.world_size,
+        flops_per_second=profile.peak_tflops * 1e12 * profile.utilisation,
+        backward=profile.backward,
+        recomputed=recomputed_share(shape, size, train.recompute),
+        pipeline=parallel.pipeline,
+        virtual_pipeline=parallel.virtual_pipeline,
+    )
+    return Setup(
+        speed=speed,
+        parallel=parallel,
+        block_size=size,
+        micro_batch_size=train.micro_batch_size,
+        scoring_micro_batch_size=settings.scoring.micro_batch_size,
+        host_seconds=memory.host / config.plan.offload_rate if memory else 0.0,
+    )
+
+
 def _savings(
-    works: Sequence[Work], costs: Sequence[StageCost], setup: Setup, shape: Shape
+    planned: Sequence[tuple[Work, Setup]], costs: Sequence[StageCost], shape: Shape
 ) -> list[Saving]:
-    selecting = [work for work in works if work.pool_size]
+    selecting = [(work, setup) for work, setup in planned if work.pool_size]
     if not selecting:
         return []
-    hours = {planned.name: planned.gpu_hours for planned in costs}
+    hours = {found.name: found.gpu_hours for found in costs}
     references = sum(hours[name] for name in hours if name.startswith("references_"))
-    planned = zip(costs, works, strict=True)
-    scoring = sum(found.scoring_seconds * work.steps for found, work in planned if work.pool_size)
-    shorter = [e for e in (4, 2) if e < min(work.eighths for work in selecting)]
+    steps = {work.name: work.steps for work, _ in selecting}
+    scoring = sum(
+        found.scoring_seconds * steps[found.name] for found in costs if found.name in steps
+    )
+    shorter = [e for e in (4, 2) if e < min(work.eighths for work, _ in selecting)]
+    processes = selecting[0][1].speed.processes
     savings = [
-        *(prefix_saving(selecting, setup, shape, eighths) for eighths in shorter),
+        *(prefix_saving(selecting, shape, eighths) for eighths in shorter),
         Saving(
             what="replay the curriculum that a smaller model recorded: nothing is scored here",
-            gpu_hours=scoring / 3600 * setup.speed.processes + references,
+            gpu_hours=scoring / 3600 * processes + references,
         ),
     ]
     own = (SPECIALIST, "references_specialist")
@@ -211,16 +240,19 @@ def _savings(
 
 
 def _notes(
-    config: Config, works: Sequence[Work], setup: Setup, blocks: dict[str, Any]
+    config: Config, planned: Sequence[tuple[Work, Setup]], blocks: dict[str, Any]
 ) -> list[str]:
-    notes = []
-    for pool in sorted({work.pool_size for work in works if work.pool_size}):
-        padded, _ = setup.padded(pool)
+    notes, replicas = [], config.parallel.data
+    pools = {
+        (work.pool_size, setup.scoring_micro_batch_size, setup.padded(work.pool_size)[0])
+        for work, setup in planned
+        if work.pool_size
+    }
+    for pool, size, padded in sorted(pools):
         if padded > pool:
             notes.append(
-                f"scoring.micro_batch_size={setup.scoring_micro_batch_size} on "
-                f"{setup.parallel.data} replicas fills each pool of {pool} blocks up to "
-                f"{padded:.0f}; a divisor of {pool // setup.parallel.data} does not."
+                f"scoring.micro_batch_size={size} on {replicas} replicas fills each pool of {pool} "
+                f"blocks up to {padded:.0f}; a divisor of {pool // replicas} does not."
             )
     if config.domain.replay_ratio is not None and blocks["source"] != "counted":
         notes.append(
@@ -239,8 +271,9 @@ def _notes(
             f"no commit is given by {', '.join(keys)}: the hub's latest is taken and recorded; "
             "revision pins a dataset, and NAME@COMMIT a model or tokenizer."
         )
-    if not any(work.pool_size for work in works):
-        pool = round(config.selection.multiplier * config.train.batch_size)
+    if not any(work.pool_size for work, _ in planned):
+        setup = planned[-1][1]  # that of the recipe
+        pool = Stages(config).jobs.arm("rod", blocks).num_candidates
         corpus = blocks["num_adaptation"] + blocks["num_replay"]
         seconds = config.train.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)
         unit = "process" if config.cluster.gpu is None else "GPU"

@@ -13,7 +13,7 @@ from nemo_rod.plan.shapes import Shape
 from nemo_rod.recipe.handover import Stage
 from nemo_rod.recipe.prepared_blocks import source_specs
 from nemo_rod.recipe.stages import Stages
-from nemo_rod.recipe.variants import REFERENCES
+from nemo_rod.recipe.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
 from nemo_rod.selection.references.teacher import record_type
 
 BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
@@ -68,13 +68,28 @@ def _cap(spec: SourceSpec, config: Config) -> float:
 def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Work]:
     """Returns the work of every stage of a recipe, evaluation included, on `corpus_blocks`."""
     stages = Stages(config)
-    works = [_work(stage, stages, shape, blocks) for stage in stages.models()]
+    trained = trained_stages(config)
+    works = [
+        _work(stage, stages, shape, blocks, trained.get(stage.name)) for stage in stages.models()
+    ]
     models = 1 + sum(name != "base" for name in config.arms)
     held = blocks["held_adaptation"] + blocks["held_replay"]
     return [*works, Work(name="evaluate", read=held * models)]
 
 
-def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) -> Work:
+def trained_stages(config: Config) -> dict[str, ArmSettings]:
+    """Returns the settings of every stage that trains, by its name."""
+    arms = [] if config.model.hf else [arm_settings(config, "base")]
+    return {arm.name: arm for arm in [*arms, *trained_arms(config)]}
+
+
+def _work(
+    stage: Stage,
+    stages: Stages,
+    shape: Shape,
+    blocks: dict[str, Any],
+    settings: ArmSettings | None,
+) -> Work:
     config, name, command = stages.config, stage.name, stage.command.split()[0]
     size = config.domain.block_size
     weights = shape.parameters * BYTES[config.model.precision]
@@ -88,9 +103,9 @@ def _work(stage: Stage, stages: Stages, shape: Shape, blocks: dict[str, Any]) ->
         if reference.predictions:
             kept += record_type(size, config.scoring.teacher_top_k, shape.vocab_size).itemsize
         return Work(name=name, read=count, disk=count * kept)
-    if command == "merge" or (command == "pretrain" and config.model.hf):
+    if settings is None:  # a merge, or a base that is there already
         return Work(name=name, disk=weights)
-    optimisation = stages.jobs.settings(name).train
+    optimisation = settings.train
     arm = stages.jobs.arm(name, blocks)
     pool = arm.num_candidates if arm.policy().needs_scores else 0
     candidates = pool or optimisation.batch_size

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from nemo_rod.config import Config
+from nemo_rod.config import DTYPES, Config
 from nemo_rod.evaluation.tasks import TaskJob, check_installed, missing_tasks
 from nemo_rod.files import interpreting, read_json, write_json
 from nemo_rod.processes.torchrun import refuse_bad_ending, run_process
@@ -16,7 +16,9 @@ from nemo_rod.recipe.handover import flatten, refuse_changes
 from nemo_rod.recipe.model_jobs import ModelJobs
 
 FILE = "tasks.json"
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+JOB, ANSWERED = "tasks.job.json", "tasks.answered.json"
+# what an interrupted attempt leaves
+PARTIAL = (JOB, ANSWERED, "tasks.answered.partial.json")
 
 
 def has_tasks(config: Config) -> bool:
@@ -68,7 +70,7 @@ def ask_arms(jobs: ModelJobs, names: list[str]) -> None:
     for name in missing:
         folder = jobs.results.arm(name)
         folder.mkdir(parents=True, exist_ok=True)
-        answered, file = folder / "tasks.answered.json", folder / "tasks.job.json"
+        answered, file = folder / ANSWERED, folder / JOB
         job = _job(jobs, name, answered, capabilities, include)
         write_json(file, dataclasses.asdict(job))
         log = jobs.results.log(f"tasks_{name}")
@@ -110,7 +112,7 @@ def _job(
         capabilities=capabilities,
         include=include,
         backend=tasks.backend,
-        arguments={"dtype": _DTYPES[model.precision], **trusted, **tasks.arguments},
+        arguments={"dtype": DTYPES[model.precision], **trusted, **tasks.arguments},
         batch_size=tasks.batch_size,
         few_shot=tasks.few_shot,
         limit=tasks.limit,

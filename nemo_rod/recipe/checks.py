@@ -11,7 +11,7 @@ from nemo_rod.bounds import check_bounds
 from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring, Selection
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
 from nemo_rod.recipe.prepared_blocks import source_specs
-from nemo_rod.recipe.variants import BASE_REFERENCES, ArmSettings, arm_settings
+from nemo_rod.recipe.variants import BASE_REFERENCES, ArmSettings, arm_settings, trained_arms
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -83,9 +83,12 @@ def check(config: Config) -> None:
     _check_loggers(config)
     for name in dict.fromkeys([*config.arms, *config.variants]):
         _check_arm(config, name)
-    for name in [config.arm] if config.arm else config.arms:
-        if name not in BASE_REFERENCES:
-            _check_trained(config, name)
+    if config.arm is None:
+        trained = trained_arms(config)
+    else:  # other commands train what it needs
+        trained = [arm_settings(config, config.arm)] if config.arm not in BASE_REFERENCES else []
+    for arm in trained:
+        _check_trained(config, arm)
 
 
 def _check_base(config: Config) -> None:
@@ -113,9 +116,9 @@ def _check_loggers(config: Config) -> None:
             )
 
 
-def _check_trained(config: Config, name: str) -> None:
+def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm of this run that its launcher, or its validation, cannot serve."""
-    arm, every = arm_settings(config, name), config.validation.every
+    name, every = arm.name, config.validation.every
     if config.launcher.kind in ("ray", "nemo_rl"):
         _check_on_nemo_rl(name, arm)
     if arm.distilled and arm.scoring.every != 1:

@@ -15,8 +15,8 @@ from nemo_rod.config import Parallel
 from nemo_rod.files import read_json, write_json
 from nemo_rod.jobs import ExportJob
 from nemo_rod.recipe.base_model import checkpoint_digest
-from nemo_rod.recipe.evaluate import FILE, measured
-from nemo_rod.recipe.handover import HandOver, Inputs, Stage, outputs, partial
+from nemo_rod.recipe.evaluate import FILE, is_measured, measured, partial_folder
+from nemo_rod.recipe.handover import HandOver, Inputs, Stage, outputs, partial, recorded_inputs
 from nemo_rod.recipe.model_jobs import ModelJobs
 
 
@@ -25,8 +25,11 @@ def export_stage(jobs: ModelJobs) -> Stage:
     name, step, folder = _what(jobs)
 
     def inputs() -> Inputs:
-        trained = read_json(_trained(jobs, name) / "job.json", "config_digest", "seed")
-        return {"arm": trained["config_digest"], "seed": trained["seed"], "step": step}
+        folder = _trained(jobs, name)
+        trained = read_json(folder / "job.json", "config_digest", "seed")
+        own = {"arm": trained["config_digest"], "seed": trained["seed"], "step": step}
+        made_of = {f"{name}.{key}": value for key, value in recorded_inputs(folder).items()}
+        return own | made_of
 
     def make(into: Path) -> dict[str, Any]:
         trained = _trained(jobs, name)
@@ -46,25 +49,27 @@ def export_stage(jobs: ModelJobs) -> Stage:
 def evaluate_export_stage(jobs: ModelJobs) -> Stage:
     """Returns the stage that measures the held-out losses of the exported step."""
     name, step, folder = _what(jobs)
-    file = folder / FILE
+    file, stage = folder / FILE, f"evaluate_{name}_{step}"
+
+    def inputs() -> Inputs:
+        made_by = f"{jobs.results.command('export')} arm={name} step={step}"
+        weights = outputs(folder, made_by=made_by, keys={"weights": str})["weights"]
+        return {"model": weights, "blocks": jobs.results.block_counts()["digest"]}
 
     def run() -> None:
-        with measured(jobs, {name: folder / "hf"}, folder) as losses:
-            made_of = {
-                "model": outputs(folder, made_by=jobs.results.command("export"))["weights"],
-                "blocks": jobs.results.block_counts()["digest"],
-            }
+        made_of = inputs()
+        with measured(jobs, {name: folder / "hf"}, folder, {name: made_of}) as losses:
             write_json(file, losses[name] | {"arm": name, "step": step, "inputs": made_of})
 
     return Stage(
-        name=f"evaluate_{name}_{step}",
+        name=stage,
         command=f"evaluate arm={name} step={step}",
         title=f"evaluate {name} at step {step}",
         folder=folder,
         proof=(file,),
-        is_done=file.exists,
+        is_done=lambda: file.exists() and is_measured(file, inputs(), stage),
         run=run,
-        results=(file,),
+        results=(file, partial_folder(folder)),
         needs=(f"export_{name}_{step}",),
     )
 

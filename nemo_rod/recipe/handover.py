@@ -160,6 +160,18 @@ def outputs(folder: Path, *, made_by: str, keys: Mapping[str, type] = _NONE) -> 
     return found
 
 
+def recorded_inputs(folder: Path) -> Inputs:
+    """Returns the inputs that a stage recorded in its folder, finished or not; none if it did not.
+
+    Raises:
+        ValueError: if the record is damaged.
+    """
+    for name in ("manifest.json", "inputs.json"):
+        if (folder / name).exists():
+            return _object(folder / name, "inputs")
+    return {}
+
+
 def _object(path: Path, key: str) -> Inputs:
     """Returns an object inside of the object that a file holds."""
     found = read_json(path, key)[key]

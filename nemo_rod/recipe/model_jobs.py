@@ -205,6 +205,11 @@ def _steering(selection: Selection) -> dict[str, Any] | None:
     return None
 
 
+def follows_forgetting(arm: Arm) -> bool:
+    """Returns whether an arm is steered by held-out losses, which `validation` defines."""
+    return arm.steering is not None and arm.steering["quantity"] == "forgetting"
+
+
 def decided(arm: Arm) -> dict[str, Any]:
     """Returns what an arm trains on, as plain values: its curriculum by content, not by path."""
     values = dataclasses.asdict(arm)

@@ -24,9 +24,10 @@ from nemo_rod.recipe.arm_references import ArmReferences
 from nemo_rod.recipe.base_model import checkpoint_digest
 from nemo_rod.recipe.evaluate import MEASURED, evaluate_stage
 from nemo_rod.recipe.handover import HandOver, Inputs, Stage, flatten
-from nemo_rod.recipe.model_jobs import ModelJobs, decided, trained_as
+from nemo_rod.recipe.model_jobs import ModelJobs, decided, follows_forgetting, trained_as
+from nemo_rod.recipe.nemo_rl_keys import overrides_of_scoring, overrides_of_training
 from nemo_rod.recipe.run_folder import RunFolder
-from nemo_rod.recipe.variants import BASE_REFERENCES, REFERENCES, SPECIALIST, ArmSettings
+from nemo_rod.recipe.variants import BASE_REFERENCES, REFERENCES, SPECIALIST, trained_arms
 from nemo_rod.selection.arms import merge_weight
 
 
@@ -44,32 +45,17 @@ class Stages:
 
     def models(self) -> list[Stage]:
         """Returns every stage up to the models of the recipe's arms."""
-        wanted = {name: self.jobs.settings(name) for name in self.config.arms if name != "base"}
-        trained = self._trained([arm for arm in wanted.values() if arm.kind == "trained"])
-        merged = [name for name, arm in wanted.items() if arm.kind == "merged"]
+        trained = trained_arms(self.config)
         used = {name for arm in trained for name in arm.own_references}
-        needs_specialist = "specialist" in used or merged or SPECIALIST in wanted
         stages = [self.prepare(), self.make_base()]
         stages += [self.reference(name) for name in BASE_REFERENCES if name in used]
-        if needs_specialist:
+        if SPECIALIST in (arm.name for arm in trained):
             stages.append(self.train(SPECIALIST))
         if "specialist" in used:
             stages.append(self.reference("specialist"))
         stages += [self.train(arm.name) for arm in trained if arm.name != SPECIALIST]
-        return stages + [self.merge(name) for name in merged]
-
-    def _trained(self, arms: list[ArmSettings]) -> list[ArmSettings]:
-        """Returns the arms, each after the one whose curriculum it follows."""
-        found: dict[str, ArmSettings] = {}
-
-        def add(arm: ArmSettings) -> None:
-            if arm.recorded_by is not None:
-                add(self.jobs.settings(arm.recorded_by))
-            found.setdefault(arm.name, arm)
-
-        for arm in arms:
-            add(arm)
-        return list(found.values())
+        names = [name for name in self.config.arms if self.jobs.settings(name).kind == "merged"]
+        return stages + [self.merge(name) for name in dict.fromkeys(names)]
 
     def prepare(self) -> Stage:
         """Returns the stage from text to blocks."""
@@ -164,9 +150,10 @@ class Stages:
                 made_of["scoring.teacher_top_k"] = top_k
             if precision is not None:
                 made_of["scoring.precision"] = precision
-            return made_of
+            return made_of | overrides_of_scoring(self.config)
 
         def make(folder: Path) -> dict[str, Any]:
+            self._check_pretrained()
             job = ReferenceJob(
                 **self.jobs.common(f"references/{name}", folder),
                 model=str(self.results.checkpoint(arm)),
@@ -200,14 +187,16 @@ class Stages:
             made_of |= flatten("arm", decided(arm))
             if (rule := self.jobs.convergence(arm)) is not None:
                 made_of |= flatten("convergence", dataclasses.asdict(rule))
+            if rule is not None or follows_forgetting(arm):
                 made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
             made_of |= flatten("train", trained_as(settings.train))
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
             if settings.scores and settings.scoring.precision is not None:
                 made_of["scoring.precision"] = settings.scoring.precision
-            return made_of | references.inputs()
+            return made_of | overrides_of_training(self.config) | references.inputs()
 
         def make(folder: Path) -> dict[str, Any]:
+            self._check_pretrained()
             arm, start = self.jobs.arm(name), self.results.checkpoint("base")
             self.jobs.train(folder, start, arm, references.folders)
             self.jobs.describe(folder, arm)
@@ -235,7 +224,8 @@ class Stages:
             from nemo_rod.evaluation.merging import merge_checkpoints
 
             base, specialist = map(self.results.checkpoint, ("base", SPECIALIST))
-            merge_checkpoints(base, specialist, folder / "hf", weight)
+            if not (folder / "hf").exists():  # whole, if an interrupted attempt left it
+                merge_checkpoints(base, specialist, folder / "hf", weight)
             description = {
                 **read_json(self.results.arm(SPECIALIST) / "arm.json", "steps"),
                 "arm": name,
@@ -297,6 +287,17 @@ class Stages:
             arms=self.config.arms,
             texts=partial(block_texts, runs[0] / "blocks"),
         )
+
+    def _check_pretrained(self) -> None:
+        """Refuses a pretrained base whose tokenizer is no longer that of the blocks.
+
+        Its weights do not depend on the blocks, so it stays when they are prepared again.
+        """
+        from nemo_rod.recipe.base_model import check_tokenizer
+
+        model, blocks = self.config.model, self.results.blocks
+        if model.hf is not None:
+            check_tokenizer(self.results.checkpoint("base"), blocks, model, self.config.domain)
 
     def _note(self) -> dict[str, Any]:
         return {"parallel": dataclasses.asdict(self.config.parallel), "seed": self.config.seed}

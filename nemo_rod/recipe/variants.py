@@ -127,6 +127,29 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
     return dataclasses.replace(settings, train=_schedule(settings, schedule))
 
 
+def trained_arms(config: Config) -> list[ArmSettings]:
+    """Returns every arm that the recipe trains, each after the one whose curriculum it follows.
+
+    Besides the trained ones of `config.arms`, these are those that they follow, and the specialist
+    where its losses or its weights are needed; it comes last unless it is one of the others.
+    """
+    wanted = [arm_settings(config, name) for name in config.arms]
+    found: dict[str, ArmSettings] = {}
+
+    def add(arm: ArmSettings) -> None:
+        if arm.recorded_by is not None:
+            add(arm_settings(config, arm.recorded_by))
+        found.setdefault(arm.name, arm)
+
+    for arm in wanted:
+        if arm.kind == "trained":
+            add(arm)
+    is_merged = any(arm.kind == "merged" for arm in wanted)
+    if is_merged or any("specialist" in arm.own_references for arm in found.values()):
+        add(arm_settings(config, SPECIALIST))
+    return list(found.values())
+
+
 def _chain(config: Config, name: str) -> tuple[str, list[Variant]]:
     """Returns the root arm of the paper, and the variants from it down to `name`."""
     chain: list[Variant] = []

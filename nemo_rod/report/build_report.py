@@ -16,7 +16,7 @@ from nemo_rod.report.explorer import Texts, explore, render_explorer
 from nemo_rod.report.page import render_page, render_under_way
 from nemo_rod.report.paper_tables import PAPER_TABLES
 from nemo_rod.report.results import results_of
-from nemo_rod.report.run_files import Run, Shown, has_evaluated_arm, read_run
+from nemo_rod.report.run_files import Run, Shown, arm_folders, has_evaluated_arm, read_run
 from nemo_rod.report.table import TABLES
 from nemo_rod.report.under_way import Part, has_begun, parts_of
 from nemo_rod.report.verdicts import judge, judge_across_seeds
@@ -95,9 +95,9 @@ def write_explorer(run_dir: Path, out: Path, *, recipe: str, texts: Texts | None
     Returns:
         Whether there is one.
     """
-    found = {path.parent.name: path for path in run_dir.glob("arms/*/curriculum.rod")}
-    names = sorted(found, key=lambda name: ("rod" not in name, len(name), name))
-    for name in (name for name in names if ".replaced-" not in name):
+    files = [folder / "curriculum.rod" for folder in arm_folders(run_dir)]
+    found = {file.parent.name: file for file in files if file.exists()}
+    for name in sorted(found, key=lambda name: ("rod" not in name, len(name), name)):
         note = ""
         try:
             data = explore(found[name], texts)

@@ -125,7 +125,7 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
     Raises:
         ValueError: If no arm has been evaluated, or a file is damaged.
     """
-    folders = sorted(folder for folder in (run_dir / "arms").glob("*") if folder.is_dir())
+    folders = sorted(folder for folder in arm_folders(run_dir) if folder.is_dir())
     evaluated = [folder for folder in folders if is_evaluated(folder)]
     if not evaluated:
         raise ValueError(
@@ -157,7 +157,12 @@ Shown = tuple[Run, Mapping[str, Any]]
 
 def has_evaluated_arm(run_dir: Path) -> bool:
     """Returns whether any arm of a run has its held-out losses."""
-    return any(map(is_evaluated, run_dir.glob("arms/*")))
+    return any(map(is_evaluated, arm_folders(run_dir)))
+
+
+def arm_folders(run_dir: Path) -> list[Path]:
+    """Returns what is in a run's folder of arms, but for what `rebuild` has moved aside."""
+    return [path for path in run_dir.glob("arms/*") if ".replaced-" not in path.name]
 
 
 def is_evaluated(arm_dir: Path) -> bool:

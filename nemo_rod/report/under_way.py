@@ -14,7 +14,7 @@ from typing import Any
 
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.report.arm_names import parse_arm
-from nemo_rod.report.run_files import is_evaluated
+from nemo_rod.report.run_files import arm_folders, is_evaluated
 
 Rows = list[dict[str, Any]]
 
@@ -65,8 +65,7 @@ def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
         run_dir: Folder of the run.
         arms: Names of the arms that the recipe asks for; others that are there are added.
     """
-    found = [folder.name.removesuffix(".partial") for folder in run_dir.glob("arms/*")]
-    found = [name for name in found if ".replaced-" not in name]
+    found = [folder.name.removesuffix(".partial") for folder in arm_folders(run_dir)]
     names = sorted({*arms, *found} - {"base"}, key=lambda name: parse_arm(name).order)
     folders = [run_dir / "arms" / name for name in names]
     references = sorted(

@@ -72,10 +72,11 @@ def choose(
         policy: Turns scores into the chosen blocks.
         batch_size: Number of blocks to choose (K).
         loss_C: Losses under the current weights, float32 `[C]`, nats per token; None for a policy
-            that needs no scores.
+            that needs no scores. A loss of -inf marks padding, which is never chosen: no model has
+            such a loss.
         reference_C: Reference losses, of the same shape, dtype and unit.
-        on_nonfinite: "refuse" a pool with a non-finite score, or "exclude" such candidates as if
-            they were padding, and count them.
+        on_nonfinite: "refuse" a pool with another non-finite score, or "exclude" such candidates
+            as if they were padding, and count them.
 
     Raises:
         ValueError: A score is not finite and not excluded, or too few candidates remain.
@@ -87,9 +88,11 @@ def choose(
     assert loss_C is not None and reference_C is not None
     start = time.perf_counter()
     score_C = reducible_loss(loss_C, reference_C)
-    bad_C = ~np.isfinite(score_C)
+    score_C[np.isneginf(loss_C)] = -np.inf
+    bad_C = ~np.isfinite(score_C) & ~np.isneginf(loss_C)
     if bad_C.any():
-        _check_nonfinite(bad_C, pool, batch_size, on_nonfinite)
+        num_left = int(np.isfinite(score_C).sum())
+        _check_nonfinite(bad_C, pool, num_left, batch_size, on_nonfinite)
         score_C[bad_C] = -np.inf
     chosen = policy.select(score_C, pool.is_replay, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
@@ -107,7 +110,9 @@ def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: i
     return Choice(pool, unknown_C, score_C, chosen, tau, seconds, is_estimated=True)
 
 
-def _check_nonfinite(bad_C: Mask, pool: Pool, batch_size: int, on_nonfinite: OnNonfinite) -> None:
+def _check_nonfinite(
+    bad_C: Mask, pool: Pool, num_left: int, batch_size: int, on_nonfinite: OnNonfinite
+) -> None:
     count, first = int(bad_C.sum()), pool.block_ids[np.argmax(bad_C)]
     found = (
         f"step {pool.step}: {count} of {len(bad_C)} scores are not finite, the first that of block "
@@ -119,7 +124,7 @@ def _check_nonfinite(bad_C: Mask, pool: Pool, batch_size: int, on_nonfinite: OnN
             "an earlier checkpoint, or set selection.on_nonfinite=exclude to continue without such "
             "blocks."
         )
-    if len(bad_C) - count < batch_size:
+    if num_left < batch_size:
         raise ValueError(
             f"{found}, and too few are left for a batch of {batch_size}: the model diverged; "
             "resume from an earlier checkpoint with a lower train.lr."

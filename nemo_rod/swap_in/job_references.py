@@ -12,9 +12,11 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config, unwrap_model
 
 from nemo_rod.files import digest
-from nemo_rod.megatron.reference_pass import is_complete, write_references
+from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.reference_pass import write_references
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
-from nemo_rod.selection import ReferenceManifest, References
+from nemo_rod.selection import ReferenceManifest, remove_logs
+from nemo_rod.selection.references.folder import holds
 from nemo_rod.swap_in.blend import LOSS_DEFINITION
 from nemo_rod.swap_in.host_selector import losses_and_mask
 from nemo_rod.swap_in.job import Job
@@ -81,13 +83,10 @@ class HostReferenceJob(Job):
             precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),
             loss=LOSS_DEFINITION,
         )
-        if is_complete(self.out):
-            (found,) = References.open([self.out]).manifests
-            if found != manifest:
-                raise ValueError(
-                    f"{self.out} holds references with {found.difference(manifest)}: name "
-                    "another folder, or remove it to compute it again."
-                )
+        cure = "name another folder, or remove it to compute it again."
+        if holds(self.out, manifest, cure=cure):
+            if is_recorder():
+                remove_logs(self.out)
             return
         scorer = MegatronScorer(
             model,

@@ -70,13 +70,14 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
 
     check_version()
     job = HostReferenceJob(**options)
-    refuse(cfg, job.roles)
+    refuse(cfg, job.roles, between_steps=True)
     cfg, state = _for_scoring(cfg, job), GlobalState()
     began_here = not dist.is_initialized()
     try:
         with Installed() as installed:
             _show_data(installed, cfg, job)
             runtime_config_update(cfg)
+            refuse(cfg, job.roles, between_steps=True)  # precision and overlap are set from here on
             state.cfg = cfg
             ready = setup(state, get_dataset_provider(cfg.dataset))
         job.write(
@@ -178,14 +179,19 @@ def check_version() -> None:
     check("scoring", "swap_in/megatron_bridge")
 
 
-def refuse(cfg: Any, roles: Roles) -> None:
+def refuse(cfg: Any, roles: Roles, *, between_steps: bool = False) -> None:
     """Refuses jobs that selection does not support, before anything starts.
+
+    Args:
+        cfg: the job's ConfigContainer.
+        roles: see `nemo_rod.swap_in.install`.
+        between_steps: whether samples are scored outside training steps; see `refuse_unsafe`.
 
     Raises:
         ValueError: the job is not supported; the message names the key, why it is refused and what
             to set.
     """
-    refuse_unsafe(cfg.model, cfg.ddp)
+    refuse_unsafe(cfg.model, cfg.ddp, between_steps=between_steps)
     data, train = cfg.dataset, cfg.train
     packed = getattr(data, "packed_sequence_specs", None) is not None
     for found, key, why, instead in (

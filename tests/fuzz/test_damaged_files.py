@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from damage import Damage, damaged, damages
 from hypothesis import HealthCheck, given, settings
-from made_up_run import make_checkpoint, make_run, make_texts, recipe
+from made_up_run import MEASURED_WITH, make_checkpoint, make_run, make_texts, recipe
 from sandbox import Sandbox
 
 from nemo_rod.commands import curriculum as curriculum_command
@@ -37,6 +37,7 @@ from nemo_rod.files import interpreting, read_lines
 from nemo_rod.jobs import TrainJob, read_job
 from nemo_rod.launch import queue
 from nemo_rod.launch.render import read_launch
+from nemo_rod.recipe import evaluate
 from nemo_rod.recipe.attempts import Record
 from nemo_rod.recipe.stages import Stages
 from nemo_rod.report.build_report import judged
@@ -95,6 +96,10 @@ def resume_references(root: Path) -> None:
     folder = root / "run/references/unfinished"
     logged_ids(folder, manifest)
     ReferenceWriter(folder, 0, manifest=manifest).close()
+
+
+def resume_evaluation(root: Path) -> None:
+    evaluate._begin(root / "run/evaluation.partial", {"rod": dict(MEASURED_WITH)})
 
 
 def read_curricula(root: Path) -> None:
@@ -206,6 +211,8 @@ READERS = {
                         read_curricula, 8_000),
     "followed curriculum": Reader(("run/arms/rod/curriculum.rod",), follow_curriculum, 4_000),
     "resumed training": Reader(("run/arms/max.partial/*",), resume_training, 6_000, writes=True),
+    "resumed evaluation": Reader(("run/evaluation.partial/*",), resume_evaluation, 2_000,
+                                 writes=True),
     "metrics": Reader(("run/arms/*/metrics.jsonl", "run/arms/max.partial/job.json"),
                       read_metrics, 12_000),
     "report": Reader(("run/arms/*/*.json*", "run/arms/*/curriculum.rod",

@@ -48,6 +48,8 @@ ON_A_CLUSTER = (
     *("launcher=slurm", "cluster.gpu=B200", "cluster.gpus_per_node=2", "cluster.partition=work"),
 )
 
+MEASURED_WITH = {"model.precision": "fp32"}  # of the interrupted evaluation
+
 
 def recipe(run_dir: Path, *more: str) -> Config:
     """The configuration of the made-up run."""
@@ -55,7 +57,7 @@ def recipe(run_dir: Path, *more: str) -> Config:
 
 
 def make_run(run_dir: Path) -> None:
-    """Makes a finished run, what a second launch of it on Slurm left, and an interrupted arm."""
+    """Makes a finished run, what a second launch of it on Slurm left, and interrupted stages."""
     with _made_up_training():
         run_stages.run(recipe(run_dir))
     config = recipe(run_dir, *ON_A_CLUSTER)
@@ -67,6 +69,10 @@ def make_run(run_dir: Path) -> None:
     for name in ("manifest.json", "arm.json", "evaluation.json"):
         (interrupted / name).unlink()
     shutil.copy(run_dir / "arms" / "rod" / "manifest.json", interrupted / "inputs.json")
+    measured = run_dir / "evaluation.partial"
+    measured.mkdir()
+    shutil.copy(run_dir / "arms" / "rod" / "evaluation.json", measured / "rod.json")
+    (measured / ".inputs.json").write_text(json.dumps({"rod": MEASURED_WITH}))
     unfinished = run_dir / "references" / "unfinished"
     (log,) = _write_logs(run_dir / "blocks", unfinished, "replay", "x")
     log.close()

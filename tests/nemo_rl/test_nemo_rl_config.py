@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,16 +18,17 @@ from corpus_cases import run, source, texts, write
 from omegaconf import OmegaConf
 from places import ROOT
 
-from nemo_rod.config import Optimisation, Parallel, config_folder
+from nemo_rod.config import DTYPES, Optimisation, Parallel, config_folder
+from nemo_rod.corpus.store import BlockStore
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS
 from nemo_rod.nemo_rl import algorithm, compat, conversions, reference_losses, settings
 from nemo_rod.nemo_rl.from_job import nemo_rl_values
-from nemo_rod.nemo_rl.settings import RoD, check
+from nemo_rod.nemo_rl.settings import RoD, check, short_precision
 from nemo_rod.nemo_rl.shown import model_speed
 from nemo_rod.nemo_rl.worker import update_metrics
 from nemo_rod.selection import Joint, Pool, ReferenceWriter, TakeAll, choose, compact
-from nemo_rod.selection.arms import make_arm
+from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.references.folder import role_manifest
@@ -69,6 +71,15 @@ def changed(key: str, value: Any) -> dict[str, Any]:
     return config
 
 
+STORE = cast(BlockStore, SimpleNamespace(num_adaptation=9, num_replay=9))
+
+
+def rod_arm(**changes: Any) -> Arm:
+    """The arm that the good configuration trains on that store, or one that differs from it."""
+    known: dict[str, Any] = {"multiplier": 2.0, "balance": "expected", "kappa": 1.0, "seed": 5}
+    return make_arm("rod", num_adaptation=9, num_replay=9, batch_size=16, **{**known, **changes})
+
+
 def test_good_configuration_passes() -> None:
     check(GOOD)
 
@@ -103,12 +114,27 @@ def test_what_cannot_run_is_refused(key: str, value: Any, sentence: str) -> None
     assert sentence in str(caught.value)
 
 
-def test_stock_workers_read_whole_blocks() -> None:
-    prefix = changed("rod.scoring.prefix", "1/2")
-    check(prefix)
-    prefix["rod"] |= {"choose_in": "driver", "worker": None}
-    with pytest.raises(ValueError, match="is '1/2': expected 1 where stock"):
-        check(prefix)
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("job", [True, False])
+def test_stock_workers_read_whole_blocks(job: bool, whole: bool) -> None:
+    arm = rod_arm(eighths=8 if whole else 4)
+    hand_written = {"arm": "rod", "seed": 5, "variant": dataclasses.asdict(arm) if job else None}
+    config = changed("rod.scoring.prefix", "1/2" if not (job or whole) else "1")
+    config["rod"] |= {**hand_written, "choose_in": "workers"}
+    assert algorithm.build_arm(config, STORE) == arm
+    config["rod"] |= {"choose_in": "driver", "worker": None}
+    check(config)
+    if whole:
+        assert algorithm.build_arm(config, STORE) == arm
+        return
+    with pytest.raises(ValueError, match="prefix is '1/2': expected 1 where stock workers score"):
+        algorithm.build_arm(config, STORE)
+
+
+def test_stock_workers_train_arms_without_scores_whatever_the_prefix() -> None:
+    config = changed("rod.scoring.prefix", "1/2")
+    config["rod"] |= {"arm": "no_replay", "seed": 5, "variant": None, "choose_in": "driver"}
+    assert not algorithm.build_arm(config, STORE).policy().needs_scores
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -223,13 +249,13 @@ def job_values(**options: Any) -> dict[str, Any]:
 
 
 def test_training_job_in_nemo_rls_terms() -> None:
-    arm = make_arm("rod", num_adaptation=9, num_replay=9, batch_size=16, multiplier=2,
-                   balance="expected", kappa=1.0, seed=5, eighths=2)  # fmt: skip
+    arm = rod_arm(eighths=2)
     optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3)
     values = nemo_rl_values(
         TrainJob(
             **job_values(arm=arm, optimisation=optimisation, references=["r"]),
             checkpoint_every=7,
+            config_digest="abc",
             loggers=["wandb", "tensorboard"],
             run_name="toy/rod",
         ),
@@ -238,8 +264,8 @@ def test_training_job_in_nemo_rls_terms() -> None:
     )
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.arm, rod.steps, rod.seed, rod.out, rod.hf) == ("rod", 10, 5, "out", True)
-    assert rod.scoring.prefix == "1/4"
-    assert rod.references == ["r"] and rod.selection.multiplier == 2.0
+    assert Arm(**rod.variant) == arm and rod.config_digest == "abc"
+    assert rod.references == ["r"] and rod.selection.on_nonfinite == "refuse"
     policy = values["policy"]
     assert policy["train_global_batch_size"] == 16 and policy["train_micro_batch_size"] == 2
     assert policy["precision"] == "bfloat16" and policy["max_total_sequence_length"] == 64
@@ -294,6 +320,9 @@ def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
     ("given", "warmup", "decay"),
     [
         ((None, 0.25, 10), 2, 2),
+        ((None, 0.0, 10), 0, 1),
+        ((None, 0.0, 1), 0, 1),
+        ((None, 0.4, 1), 0, 1),
         ((7, 0.25, 10), 7, 7),
         ((0, 0.25, 10), 0, 0),
         ((7, 0.25, 5), 4, 5),
@@ -303,6 +332,43 @@ def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
 def test_parts_of_the_schedule(given: tuple[Any, ...], warmup: int, decay: int) -> None:
     """Megatron asserts that the warm-up is shorter than the whole schedule."""
     assert (settings.warmup(*given), settings.decay(*given)) == (warmup, decay)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.99])
+@pytest.mark.parametrize("given", [None, 2])
+def test_jobs_and_hand_written_configurations_have_one_schedule(
+    given: int | None, share: float, steps: int
+) -> None:
+    written: dict[str, Any] = {"steps": steps, "warmup_fraction": share, "decay_fraction": share}
+    written |= {"warmup_steps": given, "decay_steps": given} if given else {}
+    optimisation = Optimisation(**written, batch_size=16, micro_batch_size=2, lr=1e-3)
+    job = TrainJob(**job_values(arm=rod_arm(), optimisation=optimisation))
+    translated = nemo_rl_values(job, block_size=64)["rod"]
+    assert (
+        scheduler_of(translated)
+        == scheduler_of(written)
+        == (
+            optimisation.warmup,
+            optimisation.decay,
+        )
+    )
+
+
+def scheduler_of(rod: dict[str, Any]) -> tuple[int, int]:
+    """Warm-up and decay that Megatron is given for a `rod` section."""
+    for name in ("warmup", "decay"):
+        OmegaConf.register_new_resolver(f"rod_{name}", getattr(settings, name), replace=True)
+    ours = OmegaConf.load(config_folder() / "nemo_rl" / "rod.yaml")
+    config = OmegaConf.merge({"rod": OmegaConf.structured(RoD)}, ours, {"rod": rod})
+    scheduler = config.policy.megatron_cfg.scheduler
+    return scheduler.lr_warmup_iters, scheduler.lr_wsd_decay_iters
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_precisions_have_one_name_each(name: str) -> None:
+    assert short_precision({"precision": DTYPES[name]}) == name
+    assert short_precision({"precision": "float16"}) == "float16"  # of NeMo-RL alone
 
 
 @pytest.mark.parametrize("steps", [1, 40, 50, 51])
@@ -388,13 +454,13 @@ def test_tflops_are_of_scoring_too_and_need_a_count() -> None:
     loss = np.ones(8, dtype=np.float32)
     choice = choose(pool, Joint(), 4, loss, 0 * loss)
     learner: Any = SimpleNamespace(update_flops=lambda num_blocks: 2e12 * num_blocks)
-    rod = {"scoring": {"prefix": "1/2"}}
+    of_halves = rod_arm(eighths=4)
     expected = 8 * (1 + 2 / 2 / 3) / 2 / 2
     for metrics in ({"timing/train/total": 2.0}, {"timing/train/total": 2.0, "flops": 8e12}):
-        found = model_speed(learner, choice, metrics, rod, 2)
+        found = model_speed(learner, choice, metrics, of_halves, 2)
         assert found == {"throughput/model_tflops_per_gpu": pytest.approx(expected)}
         assert "flops" not in metrics  # it is no metric
     learner.update_flops = lambda num_blocks: None
-    assert model_speed(learner, choice, {"timing/train/total": 2.0}, rod, 2) == {}
+    assert model_speed(learner, choice, {"timing/train/total": 2.0}, of_halves, 2) == {}
     unscored = choose(pool, TakeAll(), 8)
     assert model_tflops(unscored, 8e12, 2.0, scored_share=1.0) == 4.0

@@ -110,7 +110,7 @@ def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not() -> None:
 def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() -> None:
     whole, half = forward_flops(SHAPE, 1000), forward_flops(SHAPE, 1000, prefix=500)
     setup = replace(SETUP, speed=replace(SPEED, forward_flops=whole))
-    saved = prefix_saving([ROD], setup, SHAPE, 4)
+    saved = prefix_saving([(ROD, setup)], SHAPE, 4)
     seconds = 10 * 64 * (1000 * whole - 500 * half) / 4e12
     assert saved.gpu_hours == pytest.approx(seconds * 4 / 3600)
     assert saved.what == "score the first 500 tokens of a block alone: scoring.prefix=1/2"
@@ -120,9 +120,9 @@ def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() ->
     assert half_scored.scored_tokens == plain.scored_tokens / 2 == 10 * 64 * 500
     assert half_scored.flops == pytest.approx(10 * (3 * 32 * 1000 * whole + 64 * 500 * half))
     # seen from there, another half of the tokens is left to spare
-    further = prefix_saving([prefix], setup, SHAPE, 2)
+    further = prefix_saving([(prefix, setup)], SHAPE, 2)
     assert further.gpu_hours + saved.gpu_hours == pytest.approx(
-        prefix_saving([ROD], setup, SHAPE, 2).gpu_hours
+        prefix_saving([(ROD, setup)], SHAPE, 2).gpu_hours
     )
 
 

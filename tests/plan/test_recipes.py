@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -321,6 +322,29 @@ def test_a_host_without_room_for_the_optimizer_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"optimizer_offload=true puts 3\d\d GiB on a node with"):
         refuse_full_host(config, memory)
     refuse_full_host(composed(*arguments), memory)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"recompute": "full", "micro_batch_size": 1}, {"micro_batch_size": 2}]
+)
+def test_an_arm_is_planned_by_its_own_settings(settings: dict[str, Any], tmp_path: Path) -> None:
+    recipe, arms = "legal_nemotron_nano_12b_v2", "arms=[base,no_replay,rod]"
+    variant = ", ".join(f"{key}: {value}" for key, value in settings.items())
+    own = plan_of(
+        recipe,
+        "arms=[base,no_replay,rod,own]",
+        f"+variants.own={{of: rod, train: {{{variant}}}}}",
+        run_dir=tmp_path,
+    )
+    every = plan_of(
+        recipe, arms, *(f"train.{key}={value}" for key, value in settings.items()), run_dir=tmp_path
+    )
+    assert dataclasses.replace(stages(own)["own"], name="rod") == stages(every)["rod"]
+    plain = plan_of(recipe, arms, run_dir=tmp_path)
+    assert stages(own)["rod"] == stages(plain)["rod"]
+    assert (plain.memory, stages(plain)["rod"]) != (every.memory, stages(every)["rod"])
+    memories = [plain.memory, every.memory]
+    assert own.memory == max(memories, key=lambda memory: memory.total)
 
 
 def test_a_gpu_of_unknown_memory_is_not_judged(tmp_path: Path) -> None:

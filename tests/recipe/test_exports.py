@@ -60,6 +60,34 @@ def test_an_arm_in_training_is_exported_from_where_it_works(tmp_path: Path) -> N
         stage.is_done()
 
 
+def test_an_export_is_of_the_arm_as_it_was_made(tmp_path: Path) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
+    jobs, arm = Stages(config).jobs, tmp_path / "arms" / "rod"
+    save(arm, 20)
+    (arm / "manifest.json").write_text(json.dumps({"inputs": {"base": "b", "blocks": "d"}}))
+    stage, looked = export_stage(jobs), evaluate_export_stage(jobs)
+    stage.folder.mkdir(parents=True)
+    inputs = {"arm": "c", "seed": 42, "step": 20, "rod.base": "b", "rod.blocks": "d"}
+    manifest = {"inputs": inputs, "outputs": {"weights": "w"}}
+    (stage.folder / "manifest.json").write_text(json.dumps(manifest))
+    assert stage.is_done() and not looked.is_done()
+    blocks = {"digest": "d", "num_adaptation": 1, "num_replay": 1}
+    (tmp_path / "blocks").mkdir()
+    (tmp_path / "blocks" / "manifest.json").write_text(json.dumps({"outputs": blocks}))
+    evaluation = {"inputs": {"model": "w", "blocks": "d"}}
+    (stage.folder / "evaluation.json").write_text(json.dumps(evaluation))
+    assert looked.is_done()
+    manifest["outputs"] = {"weights": "others"}
+    (stage.folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"model=w, but now it is others: add rebuild=\[evaluate_"):
+        looked.is_done()
+    for name in ("manifest.json", "inputs.json"):  # finished, or in training again
+        (arm / "manifest.json").unlink(missing_ok=True)
+        (arm / name).write_text(json.dumps({"inputs": {"base": "another", "blocks": "d"}}))
+        with pytest.raises(ValueError, match=r"rod\.base=b, but now it is another"):
+            stage.is_done()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

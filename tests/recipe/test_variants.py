@@ -11,7 +11,7 @@ import pytest
 import yaml
 from command_line import composed
 
-from nemo_rod.config import Config
+from nemo_rod.config import Config, Validation
 from nemo_rod.plan.of_recipe import model_shape
 from nemo_rod.plan.work import stage_works
 from nemo_rod.recipe.checks import check
@@ -204,6 +204,23 @@ def test_what_is_looked_at_while_it_trains_needs_looks() -> None:
         )
         with pytest.raises(ValueError, match=f"validation.every=0 is not valid.*{arm} can {name}"):
             check(config)
+
+
+def test_arms_that_a_recipe_trains_without_naming_them_are_checked() -> None:
+    converging = {"no_replay": {"of": "no_replay", "converge": True}}
+    steered = {"steered": {"of": "rod", "selection": {"target_forgetting": 0.1}}}
+    for arms, variants, name in (
+        (["rod"], converging, "no_replay can converge"),
+        (["merge_0.6"], converging, "no_replay can converge"),
+        (["mine"], {**steered, "mine": {"of": "rod", "share": "steered"}}, "steered can follow"),
+        (["mine"], {**steered, "mine": {"of": "rod", "follow": "steered"}}, "steered can follow"),
+    ):
+        config = dataclasses.replace(recipe("toy_synthetic"), arms=arms, variants=variants)
+        with pytest.raises(ValueError, match=f"validation.every=0 is not valid.* {name}"):
+            check(config)
+        check(dataclasses.replace(config, validation=Validation(every=2)))
+        check(dataclasses.replace(config, arm=arms[0]))  # it is trained by another command
+        check(dataclasses.replace(config, arms=["base", "max_replay"]))  # nothing needs it
 
 
 def test_steered_arms_say_what_they_follow() -> None:

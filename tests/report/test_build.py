@@ -764,6 +764,19 @@ def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: P
         build_report(run.folder, replicates=[tmp_path / "mistyped"])
 
 
+def test_what_a_rebuild_moved_aside_is_no_arm(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "fixed_32", "rod"))
+    before = build_report(run.folder)
+    (run.folder / "arms" / "rod.replaced-1").mkdir()
+    assert read_run(run.folder).left_out == ()
+    shutil.copytree(run.folder / "arms" / "rod", run.folder / "arms" / "rod.replaced-2")
+    assert build_report(run.folder) == before
+    for name in ("base", "fixed_32", "rod"):  # all that is evaluated is set aside
+        shutil.rmtree(run.folder / "arms" / name)
+    with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
+        read_run(run.folder)
+
+
 def test_the_text_table_lines_up(results: dict[str, Any]) -> None:
     lines = format_checks(results).splitlines()
     rule = lines[1]

@@ -38,7 +38,7 @@ def test_nothing_is_scored_for_a_policy_that_takes_all() -> None:
     assert choice.score is None and math.isnan(choice.threshold)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_score_that_is_no_number_is_refused_and_named(bad: float) -> None:
     with pytest.raises(
         ValueError, match=r"^step 3: 2 of 6 scores are not finite, the first that of block 20: "
@@ -46,7 +46,7 @@ def test_a_score_that_is_no_number_is_refused_and_named(bad: float) -> None:
         chosen_from(1.5, bad, 1.0, bad, 2.0, 0.5)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_score_that_is_no_number_is_excluded_and_counted(bad: float) -> None:
     choice = chosen_from(1.5, bad, 1.0, bad, 2.0, 0.5, on_nonfinite="exclude")
     assert choice.block_ids.tolist() == [10, 11, 12]
@@ -54,6 +54,31 @@ def test_a_score_that_is_no_number_is_excluded_and_counted(bad: float) -> None:
     metrics = selection_metrics(choice, IS_REPLAY.astype(np.int64), ["new", "old"])
     assert metrics["rod/excluded"] == 2
     assert metrics["rod/rho_replay"] == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("reference", [1.0, math.inf, math.nan])
+def test_padding_is_never_chosen_nor_taken_for_a_fault(reference: float) -> None:
+    loss = np.array([1.5, -math.inf, 1.0, 3.0, -math.inf, 0.5], dtype=np.float32)
+    reference_C = np.where(np.isneginf(loss), np.float32(reference), REFERENCE)
+    choice = choose(POOL, Joint(), 4, loss, reference_C)
+    assert choice.block_ids.tolist() == [10, 11, 21, 22] and choice.excluded == 0
+    assert choice.score is not None
+    assert choice.score.tolist() == [0.5, -math.inf, 0.0, 2.0, -math.inf, -0.5]
+    with pytest.raises(ValueError, match=r"^5 blocks of any role .* the pool holds 4"):
+        choose(POOL, Joint(), 5, loss, reference_C)
+
+
+def test_beside_padding_a_fault_is_still_refused() -> None:
+    padded = (1.5, -math.inf, 1.0, math.nan, 2.0, 0.5)
+    with pytest.raises(ValueError, match=r"^step 3: 1 of 6 scores .* that of block 21: the model"):
+        chosen_from(*padded)
+    assert chosen_from(*padded, on_nonfinite="exclude", k=4).excluded == 1
+    with pytest.raises(ValueError, match=r"1 of 6 scores .* too few are left for a batch of 5"):
+        chosen_from(*padded, on_nonfinite="exclude", k=5)
+    loss, reference = np.ones(6, dtype=np.float32), REFERENCE.copy()
+    reference[2] = math.inf  # a score of -inf, but of a block that has a loss
+    with pytest.raises(ValueError, match=r"^step 3: 1 of 6 scores .* that of block 11: "):
+        choose(POOL, Joint(), 3, loss, reference)
 
 
 def test_too_few_scores_that_are_numbers_are_refused() -> None:

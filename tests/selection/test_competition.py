@@ -72,7 +72,7 @@ def test_padding_and_excluded_candidates_do_not_compete() -> None:
     loss = np.array([3.0, 1.0, 2.0, math.nan, -math.inf], dtype=np.float32)
     choice = choose(pool, Joint(), 2, loss, np.zeros(5, dtype=np.float32), "exclude")
     found = selection_metrics(choice, np.array([0, 1, 1, 1, -1]), NAMES)
-    assert choice.chosen.tolist() == [0, 2] and found["rod/excluded"] == 2
+    assert choice.chosen.tolist() == [0, 2] and found["rod/excluded"] == 1
     assert found["rod/rho_adaptation"] == found["rod/rho_adaptation_p10"] == 3.0
     assert found["rod/rho_replay"] == found["rod/rho/old/a/p50"] == 1.5
     assert found["rod/rho_dropped"] == 1.0

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,19 +69,100 @@ def test_the_disk_has_a_step_when_it_ends_and_is_not_waited_for_before(
     training, synced, fsync = threading.Event(), [], os.fsync
 
     def slow_disk(fd: int) -> None:
+        path = Path(os.path.realpath(f"/proc/self/fd/{fd}"))
+        if not path.is_relative_to(tmp_path):
+            fsync(fd)  # of a test before
+            return
         assert training.wait(60)
         fsync(fd)
-        synced.append(os.path.realpath(f"/proc/self/fd/{fd}"))
+        synced.append(path)
 
     monkeypatch.setattr(os, "fsync", slow_disk)
     for step in (0, 1):
         training.clear()
         journal.begin(choice_of(step))  # returns although the disk is not done
-        assert len(synced) == step
+        assert len(synced) == 3 * step
         assert recorded(tmp_path) == list(range(step + 1))
         training.set()
         journal.append(step, choice_of(step), SECONDS)
-        assert synced == [str(tmp_path / "curriculum.rod")] * (step + 1)
+        journal._disk.submit(int).result()  # after all that was begun
+        files = [tmp_path / name for name in ("curriculum.rod", "metrics.jsonl", "")]
+        assert synced == files * (step + 1)
+
+
+def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path, HEADER, step=0)
+    begun, saved, fsync = threading.Event(), threading.Event(), os.fsync
+
+    def slow_disk(fd: int) -> None:
+        if os.path.realpath(f"/proc/self/fd/{fd}") == str(tmp_path / "metrics.jsonl"):
+            begun.set()
+            assert saved.wait(60)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow_disk)
+    journal.append(0, choice_of(0), SECONDS)  # returns although the disk is not done
+    assert begun.wait(60)  # without waiting for another step
+    journal.begin(choice_of(1))
+    saved.set()
+    journal.append(1, choice_of(1), SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("kept", "sentence"),
+    [
+        (2, "ends with step 1.*from the metrics of step 2: .* a checkpoint of step 2 or before"),
+        (0, "has no earlier step, but the run has come to step 3 .*: restore the file"),
+        (None, "has no earlier step, but the run has come to step 3 .*: restore the file"),
+    ],
+    ids=["torn", "empty", "gone"],
+)
+def test_a_resume_without_its_last_metrics_is_refused(
+    tmp_path: Path, kept: int | None, sentence: str
+) -> None:
+    journal = Journal(tmp_path, HEADER, step=0)
+    for step in range(4):
+        journal.append(step, choice_of(step), SECONDS)
+    file = tmp_path / "metrics.jsonl"
+    whole = file.read_text()
+    lines = whole.splitlines(keepends=True)
+    file.write_text("".join(lines[:kept]))
+    if kept is None:
+        file.unlink()
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl {sentence}"):
+        Journal(tmp_path, HEADER, step=3)
+    if kept:
+        Journal(tmp_path, HEADER, step=kept)
+        assert recorded(tmp_path) == list(range(kept))
+        return
+    file.write_text(whole)
+    Journal(tmp_path, HEADER, step=3)
+    assert file.read_text() == "".join(lines[:3])
+
+
+def test_a_run_that_begins_at_a_later_step_needs_no_metrics_before_it(tmp_path: Path) -> None:
+    header = replace(HEADER, first_step=3)
+    Curriculum.create(tmp_path / "curriculum.rod", header)
+    Journal(tmp_path, header, step=3).append(3, choice_of(3), SECONDS)
+    Journal(tmp_path, header, step=4)
+
+
+def test_metrics_that_the_disk_did_not_take_end_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, fsync = Journal(tmp_path, HEADER, step=0), os.fsync
+
+    def full_disk(fd: int) -> None:
+        if os.path.realpath(f"/proc/self/fd/{fd}") == str(tmp_path / "metrics.jsonl"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    journal.append(0, choice_of(0), SECONDS)
+    with pytest.raises(OSError, match=r"No space left .* make room .*metrics\.jsonl"):
+        journal.append(1, choice_of(1), SECONDS)
 
 
 def test_a_step_that_never_ended_is_dropped(tmp_path: Path) -> None:

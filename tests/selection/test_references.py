@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from nemo_rod.selection.references import (
     num_targets,
     remove_logs,
 )
-from nemo_rod.selection.references.folder import RECORD, ReferenceManifest, role_manifest
+from nemo_rod.selection.references.folder import RECORD, ReferenceManifest, holds, role_manifest
 from nemo_rod.selection.references.hash_index import HashIndex
 
 S = 64
@@ -123,7 +124,7 @@ def test_ranks_write_and_everything_is_found(tmp_path):
     assert np.array_equal(references[[]], np.empty(0, np.float32))
     for eighths in range(1, 9):
         assert np.array_equal(references.prefix(ids, eighths), block_loss(sums_of(ids), S, eighths))
-    assert np.array_equal(references.by_hash(store.hashes(ids)), expected_C)
+    assert np.array_equal(references.find(store.hashes(ids)), ids)
     references.verify()
     again = References.open([tmp_path / "specialist", tmp_path / "base"], store)
     assert again.digest == references.digest
@@ -447,13 +448,28 @@ def test_manifests_on_disk(tmp_path):
         ValueError, match="has schema 'rod-references-0', expected 'rod-references-1'"
     ):
         References.open([tmp_path], ArrayStore(4))
-    for text in ("{", "[]", json.dumps({k: v for k, v in content.items() if k != "model"})):
+    for text, sentence in (
+        ("{", "is damaged (not valid JSON: "),
+        ("[]", "holds no JSON object"),
+        (json.dumps({k: v for k, v in content.items() if k != "model"}), "lacks the key 'model'"),
+        (json.dumps(content | {"digest": 3}), "is damaged (AttributeError: "),
+    ):
         file.write_text(text)
-        with pytest.raises(ValueError, match="is no manifest of references"):
+        with pytest.raises(ValueError, match=rf"^{re.escape(f'{file} {sentence}')}"):
             References.open([tmp_path], ArrayStore(4))
     file.write_text(json.dumps(content | {"model": "other"}))
     with pytest.raises(ValueError, match=r"does not have the content its manifest.json names"):
         References.open([tmp_path], ArrayStore(4)).verify()
+
+
+def test_a_folder_holds_the_references_of_its_manifest_alone(tmp_path):
+    mine, other = manifest(0, 4), manifest(0, 4, model="model-2")
+    assert not holds(tmp_path / "none", mine, cure="leave it.")
+    complete(tmp_path, 0, 4)
+    assert holds(tmp_path, mine, cure="leave it.")
+    found = r"holds references with model 'model-1' \(expected 'model-2'\): leave it\.$"
+    with pytest.raises(ValueError, match=found):
+        holds(tmp_path, other, cure="leave it.")
 
 
 def test_lookups_by_hash_without_a_store(tmp_path):
@@ -461,14 +477,14 @@ def test_lookups_by_hash_without_a_store(tmp_path):
     references = References.open(folders)
     ids = np.array([20, 5, 8, 39, 20])
     hashes = ArrayStore(40).hashes(ids)
-    assert np.array_equal(references.by_hash(hashes), block_loss(sums_of(ids), S))
-    assert np.array_equal(references.by_hash(hashes, 2), block_loss(sums_of(ids), S, 2))
+    assert np.array_equal(references.find(hashes), ids)
+    assert np.array_equal(references.sums(ids), sums_of(ids))
     hashes = np.concatenate([hashes, ArrayStore(99).hashes(np.array([2]))])
     with pytest.raises(
         ValueError, match="1 of 6 blocks have no reference, the first is at position 5"
     ):
-        references.by_hash(hashes)
-    with pytest.raises(AssertionError, match="look blocks up by_hash"):
+        references.find(hashes)
+    with pytest.raises(AssertionError, match="opened without a store"):
         references[[5]]
 
 

@@ -2,6 +2,8 @@
 
 A step is recorded as soon as it is chosen, and the disk write overlaps with its update. A run that
 is killed meanwhile leaves the record of a step that never completed, and drops it when it resumes.
+The metrics of a step go to the disk as soon as it has completed, ahead of any checkpoint and beside
+whatever follows. A resume reads them, for instance for kappa, and refuses to go on without them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import interpreting, read_lines, write_whole
+from nemo_rod.files import interpreting, read_lines, sync, with_advice, write_whole
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.competition import selection_metrics
 from nemo_rod.selection.curriculum.header import CurriculumHeader
@@ -28,7 +30,8 @@ class Journal:
         step: Step at which the run starts or resumes; records of it and of later steps are dropped.
 
     Raises:
-        ValueError: The curriculum has a different header, or ends before this step.
+        ValueError: The curriculum has a different header, or one of the files ends before this
+            step.
     """
 
     def __init__(self, folder: Path, header: CurriculumHeader, *, step: int) -> None:
@@ -43,9 +46,10 @@ class Journal:
         else:
             self._curriculum = Curriculum.create(path, header)
         self._metrics = folder / "metrics.jsonl"
+        _refuse_lost(self._metrics, step, first=self._curriculum.header.first_step)
         keep_steps(self._metrics, step)
         self._disk = ThreadPoolExecutor(max_workers=1)
-        self._begun: Future[None] | None = None
+        self._writes: list[Future[None]] = []  # the last step's metrics, and this step's choice
 
     def begin(self, choice: Choice) -> None:
         """Records what the next step trains on, without waiting for the disk.
@@ -54,25 +58,26 @@ class Journal:
             OSError: The write failed, e.g. on a full disk; the curriculum is unchanged.
         """
         self._curriculum.append(choice, sync=False)
-        self._begun = self._disk.submit(self._curriculum.sync)
+        self._writes.append(self._disk.submit(self._curriculum.sync))
 
     def append(self, step: int, choice: Choice, metrics: dict[str, Any]) -> dict[str, Any]:
         """Records the metrics of a completed step, and its choice unless `begin` did.
 
-        The record is on disk when this returns, hence before a checkpoint can name the step.
+        The record is on disk when this returns, hence before a checkpoint can name the step. The
+        metrics are on their way to the disk, and the next call waits for them.
         Metrics are JSON values, with `timing/train/total` and `timing/train/update`, in seconds.
 
         Returns:
             The step's row of metrics, including those of the choice.
 
         Raises:
-            OSError: The disk write failed.
+            OSError: The disk write failed, of this step or of the metrics of the one before.
         """
-        if self._begun is None:
+        if step == self._curriculum.next_step:
             self.begin(choice)
-        assert self._begun is not None and step == self._curriculum.next_step - 1, step
-        self._begun.result()
-        self._begun = None
+        assert step == self._curriculum.next_step - 1, step
+        for write in self._writes:
+            write.result()
         header = self._curriculum.header
         source_C = header.source_index(choice.pool.block_ids)
         names = [row.name for row in header.sources]
@@ -83,6 +88,7 @@ class Journal:
         }
         row = {"step": step, **metrics, **pace, **selection_metrics(choice, source_C, names)}
         append_line(self._metrics, row)
+        self._writes = [self._disk.submit(_sync_file, self._metrics)]
         return row
 
 
@@ -100,6 +106,30 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The metrics of all steps in a file written by `append_line`; empty if there is no file."""
     return read_lines(path) if path.exists() else []
+
+
+def _sync_file(path: Path) -> None:
+    """Waits until a file, and its entry in its folder, are on disk."""
+    try:
+        sync(path)
+        sync(path.parent)
+    except OSError as error:
+        raise with_advice(error, path) from error
+
+
+def _refuse_lost(path: Path, step: int, *, first: int) -> None:
+    """Refuses metrics that lack the step before the one to resume at; a run begins at `first`."""
+    with interpreting(path):
+        last = max((row["step"] for row in read_rows(path) if row["step"] < step), default=None)
+    if step <= first or last == step - 1:
+        return
+    found = "has no earlier step" if last is None else f"ends with step {last}"
+    resume = "" if last is None else f"resume from a checkpoint of step {last + 1} or before, or "
+    raise ValueError(
+        f"{path} {found}, but the run has come to step {step} and continues from the metrics of "
+        f"step {step - 1}: restore the file from a copy, or {resume}remove the checkpoints to "
+        "begin again"
+    )
 
 
 def keep_steps(path: Path, end: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.files import interpreting
+from nemo_rod.files import interpreting, read_json
 from nemo_rod.selection.arrays import Bytes, Nats, Records
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.record_log import crc32_rows
@@ -34,6 +34,7 @@ ARRAYS: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     "hash": (np.uint64, ()),
     "check": (np.uint32, ()),
 }
+_CURE = "restore the folder from a copy, or remove it to compute it again"
 ROWS = 1 << 20  # blocks handled at a time, which bounds the memory
 
 
@@ -137,27 +138,41 @@ def open_folder(path: Path) -> Folder:
         raise ValueError(
             f"{file} does not exist: run `nemo-rod reference` to the end to complete {path}"
         )
-    try:
-        content = json.loads(file.read_text())
-        schema, digest = content["schema"], content["digest"]
-        known = {field.name: content[field.name] for field in fields(ReferenceManifest)}
-        digest.encode()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        said = f"{type(error).__name__}: {str(error)[:200]}"  # their repr may hold the whole file
+    names = [field.name for field in fields(ReferenceManifest)]
+    content = read_json(file, "schema", "digest", *names)
+    if content["schema"] != SCHEMA:
         raise ValueError(
-            f"{file} is no manifest of references ({said}): restore it from a copy, or remove "
-            "the folder to compute it again"
-        ) from error
-    if schema != SCHEMA:
-        raise ValueError(
-            f"{file} has schema {schema!r}, expected {SCHEMA!r}: score again with this version"
+            f"{file} has schema {content['schema']!r}, expected {SCHEMA!r}: score again with this "
+            "version"
         )
-    manifest = read_manifest(file, known)
+    manifest = read_manifest(file, {name: content[name] for name in names})
+    with interpreting(file, cure=_CURE):
+        digest: str = content["digest"]
+        digest.encode()
     sums, heads, checks = (
         map_array(path / f"{name}.npy", dtype, (manifest.num_blocks, *shape))
         for name, (dtype, shape) in ARRAYS.items()
     )
     return Folder(path, manifest, digest, sums, heads, checks)
+
+
+def holds(path: Path, manifest: ReferenceManifest, *, cure: str) -> bool:
+    """Return whether a folder is complete, with references that have this manifest.
+
+    Args:
+        path: The folder.
+        manifest: Provenance of the references that it should hold.
+        cure: What to do with a folder of others.
+
+    Raises:
+        ValueError: The folder is complete, but holds others, or is malformed.
+    """
+    if not (path / "manifest.json").exists():
+        return False
+    found = open_folder(path).manifest
+    if found != manifest:
+        raise ValueError(f"{path} holds references with {found.difference(manifest)}: {cure}")
+    return True
 
 
 def read_manifest(path: Path, values: dict[str, Any]) -> ReferenceManifest:
@@ -177,15 +192,14 @@ def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.N
     Raises:
         ValueError: The file cannot be read, or its dtype or shape is wrong.
     """
-    advice = "restore the folder from a copy, or remove it to compute it again"
     try:
         array: npt.NDArray[Any] = np.lib.format.open_memmap(file, mode="r")  # no archive
     except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
-        raise ValueError(f"{file} cannot be read ({error}): {advice}") from error
+        raise ValueError(f"{file} cannot be read ({error}): {_CURE}") from error
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
             f"{file} holds {array.dtype}{list(array.shape)}, expected "
-            f"{np.dtype(dtype)}{list(shape)}: {advice}"
+            f"{np.dtype(dtype)}{list(shape)}: {_CURE}"
         )
     return array
 

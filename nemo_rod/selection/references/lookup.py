@@ -92,7 +92,8 @@ class References(ReferenceLosses):
 
         Args:
             paths: The folders, in any order.
-            store: The block store that they must belong to and cover; None allows `by_hash` only.
+            store: The block store that they must belong to and cover; None allows `find` and
+                `sums` only.
             distilled: Whether the caller can score with a distilled loss (`teacher.py`).
             precision: Arithmetic of the caller's scoring pass; None accepts any.
 
@@ -127,7 +128,7 @@ class References(ReferenceLosses):
         Raises:
             ValueError: A block has no reference, a damaged one, or one of different content.
         """
-        assert self._store is not None, "opened without a store: look blocks up by_hash"
+        assert self._store is not None, "opened without a store: use find and sums"
         block_ids = np.asarray(block_ids, dtype=np.int64)
         records_C = self._records(block_ids)
         same_C = hash_heads(self._store.hashes(block_ids)) == records_C["head"]
@@ -138,10 +139,6 @@ class References(ReferenceLosses):
                 "store's files were changed; prepare and score again"
             )
         return block_loss(records_C["sums"], self.block_size, eighths)
-
-    def by_hash(self, hashes: Bytes, eighths: int = NUM_PARTS) -> Nats:
-        """Return reference losses of blocks known only by content; see `find` and `block_loss`."""
-        return block_loss(self.sums(self.find(hashes)), self.block_size, eighths)
 
     def find(self, hashes: Bytes) -> Ids:
         """Return the ids of blocks known only by content.
