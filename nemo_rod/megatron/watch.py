@@ -93,7 +93,8 @@ class Watch(Signs):
         self._thread = threading.Thread(target=self._run, name="nemo-rod-watch", daemon=True)
 
     def start(self) -> None:
-        """Starts the watch."""
+        """Starts the watch, with a first report: of a rank without one, nobody would miss others."""
+        self._report()
         self._thread.start()
 
     def fail(self, why: str) -> None:
@@ -112,15 +113,18 @@ class Watch(Signs):
         moved: dict[int, tuple[str, float]] = {}  # rank -> its beats and when they last changed
         try:
             while not self._stop.wait(1.0):
-                if self.sign is not None:
-                    self.sign.give()
-                self.store.set(self._key(self.rank), f"{time.time_ns()} {self.beats} {self.doing}")
+                self._report()
                 self._listen(heard, moved)
                 if self.store.check([FAULT_KEY]):
                     self._end(self.store.get(FAULT_KEY).decode())
         except Exception as error:  # the store is gone, and with it the process that runs the job
             if not self._stop.is_set():
                 self._end(f"rank {self.rank} lost the job's store ({type(error).__name__})")
+
+    def _report(self) -> None:
+        if self.sign is not None:
+            self.sign.give()
+        self.store.set(self._key(self.rank), f"{time.time_ns()} {self.beats} {self.doing}")
 
     def _listen(self, heard: dict, moved: dict) -> None:
         now = time.monotonic()

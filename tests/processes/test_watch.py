@@ -62,6 +62,20 @@ def test_torchruns_own_folder_is_gone_with_the_command(tmp_path: Path) -> None:
     assert type(action).__name__ == "env"  # torchrun reads PET_LOG_DIR
 
 
+def test_a_rank_that_freezes_in_its_first_second_will_be_missed() -> None:
+    """Who has never reported may still be starting, for as long as that takes."""
+    from torch.distributed import HashStore
+
+    from nemo_rod.megatron.watch import Watch
+
+    store = HashStore()
+    watch = Watch(store, 1, 2, stall_seconds=60, leave=lambda status: None)
+    watch.start()
+    reported = store.check(["alive/1"])
+    watch.close()
+    assert reported
+
+
 def test_other_ranks_find_a_frozen_rank_0(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
