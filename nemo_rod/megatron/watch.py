@@ -93,7 +93,7 @@ class Watch(Signs):
         self._thread = threading.Thread(target=self._run, name="nemo-rod-watch", daemon=True)
 
     def start(self) -> None:
-        """Starts the watch, with a first report: of a rank without one, nobody would miss others."""
+        """Starts the watch with a first report: a rank that never reported is not missed."""
         self._report()
         self._thread.start()
 
