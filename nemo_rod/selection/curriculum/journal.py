@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,10 @@ class Journal:
             "throughput/tokens_per_second": header.num_chosen * header.block_size / total,
         }
         row = {"step": step, **metrics, **pace, **selection_metrics(choice, source_C, names)}
-        append_line(self._metrics, row)
-        self._writes = [self._disk.submit(_sync_file, self._metrics)]
+        with open(self._metrics, "a") as file:
+            file.write(_line(row))
+            written = os.dup(file.fileno())  # closed where the disk is waited for
+        self._writes = [self._disk.submit(_sync_and_close, written, self._metrics)]
         return row
 
 
@@ -100,7 +103,7 @@ def number(value: Any) -> float | None:
 def append_line(path: Path, row: dict[str, Any]) -> None:
     """Appends the metrics of a step to a file with one JSON object per line."""
     with open(path, "a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(_line(row))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -108,13 +111,19 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return read_lines(path) if path.exists() else []
 
 
-def _sync_file(path: Path) -> None:
-    """Waits until a file, and its entry in its folder, are on disk."""
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
+def _sync_and_close(written: int, path: Path) -> None:
+    """Waits until an open file, and its entry in its folder, are on disk; closes the file."""
     try:
-        sync(path)
+        os.fsync(written)
         sync(path.parent)
     except OSError as error:
         raise with_advice(error, path) from error
+    finally:
+        os.close(written)
 
 
 def _refuse_lost(path: Path, step: int, *, first: int) -> None:
@@ -138,4 +147,4 @@ def keep_steps(path: Path, end: int) -> None:
         return
     with interpreting(path):
         rows = [row for row in read_lines(path, "step") if row["step"] < end]
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_whole(path, "".join(map(_line, rows)).encode())
