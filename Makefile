@@ -74,7 +74,7 @@ test-megatron-lm: $(READY) ## the same in pretrain_gpt.py of MEGATRON_LM=<checko
 	MEGATRON_LM=$(abspath $(MEGATRON_LM)) $(PYTEST) -m megatron_lm --timeout 3600 $(ARGS)
 
 test-nemo2: $(NEMO2)/.ready ## the same in llm.pretrain of NeMo 2.x; builds an environment of its own
-	$(NEMO2)/bin/python -m pytest tests/swap_in/test_nemo2.py -m nemo2 --timeout 3600 $(ARGS)
+	$(NEMO2)/bin/python -m pytest tests/hosts/test_nemo2.py -m nemo2 --timeout 3600 $(ARGS)
 
 $(NEMO2)/.ready: requirements/torch.txt requirements/nemo2.txt pyproject.toml
 	@test -x $(NEMO2)/bin/python || $(or $(PYTHON),python3.11) -m venv $(NEMO2)
@@ -119,7 +119,7 @@ test-nemo-rl-worker: ## run NeMo-RL's own Megatron worker; NEMO_RL=<a recursive 
 	core=$$third/Megatron-LM-workspace/Megatron-LM; test -d $$core/megatron || core=$$bridge/3rdparty/Megatron-LM; \
 	PATH=$(abspath $(RL_WORKER))/bin:$$PATH PYTHONPATH=$$bridge/src:$$core:$(CURDIR) NEMO_RL=$(abspath $(NEMO_RL)) \
 		$(RL_WORKER)/bin/python -m pytest -m nemo_rl \
-		tests/nemo_rl/test_own_worker.py tests/nemo_rl/test_rehearsed.py tests/nemo_rl/test_ray_node.py -o timeout=3000 $(ARGS)
+		tests/hosts/test_own_worker.py tests/hosts/test_rehearsed.py tests/hosts/test_ray_node.py -o timeout=3000 $(ARGS)
 
 # Not in .venv, whose torch is a CPU build: an environment with CUDA belongs to its machine.
 test-gpu: PYTHON := $(or $(PYTHON),python3)

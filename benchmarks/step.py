@@ -40,7 +40,7 @@ from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.documents import ROLES
 from nemo_rod.jobs import TrainJob, write_job
-from nemo_rod.recipe.base_model import initialise_base
+from nemo_rod.run.base_model import initialise_base
 from nemo_rod.selection import Joint, ReferenceWriter, compact
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.references.folder import role_manifest

@@ -35,7 +35,7 @@ def step_seconds(folder: Path, *, pairs: int) -> tuple[np.ndarray, np.ndarray]:
     import torch
     import torch.distributed as dist
 
-    from nemo_rod.megatron.cpu import trainers
+    from nemo_rod.cpu import trainers
 
     trainers.install_megatron_bridge()
     sys.path.insert(0, str(RECIPE))

@@ -21,7 +21,7 @@ _HOMES = {
     "TakeAll": "nemo_rod.selection.policies",
     "Curriculum": "nemo_rod.selection.curriculum.log",
     "RoDSelector": "nemo_rod.megatron.rod_selector",
-    "install": "nemo_rod.swap_in",
+    "install": "nemo_rod.hosts.swap_in",
     "validation_forgetting": "nemo_rod.selection.forgetting",
 }
 

@@ -23,26 +23,21 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from nemo_rod.commands import (
-    cancel,
-    curriculum,
-    doctor,
-    inspect,
-    merge,
-    reference,
-    rehearse,
-    run_stages,
-    serve,
-    status,
-    train,
-)
+from nemo_rod.commands import cancel, curriculum, run_stages, status
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.help import USAGE
 from nemo_rod.commands.values_only import values_only
 from nemo_rod.config import Config, config_folder
-from nemo_rod.plan.of_recipe import plan
-from nemo_rod.processes.signals import Stopped, leave_ray
-from nemo_rod.recipe.checks import to_config
+from nemo_rod.hosts import reference_command as reference
+from nemo_rod.hosts.nemo_rl import train_command as train
+from nemo_rod.lab import doctor
+from nemo_rod.lab import merge_command as merge
+from nemo_rod.lab.inspect import command as inspect
+from nemo_rod.lab.plan.of_recipe import plan
+from nemo_rod.lab.rehearsal import command as rehearse
+from nemo_rod.lab.report import serve
+from nemo_rod.run.checks import to_config
+from nemo_rod.signals import Stopped, leave_ray
 
 # Commands that take a recipe, in Hydra's grammar, and commands that take paths, through argparse.
 _OF_RECIPES: dict[str, Callable[[Config], None]] = {

@@ -295,7 +295,7 @@ class Rehearsal:
 class Plan:
     """Assumptions of `nemo-rod plan`. All of them are estimates, so all of them are keys.
 
-    A null value is taken from the processor's profile in nemo_rod/plan/speed.py, with its source.
+    A null value is taken from the profile of the processor in nemo_rod/lab/plan/speed.py.
     """
 
     adaptation_tokens: float | None = key(None, "> 0")  # corpus size; null: counted, or source caps

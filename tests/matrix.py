@@ -37,9 +37,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "export": (
         *PYTEST,
         "tests/megatron/test_layouts.py",
-        "tests/evaluation/test_merging_bridge.py",
+        "tests/lab/test_merging_bridge.py",
     ),
-    "swap-in": (*PYTEST, "-m", "swap_in", "tests/swap_in/test_bridge.py"),
+    "swap-in": (*PYTEST, "-m", "swap_in", "tests/hosts/test_bridge.py"),
 }
 
 

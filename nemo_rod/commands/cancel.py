@@ -6,8 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.launch import queue
-from nemo_rod.launch.render import read_launch
+from nemo_rod.run.launch import queue
+from nemo_rod.run.launch.render import read_launch
 
 _DESCRIPTION = """\
 Cancels the jobs that launcher=slurm or launcher=ray submitted for a run. What the run wrote stays;

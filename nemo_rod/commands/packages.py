@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable
 
 from nemo_rod.config import Launcher
-from nemo_rod.processes.pythons import python_with_megatron
-from nemo_rod.recipe.handover import Stage
+from nemo_rod.run.handover import Stage
+from nemo_rod.run.processes.pythons import python_with_megatron
 
 _OF_MODELS = ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge")
 # command of a stage -> the extra of nemo-rod and the modules that it imports

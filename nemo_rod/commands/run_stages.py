@@ -10,19 +10,20 @@ from pathlib import Path
 from nemo_rod.commands.packages import check_packages
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
-from nemo_rod.launch import ray, slurm
-from nemo_rod.launch.render import launch_folder, render_local, write_files
-from nemo_rod.launch.submit import check_idle, submit
-from nemo_rod.plan.of_recipe import check_before_submitting
-from nemo_rod.processes.nodes import Nodes
-from nemo_rod.processes.signals import STOP_SIGNALS, Stopped
-from nemo_rod.processes.torchrun import run_torchrun
-from nemo_rod.recipe.attempts import Record
-from nemo_rod.recipe.evaluate import evaluate_stage
-from nemo_rod.recipe.exports import evaluate_export_stage, export_stage
-from nemo_rod.recipe.handover import Stage
-from nemo_rod.recipe.stages import Stages
-from nemo_rod.recipe.variants import BASE_REFERENCES, SPECIALIST, arm_settings
+from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.lab.plan.of_recipe import check_before_submitting
+from nemo_rod.run.attempts import Record
+from nemo_rod.run.evaluate import evaluate_stage
+from nemo_rod.run.exports import evaluate_export_stage, export_stage
+from nemo_rod.run.handover import Stage
+from nemo_rod.run.launch import slurm
+from nemo_rod.run.launch.render import launch_folder, render_local, write_files
+from nemo_rod.run.launch.submit import check_idle, submit
+from nemo_rod.run.processes.nodes import Nodes
+from nemo_rod.run.processes.torchrun import run_torchrun
+from nemo_rod.run.stages import Stages
+from nemo_rod.run.variants import BASE_REFERENCES, SPECIALIST, arm_settings
+from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 STAGES = ("prepare", "pretrain", "reference", "train", "merge", "evaluate", "export", "report")
 _REPORT_SECONDS = 300.0  # to wait for a report that another command builds

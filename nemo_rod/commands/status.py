@@ -16,13 +16,13 @@ from typing import Any
 from nemo_rod.commands.arguments import Arguments, every_key
 from nemo_rod.commands.text import table
 from nemo_rod.files import interpreting, read_json, read_lines
-from nemo_rod.launch import queue
-from nemo_rod.launch.queue import QueuedJob
-from nemo_rod.launch.render import read_launch
 from nemo_rod.progress import PREFIX
-from nemo_rod.recipe.attempts import Record
-from nemo_rod.recipe.handover import Stage, partial
-from nemo_rod.recipe.stages import Stages
+from nemo_rod.run.attempts import Record
+from nemo_rod.run.handover import Stage, partial
+from nemo_rod.run.launch import queue
+from nemo_rod.run.launch.queue import QueuedJob
+from nemo_rod.run.launch.render import read_launch
+from nemo_rod.run.stages import Stages
 
 _DESCRIPTION = """\
 Shows every stage of a run: its state, job, place, progress, time left and last metrics. It reads

@@ -43,7 +43,7 @@ class SourceSpec:
         name: Name of the source in reports; also a folder name.
         role: ``adaptation`` or ``replay``.
         kind: ``text`` (a file is a document), ``jsonl``, ``parquet``, ``huggingface``, or a toy:
-            ``debian`` or ``synthetic`` (modules of `nemo_rod.corpus.toy`).
+            ``debian`` or ``synthetic`` (modules of `nemo_rod.lab.toy`).
         files: Globs (** for any depth), read in sorted path order. Text and jsonl files may be
             compressed (.gz or .zst). For the toys: packages or generators.
         text_field: Field with the text (jsonl, parquet, huggingface); dotted if nested.
@@ -212,11 +212,11 @@ def open_inputs(spec: SourceSpec) -> list[Input]:
 
         return [HuggingFaceDataset(spec, extract)]
     if spec.kind == "debian":
-        from nemo_rod.corpus.toy.debian import debian_input
+        from nemo_rod.lab.toy.debian import debian_input
 
         return [debian_input(spec.files)]
     if spec.kind == "synthetic":
-        from nemo_rod.corpus.toy.synthetic import synthetic_input
+        from nemo_rod.lab.toy.synthetic import synthetic_input
 
         return [synthetic_input(item) for item in spec.files]
     kinds = {"text": TextFile, "jsonl": JsonLines, "parquet": ParquetTable}

@@ -4,7 +4,8 @@ Importing this package makes both importable without CUDA (`cpu/`) and without T
 (`plain/`).
 """
 
-from nemo_rod.megatron import cpu, plain
+from nemo_rod import cpu
+from nemo_rod.cpu import plain
 
 plain.prepare()
 cpu.install()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, Job, ReferenceJob, TrainJob, read_job
 from nemo_rod.megatron.watch import Watch
-from nemo_rod.processes.signals import (
+from nemo_rod.signals import (
     STOP_SIGNALS,
     Stopped,
     end_with_parent,

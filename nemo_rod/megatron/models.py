@@ -9,13 +9,13 @@ import torch
 from megatron.bridge import AutoBridge
 from megatron.core import parallel_state
 
+from nemo_rod import cpu
 from nemo_rod.config import Parallel
+from nemo_rod.cpu import plain, trainers
+from nemo_rod.cpu.plain import conversion, layers
 from nemo_rod.jobs import ModelJob
-from nemo_rod.megatron import cpu, plain
-from nemo_rod.megatron.cpu import trainers
 from nemo_rod.megatron.gaps import refuse_gaps
 from nemo_rod.megatron.objective import next_token_alone, refuse_other_losses
-from nemo_rod.megatron.plain import conversion, layers
 from nemo_rod.megatron.scoring.text_positions import number_text
 from nemo_rod.trust import code_of_its_own
 from nemo_rod.upstream import functions

@@ -37,13 +37,13 @@ from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes, refuse_u
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.watch import UNWATCHED, Signs
 from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
-from nemo_rod.processes.signals import Stopped
 from nemo_rod.progress import Progress
 from nemo_rod.selection import CurriculumHeader, ReferenceLosses, Selector, open_references
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.convergence import Rule
 from nemo_rod.selection.kappa_controller import Steering
 from nemo_rod.selection.references.teacher import open_teacher
+from nemo_rod.signals import Stopped
 from nemo_rod.upstream import changes, functions
 
 

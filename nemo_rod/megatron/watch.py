@@ -17,8 +17,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nemo_rod.processes.signals import SignOfLife
 from nemo_rod.progress import PREFIX
+from nemo_rod.signals import SignOfLife
 
 FAULT_KEY = "fault"
 # Time without a report after which a process counts as gone. The reporting thread waits for calls

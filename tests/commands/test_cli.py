@@ -13,8 +13,8 @@ from command_line import RECIPES, composed, nemo_rod
 from places import ROOT
 
 from nemo_rod.config import config_folder
-from nemo_rod.recipe.prepared_blocks import source_specs
-from nemo_rod.recipe.variants import arm_settings
+from nemo_rod.run.prepared_blocks import source_specs
+from nemo_rod.run.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
 

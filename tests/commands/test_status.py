@@ -13,11 +13,11 @@ from command_line import composed, nemo_rod
 
 from nemo_rod.commands import run_stages, status
 from nemo_rod.commands.status import Standing, bar, last_progress, place, stand, training_progress
-from nemo_rod.launch.queue import QueuedJob
-from nemo_rod.launch.render import launch_folder, render_local, write_files
 from nemo_rod.progress import Progress
-from nemo_rod.recipe.handover import Stage
-from nemo_rod.recipe.stages import Stages
+from nemo_rod.run.handover import Stage
+from nemo_rod.run.launch.queue import QueuedJob
+from nemo_rod.run.launch.render import launch_folder, render_local, write_files
+from nemo_rod.run.stages import Stages
 
 BEGAN = {"event": "began", "time": 1.0, "host": "login", "nodes": "n[1-2]"}
 STOPPED = {"event": "stopped", "time": 2.0, "why": "rod was asked to stop"}

@@ -8,7 +8,7 @@ import pytest
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.block_text import END_OF_DOCUMENT, block_text, find_tokenizer, first_texts
-from nemo_rod.recipe.prepared_blocks import block_texts
+from nemo_rod.run.prepared_blocks import block_texts
 
 
 @pytest.fixture

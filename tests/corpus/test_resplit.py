@@ -16,7 +16,7 @@ from nemo_rod.config import Domain
 from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, holdout_values
 from nemo_rod.corpus.pack import pack
-from nemo_rod.recipe.prepared_blocks import source_specs
+from nemo_rod.run.prepared_blocks import source_specs
 
 FRACTION = 0.05
 COUNTS = {"new": 120, "small": 60, "large": 900}  # documents

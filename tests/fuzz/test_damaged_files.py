@@ -27,21 +27,21 @@ from sandbox import Sandbox
 
 from nemo_rod.commands import curriculum as curriculum_command
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.commands.inspect import inspect
 from nemo_rod.commands.status import training_progress
 from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.documents import Documents
-from nemo_rod.evaluation.merging import merge_checkpoints
 from nemo_rod.files import interpreting, read_lines
 from nemo_rod.jobs import TrainJob, read_job
-from nemo_rod.launch import queue
-from nemo_rod.launch.render import read_launch
-from nemo_rod.recipe import evaluate
-from nemo_rod.recipe.attempts import Record
-from nemo_rod.recipe.stages import Stages
-from nemo_rod.report.build_report import judged
-from nemo_rod.report.run_files import read_run
+from nemo_rod.lab.inspect.command import inspect
+from nemo_rod.lab.merging import merge_checkpoints
+from nemo_rod.lab.report.build_report import judged
+from nemo_rod.lab.report.run_files import read_run
+from nemo_rod.run import evaluate
+from nemo_rod.run.attempts import Record
+from nemo_rod.run.launch import queue
+from nemo_rod.run.launch.render import read_launch
+from nemo_rod.run.stages import Stages
 from nemo_rod.selection import Curriculum, open_references
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from nemo_rod.corpus import load_tokenizer
+from nemo_rod.lab.rehearsal import forms
+from nemo_rod.lab.rehearsal.small_checkpoint import random_model
 from nemo_rod.published import save_published
-from nemo_rod.rehearsal import forms
-from nemo_rod.rehearsal.small_checkpoint import random_model
 
 COMMON: dict[str, Any] = {
     **{key: forms.SIZES[key] for key in ("hidden_size", "head_dim")},

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import flag_override
 
 from nemo_rod.config import Config, config_folder
-from nemo_rod.recipe.checks import to_config
+from nemo_rod.run.checks import to_config
 
 RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
 OF_THE_PAPER = [name for name in RECIPES if not name.startswith("toy")]

@@ -23,11 +23,11 @@ from nemo_rod.commands import run_stages
 from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore
 from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob, write_job
-from nemo_rod.launch import slurm
-from nemo_rod.launch.render import write_files
-from nemo_rod.recipe import base_model
-from nemo_rod.recipe.model_jobs import ModelJobs
-from nemo_rod.recipe.stages import Stages
+from nemo_rod.run import base_model
+from nemo_rod.run.launch import slurm
+from nemo_rod.run.launch.render import write_files
+from nemo_rod.run.model_jobs import ModelJobs
+from nemo_rod.run.stages import Stages
 from nemo_rod.selection import ReferenceWriter, Selector, compact, open_references
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal
@@ -115,7 +115,7 @@ def _made_up_training() -> Iterator[None]:
         patch.object(ModelJobs, "run", _run),
         patch.object(base_model, "initialise_base", lambda *_, **__: None),
         patch.object(base_model, "check_tokenizer", lambda *_, **__: None),
-        patch("nemo_rod.evaluation.merging.merge_checkpoints", _merge),
+        patch("nemo_rod.lab.merging.merge_checkpoints", _merge),
     ):
         yield
 

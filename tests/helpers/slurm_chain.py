@@ -10,7 +10,7 @@ from typing import Any
 
 from slurm_cluster import Cluster, wait_for
 
-from nemo_rod.recipe.attempts import Record
+from nemo_rod.run.attempts import Record
 
 RECIPE = [
     "recipe=toy_synthetic",

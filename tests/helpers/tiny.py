@@ -16,7 +16,7 @@ from places import WORKERS
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.jobs import ReferenceJob, TrainJob, write_job
-from nemo_rod.recipe.base_model import initialise_base
+from nemo_rod.run.base_model import initialise_base
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.arms import Arm, make_arm
 

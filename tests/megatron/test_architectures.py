@@ -28,7 +28,7 @@ from tiny import BATCH, Setting, Torchrun, metric  # noqa: E402
 from nemo_rod.config import Parallel  # noqa: E402
 from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
 from nemo_rod.jobs import EvaluateJob, write_job  # noqa: E402
-from nemo_rod.rehearsal.exported_losses import load  # noqa: E402
+from nemo_rod.lab.rehearsal.exported_losses import load  # noqa: E402
 from nemo_rod.selection import Curriculum  # noqa: E402
 
 STEPS, MERGED_AT = 8, 0.25

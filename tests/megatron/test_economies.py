@@ -34,7 +34,7 @@ Found = tuple[Path, dict[str, dict[str, Any]]]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Found:
     """The folder of all jobs, and what the worker says of each."""
-    from nemo_rod.recipe.base_model import initialise_base
+    from nemo_rod.run.base_model import initialise_base
 
     root = tmp_path_factory.mktemp("economies")
     prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=64,

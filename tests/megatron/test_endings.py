@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from nemo_rod.megatron import train_job
-from nemo_rod.processes.signals import Stopped
+from nemo_rod.signals import Stopped
 
 
 @pytest.mark.parametrize(

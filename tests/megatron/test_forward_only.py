@@ -162,8 +162,8 @@ def test_nemo_rl_exports_weights_that_every_replica_has_gathered(
 ) -> None:
     """Hooks of the next forward pass would gather them; an export has no such pass."""
     import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
+    from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
     from nemo_rod.megatron import gaps
-    from nemo_rod.nemo_rl.worker import RoDWorkerMixin
 
     done: list[str] = []
     buckets = SimpleNamespace(finish_param_sync=lambda **_: done.append("gathered"))

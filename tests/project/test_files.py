@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nemo_rod.files import check_name, read_json, read_lines
-from nemo_rod.recipe.attempts import Record
+from nemo_rod.run.attempts import Record
 from nemo_rod.selection.curriculum.journal import keep_steps, read_rows
 
 
@@ -79,8 +79,8 @@ def test_pickles_of_checkpoints_run_nothing(tmp_path: Path) -> None:
     import torch
     from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, save
 
-    from nemo_rod.evaluation.merging.pickles import load_metadata, load_state
-    from nemo_rod.evaluation.merging.torch_dist import Checkpoint
+    from nemo_rod.lab.merging.pickles import load_metadata, load_state
+    from nemo_rod.lab.merging.torch_dist import Checkpoint
 
     tensor = torch.arange(6, dtype=torch.bfloat16).view(2, 3)
     save({"w": tensor, "n": 1}, storage_writer=FileSystemWriter(tmp_path / "c"), no_dist=True)

@@ -223,7 +223,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from nemo_rod.loggers import known_runs
-from nemo_rod.nemo_rl.shown import end_runs, keep_runs, use_loggers
+from nemo_rod.hosts.nemo_rl.shown import end_runs, keep_runs, use_loggers
 
 name = sys.argv[2]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from places import ROOT
 
-from nemo_rod.commands import doctor
+from nemo_rod.lab import doctor
 from nemo_rod.upstream import changes, functions
 from nemo_rod.upstream.functions import FUNCTIONS, Function
 
@@ -285,7 +285,7 @@ def test_the_weight_of_an_expert_is_found_whether_or_not_it_is_a_module_of_its_o
     import torch
     from megatron.bridge.models.conversion import model_bridge, param_mapping
 
-    from nemo_rod.megatron.plain import conversion
+    from nemo_rod.cpu.plain import conversion
 
     if changes.experts_are_numbered_by_bridge():
         pytest.skip("this Megatron-Bridge finds both itself")

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-from nemo_rod.evaluation import merge_checkpoints
 from nemo_rod.jobs import EvaluateJob, ReferenceJob, TrainJob, read_job
+from nemo_rod.lab.tasks import merge_checkpoints
 
 
 def run(file: Path) -> None:

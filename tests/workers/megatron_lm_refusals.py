@@ -10,7 +10,7 @@ from megatron.training import training
 from megatron.training.arguments import parse_args, validate_args
 
 import nemo_rod
-from nemo_rod.swap_in.megatron_lm import refuse
+from nemo_rod.hosts.megatron_lm import refuse
 
 ROLES = {0: "adaptation", 1: "replay"}
 CASES: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.config import Parallel
-from nemo_rod.evaluation import merge_checkpoints
+from nemo_rod.lab.tasks import merge_checkpoints
 
 
 def build(hf: Path, layout: dict[str, Any], precision: str) -> tuple[Any, list[Any]]:

@@ -17,7 +17,7 @@ from before import make_job
 from nemo.collections import llm
 
 import nemo_rod
-from nemo_rod.swap_in.nemo2 import refuse_version
+from nemo_rod.hosts.nemo2 import refuse_version
 
 Change = Callable[[dict[str, Any]], None]
 CASES: dict[str, Change] = {

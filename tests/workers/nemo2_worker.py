@@ -24,7 +24,7 @@ from nemo import lightning as nl  # noqa: E402
 from nemo.collections import llm  # noqa: E402
 
 import nemo_rod  # noqa: E402
-from nemo_rod import swap_in  # noqa: E402
+from nemo_rod.hosts import swap_in  # noqa: E402
 
 ROLES = {0: "adaptation", 1: "replay"}
 

@@ -77,7 +77,7 @@ def own_job(groups: Any) -> None:
 
 
 def somebodys_job(groups: Any) -> None:
-    from nemo_rod.swap_in.host_selector import StreamSelector
+    from nemo_rod.hosts.swap_in.host_selector import StreamSelector
 
     blend: Any = SimpleNamespace(
         sources=[SimpleNamespace(role="replay")], source_of_batch=lambda _: np.zeros(1, dtype=int)
@@ -93,7 +93,7 @@ def somebodys_job(groups: Any) -> None:
 
 
 def nemo_rl_worker(groups: Any) -> None:
-    from nemo_rod.nemo_rl.worker import RoDWorkerMixin
+    from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
     from nemo_rod.selection import Selector
 
     worker: Any = RoDWorkerMixin()

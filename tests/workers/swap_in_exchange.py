@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nemo_rod.megatron import cpu  # noqa: F401  `cuda()` on a machine without a GPU
+from nemo_rod import cpu  # noqa: F401  `cuda()` on a machine without a GPU
+from nemo_rod.hosts.swap_in.host_selector import StreamSelector
+from nemo_rod.hosts.swap_in.readers import broadcast_from_readers
+from nemo_rod.hosts.swap_in.stream import winners
 from nemo_rod.megatron.scoring.scoring_pass import partial_sums
-from nemo_rod.swap_in.host_selector import StreamSelector
-from nemo_rod.swap_in.readers import broadcast_from_readers
-from nemo_rod.swap_in.stream import winners
 
 SIZE, DRAWN, LENGTH = 2, 6, 5
 

@@ -23,7 +23,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "swap_in" / "megatron_bridge"
 
 
 def main() -> None:
-    from nemo_rod.megatron.cpu import trainers  # makes the next one importable
+    from nemo_rod.cpu import trainers
 
     from megatron.core.rerun_state_machine import RerunStateMachine  # isort: skip
 
@@ -83,7 +83,7 @@ def one_run(
     from megatron.bridge.training.pretrain import pretrain
 
     import nemo_rod
-    from nemo_rod import swap_in
+    from nemo_rod.hosts import swap_in
 
     out = root / name
     starts_from = root / base if base is not None and kind != "score" else None

@@ -1,6 +1,6 @@
 """The lines that make the job write references of the new corpus."""
 
-from nemo_rod import swap_in
+from nemo_rod.hosts import swap_in
 
 swap_in.reference(
     "megatron_lm",

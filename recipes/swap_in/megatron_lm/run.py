@@ -67,7 +67,7 @@ def main() -> None:
         print(f"{name}: {lines or 'the stock script'}", flush=True)
         text = (HERE / lines).read_text() if lines else ""
         script = with_lines(text, checkout, folder / "scripts" / name)
-        host = ("nemo_rod.megatron.on_cpu", "megatron_lm", script)
+        host = ("nemo_rod.cpu.on_cpu", "megatron_lm", script)
         run(
             "-m",
             "torch.distributed.run",
@@ -79,7 +79,7 @@ def main() -> None:
 
     run(
         "-m",
-        "nemo_rod.megatron.on_cpu",
+        "nemo_rod.cpu.on_cpu",
         "core",
         HERE.parent / "megatron_bridge/make_data.py",
         "data",

@@ -1,6 +1,6 @@
 """A NeMo 2.x pretraining job as anybody may have it: `torchrun before.py DATA OUT`.
 
-Small enough for a laptop: `python -m nemo_rod.megatron.on_cpu nemo2 before.py DATA OUT`.
+Small enough for a laptop: `python -m nemo_rod.cpu.on_cpu nemo2 before.py DATA OUT`.
 """
 
 from __future__ import annotations

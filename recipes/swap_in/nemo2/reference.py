@@ -8,7 +8,7 @@ from pathlib import Path
 from after import ROLES
 from before import CORPORA, make_job
 
-from nemo_rod import swap_in
+from nemo_rod.hosts import swap_in
 
 
 def main() -> None:

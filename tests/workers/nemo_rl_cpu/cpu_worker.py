@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.config import Parallel
-from nemo_rod.nemo_rl.worker import RoDWorkerMixin
+from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
 
 
 class OnCpu:

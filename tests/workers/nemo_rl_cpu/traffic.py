@@ -7,9 +7,9 @@ import sys
 
 import ray
 
-from nemo_rod.nemo_rl import algorithm
-from nemo_rod.nemo_rl import settings as config
-from nemo_rod.nemo_rl.cluster import start_ray
+from nemo_rod.hosts.nemo_rl import algorithm
+from nemo_rod.hosts.nemo_rl import settings as config
+from nemo_rod.hosts.nemo_rl.cluster import start_ray
 
 
 def size_of(value) -> int:

@@ -35,7 +35,7 @@ def start_megatron_bridge() -> None:
     """Makes what sets Bridge up work without CUDA, under the name by which NeMo-RL imports it."""
     from megatron.bridge.training import initialize
 
-    from nemo_rod.megatron.cpu import trainers
+    from nemo_rod.cpu import trainers
 
     trainers._lend_the_compiled_helper()  # a checkout has none, and would build it
     trainers.install_megatron_bridge()
@@ -53,7 +53,7 @@ def build_of_plain_layers() -> None:
     from megatron.bridge import AutoBridge
     from megatron.bridge.models import model_provider
 
-    from nemo_rod.megatron.plain import conversion, layers
+    from nemo_rod.cpu.plain import conversion, layers
 
     conversion.convert_experts_as_modules()
     describe = AutoBridge.to_megatron_provider

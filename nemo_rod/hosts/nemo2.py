@@ -1,0 +1,324 @@
+"""The host NeMo 2.x: swaps the selector into `llm.pretrain(model, data, trainer, ...)`.
+
+    on_megatron_microbatches_start    NeMo's own hook: the schedule of a training step selects first
+    data.build                        requests m times the training samples
+    data_sampler.transform_dataloader resumes where the last pool ended
+
+A callback does the work; of the job's objects, only two functions of its data module are wrapped.
+Checkpoints store the number of candidates drawn, so that a resumed job continues right after them,
+even from a checkpoint of a job without selection.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_model_config
+
+from nemo_rod.hosts.swap_in.job import Job, SelectingJob
+from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
+from nemo_rod.hosts.swap_in.patches import Installed
+from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
+from nemo_rod.megatron.scoring.forward_only import refuse_unsafe, replaced
+from nemo_rod.upstream.functions import check
+
+SUPPORTED = (2, 7)
+
+Options = dict[str, Any]  # NeMo's arguments for its schedule
+
+
+def install(model: Any, data: Any, trainer: Any, **options: Any) -> Installed:
+    """Makes the job that `llm.pretrain(model, data, trainer)` runs choose what it trains on.
+
+    Args:
+        model: the job's model.
+        data: the job's `llm.PreTrainingDataModule`.
+        trainer: the job's `nemo.lightning.Trainer`.
+        options: see `nemo_rod.hosts.swap_in.install`.
+    """
+    check_version()
+    job = SelectingJob(**options)
+    refuse(model, data, trainer, job.roles)
+    return _installed(_Selection(job, data), trainer)
+
+
+def reference(model: Any, data: Any, trainer: Any, **options: Any) -> None:
+    """Writes reference losses in NeMo's own `llm.pretrain`, which ends before its first step.
+
+    Args:
+        model: the job's model.
+        data: the job's `llm.PreTrainingDataModule`.
+        trainer: the job's `nemo.lightning.Trainer`.
+        options: see `nemo_rod.hosts.swap_in.reference`.
+    """
+    from nemo import lightning as nl
+    from nemo.collections import llm
+
+    check_version()
+    job = HostReferenceJob(**options)
+    refuse(model, data, trainer, job.roles)
+    checkpoint = job.model_folder(os.path.isdir)
+    resume = nl.AutoResume(restore_config=nl.RestoreConfig(path=checkpoint))
+    log = nl.NeMoLogger(log_dir=str(job.out), name="log", use_datetime_version=False, ckpt=None)
+    with _installed(_Scoring(job, data), trainer):
+        try:
+            llm.pretrain(model, data, trainer, log=log, resume=resume)
+        except _Scored:
+            return
+
+
+def _installed(callback: _WithData, trainer: Any) -> Installed:
+    data, job = callback.data, callback.job
+    build = data.build
+    sampler = trainer.strategy.data_sampler or data.data_sampler
+    transform = sampler.transform_dataloader
+
+    def build_more(
+        trainer_max_steps: int, trainer_val_check_interval: Any, *limits: Any, **named: Any
+    ) -> None:
+        # both are scaled by m, so that the number of validation samples, which NeMo derives from
+        # their quotient, stays the same
+        steps, interval = map(job.candidates, (trainer_max_steps, trainer_val_check_interval))
+        build(steps, interval, *limits, **named)
+
+    def resume(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(dataloader, "mode", "train") != "train":
+            return transform(dataloader, *args, **kwargs)
+        drawn = callback.drawn_before(sampler.init_consumed_samples)
+        with replaced(sampler, "init_consumed_samples", drawn):
+            return transform(dataloader, *args, **kwargs)
+
+    installed = Installed()
+    installed.replace(data, "build", build_more)
+    if data.num_train_samples is not None:
+        installed.replace(data, "num_train_samples", job.candidates(data.num_train_samples))
+    installed.replace(sampler, "transform_dataloader", resume)
+    # first, so that a checkpoint after a step counts the samples that the step drew
+    installed.replace(trainer, "callbacks", [callback, *trainer.callbacks])
+    return installed
+
+
+class _WithData(Callback):
+    """Callback that passes the training data on to the job once NeMo has built it."""
+
+    def __init__(self, job: Job, data: Any) -> None:
+        self.job, self.data = job, data
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Called after the data module's own `setup`."""
+        if stage == "fit":
+            self.job.built(
+                self.data._train_ds,
+                num_drawn=self.job.candidates(trainer.max_steps * self.data.global_batch_size),
+                dataloader_type=self.data.data_sampler.dataloader_type,
+                batch_size=self.data.global_batch_size,
+                seed=self.data.seed,
+            )
+
+    def drawn_before(self, consumed_samples: int) -> int:
+        """Returns the samples of the train split that were drawn before the job starts."""
+        return consumed_samples
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuses unsafe precision and overlap settings, which the model only has from here on."""
+        module = pl_module.module if hasattr(pl_module, "module") else pl_module
+        refuse_unsafe(get_model_config(module), trainer.strategy.ddp_config)
+
+
+class _Selection(_WithData):
+    """Makes a job's training steps select."""
+
+    job: SelectingJob
+    drawn: int | None = None  # samples of the train split that all replicas have drawn
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
+        if stage == "fit" and self.job.out is None and checkpoints:
+            self.job.out = Path(checkpoints).parent / "rod"
+        super().setup(trainer, pl_module, stage)
+
+    def drawn_before(self, consumed_samples: int) -> int:
+        if self.drawn is None:  # the job is new, or continues one without selection
+            self.drawn = consumed_samples
+        return self.drawn
+
+    def on_megatron_microbatches_start(self, step: Any) -> None:
+        """Replaces the schedule in training; called before every training and validation pass."""
+        if step.forward_only:
+            return
+        select = self.job.around(
+            step.forward_backward_func,
+            step=step.trainer.global_step,
+            groups=ProcessGroupCollection.use_mpu_process_groups(),
+        )
+        # a cached property of this step only
+        step.__dict__["forward_backward_func"] = lambda **call: select(**_as_in_megatron(call))
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Counts the samples that the step drew."""
+        assert self.drawn is not None
+        self.drawn += self.job.candidates(self.data.global_batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state to save in a checkpoint."""
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
+        self.drawn = state_dict["drawn"]
+
+
+class _Scored(Exception):
+    """Raised when all samples have their loss, to end the job."""
+
+
+class _Scoring(_WithData):
+    """Writes reference losses in place of the first training step."""
+
+    job: HostReferenceJob
+
+    def on_megatron_microbatches_start(self, step: Any) -> None:
+        if step.forward_only:
+            return
+        options = _as_in_megatron(
+            {"model": step.model, "forward_step_func": step.forward_step_func}
+        )
+        self.job.write(
+            options["model"],
+            ProcessGroupCollection.use_mpu_process_groups(),
+            options["forward_step_func"],
+            micro_batch_size=self.data.micro_batch_size,
+        )
+        raise _Scored
+
+
+def _as_in_megatron(options: Options) -> Options:
+    """Converts NeMo's arguments for its schedule to the form of Megatron's trainers.
+
+    NeMo passes a single model chunk without a list, batches with their number in the data loader,
+    and a loss function that is a module with the whole batch.
+    """
+    model = options["model"]
+    options["model"] = model if isinstance(model, list) else [model]
+    options["forward_step_func"] = _with_bound_mask(options["forward_step_func"])
+    if "data_iterator" in options:
+        iterators = options["data_iterator"]
+        options["data_iterator"] = (
+            [map(_batch, iterator) for iterator in iterators]
+            if isinstance(iterators, list)
+            else map(_batch, iterators)
+        )
+    return options
+
+
+def _batch(item: Any) -> Any:
+    return item[0] if isinstance(item, tuple) else item
+
+
+def _with_bound_mask(forward_step: Callable) -> Callable:
+    def step(batches: Iterator[Any], chunk: Any) -> tuple[Any, Callable]:
+        output, loss = forward_step(batches, chunk)
+        return output, partial(_loss, loss.batch.get("loss_mask"), loss)
+
+    return step
+
+
+def _loss(loss_mask: Any, loss: Callable, output: Any) -> Any:
+    return loss(output)
+
+
+def check_version() -> None:
+    """Refuses a NeMo without an LLM collection of the tested form.
+
+    Raises:
+        ValueError: NeMo is missing or not supported; the message says what was found and what to
+            use.
+    """
+    try:
+        version = importlib.metadata.version("nemo-toolkit")
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError(
+            "NeMo is not installed: install nemo-toolkit 2.7 for the host 'nemo2'."
+        ) from None
+    refuse_version(version)
+    if importlib.util.find_spec("nemo.collections.llm") is None:
+        raise ValueError(
+            f"nemo-toolkit {version} has no nemo.collections.llm here: install all of 2.7."
+        )
+    check("scoring", "swap_in/nemo2")
+
+
+def refuse_version(version: str) -> None:
+    """Refuses versions of nemo-toolkit that the selector does not support.
+
+    Raises:
+        ValueError: the version is not supported; the message says what to use.
+    """
+    number = tuple(int(part) for part in version.split(".")[:2])
+    if number >= (3, 0):
+        raise ValueError(
+            f"nemo-toolkit {version} has no LLM collection (it ended with 2.7): move the job to "
+            "Megatron-Bridge and use the host 'megatron_bridge'."
+        )
+    if number != SUPPORTED:
+        raise ValueError(
+            f"nemo-toolkit {version} is not supported: it pairs with a megatron-core that lacks "
+            "what scoring asks of it; install 2.7, which pairs with 0.15."
+        )
+
+
+def refuse(model: Any, data: Any, trainer: Any, roles: Roles) -> None:
+    """Refuses jobs that selection does not support, before anything starts.
+
+    Raises:
+        ValueError: the job is not supported; the message says what was found, why it is refused
+            and what to set.
+    """
+    from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
+    from nemo.lightning.pytorch.strategies import MegatronStrategy
+
+    if any(hasattr(callback, "drawn_before") for callback in trainer.callbacks):
+        raise ValueError("A selector is installed already: uninstall() it before the next one.")
+    strategy = trainer.strategy
+    if not isinstance(strategy, MegatronStrategy):
+        raise ValueError(
+            f"The trainer's strategy is {type(strategy).__name__}: expected nl.MegatronStrategy."
+        )
+    if not isinstance(data, PreTrainingDataModule):
+        raise ValueError(
+            f"The job's data is {type(data).__name__}: expected llm.PreTrainingDataModule, which "
+            "reads .bin and .idx files."
+        )
+    refuse_unsafe(model.config, strategy.ddp_config)
+    sampler = strategy.data_sampler or data.data_sampler
+    for found, key, why, instead in (
+        (strategy._fsdp is not None, "MegatronStrategy(fsdp=...)",
+         "is not supported yet", "fsdp=None"),
+        (strategy.context_parallel_size > 1, "context_parallel_size",
+         "splits the samples it would score", "context_parallel_size=1"),
+        (sampler.rampup_batch_size is not None, "rampup_batch_size",
+         "changes the size of the pools", "rampup_batch_size=None"),
+        (sampler.dataloader_type == "batch", "dataloader_type='batch'",
+         "gives samples of many lengths", "dataloader_type='single'"),
+        (isinstance(trainer.limit_train_batches, int), "limit_train_batches",
+         "counts the candidates of an epoch", "limit_train_batches=1.0"),
+        (trainer.max_steps < 1, f"max_steps={trainer.max_steps}",
+         "must know how many samples the job draws", "max_steps"),
+    ):  # fmt: skip
+        if found:
+            raise ValueError(f"Selection does not work with {key}: it {why}; set {instead}.")
+    if data.seq_length % 8:
+        raise ValueError(
+            f"seq_length={data.seq_length}: expected a multiple of 8, for the 8 partial sums of "
+            "each sample's loss."
+        )
+    blend = data.build_kwargs.get("blend") or data.build_kwargs["blend_per_split"][0]
+    assign_roles(blend[0], roles)

@@ -1,0 +1,80 @@
+"""Reference losses of a whole corpus, computed by the workers of a NeMo-RL policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.hosts.nemo_rl.algorithm import make_policy, open_store
+from nemo_rod.hosts.nemo_rl.learners import InWorkers, LogprobScorer, num_replicas
+from nemo_rod.hosts.nemo_rl.settings import short_precision
+from nemo_rod.hosts.nemo_rl.worker import Task
+from nemo_rod.progress import Progress
+from nemo_rod.selection import (
+    BlockScorer,
+    ReferenceWriter,
+    compact,
+    logged_ids,
+    remove_logs,
+)
+from nemo_rod.selection.references.folder import holds, role_manifest
+
+_BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
+
+
+def write_reference(config: dict[str, Any]) -> None:
+    """Writes the losses of `policy.model_name` on the training blocks of `rod.role` to `rod.out`.
+
+    An interrupted run resumes where it stopped. Ray must be running.
+
+    Raises:
+        ValueError: the role is missing or has no blocks, or the folder has references of another
+            model, role, store or precision.
+        WorkerFailed: a worker failed; raised at once, with the cause.
+    """
+    rod, policy_cfg = config["rod"], config["policy"]
+    out = Path(rod["out"])
+    store = open_store(config)
+    manifest = role_manifest(
+        store,
+        str(rod["role"]),
+        model=rod["model_digest"] or policy_cfg["model_name"],
+        precision=short_precision(policy_cfg),
+    )
+    cure = "name another folder as rod.out, or remove it to compute it again."
+    if holds(out, manifest, cure=cure):
+        remove_logs(out)
+        return
+    ids = np.arange(manifest.start, manifest.stop)
+    out.mkdir(parents=True, exist_ok=True)
+    policy_cfg["megatron_cfg"]["train_iters"] = 1  # required, although nothing is trained
+    policy, cluster = make_policy(config, train=False)
+    try:
+        scorer = _scorer(policy, store, config)
+        missing = ~np.isin(ids, logged_ids(out, manifest))
+        size = rod["scoring"]["micro_batch_size"] * _BATCHES_PER_CALL * num_replicas(policy)
+        writer = ReferenceWriter(out, rank=0, manifest=manifest)
+        progress = Progress("reference", len(ids), unit="blocks", prefix="")
+        progress.start(len(ids) - int(missing.sum()))
+        for start in range(0, len(ids), size):
+            part, wanted = ids[start : start + size], missing[start : start + size]
+            if wanted.any():  # score the whole part, so that a block always has the same neighbours
+                sums = scorer.part_sums(part)
+                writer.append(part[wanted], sums[wanted], store.hashes(part[wanted]))
+            progress.step(start + len(part))
+        writer.close()
+    finally:
+        policy.worker_group.shutdown(force=True)
+        cluster.shutdown()
+    compact(out, manifest=manifest, hashes=store.hashes)
+
+
+def _scorer(policy: Any, store: BlockStore, config: dict[str, Any]) -> BlockScorer:
+    rod = config["rod"]
+    if rod["choose_in"] == "driver":
+        return LogprobScorer(policy, store)
+    task = Task(blocks=rod["blocks"], scoring_micro_batch_size=rod["scoring"]["micro_batch_size"])
+    return InWorkers(policy, task, stall_seconds=rod["stall_seconds"])

@@ -1,0 +1,190 @@
+"""The configuration of a NeMo-RL run: NeMo-RL's sections and our own, `rod`.
+
+NeMo-RL's examples/configs/sft.yaml  <-  our rod.yaml  <-  a recipe  <-  key=value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nemo_rod.bounds import check_bounds, key, one_of
+from nemo_rod.config import DTYPES, Optimisation, Scoring, Selection, Validation, config_folder
+from nemo_rod.hosts.nemo_rl import compat
+
+
+@dataclass
+class RoD:
+    """The `rod` section."""
+
+    blocks: str = MISSING  # folder of the block store, visible to every node
+    out: str = MISSING  # folder for curriculum.rod and metrics.jsonl, or for reference losses
+    arm: str = "rod"  # arm to train: rod, no_replay, fixed_<percent> ...
+    variant: dict[str, Any] | None = None  # pools and policy as our own recipes resolve them
+    config_digest: str | None = None  # of the job's configuration; null: of the keys here
+    references: list[str] = field(default_factory=list)  # folders of reference losses
+    steps: int = key(MISSING, ">= 1")  # number of updates
+    warmup_fraction: float = key(Optimisation.warmup_fraction, "in [0, 1)")  # share of the steps
+    decay_fraction: float = key(Optimisation.decay_fraction, "in [0, 1]")  # share of the steps
+    warmup_steps: int | None = key(None, ">= 0")  # the same in steps; null: by warmup_fraction
+    decay_steps: int | None = key(None, ">= 1")  # the same in steps; null: by decay_fraction
+    seed: int = 42  # seed of the candidate stream
+    choose_in: str = one_of("workers", "driver")  # "driver": for workers that cannot be extended
+    hf: bool = False  # whether to write a Hugging Face checkpoint to <out>/hf at the end
+    role: str | None = one_of(None, "adaptation", "replay")  # what `nemo-rod reference` scores
+    tokenizer: str | None = None  # of the blocks; null: policy.tokenizer.name
+    eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS
+    trust_remote_code: bool = False  # NeMo-RL runs code beside a checkpoint: true if you trust it
+    model_digest: str | None = None  # digest of the scored weights, for the references' manifest
+    worker: str | None = MISSING  # full name of the Ray worker class; null for NeMo-RL's own
+    stall_seconds: float = key(1800.0, ">= 0")  # without an answer, after which to end; 0: never
+    selection: Selection = field(default_factory=Selection)
+    scoring: Scoring = field(default_factory=Scoring)
+    validation: Validation = field(default_factory=Validation)
+
+
+SECTIONS = ("policy", "rod", "logger", "cluster", "checkpointing")
+
+
+def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a recipe the way NeMo-RL reads its own; returns its checked sections, as plain values.
+
+    The `defaults:` of the YAML file lists the paths of files it inherits from; overrides are
+    assignments `key=value` in Hydra's grammar.
+
+    Raises:
+        ValueError: a value is not valid.
+    """
+    compat.check_supported()
+    from nemo_rl.utils.config import OverridesError, load_config, parse_hydra_overrides
+
+    if not Path(recipe).is_file():
+        raise ValueError(f"There is no recipe {recipe}: give the path of a YAML file.")
+    try:
+        config = parse_hydra_overrides(_on_defaults(load_config(recipe)), list(overrides))
+    except (OverridesError, OmegaConfBaseException) as error:
+        raise ValueError(f"{recipe}: {error}") from None
+    return resolve(config)
+
+
+def compose(values: dict[str, Any]) -> dict[str, Any]:
+    """Applies values composed by Hydra to the defaults; otherwise like `load`."""
+    compat.check_supported()
+    return resolve(_on_defaults(OmegaConf.create(values)))
+
+
+def _on_defaults(config: DictConfig) -> DictConfig:
+    """Merges NeMo-RL's defaults, ours, and a recipe, in this order."""
+    from nemo_rl.utils.config import load_config, merge_with_override
+
+    merged = load_config(compat.example_config())
+    merged.rod = OmegaConf.structured(RoD)
+    for layer in (load_config(config_folder() / "nemo_rl" / "rod.yaml"), config):
+        try:
+            merged = merge_with_override(merged, layer)
+        except OmegaConfBaseException as error:
+            raise ValueError(" ".join(str(error).split())) from None
+    return merged
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Resolves a merged tree to plain values, and checks them."""
+    from nemo_rl.utils.config import register_omegaconf_resolvers
+
+    register_omegaconf_resolvers()
+    OmegaConf.register_new_resolver("rod_warmup", warmup, replace=True)
+    OmegaConf.register_new_resolver("rod_decay", decay, replace=True)
+    try:
+        resolved: dict[str, Any] = {
+            name: OmegaConf.to_container(config[name], resolve=True, throw_on_missing=True)
+            for name in SECTIONS
+        }
+    except OmegaConfBaseException as error:
+        raise ValueError(
+            f"{' '.join(str(error).split())}: set it in the recipe or on the command line."
+        ) from None
+    if resolved["policy"].get("generation") is None:
+        resolved["policy"].pop("generation", None)  # NeMo-RL expects a section or no key
+    check(resolved)
+    compat.run_config(resolved)  # NeMo-RL's own validation
+    return resolved
+
+
+def short_precision(policy: dict[str, Any]) -> str:
+    """Returns our name of a policy's precision."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    return names.get(policy["precision"], policy["precision"])
+
+
+def warmup(given: int | None, share: float, steps: int) -> int:
+    """Returns the steps of the warm-up, as our own recipes count them."""
+    return Optimisation(steps=steps, warmup_steps=given, warmup_fraction=share).warmup
+
+
+def decay(given: int | None, share: float, steps: int) -> int:
+    """Returns the steps of the final decay, as our own recipes count them."""
+    return Optimisation(steps=steps, decay_steps=given, decay_fraction=share).decay
+
+
+def check(config: dict[str, Any]) -> None:
+    """Refuses settings that cannot run or would change what is trained, by a ValueError."""
+    policy, rod = config["policy"], config["rod"]
+    check_bounds(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RoD), rod)), "rod.")
+    megatron, in_workers = policy["megatron_cfg"], rod["choose_in"] == "workers"
+    parallel = megatron if megatron["enabled"] else policy["dtensor_cfg"]
+    context, fused = parallel["context_parallel_size"], compat.fused_loss_key(megatron)
+    replay_score = rod["selection"]["replay_score"]
+    for fine, name, found, expected in (
+        (replay_score == "loss", "rod.selection.replay_score", replay_score,
+         "loss: NeMo-RL's workers cannot score by distillation"),
+        (rod["scoring"]["every"] == 1, "rod.scoring.every", rod["scoring"]["every"],
+         "1: NeMo-RL's workers do not tell what each block costs in training"),
+        (rod["scoring"]["precision"] is None, "rod.scoring.precision", rod["scoring"]["precision"],
+         "null: NeMo-RL's workers score in the model's precision"),
+        (megatron["enabled"] or not in_workers, "policy.megatron_cfg.enabled", False,
+         "true, or rod.choose_in=driver with rod.worker=null"),
+        (rod["worker"] or not in_workers, "rod.worker", None,
+         "a worker class with RoD's methods, or rod.choose_in=driver"),
+        (in_workers or not rod["hf"], "rod.hf", True,
+         "false where stock workers train; NeMo-RL's examples/converters convert"),
+        (not policy["sequence_packing"]["enabled"], "policy.sequence_packing.enabled", True,
+         "false: it reorders blocks, and they are full already"),
+        (not policy["dynamic_batching"]["enabled"], "policy.dynamic_batching.enabled", True,
+         "false: it reorders blocks, and they have one length"),
+        ("generation" not in policy, "policy.generation", "a section",
+         "null: its temperature would scale the losses"),
+        (context == 1, "context_parallel_size", context, "1: it splits the blocks to be scored"),
+        (fused is None, f"policy.megatron_cfg.{fused}", True,
+         "false: it changes what the model's forward pass returns"),
+    ):  # fmt: skip
+        if not fine:
+            raise ValueError(f"{name} is {found!r}: expected {expected}.")
+    _check_sizes(config)
+
+
+def _check_sizes(config: dict[str, Any]) -> None:
+    policy, cluster = config["policy"], config["cluster"]
+    megatron = policy["megatron_cfg"]
+    world = cluster["gpus_per_node"] * cluster["num_nodes"]
+    if megatron["enabled"]:
+        size = megatron["tensor_model_parallel_size"] * megatron["pipeline_model_parallel_size"]
+    else:
+        size = policy["dtensor_cfg"]["tensor_parallel_size"]
+    if world % size:
+        raise ValueError(
+            f"cluster.num_nodes={cluster['num_nodes']} x gpus_per_node={cluster['gpus_per_node']} "
+            f"is not a multiple of the {size} processes of one model: change the cluster or the "
+            "tensor and pipeline sizes."
+        )
+    share = policy["train_micro_batch_size"] * (world // size)
+    if policy["train_global_batch_size"] % share:
+        raise ValueError(
+            f"policy.train_global_batch_size={policy['train_global_batch_size']} does not divide "
+            f"into micro-batches: policy.train_micro_batch_size={policy['train_micro_batch_size']} "
+            f"on {world // size} replicas needs a multiple of {share}; change one of the three."
+        )

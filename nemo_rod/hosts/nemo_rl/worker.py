@@ -1,0 +1,199 @@
+"""The extension of a Megatron policy worker: it chooses what it trains on.
+
+The driver calls these methods on all ranks at once. Each rank scores its share of the pool, gathers
+all losses over the data parallel group, makes the same choice, and passes its share of the winners
+to the stock `train`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.hosts.nemo_rl import compat
+from nemo_rod.selection import OnNonfinite, Selector, open_references
+from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.dealing import deal
+from nemo_rod.selection.held_out import source_losses
+from nemo_rod.upstream import functions
+
+
+@dataclass(frozen=True)
+class Task:
+    """Settings that every worker receives once, at setup."""
+
+    blocks: str  # folder of the block store
+    scoring_micro_batch_size: int  # blocks in a forward-only pass of one replica
+    arm: Arm | None = None  # its pools and its policy; None to score only
+    references: tuple[str, ...] = ()  # folders of reference losses
+    validation_blocks: int = 0  # maximum number of held-out blocks per source in a validation
+    # treatment of candidates with a non-finite score, "refuse" or "exclude"
+    on_nonfinite: OnNonfinite = "refuse"
+
+    def selector(self, store: BlockStore) -> Selector:
+        """Returns the selector of the arm, with its references."""
+        assert self.arm is not None
+        references = open_references(self.references, store) if self.references else None
+        return Selector.of(self.arm, store, references, self.on_nonfinite)
+
+
+class RoDWorkerMixin:
+    """Mixin for a worker with `model`, `cfg` and `train` like NeMo-RL's Megatron worker.
+
+    Inherit from it before the worker class. It does not use Ray. All methods are collective over
+    all ranks.
+    """
+
+    model: Any
+    cfg: dict[str, Any]
+    train: Callable[..., dict[str, Any]]
+
+    def rod_setup(self, *, task: Task) -> None:
+        """Opens the store and the references, before the first step.
+
+        Raises:
+            ValueError: they do not belong together, the model uses a feature that breaks scoring,
+                or Megatron's version is untested.
+        """
+        functions.check("scoring")
+        self._rod_task = task
+        self._rod_store = BlockStore(task.blocks)
+        self._rod_loss = compat.loss_function()
+        self._rod_scorer(self._rod_store)  # refuses what cannot be scored
+        if task.arm is not None:
+            from megatron.core.utils import get_model_config
+
+            from nemo_rod.megatron.objective import refuse_other_losses
+            from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes
+
+            refuse_other_losses(self._rod_chunks())
+            refuse_other_shapes(
+                get_model_config(self._rod_chunks()[0]),
+                scoring=task.scoring_micro_batch_size,
+                training=self.cfg["train_micro_batch_size"],
+                eighths=task.arm.eighths,
+            )
+            self._rod_selector = task.selector(self._rod_store)
+
+    def rod_step(self, *, step: int) -> dict[str, Any] | None:
+        """Chooses and trains one step (paper, algorithm 1).
+
+        Returns:
+            On the last rank the `Choice` without its pool, by field, and `metrics` of the update;
+            None on the others.
+        """
+        import torch.distributed as dist
+
+        from nemo_rod.megatron.ranks import peak_memory, refuse_different_choices
+
+        store, selector = self._rod_store, self._rod_selector
+        choice = selector.choose(step, self._rod_scorer(store))
+        refuse_different_choices(choice)
+        group = self._rod_groups().dp
+        size = self.cfg["train_micro_batch_size"]
+        mine = deal(choice.block_ids, micro_batch_size=size, replicas=group.size())[group.rank()]
+        start = time.perf_counter()
+        trained = self.train(
+            train_batch(store.checked_tokens(mine)),
+            self._rod_loss,
+            gbs=selector.batch_size,
+            mbs=size,
+        )
+        seconds = time.perf_counter() - start
+        if dist.get_rank() != dist.get_world_size() - 1:
+            return None
+        report = {name: value for name, value in vars(choice).items() if name != "pool"}
+        update = update_metrics(trained["global_loss"], trained, seconds)
+        return {**report, "metrics": update | peak_memory()}
+
+    def rod_validate(self) -> dict[str, float]:
+        """Returns the loss on the first held-out blocks of every source, nats per token."""
+        held_out = BlockStore(self._rod_task.blocks, split="holdout")
+        scorer = self._rod_scorer(held_out)
+        return source_losses(scorer, held_out, num_blocks=self._rod_task.validation_blocks)
+
+    def rod_part_sums(self, *, block_ids: np.ndarray) -> np.ndarray | None:
+        """Scores blocks, whose ids are int64 `[C]`.
+
+        Returns:
+            On the last rank the sums of the token losses over eighths of each block, float32
+            `[C, 8]` in nats; None on the others.
+        """
+        import torch.distributed as dist
+
+        sums = self._rod_scorer(self._rod_store).part_sums(block_ids)
+        return sums if dist.get_rank() == dist.get_world_size() - 1 else None
+
+    def rod_export(self, *, folder: str) -> None:
+        """Writes the weights as a Hugging Face checkpoint."""
+        from nemo_rod.megatron.gaps import save_hf
+        from nemo_rod.megatron.scoring.forward_only import gather_weights
+
+        # since the last step, unless a checkpoint was saved, each replica has its own share alone
+        gather_weights(self._rod_chunks(), no_pass_follows=True)
+        save_hf(self.megatron_bridge, self._rod_chunks(), Path(folder))  # type: ignore[attr-defined]
+
+    def _rod_scorer(self, store: BlockStore) -> Any:
+        from nemo_rod.megatron.scoring.scorer import MegatronScorer
+
+        return MegatronScorer(
+            self._rod_chunks(),
+            store,
+            self._rod_groups(),
+            micro_batch_size=self._rod_task.scoring_micro_batch_size,
+        )
+
+    def _rod_chunks(self) -> list[Any]:
+        return self.model if isinstance(self.model, list) else [self.model]
+
+    def _rod_groups(self) -> Any:
+        from megatron.core.process_groups_config import ProcessGroupCollection
+
+        return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def update_metrics(loss: Any, trained: dict[str, Any], seconds: float) -> dict[str, float]:
+    """Returns an update's metrics, from the result of a worker's or a policy's `train`.
+
+    The loss is one value or one per global batch. `flops`, the operations of the update, are there
+    if NeMo-RL has counted them.
+    """
+    lr = trained["all_mb_metrics"].get("lr", [np.nan])
+    # NeMo-RL's own count; its workers of v0.6.0 and v0.7.0 have none
+    flops = {"flops": trained["total_flops"]} if "total_flops" in trained else {}
+    return {
+        **flops,
+        "train/loss": float(np.mean(np.asarray(loss))),
+        "train/grad_norm": float(np.mean(np.asarray(trained["grad_norm"]))),
+        "train/lr": float(np.mean(lr)),
+        "timing/train/update": seconds,
+    }
+
+
+def train_batch(tokens: np.ndarray) -> Any:
+    """Returns a batch of blocks in which every token counts, made of int32 `[n, S]`.
+
+    Returns:
+        A BatchedDataDict of `input_ids` int64 `[n, S]`, `input_lengths` int64 `[n]`, `token_mask`
+        float32 `[n, S]` and `sample_mask` float32 `[n]`. NeMo-RL masks targets, so the mask's first
+        column is never used: S - 1 targets.
+    """
+    import torch
+    from nemo_rl.distributed.batched_data_dict import BatchedDataDict
+
+    input_ids = torch.from_numpy(tokens.astype(np.int64))
+    count, size = input_ids.shape
+    return BatchedDataDict(
+        {
+            "input_ids": input_ids,
+            "input_lengths": torch.full((count,), size),
+            "token_mask": torch.ones(count, size),
+            "sample_mask": torch.ones(count),
+        }
+    )

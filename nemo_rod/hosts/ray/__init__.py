@@ -1,0 +1,1 @@
+"""Stages of a run on Ray clusters of their own: `launcher=ray`."""

@@ -1,0 +1,134 @@
+"""`launcher=ray`: stages that NeMo-RL runs, each on a Ray cluster of its own.
+
+Rendered under `<run_dir>/launch/ray/`: for each stage of NeMo-RL a `<stage>.sh`, which sets the
+variables of NeMo-RL's ray.sub and submits `ray.sbatch`, and that runs ray.sub with ports of this
+job alone and requeues the job near its time limit. Since ray.sub knows no container but pyxis's,
+with Apptainer these stages are jobs as in `launcher=slurm`, and `ray_node.py` starts Ray. So are
+all other stages.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from nemo_rod.config import Cluster, Config
+from nemo_rod.hosts.ray import ray_node
+from nemo_rod.run.handover import Stage
+from nemo_rod.run.launch import containers, slurm
+from nemo_rod.run.launch.render import launch_folder, python_of, stage_command
+
+RAY = Path(__file__).parent / "ray.sh"
+_COMMANDS = ("train", "reference")  # stages of NeMo-RL; the others need no Ray
+_ON_NEMO_RL = "launcher.kind=nemo_rl"  # its workers, on a cluster that is there, run the stage
+_SUBMIT_ONE = f"""\
+if [[ -e $folder/$name.sh ]]; then
+    bash "$folder/$name.sh" ${{after:+"--dependency=afterok$after"}}
+  else
+    {slurm.SBATCH}
+  fi"""
+
+
+_RAY_SBATCH = """\
+#!/bin/bash
+# NeMo-RL's ray.sub, with ports that no other job's Ray uses, and a key without which nobody can use
+# this one's. Variables that are set, by cluster.env say, are left as they are. Its argument is the
+# record of the stage.
+set -euo pipefail
+"""
+
+
+def render(config: Config, stages: list[Stage]) -> dict[str, str]:
+    """Returns the files of `launcher=ray`, by name."""
+    files = slurm.render(config, stages)
+    if containers.in_apptainer(config):
+        return files | {
+            f"{stage.name}.sbatch": slurm.render_job(config, stage, _with_ray(config, stage))
+            for stage in stages
+            if _on_nemo_rl(stage)
+        }
+    files["ray.sbatch"] = _render_ray_sbatch(config)
+    for stage in filter(_on_nemo_rl, stages):
+        del files[f"{stage.name}.sbatch"]
+        files[f"{stage.name}.sh"] = _render_ray(config, stage)
+    files["submit.sh"] = slurm.render_submit(config, stages, _SUBMIT_ONE)
+    return files
+
+
+def _on_nemo_rl(stage: Stage) -> bool:
+    return stage.command.split()[0] in _COMMANDS
+
+
+def _with_ray(config: Config, stage: Stage) -> str:
+    """Returns the command of a node that starts Ray itself."""
+    start = shlex.join([python_of(config), "-m", "nemo_rod.hosts.ray.ray_node"])
+    return f"{start} {stage_command(config, stage)} {_ON_NEMO_RL}"
+
+
+def _render_ray_sbatch(config: Config) -> str:
+    """Returns the job script of all stages of NeMo-RL."""
+    offsets = {**ray_node.HEAD_PORTS, **ray_node.METRIC_PORTS, **ray_node.NODE_PORTS}
+    low, high = ray_node.WORKER_PORTS
+    offsets |= {"MIN_WORKER_PORT": low, "MAX_WORKER_PORT": high}
+    slot = f"SLURM_JOB_ID % {ray_node.JOBS} * {ray_node.PORTS_PER_JOB}"
+    store = ray_node.OBJECT_STORE
+    lines = [
+        f"base=$(({ray_node.FIRST_PORT} + {slot}))",
+        *(f"export {name}=${{{name}:-$((base + {offset}))}}" for name, offset in offsets.items()),
+        f"export {store}=${{{store}:-{ray_node.OBJECT_STORE_BYTES}}}",
+        "export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}",
+        "RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}",
+        "export RAY_AUTH_TOKEN",
+        "record=$1",
+        f"max_requeues={config.launcher.requeues}",
+        f"ray_sub={shlex.quote(str(Path(config.launcher.nemo_rl or '') / 'ray.sub'))}",
+    ]
+    parts = ["\n".join(lines) + "\n", slurm.REQUEUE.read_text(), RAY.read_text()]
+    return _RAY_SBATCH + "\n".join(parts)
+
+
+def _render_ray(config: Config, stage: Stage) -> str:
+    """Returns the script that submits one stage to NeMo-RL's ray.sub."""
+    cluster = config.cluster
+    node = launch_folder(config) / "node.sh"
+    logs = Path(config.run_dir).absolute() / "logs" / "ray"
+    environment = {
+        "CONTAINER": cluster.image or "",
+        "MOUNTS": ",".join(containers.mounts(config)),
+        "GPUS_PER_NODE": str(cluster.gpus_per_node),
+        "BASE_LOG_DIR": str(logs),
+        "COMMAND": f"bash {shlex.quote(str(node))} {stage_command(config, stage)} {_ON_NEMO_RL}",
+    }
+    record = slurm.record_of(config, stage)
+    lines = [
+        "#!/bin/bash",
+        slurm.comment(
+            f"{stage.title}, by NeMo-RL on a Ray cluster. More options of sbatch may follow."
+        ),
+        "set -euo pipefail",
+        f"cd {shlex.quote(str(Path.cwd()))} # the container's working folder",
+        f"mkdir -p {shlex.quote(str(logs))}",
+        *slurm.exports({**_cpus(cluster), **cluster.env, **environment}),
+        "exec sbatch --parsable \\",
+        *(f"  {option} \\" for option in slurm.shell_options(_options(config, stage))),
+        f'  "$@" {shlex.join([str(launch_folder(config) / "ray.sbatch"), record])}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cpus(cluster: Cluster) -> dict[str, str]:
+    """Returns ray.sub's variable for the cores of a node; by itself it asks for 16 a GPU."""
+    if cluster.cpu_cores == 1:  # the default: nobody has said how many there are
+        return {}
+    return {"CPUS_PER_WORKER": str(cluster.cpu_cores)}
+
+
+def _options(config: Config, stage: Stage) -> dict[str, str | None]:
+    """Returns the sbatch options of a stage that runs ray.sub, on whole nodes."""
+    cluster, count = config.cluster, config.cluster.gpus_per_node
+    options = slurm.job_options(config, stage)
+    if not {"mem", "mem-per-cpu", "mem-per-gpu"} & options.keys():  # sbatch takes one of them
+        options["mem"] = "0"
+    options |= {"nodes": str(slurm.num_nodes(config)), "exclusive": None}
+    options[cluster.gpu_option] = str(count) if cluster.gpu_option != "gres" else f"gpu:{count}"
+    return options | {"signal": slurm.near_the_limit(config)}

@@ -1,0 +1,224 @@
+"""What a node of a NeMo-RL stage runs where no ray.sub starts Ray: Ray, and the stage on the first.
+
+    python -m nemo_rod.hosts.ray.ray_node COMMAND [ARGUMENT...]
+
+Slurm's variables say which node this is; `stage.sh` says where the first one is and with which key
+its Ray can be used. Ends with the status of the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+
+from nemo_rod.signals import adopt_orphans, kill_children
+
+# Ports of a job's Ray, counted from its first one, under the names that NeMo-RL's ray.sub gives
+# them. The two groups of a node's own ports keep the first node and the others apart.
+HEAD_PORTS = {"PORT": 0, "RAY_CLIENT_SERVER_PORT": 1, "DASHBOARD_PORT": 2}
+METRIC_PORTS = {"AUTOSCALER_METRIC_PORT": 3, "DASHBOARD_METRIC_PORT": 4}  # Ray's own names
+NODE_PORTS = {
+    "NODE_MANAGER_PORT": 5,
+    "OBJECT_MANAGER_PORT": 7,
+    "RUNTIME_ENV_AGENT_PORT": 9,
+    "DASHBOARD_AGENT_GRPC_PORT": 11,
+    "METRICS_EXPORT_PORT": 13,
+    "DASHBOARD_AGENT_LISTEN_PORT": 15,
+}
+WORKER_PORTS = (20, 199)
+# Below the ports that Linux hands out, and apart from those on which the nodes of other jobs meet.
+FIRST_PORT, PORTS_PER_JOB, JOBS = 10_000, 200, 50
+OBJECT_STORE_BYTES = 8 << 30  # at most; ids and losses need little, driver-side selection more
+OBJECT_STORE = "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES"
+_MAX_CPUS = 32  # of a node; each may get a process, and each process takes two ports
+_JOIN_SECONDS = 600.0
+_STARTS = 3  # Ray gives up after 30 s; ray.sub starts it as often
+
+
+def first_port(job: int) -> int:
+    """Returns the first of the ports of a job's Ray."""
+    return FIRST_PORT + job % JOBS * PORTS_PER_JOB
+
+
+def ray_options(environment: Mapping[str, str]) -> list[str]:
+    """Returns the options of `ray start` on this node, by the variables of Slurm and `stage.sh`."""
+    base, head = first_port(int(environment["SLURM_JOB_ID"])), _is_first(environment)
+    low, high = WORKER_PORTS
+    half = (high - low + 1) // 2
+    low += 0 if head else half
+    options = {
+        "num-cpus": min(int(environment.get("SLURM_CPUS_PER_TASK", _MAX_CPUS)), _MAX_CPUS),
+        "min-worker-port": base + low,
+        "max-worker-port": base + low + half - 1,
+        **{
+            name.lower().replace("_", "-"): base + offset + head
+            for name, offset in NODE_PORTS.items()
+        },
+    }
+    words = ["--block", "--disable-usage-stats"]
+    if head:
+        words += ["--head", f"--node-ip-address={_head(environment)}", f"--port={base}"]
+        words += ["--include-dashboard=false"]
+        options["ray-client-server-port"] = base + HEAD_PORTS["RAY_CLIENT_SERVER_PORT"]
+    else:
+        words += [f"--address={_head(environment)}:{base}"]
+    return words + [f"--{name}={value}" for name, value in options.items()]
+
+
+def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of Ray and of its drivers: nobody without the key can use it."""
+    base = first_port(int(environment["SLURM_JOB_ID"]))
+    return {
+        **{name: str(base + offset) for name, offset in METRIC_PORTS.items()},
+        **environment,
+        "RAY_ADDRESS": f"{_head(environment)}:{base}",
+        OBJECT_STORE: environment.get(OBJECT_STORE, str(OBJECT_STORE_BYTES)),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": environment.get("NEMO_ROD_KEY") or secrets.token_hex(16),
+    }
+
+
+def main(command: Sequence[str]) -> int:
+    """Runs Ray on this node, and on the first one the command; returns its status."""
+    environment = ray_environment(os.environ)
+    adopt_orphans()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Ray would end of it before the stage has saved
+    address, first = environment["RAY_ADDRESS"], _is_first(environment)
+    if not first:
+        _wait(lambda: _listens(address), f"there is no Ray at {address}")
+    ray = _Ray([command[0], "-m", "ray.scripts.scripts", "start"], environment)
+    try:
+        if not first:
+            return _serve(ray, address)
+        _wait_for_nodes(ray, command[0], environment)
+        return _run(command, environment)
+    finally:
+        ray.end()
+
+
+class _Ray:
+    """This node's Ray."""
+
+    def __init__(self, start: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = [*start, *ray_options(environment)]
+        # it refuses to start with the address that its drivers need
+        self._environment = {k: v for k, v in environment.items() if k != "RAY_ADDRESS"}
+        self._starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._starts += 1
+        self._process = subprocess.Popen(self._command, env=self._environment, stdout=sys.stderr)
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def keep_starting(self) -> None:
+        """Starts it again if it has ended before it was of use.
+
+        Raises:
+            RuntimeError: it has ended as often as it may.
+        """
+        if not self.runs():
+            if self._starts == _STARTS:
+                raise RuntimeError(f"Ray ended {_STARTS} times before the stage began: see above.")
+            self._start()
+
+    def end(self) -> None:
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(20)
+        self._process.kill()
+        kill_children()  # an agent of a raylet that was killed waits a minute for Ray's head
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs the stage and hands signals on to it, since not every Slurm signals all processes."""
+    stage = subprocess.Popen(
+        command,
+        env=_alone(environment),
+        preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL),
+    )
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        stage.send_signal(number)
+
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, hand_on)
+    status = stage.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables without those by which a command leads those of the other nodes.
+
+    The other nodes run Ray alone: the command would wait for followers that never come.
+    """
+    leading = ("NEMO_ROD_HEAD", "NEMO_ROD_KEY")
+    return {name: value for name, value in environment.items() if name not in leading}
+
+
+def _wait_for_nodes(ray: _Ray, python: str, environment: Mapping[str, str]) -> None:
+    """Waits until all nodes have joined.
+
+    Raises:
+        RuntimeError: Ray ended, or a node did not join in time.
+    """
+    expected = int(environment.get("SLURM_JOB_NUM_NODES", "1"))
+    count = (
+        "import ray; ray.init(log_to_driver=False, logging_level='error'); "
+        "print('nodes', sum(node['Alive'] for node in ray.nodes()))"
+    )
+
+    def joined() -> bool:
+        ray.keep_starting()
+        asked = subprocess.run(
+            [python, "-W", "ignore", "-c", count], env=environment, capture_output=True, text=True
+        )
+        return f"nodes {expected}\n" in asked.stdout
+
+    _wait(joined, f"not all {expected} nodes joined Ray")
+
+
+def _serve(ray: _Ray, address: str) -> int:
+    """Keeps this node's Ray until the first node's has ended; returns this node's status."""
+    while _listens(address):
+        ray.keep_starting()
+        time.sleep(2)
+    return 0
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _JOIN_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{what} within {_JOIN_SECONDS:g} s: see the logs of the nodes.")
+        time.sleep(1)
+
+
+def _listens(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=10):
+        return True
+    return False
+
+
+def _is_first(environment: Mapping[str, str]) -> bool:
+    return environment.get("SLURM_NODEID", "0") == "0"
+
+
+def _head(environment: Mapping[str, str]) -> str:
+    """The first node's address; alone, a node needs no network."""
+    return environment.get("NEMO_ROD_HEAD", "127.0.0.1:").rpartition(":")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

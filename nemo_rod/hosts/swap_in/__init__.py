@@ -1,0 +1,101 @@
+"""Replay on Demand inside a training job that already exists.
+
+    import nemo_rod
+    nemo_rod.install("megatron_bridge", cfg, references=[...], roles={...}, multiplier=2)
+    pretrain(cfg, forward_step)                     # unchanged
+
+The job keeps its data, its iterators and its forward step; candidates come from its own iterators.
+One module per host defines where to bind; everything else is independent of the host:
+
+    roles.py           which source is adaptation, which is replay
+    blend.py           the job's training data as blocks with ids and hashes
+    stream.py          micro-batches: drawing more of them, passing winners on to the replicas
+    readers.py         broadcasts from the rank of each replica that reads data
+    host_selector.py   StreamSelector.around(schedule, step, groups): replaces the host's schedule
+    step_record.py     the curriculum and the metrics of such a job
+    job.py             the user's options, and the selector built from them
+    job_references.py  reference losses of the job's own data
+    megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts
+
+A host does four things: it refuses features that selection does not work with; it scales the length
+and the resume offset of the train split by the multiplier; it passes the job's dataset to
+`Job.built` once it is built; and it replaces the schedule of every training step by
+`SelectingJob.around`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+HOSTS = ("megatron_bridge", "megatron_lm", "nemo2")
+MULTIPLIER = 2  # candidates per trained sample, by default
+
+
+def install(host: str, *args: Any, **options: Any) -> Any:
+    """Makes a job choose what it trains on: swaps the selector into its host's training loop.
+
+    Args:
+        host: name of the host, one of `HOSTS`.
+        args: the job: the ConfigContainer of Megatron-Bridge's `pretrain(cfg, ...)`; nothing for
+            Megatron-LM; model, data and trainer of NeMo's `llm.pretrain(model, data, trainer)`.
+        options: by keyword:
+            roles: role of each of the job's sources, adaptation or replay; see `roles.py`.
+            references: folders of reference losses for all of the job's data, written by
+                `reference`.
+            policy: policy that chooses the batch from a pool; `Joint()` by default.
+            multiplier: candidates per trained sample (m), a whole number; by default
+                `MULTIPLIER`.
+            out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the job's
+                checkpoint folder (on NeMo beside it), and none if the job saves no checkpoints.
+
+    Returns:
+        A handle whose `uninstall()` removes the selector again; also a context manager.
+
+    Raises:
+        ValueError: the host is unknown; its version or a feature is not supported; or the roles,
+            multiplier or references do not fit the job. Megatron-LM's features and roles are
+            checked inside `pretrain`, before the model is built.
+    """
+    return _module(host).install(*args, **options)
+
+
+def reference(host: str, *args: Any, **options: Any) -> None:
+    """Writes a checkpoint's losses on all samples of one role that a job may draw.
+
+    The job's own code builds the data, builds the model in the job's layout and loads only its
+    weights; nothing is saved. On Megatron-LM, this happens once the script calls `pretrain(...)`,
+    which writes the losses instead of training, and exits.
+
+    Args:
+        host: name of the host, one of `HOSTS`.
+        args: the job that will select, as for `install`; on Megatron-Bridge, also its forward step.
+        options: by keyword:
+            role: "adaptation", for the specialist, or "replay", for the model that training starts
+                from.
+            out: folder of the references, one per role.
+            roles, multiplier: as for `install`.
+            checkpoint: folder of the reference model's checkpoints, in the job's format; by default
+                the pretrained checkpoint that the job names, or else what it loads. NeMo needs it.
+
+    Raises:
+        ValueError: the host is unknown; there is no such checkpoint; or selection refuses the job.
+    """
+    _module(host).reference(*args, **options)
+
+
+def score(host: str, *args: Any, **options: Any) -> None:
+    """Calls `reference`; deprecated former name."""
+    warnings.warn(
+        "swap_in.score is now called swap_in.reference; the next release drops the old name",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    reference(host, *args, **options)
+
+
+def _module(host: str) -> Any:
+    if host not in HOSTS:
+        raise ValueError(f"There is no host {host!r}: expected one of {', '.join(HOSTS)}.")
+    return importlib.import_module(f"nemo_rod.hosts.swap_in.{host}")

@@ -1,0 +1,117 @@
+"""Reference losses of a job's own data, computed with a model that the job itself has loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.utils import get_model_config, unwrap_model
+
+from nemo_rod.files import digest
+from nemo_rod.hosts.swap_in.blend import LOSS_DEFINITION
+from nemo_rod.hosts.swap_in.host_selector import losses_and_mask
+from nemo_rod.hosts.swap_in.job import Job
+from nemo_rod.hosts.swap_in.stream import without_identity
+from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.reference_pass import write_references
+from nemo_rod.megatron.scoring.scorer import MegatronScorer
+from nemo_rod.selection import ReferenceManifest, remove_logs
+from nemo_rod.selection.references.folder import holds
+
+
+class HostReferenceJob(Job):
+    """A job that scores instead of training; `swap_in.reference` describes its options."""
+
+    def __init__(
+        self, *, role: str, out: str | Path, checkpoint: str | Path | None = None, **data: Any
+    ) -> None:
+        super().__init__(**data)
+        self.role, self.out, self.checkpoint = role, Path(out), checkpoint
+
+    def model_folder(
+        self, exists: Callable[[str], bool], *others: Any, setting: str = "'checkpoint'"
+    ) -> str:
+        """Returns the folder of the reference model's checkpoint.
+
+        Args:
+            exists: the host's function that returns whether a folder has a checkpoint.
+            others: folders that the job names, used in this order if `checkpoint` is not set.
+            setting: what to set where there is none.
+
+        Raises:
+            ValueError: there is no such checkpoint.
+        """
+        folder = next(filter(None, (self.checkpoint, *others)), None)
+        if folder is None or not exists(str(folder)):
+            raise ValueError(
+                f"There is no checkpoint in {folder}, so there is no reference model: expected a "
+                f"folder that this job, or its specialist, has saved; set {setting}."
+            )
+        return str(folder)
+
+    def write(
+        self, model: list, groups: Any, forward_step: Callable, *, micro_batch_size: int
+    ) -> None:
+        """Writes a model's losses on all samples of the role. Collective.
+
+        After an interruption, another call in the same layout resumes where it stopped.
+
+        Args:
+            model: the model's chunks on this rank.
+            groups: Megatron's process groups (`tp`, `pp` and `dp`).
+            forward_step: the job's own forward step, of an iterator and a chunk of the model.
+            micro_batch_size: samples in one forward pass of one replica, as in training.
+
+        Raises:
+            ValueError: there are no such samples, or the folder holds losses of other data or
+                another model.
+        """
+        blend = self.blend
+        assert blend is not None, "no data yet"
+        start, stop = blend.role_range(self.role)
+        manifest = ReferenceManifest(
+            model=model_digest(model, groups),
+            tokenizer=blend.tokenizer_fingerprint,
+            store=blend.digest,
+            block_size=blend.block_size,
+            start=start,
+            stop=stop,
+            precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),
+            loss=LOSS_DEFINITION,
+        )
+        cure = "name another folder, or remove it to compute it again."
+        if holds(self.out, manifest, cure=cure):
+            if is_recorder():
+                remove_logs(self.out)
+            return
+        scorer = MegatronScorer(
+            model,
+            blend,
+            groups,
+            micro_batch_size=micro_batch_size,
+            batches=lambda ids, size: map(without_identity, blend.micro_batches(ids, size)),
+            forward_step=losses_and_mask(forward_step),
+        )
+        name = f"{self.role} references"
+        write_references(scorer, self.out, manifest=manifest, name=name)
+
+
+def model_digest(model: list, groups: Any) -> str:
+    """Returns the digest of a model's weights, hex, the same on every rank. Collective.
+
+    Each rank digests its own tensor- and pipeline-parallel shard, so another layout of the same
+    weights has another digest.
+    """
+    state = hashlib.blake2b(digest_size=16)
+    for chunk in model:
+        for name, weight in unwrap_model(chunk).named_parameters():
+            state.update(name.encode())
+            state.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    mine = (groups.pp.rank(), groups.tp.rank(), state.hexdigest())
+    shards: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shards, mine)
+    return digest(repr(sorted(set(shards))).encode())

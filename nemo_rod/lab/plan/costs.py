@@ -1,0 +1,185 @@
+"""The work of a recipe's stages and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil
+from typing import Any
+
+from nemo_rod.config import Parallel
+from nemo_rod.lab.plan.flops import forward_flops
+from nemo_rod.lab.plan.memory import Memory
+from nemo_rod.lab.plan.shapes import Shape
+from nemo_rod.lab.plan.speed import Speed
+from nemo_rod.selection.dealing import scoring_passes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The work of one stage, in blocks."""
+
+    name: str  # name of the stage
+    steps: int = 0  # number of updates
+    batch_size: int = 0  # blocks per update
+    pool_size: int = 0  # candidates scored per update; 0 if none
+    eighths: int = 8  # scored eighths of every candidate
+    scored_share: float = 1.0  # share of the updates whose candidates are scored
+    read: float = 0.0  # blocks read once, forward only
+    cpu_seconds: float = 0.0  # time of work without a GPU
+    disk: float = 0.0  # bytes written and kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCost:
+    """The cost of one stage."""
+
+    name: str  # name of the stage
+    trained_tokens: float  # tokens trained on
+    scored_tokens: float  # tokens read forward only, in training steps, over corpora or held out
+    flops: float  # FLOPs of the model, padding of micro-batches included
+    hours: float  # wall time
+    gpu_hours: float  # time of all processes; 0 for stages without a GPU
+    scoring_seconds: float  # mean scoring time per step
+    update_seconds: float  # update time per step
+    disk: float  # bytes written and kept
+
+    @property
+    def scoring_share(self) -> float:
+        """Scoring's share of the time of a step."""
+        step = self.scoring_seconds + self.update_seconds
+        return self.scoring_seconds / step if step else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The throughput, layout and batch shapes of the work."""
+
+    speed: Speed  # speed of passes
+    parallel: Parallel  # parallel layout
+    block_size: int  # tokens per block
+    micro_batch_size: int  # see `config.Optimisation`
+    scoring_micro_batch_size: int  # see `config.Scoring`
+    eighths: int = 8  # scored eighths of every block
+    # time of an update of the optimizer on the host; 0 if it is on the GPU
+    host_seconds: float = 0.0
+
+    def padded(self, num_blocks: float) -> tuple[float, int]:
+        """Returns the blocks read when `num_blocks` are scored, and the passes per replica."""
+        size, passes = scoring_passes(
+            ceil(num_blocks),
+            micro_batch_size=self.scoring_micro_batch_size,
+            replicas=self.parallel.data,
+            pipeline=self.parallel.pipeline,
+            chunks=self.parallel.virtual_pipeline,
+            eighths=self.eighths,
+        )
+        return float(size * passes * self.parallel.data), passes
+
+    def scoring_seconds(self, num_blocks: float) -> float:
+        """Returns the seconds of a forward-only pass over blocks."""
+        blocks, passes = self.padded(num_blocks)
+        return self.speed.forward(blocks * self.block_size, passes)
+
+    def scoring_flops(self, num_blocks: float) -> float:
+        """Returns the FLOPs of a forward-only pass over blocks, padding included."""
+        return self.padded(num_blocks)[0] * self.block_size * self.speed.forward_flops
+
+
+def of_prefix(setup: Setup, shape: Shape, eighths: int) -> Setup:
+    """Returns the setup of a pass over the first eighths of every block."""
+    if eighths == 8:
+        return setup
+    size = setup.block_size * eighths // 8
+    flops = forward_flops(shape, setup.block_size, prefix=size)
+    speed = replace(setup.speed, forward_flops=flops)
+    return replace(setup, block_size=size, eighths=eighths, speed=speed)
+
+
+def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
+    """Returns the cost of one stage."""
+    candidates = of_prefix(setup, shape, work.eighths)
+    speed, size = setup.speed, setup.block_size
+    scoring = update = 0.0
+    flops = setup.scoring_flops(work.read)
+    seconds = work.cpu_seconds + setup.scoring_seconds(work.read)
+    if work.steps:
+        num_micro_batches = work.batch_size // (setup.micro_batch_size * setup.parallel.data)
+        update = speed.training(work.batch_size * size, num_micro_batches) + setup.host_seconds
+        scoring = work.scored_share * candidates.scoring_seconds(work.pool_size)
+        seconds += work.steps * (scoring + update)
+        passes = 3.0 + speed.recomputed
+        trained = passes * work.batch_size * size * speed.forward_flops
+        scored = work.scored_share * candidates.scoring_flops(work.pool_size)
+        flops += work.steps * (trained + scored)
+    on_gpu = bool(work.steps or work.read)
+    return StageCost(
+        name=work.name,
+        trained_tokens=float(work.steps * work.batch_size * size),
+        scored_tokens=work.steps * work.scored_share * work.pool_size * candidates.block_size
+        + work.read * size,
+        flops=flops,
+        hours=seconds / 3600,
+        gpu_hours=seconds / 3600 * speed.processes if on_gpu else 0.0,
+        scoring_seconds=scoring,
+        update_seconds=update,
+        disk=work.disk,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """An option that reduces the cost, and by how many of the planned hours."""
+
+    what: str
+    gpu_hours: float
+
+
+def prefix_saving(planned: Sequence[tuple[Work, Setup]], shape: Shape, eighths: int) -> Saving:
+    """Returns the saving of stages from scoring only the first eighths of every block."""
+    hours = 0.0
+    for work, setup in planned:
+        now = of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
+        shorter = of_prefix(setup, shape, eighths)
+        saved = now - shorter.scoring_seconds(work.pool_size)
+        hours += work.steps * work.scored_share * saved * setup.speed.processes / 3600
+    return Saving(
+        what=f"score the first {shorter.block_size:,} tokens of a block alone: "
+        f"scoring.prefix=1/{8 // eighths}",
+        gpu_hours=hours,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """All results of `nemo-rod plan`."""
+
+    recipe: str  # name of the recipe
+    model: dict[str, Any]  # parameters and FLOPs
+    corpus: dict[str, Any]  # tokens of each role, and the source of these numbers
+    layout: dict[str, Any]  # processes and micro-batches
+    assumptions: dict[str, Any]  # numbers of the throughput model, and their source
+    memory: Memory  # memory of the fullest GPU
+    stages: list[StageCost]  # costs in execution order
+    savings: list[Saving] = field(default_factory=list)  # options that reduce the cost
+    notes: list[str] = field(default_factory=list)  # remarks on waste and on measured speed
+
+    def total(self, key: str) -> float:
+        """Returns the sum of an attribute over all stages."""
+        return sum(getattr(stage, key) for stage in self.stages)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Total of all stages."""
+        return self.total("gpu_hours")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the content of plan.json."""
+        result = asdict(self)
+        result["stages"] = [
+            {**asdict(stage), "scoring_share": stage.scoring_share} for stage in self.stages
+        ]
+        result["memory"] |= {"total": self.memory.total, "fits": self.memory.fits}
+        keys = ("gpu_hours", "hours", "flops", "disk")
+        result["total"] = {key: self.total(key) for key in keys}
+        return result

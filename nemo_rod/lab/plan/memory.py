@@ -1,0 +1,192 @@
+"""Memory of one GPU in a layout, and layouts that do not fit a model or a cluster.
+
+These parts are counted, in this order:
+
+- weights: the GPU's share of the model
+- gradients: in the dtype in which replicas sum them
+- optimizer: fp32 weights if training is in bf16, and Adam's moments; sharded over replicas. Also a
+  copy in fp32 of bf16 gradients, unless it is precision-aware; nothing if it is on the host
+- activations: inputs of the backward passes of all micro-batches in flight; of layers that are
+  recomputed, only their own input, and one whole layer
+- logits: those of one micro-batch in training, with their loss and gradient
+- scoring: what a forward-only pass needs beyond that: one layer, and a slice of the logits
+- reserve: CUDA, NCCL, fragmentation
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from nemo_rod.config import MAX_LOGITS_BYTES, Parallel
+from nemo_rod.lab.plan.shapes import Block, Shape
+
+GIB = 2.0**30
+BYTES = {"bf16": 2, "fp32": 4}
+# Per logit and fp32 copy: Megatron's fused cross entropy keeps bf16 logits, their exponentials in
+# fp32, and the gradient in bf16. Scoring runs the plain one: bf16, fp32, and an fp32 temporary.
+TRAINING_LOGIT_BYTES = 8
+SCORING_LOGIT_BYTES = 10
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of the fullest GPU, in bytes."""
+
+    parts: dict[str, float]  # bytes by name, in the order of the module's docstring
+    limit: float | None  # memory of the GPU; None if unknown
+    stage: int  # pipeline stage of the GPU
+    host: float = 0.0  # bytes of its optimizer on its host
+
+    @property
+    def total(self) -> float:
+        """Sum of all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the total is within the limit."""
+        return self.limit is None or self.total <= self.limit
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in self.parts.items())
+        return f"{self.total / GIB:.1f} GiB ({listed})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The load on a layout."""
+
+    precision: str  # "bf16" or "fp32"
+    block_size: int  # tokens per block
+    micro_batch_size: int  # blocks per training pass
+    num_micro_batches: int  # micro-batches per replica and step
+    scoring_micro_batch_size: int  # blocks per forward-only pass; 0 without scoring
+    split_optimizer: bool  # whether replicas share the optimizer's state
+    expert_imbalance: float  # tokens of the busiest GPU's experts over the mean
+    reserve: float  # reserved share of the GPU's memory
+    # which activations are computed again; "none", "selective" or "full". Fused attention keeps
+    # nothing of its core, so "selective" counts as "none"
+    recompute: str
+    grad_reduce: str  # dtype of the gradients of bf16 training, "fp32" or "bf16"
+    precision_aware: bool  # whether the optimizer reads gradients in that dtype
+    offload: bool  # whether the optimizer is on the host
+
+
+def memory_per_gpu(shape: Shape, parallel: Parallel, load: Load, limit: float | None) -> Memory:
+    """Returns the memory of the fullest GPU of a layout that `check_layout` accepts.
+
+    `limit` is what a GPU has, in bytes.
+    """
+    stages = [_stage(shape, parallel, load, limit, stage) for stage in range(parallel.pipeline)]
+    return max(stages, key=lambda memory: memory.total)
+
+
+def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, stage: int) -> Memory:
+    tensor, last = parallel.tensor, stage == parallel.pipeline - 1
+    per_stage = len(shape.layers) // parallel.pipeline
+    layers = shape.layers[stage * per_stage : (stage + 1) * per_stage]
+    blocks = [block for layer in layers for block in layer]
+
+    ends = shape.embedding * (int(stage == 0) + int(last and not (shape.tied and stage == 0)))
+    dense = (sum(b.split for b in blocks) + ends) / tensor + sum(b.whole for b in blocks)
+    experts = sum(b.expert * b.num_experts for b in blocks) / parallel.expert
+    weight_bytes, gradient_bytes = BYTES[load.precision], BYTES[load.grad_reduce]
+    gradient_bytes = max(gradient_bytes, weight_bytes)  # those of fp32 weights are in fp32
+    state_bytes = {"bf16": 12, "fp32": 8}[load.precision]  # fp32 weights are the weights
+    if gradient_bytes < 4 and not load.precision_aware:
+        state_bytes += 4
+    copies = parallel.data * parallel.context if load.split_optimizer else 1
+    expert_copies = copies * tensor / parallel.expert if load.split_optimizer else 1
+
+    tokens = load.block_size / parallel.context
+    in_flight = _under_way(parallel, load.num_micro_batches, stage)
+    of_layers = [sum(_saved(b, parallel, load.expert_imbalance) for b in layer) for layer in layers]
+    saved = sum(of_layers) * in_flight  # values per token, for all backward passes under way
+    if load.recompute == "full":
+        hidden = shape.hidden_size / (tensor if parallel.sequence else 1)
+        saved = len(layers) * hidden * in_flight + max(of_layers)
+    activations = weight_bytes * tokens * load.micro_batch_size * saved
+    optimizer = state_bytes * (dense / copies + experts / max(1.0, expert_copies))
+    logits = tokens * load.micro_batch_size * shape.vocab_size / tensor * TRAINING_LOGIT_BYTES
+    parts = {
+        "weights": weight_bytes * (dense + experts),
+        "gradients": gradient_bytes * (dense + experts),
+        "optimizer": 0.0 if load.offload else optimizer,
+        "activations": activations,
+        "logits": logits if last else 0.0,
+        "scoring": 0.0,
+        "reserve": load.reserve * (limit or 0.0),
+    }
+    scored = load.scoring_micro_batch_size * load.block_size
+    layer = max(_saved(block, parallel, load.expert_imbalance) for block in blocks)
+    scoring = weight_bytes * scored * (layer + 2 * shape.hidden_size)
+    if last:
+        num_logits = min(scored * shape.vocab_size / tensor, MAX_LOGITS_BYTES / 4)
+        scoring += SCORING_LOGIT_BYTES * num_logits
+    # scoring precedes the update and frees its memory
+    parts["scoring"] = max(0.0, scoring - parts["activations"] - parts["logits"])
+    return Memory(parts, limit, stage, host=optimizer if load.offload else 0.0)
+
+
+def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
+    """Returns the values per token of a block that one GPU keeps."""
+    tokens = parallel.tensor if parallel.sequence else 1  # GPUs that share the tokens
+    return (
+        block.saved_hidden / tokens
+        + block.saved_split / parallel.tensor
+        + imbalance * block.saved_routed / tokens
+    )
+
+
+def _under_way(parallel: Parallel, num_micro_batches: int, stage: int) -> float:
+    """Returns the micro-batches with live activations on a stage, in the 1F1B schedules."""
+    depth = parallel.pipeline
+    if parallel.virtual_pipeline == 1:
+        return float(min(num_micro_batches, depth - stage))
+    return depth * (1.0 + (depth - 1) / (depth * parallel.virtual_pipeline))
+
+
+def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_node: int) -> None:
+    """Refuses, by a ValueError, a layout that does not divide the model or the nodes, if any."""
+    tensor, expert = parallel.tensor, parallel.expert
+    layers, stages = len(shape.layers), parallel.pipeline * parallel.virtual_pipeline
+    counts = {block.num_experts for block in shape.blocks if block.num_experts}
+    if expert > 1 and not counts:
+        _refuse(f"parallel.expert={expert}", "needs a model with experts", "1")
+    in_stages = f"pipeline={parallel.pipeline} x virtual_pipeline={parallel.virtual_pipeline}"
+    divided = [
+        (f"tensor={tensor}", tensor, f"{name}={size}", size)
+        for block in shape.blocks
+        for name, size in block.tensor_divides
+    ]
+    divided += [(in_stages, stages, f"the {layers} layers", layers)]
+    divided += [(f"expert={expert}", expert, f"the {count} experts", count) for count in counts]
+    if parallel.sequence:
+        divided += [(f"tensor={tensor}", tensor, f"{block_size} tokens", block_size)]
+    for key, divisor, what, size in divided:
+        if size % divisor:
+            _refuse(f"parallel.{key}", f"does not divide {what}", "a divisor")
+    if gpus_per_node:
+        _check_nodes(parallel, gpus_per_node)
+
+
+def _check_nodes(parallel: Parallel, gpus_per_node: int) -> None:
+    world = parallel.world_size
+    if world > gpus_per_node and world % gpus_per_node:
+        nodes = ceil(world / gpus_per_node)
+        _refuse(
+            f"the layout's {world} processes",
+            f"do not fill whole nodes of {gpus_per_node} GPUs",
+            f"parallel.data so that they do, such as {nodes * gpus_per_node} in all",
+        )
+    if parallel.tensor > gpus_per_node or gpus_per_node % parallel.tensor:
+        _refuse(
+            f"parallel.tensor={parallel.tensor}",
+            f"does not stay within a node of {gpus_per_node} GPUs",
+            "a divisor",
+        )
+
+
+def _refuse(key: str, why: str, instead: str) -> None:
+    raise ValueError(f"The layout cannot run: {key} {why}; choose {instead}.")

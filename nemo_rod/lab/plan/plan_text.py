@@ -1,0 +1,118 @@
+"""A plan as text, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from nemo_rod.lab.plan.costs import PlanResult
+from nemo_rod.lab.plan.memory import GIB
+
+
+def format_plan(plan: PlanResult) -> str:
+    """Returns the plan in some forty lines."""
+    model, layout, assumed = plan.model, plan.layout, plan.assumptions
+    experts = (
+        f", {count(model['active_parameters'])} of them active"
+        if model["active_parameters"] != model["parameters"]
+        else ""
+    )
+    unit = "GPU" if layout["gpu"] else "process"
+    lines = [
+        f"Plan of {plan.recipe}",
+        "",
+        f"  model    {model['name']}: {count(model['parameters'])} parameters{experts}; "
+        f"{count(model['forward_flops'])}FLOP forward per token",
+        f"  corpus   {count(plan.corpus['adaptation_tokens'])} tokens adaptation, "
+        f"{count(plan.corpus['replay_tokens'])} replay ({plan.corpus['source']})",
+        f"  layout   {layout['text']}",
+        f"  speed    {assumed['peak_tflops']:g} TFLOP/s x {assumed['utilisation']:g} on each "
+        f"{unit}, backward {assumed['backward']:g} x forward",
+        "",
+        *_stages(plan, unit),
+        "",
+        *_memory(plan, unit),
+    ]
+    if plan.savings:
+        lines += ["", "  To spend less:"]
+        lines += [f"    {hours(s.gpu_hours):>9} {unit}-hours  {s.what}" for s in plan.savings]
+    for note in plan.notes:
+        lines += wrap(f"  Note: {note}", 140, subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _stages(plan: PlanResult, unit: str) -> list[str]:
+    rows = [["stage", "trained", "scored", "FLOPs", "of a step", "wall", f"{unit}-hours", "disk"]]
+    for stage in plan.stages:
+        rows.append(
+            [
+                stage.name,
+                count(stage.trained_tokens),
+                count(stage.scored_tokens),
+                count(stage.flops),
+                f"{stage.scoring_share:.0%}" if stage.scoring_seconds else "",
+                wall(stage.hours) if stage.hours else "",  # not counted, such as a download
+                hours(stage.gpu_hours) if stage.gpu_hours else "",
+                size(stage.disk),
+            ]
+        )
+    rows.append(
+        ["all", "", "", count(plan.total("flops")), "", wall(plan.total("hours")),
+         hours(plan.gpu_hours), size(plan.total("disk"))]
+    )  # fmt: skip
+    return _aligned(rows)
+
+
+def _memory(plan: PlanResult, unit: str) -> list[str]:
+    memory = plan.memory
+    unit_bytes, name = (GIB, "GiB") if memory.total >= GIB else (2.0**20, "MiB")
+    limit = "" if memory.limit is None else f" of {memory.limit / GIB:.0f} GiB"
+    fits = "" if memory.limit is None else (", fits" if memory.fits else ", DOES NOT FIT")
+    host = f"; {memory.host / GIB:.1f} GiB on its host" if memory.host else ""
+    shown = [f"{part} {size / unit_bytes:.1f}" for part, size in memory.parts.items() if size]
+    return [
+        f"  Memory of the fullest {unit}: {memory.total / unit_bytes:.1f} {name}{limit}{fits}",
+        f"    {', '.join(shown)}{host}",
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + row[0].ljust(widths[0]) + "".join(
+            f"  {cell.rjust(width)}" for cell, width in zip(row[1:], widths[1:], strict=True)
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def count(value: float) -> str:
+    """Formats a number with three digits and a prefix: 12.4 G."""
+    if not value:
+        return ""
+    for power, prefix in ((21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if value >= 10**power:
+            return f"{value / 10**power:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+def size(value: float) -> str:
+    """Formats bytes: 24.6 GB."""
+    return f"{count(value)}B" if value else ""
+
+
+def hours(value: float) -> str:
+    """Formats process-hours: 2,469.8, or 0.012."""
+    return f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def wall(value: float) -> str:
+    """Formats hours as a duration: 3 d 4 h, 2.5 h, 12 min, 40 s."""
+    if value >= 48:
+        days, rest = divmod(round(value), 24)
+        return f"{days} d {rest} h"
+    if value >= 1:
+        return f"{value:.1f} h"
+    if value >= 1 / 60:
+        return f"{value * 60:.0f} min"
+    return f"{value * 3600:.0f} s"

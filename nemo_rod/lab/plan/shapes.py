@@ -1,0 +1,261 @@
+"""A model's shape: its blocks, and the number of parameters in each.
+
+Read from the keys of a Hugging Face config. Counts equal those of the real classes exactly
+(tests/lab/test_shapes.py). Modules that continued pretraining on text does not train are left
+out: vision towers and multi-token-prediction heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One residual block: a token mixer or an MLP."""
+
+    kind: str  # "attention", "mamba", "delta" (gated delta rule), "mlp" or "experts"
+    split: int = 0  # parameters of matrices sharded by tensor parallelism
+    whole: int = 0  # parameters replicated on every tensor-parallel rank: norms, the router
+    expert: int = 0  # parameters of one routed expert
+    num_experts: int = 0  # number of routed experts
+    top_k: int = 0  # routed experts per token
+    router: int = 0  # parameters among `whole` that are multiplied with every token
+    mixing: float = 0.0  # forward FLOPs per token outside parameter matrices
+    attending: float = 0.0  # forward FLOPs per token and attended position
+    saved_hidden: int = 0  # values per token saved for backward, of the residual stream's width
+    saved_split: int = 0  # values per token saved for backward, sharded by tensor parallelism
+    saved_routed: int = 0  # values per token saved for backward, of all its routed experts
+    # sizes that the tensor-parallel size must divide, by name
+    tensor_divides: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """Total number of parameters."""
+        return self.split + self.whole + self.expert * self.num_experts
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Parameters multiplied with one token."""
+        return self.split + self.router + self.expert * self.top_k
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A language model."""
+
+    # the blocks of each layer; pipeline stages hold whole layers
+    layers: tuple[tuple[Block, ...], ...]
+    hidden_size: int  # width of the residual stream
+    vocab_size: int  # number of rows of the embedding
+    tied: bool  # whether the output layer is the embedding
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks, in order."""
+        return tuple(block for layer in self.layers for block in layer)
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding; an untied output layer has as many."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """Total number of parameters."""
+        ends = self.embedding * (1 if self.tied else 2) + self.hidden_size  # with the last norm
+        return ends + sum(block.parameters for block in self.blocks)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters used for one token, the embedding included."""
+        idle = sum(b.expert * (b.num_experts - b.top_k) for b in self.blocks)
+        return self.parameters - idle
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any block routes tokens to experts."""
+        return any(block.num_experts for block in self.blocks)
+
+
+def read_shape(config: Mapping[str, Any]) -> Shape:
+    """Reads the shape from a Hugging Face config; of a multimodal model, its language model's.
+
+    Raises:
+        ValueError: for an unknown model type or a missing key.
+    """
+    text = {**config.get("text_config", {})} or dict(config)
+    kind = str(text.get("model_type", config.get("model_type")))
+    if kind not in _READERS:
+        raise ValueError(
+            f"The plan does not know the model type '{kind}': expected one of "
+            f"{', '.join(sorted(_READERS))}; add it to nemo_rod/lab/plan/shapes.py."
+        )
+    try:
+        layers = _READERS[kind](text)
+        hidden, vocab = int(text["hidden_size"]), int(text["vocab_size"])
+    except KeyError as error:
+        raise ValueError(
+            f"The shape of a {kind} model lacks the key {error}: copy it from the config.json of "
+            "the checkpoint into model.shape."
+        ) from None
+    if len(layers) != int(text["num_hidden_layers"]):
+        raise ValueError(
+            f"The shape names {len(layers)} layers, but num_hidden_layers="
+            f"{text['num_hidden_layers']}: copy both from the checkpoint's config.json."
+        )
+    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+    return Shape(layers=tuple(layers), hidden_size=hidden, vocab_size=vocab, tied=tied)
+
+
+Layers = list[tuple[Block, ...]]
+
+
+def _transformer(c: dict[str, Any]) -> Layers:
+    """Returns the layers of Llama and Qwen3: attention and a gated MLP each."""
+    attention = _attention(c, qk_norm=c["model_type"].startswith("qwen3"))
+    routed = c["model_type"].endswith("moe")
+    mlp = _experts(c, shared=0) if routed else _mlp(c, int(c["intermediate_size"]))
+    return [(attention, mlp)] * int(c["num_hidden_layers"])
+
+
+def _qwen3_5(c: dict[str, Any]) -> Layers:
+    """Returns groups of three layers with the gated delta rule and one with full attention."""
+    count = int(c["num_hidden_layers"])
+    every = int(c.get("full_attention_interval", 4))
+    kinds = c.get("layer_types") or [
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(count)
+    ]
+    mixers = {
+        "full_attention": _attention(c, qk_norm=True, gated=True),
+        "linear_attention": _delta(c),
+    }
+    if "num_experts" in c:
+        mlp = _experts(c, shared=int(c["shared_expert_intermediate_size"]), shared_gate=True)
+    else:
+        mlp = _mlp(c, int(c["intermediate_size"]))
+    return [(mixers[kind], mlp) for kind in kinds]
+
+
+def _nemotron_h(c: dict[str, Any]) -> Layers:
+    """Returns layers of one block: Mamba-2, attention, an MLP or experts."""
+    make: dict[str, Callable[[], Block]] = {
+        "M": lambda: _mamba(c),
+        "*": lambda: _attention(c, qk_norm=False),
+        "-": lambda: _mlp(c, int(c["intermediate_size"]), gated=False),
+        "E": lambda: _experts(c, shared=int(c["moe_shared_expert_intermediate_size"]), gated=False),
+    }
+    pattern = str(c["hybrid_override_pattern"])
+    unknown = sorted(set(pattern) - set(make))
+    if unknown:
+        raise ValueError(
+            f"hybrid_override_pattern has '{unknown[0]}': expected only {', '.join(make)}."
+        )
+    made = {symbol: make[symbol]() for symbol in set(pattern)}
+    return [(made[symbol],) for symbol in pattern]
+
+
+_READERS: dict[str, Callable[[dict[str, Any]], Layers]] = {
+    "llama": _transformer,
+    "qwen3": _transformer,
+    "qwen3_moe": _transformer,
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5,
+    "qwen3_5_moe_text": _qwen3_5,
+    "nemotron_h": _nemotron_h,
+}
+
+
+def _attention(c: dict[str, Any], *, qk_norm: bool, gated: bool = False) -> Block:
+    hidden, heads = int(c["hidden_size"]), int(c["num_attention_heads"])
+    groups = int(c.get("num_key_value_heads") or heads)
+    head = int(c.get("head_dim") or hidden // heads)
+    query, key = heads * head, groups * head
+    queries = 2 * query if gated else query  # the same matrix yields the gate
+    return Block(
+        kind="attention",
+        split=hidden * (queries + 2 * key) + query * hidden,
+        whole=hidden + (2 * head if qk_norm else 0),
+        attending=4.0 * query,  # scores, and their product with the values
+        saved_hidden=2 * hidden,  # input and output of the norm
+        saved_split=queries + 2 * key + (2 if gated else 1) * query,
+        tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
+    )
+
+
+def _mlp(c: dict[str, Any], width: int, *, gated: bool = True) -> Block:
+    hidden, matrices = int(c["hidden_size"]), 3 if gated else 2
+    return Block(
+        kind="mlp",
+        split=matrices * hidden * width,
+        whole=hidden,
+        saved_hidden=2 * hidden,
+        saved_split=matrices * width,  # before and after the activation
+        tensor_divides=(("intermediate_size", width),),
+    )
+
+
+def _experts(
+    c: dict[str, Any], *, shared: int, gated: bool = True, shared_gate: bool = False
+) -> Block:
+    hidden, width = int(c["hidden_size"]), int(c["moe_intermediate_size"])
+    count = int(c["num_experts"] if "num_experts" in c else c["n_routed_experts"])
+    top_k, matrices = int(c["num_experts_per_tok"]), 3 if gated else 2
+    router = hidden * count + (hidden if shared_gate else 0)
+    return Block(
+        kind="experts",
+        split=matrices * hidden * shared,
+        whole=hidden + router,
+        router=router,
+        expert=matrices * hidden * width,
+        num_experts=count,
+        top_k=top_k,
+        saved_hidden=2 * hidden,
+        saved_split=matrices * shared,
+        saved_routed=top_k * (2 * hidden + matrices * width),  # in, activations, out
+        tensor_divides=(("moe_shared_expert_intermediate_size", shared),) if shared else (),
+    )
+
+
+def _mamba(c: dict[str, Any]) -> Block:
+    """Returns a Mamba-2 block: input matrix, short convolution, state space, output matrix."""
+    hidden, heads = int(c["hidden_size"]), int(c["mamba_num_heads"])
+    inner = heads * int(c["mamba_head_dim"])
+    groups, state = int(c["n_groups"]), int(c["ssm_state_size"])
+    kernel, chunk = int(c["conv_kernel"]), int(c.get("chunk_size", 128))
+    convolved = inner + 2 * groups * state
+    projected = inner + convolved + heads
+    return Block(
+        kind="mamba",
+        split=hidden * projected + inner * hidden,
+        whole=hidden + inner + 3 * heads + convolved * (kernel + 1),
+        # Megatron's count: decay, update and read-out of every channel and state
+        mixing=7.0 * inner * state + 2.0 * kernel * convolved,
+        saved_hidden=2 * hidden,
+        saved_split=projected + convolved + 2 * inner + 2 * inner * state // chunk,
+        tensor_divides=(("mamba_num_heads", heads), ("n_groups", groups)),
+    )
+
+
+def _delta(c: dict[str, Any]) -> Block:
+    """Returns a Gated DeltaNet block."""
+    hidden = int(c["hidden_size"])
+    key_heads, value_heads = int(c["linear_num_key_heads"]), int(c["linear_num_value_heads"])
+    key_dim, value_dim = int(c["linear_key_head_dim"]), int(c["linear_value_head_dim"])
+    kernel, chunk = int(c["linear_conv_kernel_dim"]), 64
+    key, value = key_heads * key_dim, value_heads * value_dim
+    convolved = 2 * key + value
+    projected = convolved + value + 2 * value_heads
+    return Block(
+        kind="delta",
+        split=hidden * projected + value * hidden,
+        whole=hidden + value_dim + 2 * value_heads + convolved * kernel,
+        # Megatron-Bridge's count: four products with the state of every head
+        mixing=8.0 * value_heads * key_dim * value_dim + 2.0 * kernel * convolved,
+        saved_hidden=2 * hidden,
+        saved_split=projected + convolved + 2 * value + value_heads * key_dim * value_dim // chunk,
+        tensor_divides=(("linear_num_key_heads", key_heads),),
+    )

@@ -1,0 +1,179 @@
+"""A few documents for every source of a recipe, in files like the ones that the source reads.
+
+A source keeps its reader, fields, filter, files, split and subsample. What it reads lies in the
+rehearsal's folder: a Hugging Face dataset becomes a folder with the same configuration, splits,
+files and columns (`hub_layouts`), and globs become files that match them. Texts are made up, one
+Markov chain a source.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.filters import Comparison, parse_filter
+from nemo_rod.lab.rehearsal.hub_layouts import layout_of
+from nemo_rod.lab.toy.synthetic import synthetic_documents
+
+# Blocks of a source: enough that each has held-out ones, and replay for an arm with a large share
+BLOCKS = {"adaptation": 48, "replay": 72}
+_TAKEN = 12  # documents of about 540 tokens that pass a source's subsample, twice what is needed
+_COLLECTIONS = ("one", "two")  # splits of a configuration of which all are read
+
+
+def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str, Any]:
+    """Returns the keys that differ in the rehearsal's source: what it reads, and its caps.
+
+    Args:
+        spec: a source of the recipe.
+        folder: folder of the made files.
+        block_size: tokens per block of the rehearsal.
+    """
+    most = BLOCKS[spec.role] * block_size
+    changed: dict[str, Any] = {"max_tokens": min(spec.max_tokens or most, most)}
+    if spec.kind == "huggingface":
+        changed["path"] = str(_dataset(spec, folder))
+    elif spec.kind in ("text", "jsonl", "parquet"):
+        changed["files"] = [str(folder / spec.name / _below_root(glob)) for glob in spec.files]
+    else:  # a toy's, which is made as it is read
+        changed["max_bytes"] = most
+    if spec.max_bytes is not None:
+        changed["max_bytes"] = min(spec.max_bytes, most)
+    return changed
+
+
+def write_sources(specs: Sequence[SourceSpec], folder: Path) -> None:
+    """Writes the documents of every source of the recipe into the rehearsal's folder."""
+    cards: dict[Path, dict[str, list[dict[str, str]]]] = {}
+    for number, spec in enumerate(specs):
+        count = math.ceil(_TAKEN / spec.subsample * _num_files(spec) / (_num_files(spec) - 1))
+        rows = list(islice(_records(spec, number), count))
+        if spec.kind == "huggingface":
+            dataset = _dataset(spec, folder)
+            listed = _write_dataset(spec, dataset, rows)
+            if layout_of(spec).listed:
+                cards.setdefault(dataset, {}).update(listed)
+        elif spec.kind in ("text", "jsonl", "parquet"):
+            for glob in spec.files:
+                _write_glob(spec, folder / spec.name / _below_root(glob), rows)
+    for dataset, listed in cards.items():
+        configs = [{"config_name": name, "data_files": files} for name, files in listed.items()]
+        # the card of a dataset is YAML, of which JSON is a part
+        card = f"---\nconfigs: {json.dumps(configs)}\n---\n"
+        (dataset / "README.md").write_text(card)
+
+
+def _num_files(spec: SourceSpec) -> int:
+    """Returns the files of a split: one more than the source may read."""
+    return (spec.max_files or 1) + 1
+
+
+def _dataset(spec: SourceSpec, folder: Path) -> Path:
+    assert spec.path is not None
+    return folder / "datasets" / _below_root(spec.path)
+
+
+def _below_root(path: str) -> str:
+    """Returns a path without its root, so that it can lie in another folder."""
+    parts = [part for part in Path(path).expanduser().parts if part not in ("/", "..", ".")]
+    return str(Path(*parts))
+
+
+def _records(spec: SourceSpec, number: int) -> Iterator[dict[str, Any]]:
+    """Yields rows with the fields that the source reads, and others."""
+    comparisons = parse_filter(spec.filter)
+    columns = layout_of(spec).columns
+    for index, text in enumerate(synthetic_documents(number)):
+        row = copy.deepcopy(dict(columns))
+        # each text once, and with what tokenizers treat apart
+        _set(row, spec.text_field, f"{spec.name} {index}: Größe § 1, «naïf» <|im_end|> {text}")
+        for comparison in comparisons:
+            if comparison.field != spec.text_field:
+                _set(row, comparison.field, _passing(comparison))
+        yield row
+
+
+def _passing(comparison: Comparison) -> Any:
+    """Returns a value that passes a comparison."""
+    value, operator = comparison.value, comparison.operator
+    if operator in ("==", ">=", "<="):
+        return value
+    if isinstance(value, bool) or value is None:
+        return value is not True
+    if isinstance(value, str):
+        return f"{value}a" if operator != "<" else ""
+    return value - 1 if operator == "<" else value + 1
+
+
+def _set(row: dict[str, Any], field: str, value: Any) -> None:
+    *outer, last = field.split(".")
+    for name in outer:
+        row = row.setdefault(name, {})
+    row[last] = value
+
+
+def _write_dataset(
+    spec: SourceSpec, dataset: Path, rows: list[dict[str, Any]]
+) -> dict[str, list[dict[str, str]]]:
+    """Writes one configuration of a dataset; returns what the dataset's card lists of it."""
+    from nemo_rod.corpus.hub import ALL_SPLITS
+
+    layout, subset = layout_of(spec), spec.subset or "default"
+    splits = _COLLECTIONS if spec.split == ALL_SPLITS else (spec.split,)
+    files = _num_files(spec)
+    listed: dict[str, list[dict[str, str]]] = {subset: []}
+    for place, split in enumerate(splits):
+        mine = rows[place :: len(splits)]
+        for number in range(files):
+            _write_rows(dataset / layout.path(subset, split, number, files), mine[number::files])
+        listed[subset].append({"split": split, "path": layout.pattern(subset, split)})
+    other = copy.deepcopy(rows[0])
+    _set(other, spec.text_field, "not of this source")
+    for name, split, path in layout.beside:
+        path = path.format(subset=subset)
+        _write_rows(dataset / path, [other])
+        listed.setdefault(name.format(subset=subset), []).append({"split": split, "path": path})
+    return listed
+
+
+def _write_glob(spec: SourceSpec, glob: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes two files that match a glob."""
+    for number in range(2):
+        parts = [part.replace("**", f"part{number}").replace("*", f"made{number}")
+                 .replace("?", str(number)) for part in glob.parts]  # fmt: skip
+        path, part = Path(*parts), rows[number::2]
+        if spec.kind == "text":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_packed(path, "\n".join(str(row["text"]) for row in part))
+        else:
+            _write_rows(path, part, parquet=spec.kind == "parquet")
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]], *, parquet: bool | None = None) -> None:
+    """Writes a table, in the format that its name ends in unless it is given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if parquet is False or (parquet is None and path.suffix != ".parquet"):
+        _write_packed(path, "".join(json.dumps(row) + "\n" for row in rows))
+        return
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=64)
+
+
+def _write_packed(path: Path, text: str) -> None:
+    data = text.encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    elif path.suffix == ".zst":
+        import zstandard
+
+        data = zstandard.compress(data)
+    path.write_bytes(data)

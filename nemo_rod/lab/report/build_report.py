@@ -1,0 +1,155 @@
+"""Builds `report/` of a run: results, tables, figures and page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.files import interpreting, write_whole
+from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.cheaper import cheaper_table
+from nemo_rod.lab.report.explorer import Texts, explore, render_explorer
+from nemo_rod.lab.report.page import render_page, render_under_way
+from nemo_rod.lab.report.paper_tables import PAPER_TABLES
+from nemo_rod.lab.report.results import results_of
+from nemo_rod.lab.report.run_files import Run, Shown, arm_folders, has_evaluated_arm, read_run
+from nemo_rod.lab.report.table import TABLES
+from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
+from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
+
+
+def build_report(
+    run_dir: Path,
+    *,
+    recipe: str | None = None,
+    replicates: Sequence[Path] = (),
+    settings: Sequence[Path] = (),
+    report_dir: Path | None = None,
+    arms: Sequence[str] = (),
+    texts: Texts | None = None,
+) -> dict[str, Any] | None:
+    """Writes `<run_dir>/report/` from the files of a run and returns its results.
+
+    Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, `index.html`, and
+    `curriculum.html` of a curriculum with scores. Any subset of arms works: figures without data
+    are left out, and checks that cannot be judged say why. Of a run without an evaluated arm, the
+    pages alone are written.
+
+    Args:
+        run_dir: Folder `runs/<recipe>` of a run.
+        recipe: Name of the recipe, if the folder has another one.
+        replicates: Folders of further runs of the recipe, with other seeds; blocks and base model
+            may be those of `run_dir`. They are only read, and left out until an arm of theirs is
+            evaluated; checks are judged on each run and across them.
+        settings: Folders of runs of other recipes, shown beside this one. They are only read.
+        report_dir: Folder of the report, if not in the run's folder.
+        arms: Names of the arms that the recipe asks for; the page says which are missing.
+        texts: Returns the texts of blocks, by the digest of their store and their ids, for the
+            curriculum explorer.
+
+    Returns:
+        Content of `results.json`; None if no arm was evaluated.
+
+    Raises:
+        ValueError: If the run has not begun, or a file is damaged.
+    """
+    run_dir = Path(run_dir)
+    out, parts = report_dir or run_dir / "report", parts_of(run_dir, arms)
+    name = recipe or run_dir.resolve().name
+    is_evaluated_yet = has_evaluated_arm(run_dir)
+    if is_evaluated_yet or not has_begun(run_dir):
+        run = replace(read_run(run_dir), recipe=name)
+    explorer = write_explorer(run_dir, out, recipe=name, texts=texts)
+    if not is_evaluated_yet:
+        _write_under_way(out, name, parts, explorer=explorer)
+        return None
+    results = judged(run)
+    results["replicates"] = []
+    for folder in map(Path, replicates):
+        if folder.is_dir() and not has_evaluated_arm(folder):
+            results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
+        else:
+            results["replicates"].append(judged(read_run(folder, shared_dir=run_dir)))
+    results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
+    others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
+    results["settings"] = [judged for _, judged in others]
+    _write(out, [(run, results), *others], parts, explorer=explorer)
+    return results
+
+
+def _write_under_way(out: Path, recipe: str, parts: Sequence[Part], *, explorer: bool) -> None:
+    from nemo_rod.lab.report.figures import draw
+
+    drawn = draw("under_way", [], parts)
+    page = render_under_way(recipe, parts, drawn and drawn[1], explorer=explorer)
+    write_whole(out / "index.html", page.encode())
+
+
+def write_explorer(run_dir: Path, out: Path, *, recipe: str, texts: Texts | None) -> bool:
+    """Writes `curriculum.html` of RoD's curriculum, or of another arm with scores, if there is one.
+
+    Returns:
+        Whether there is one.
+    """
+    files = [folder / "curriculum.rod" for folder in arm_folders(run_dir)]
+    found = {file.parent.name: file for file in files if file.exists()}
+    for name in sorted(found, key=lambda name: ("rod" not in name, len(name), name)):
+        note = ""
+        try:
+            data = explore(found[name], texts)
+        except ValueError as error:
+            data, note = explore(found[name]), f"There are no texts here: {error}"
+        if data is not None:
+            arm = name.removesuffix(".partial")
+            page = render_explorer(data, recipe=recipe, arm=parse_arm(arm).label, note=note)
+            write_whole(out / "curriculum.html", page.encode())
+            return True
+    (out / "curriculum.html").unlink(missing_ok=True)
+    return False
+
+
+def _write(
+    report_dir: Path, shown: Sequence[Shown], parts: Sequence[Part], *, explorer: bool
+) -> None:
+    """Writes tables, figures, results and the page."""
+    from nemo_rod.lab.report.figures import FIGURES, draw
+    from nemo_rod.lab.report.figures.canvas import save
+
+    for name in ("tables", "figures"):
+        # Stale files of removed arms would contradict the rest.
+        shutil.rmtree(report_dir / name, ignore_errors=True)
+        (report_dir / name).mkdir(parents=True)
+    results = shown[0][1]
+    tables = {}
+    for make in (*TABLES, *PAPER_TABLES, cheaper_table):
+        table = make(results)
+        tables[table.name] = table
+        if not table.rows:
+            continue
+        stem = report_dir / "tables" / table.name
+        stem.with_suffix(".csv").write_text(table.to_csv(), encoding="utf-8")
+        stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
+    pictures = {}
+    for name in FIGURES:
+        if drawn := draw(name, shown, parts):
+            figure, pictures[name] = drawn
+            save(figure, report_dir / "figures" / name)
+    text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+    write_whole(report_dir / "results.json", text.encode())
+    page = render_page(results, tables, pictures, parts, explorer=explorer)
+    write_whole(report_dir / "index.html", page.encode())
+
+
+def judged(run: Run) -> dict[str, Any]:
+    """Returns the results of a run with its verdicts.
+
+    Raises:
+        ValueError: a file holds what no run writes.
+    """
+    with interpreting(run.folder, besides=(ValueError,)):
+        results = results_of(run)
+        return results | {"checks": judge(run, results)}

@@ -1,0 +1,111 @@
+"""The curriculum explorer: blocks that a source won and lost with, over any range of steps.
+
+One static page, `curriculum.html`. It holds counts and mean scores of all candidates, and of some
+of them the text; how many is bounded, so that the page of a long run opens on a phone.
+
+Shape suffixes: C = all candidates of a part of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nemo_rod.lab.report.templates import render
+from nemo_rod.selection.curriculum.header import CurriculumHeader
+from nemo_rod.selection.curriculum.log import Curriculum, CurriculumArrays
+
+MAX_RANGES = 12  # parts of the run that a range of steps is made of
+MAX_BLOCKS = 1200  # blocks with their text on the page
+MAX_OF_A_KIND = 5  # of these, chosen or dropped ones of a source in one part of the run
+MAX_CHARACTERS = 400  # of a block's text
+
+Texts = Callable[[str, Sequence[int]], list[str]]
+Numbers = dict[str, Any]
+
+
+def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
+    """Returns what the page shows of a curriculum; None if it has no scored step.
+
+    Args:
+        path: `curriculum.rod`, also of a run under way.
+        texts: Returns the texts of blocks, by the digest of their store and their ids; None for
+            no texts.
+
+    Raises:
+        ValueError: If the file is no curriculum, or the texts cannot be read.
+    """
+    with Curriculum.open(path, read_only=True) as curriculum:
+        header, num_steps = curriculum.header, len(curriculum)
+        if not header.scored or num_steps == 0:
+            return None
+        kinds = 2 * min(MAX_RANGES, num_steps) * len(header.sources)
+        some = max(1, min(MAX_OF_A_KIND, MAX_BLOCKS // kinds))
+        arrays = curriculum.arrays()
+        ranges: list[list[int]] = []
+        cells: list[Numbers] = []
+        for part in np.array_split(np.arange(num_steps), min(MAX_RANGES, num_steps)):
+            rows = slice(int(part[0]), int(part[-1]) + 1)
+            cells += _cells(header, arrays, rows, part=len(ranges), some=some)
+            ranges.append([int(arrays.step[rows.start]), int(arrays.step[rows.stop - 1])])
+    kinds_of_all = [cell[kind] for cell in cells for kind in ("chosen", "dropped")]
+    ids = sorted({block[1] for kind in kinds_of_all for block in kind["blocks"]})
+    found = texts(header.store, ids) if texts else []
+    return {
+        "sources": [[row.role, row.name] for row in header.sources],
+        "ranges": ranges,
+        "cells": cells,
+        "texts": {number: _cut(text) for number, text in zip(ids, found, strict=bool(texts))},
+    }
+
+
+def _cells(
+    header: CurriculumHeader, arrays: CurriculumArrays, rows: slice, *, part: int, some: int
+) -> Iterator[Numbers]:
+    """Yields counts, means and some blocks of every source that has candidates in these steps."""
+    columns: tuple[Any, ...] = (arrays.block_ids, arrays.loss, arrays.score, arrays.chosen)
+    id_C, loss_C, score_C, chosen_C = (np.ravel(column[rows]) for column in columns)
+    step_C = np.repeat(arrays.step[rows], arrays.block_ids.shape[1])
+    source_C = header.source_index(id_C)
+
+    def block(place: int) -> list[float | int | None]:
+        """Returns step, id, loss, reference and score; null where a loss was estimated."""
+        loss, score = float(loss_C[place]), float(score_C[place])
+        seen = [round(loss, 4), round(loss - score, 4)] if math.isfinite(loss) else [None, None]
+        return [int(step_C[place]), int(id_C[place]), *seen, round(score, 4)]
+
+    def kind(places: npt.NDArray[np.int64]) -> Numbers:
+        """Returns a kind's count, sum of scores, and some blocks, evenly from best to worst."""
+        shown = np.unique(np.linspace(0, len(places) - 1, some).round().astype(int))
+        return {
+            "count": len(places),
+            "total": round(float(score_C[places].sum(dtype=np.float64)), 4),
+            "blocks": [block(place) for place in places[shown]] if len(places) else [],
+        }
+
+    for source in range(len(header.sources)):
+        mine = np.flatnonzero((source_C == source) & np.isfinite(score_C))
+        mine = mine[np.argsort(-score_C[mine], kind="stable")]
+        if len(mine):
+            won, lost = mine[chosen_C[mine]], mine[~chosen_C[mine]]
+            yield {"source": source, "range": part, "chosen": kind(won), "dropped": kind(lost)}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "\u2026"
+
+
+def render_explorer(data: dict[str, Any], *, recipe: str, arm: str, note: str = "") -> str:
+    """Returns the whole page on what `explore` returned; the note says why there are no texts."""
+    from markupsafe import Markup
+
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # a text must not end the element that holds it
+    safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return render("explorer.html", data=Markup(safe), recipe=recipe, arm=arm, note=note)

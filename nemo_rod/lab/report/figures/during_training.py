@@ -1,0 +1,229 @@
+"""Replay during training: the emergent share by source, and the scores that determine it.
+
+Shape suffixes: T = steps, B = bins of consecutive steps, O = sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nemo_rod.lab.report.figures.canvas import TOP, Box, Canvas
+from nemo_rod.lab.report.figures.labels import label_right, label_width, shorten
+from nemo_rod.lab.report.history import History, finite_mean
+from nemo_rod.lab.report.paper import category_of, paper, title_of
+from nemo_rod.lab.report.run_files import Shown
+from nemo_rod.lab.report.style import NUM_SOURCES, light
+
+Floats = npt.NDArray[np.float64]
+
+_MAX_BINS, _MIN_BINS = 80, 20
+_BLOCKS_PER_BIN = 256  # enough for a stable share
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run of RoD, as drawn.
+
+    Attributes:
+        history: Blocks that it drew and chose.
+        deciles: Replay share by tenths of the run; None if the run is too short.
+        num_adaptation: Adaptation blocks in the store.
+        heading: Name of the setting, if there are several.
+    """
+
+    history: History
+    deciles: Sequence[float] | None
+    num_adaptation: int
+    heading: str = ""
+
+
+def runs_of_rod(shown: Sequence[Shown]) -> list[Training]:
+    """Returns the runs of RoD among settings."""
+    runs = []
+    for run, results in shown:
+        rod = run.arms.get("rod")
+        if rod and rod.history:
+            share = results["arms"]["rod"]["share_by_decile"]
+            num_adaptation = sum(run.block_counts["adaptation"].values())
+            heading = title_of(results["recipe"]) if len(shown) > 1 else ""
+            runs.append(Training(rod.history, share, num_adaptation, heading))
+    return runs
+
+
+def replay_share(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
+    """Draws the replay share of the batch over training, stacked by source, with its deciles.
+
+    Sources of the paper are grouped by category. Lines mark the steps by which the number of
+    adaptation blocks trained on reached once, twice etc. the number in the store.
+    """
+    shown = [(run, *_stacked(run.history)) for run in runs]
+    shown = [row for row in shown if row[2]]
+    if not shown:
+        return None
+    names = [[shorten(name, canvas) for name in row[2]] for row in shown]
+    texts_of_all = [text for texts in names for text in texts]
+    figure, boxes = _over_training(canvas, [row[0].heading for row in shown], texts_of_all, 3.9)
+    for (run, step_B, _, colours, share_BO), texts, box in zip(shown, names, boxes, strict=True):
+        title = "share of the trained batch (%)"
+        axes = canvas.axes(figure, box, "training step", title, heading=run.heading)
+        ends = _draw_bands(axes, run, step_B, colours, share_BO, canvas)
+        label_right(axes, texts, ends, colours, canvas)
+    return figure
+
+
+def _over_training(
+    canvas: Canvas, headings: Sequence[str], texts: Sequence[str], height: float
+) -> tuple[Figure, list[Box]]:
+    """Returns a full-width panel for each setting, with a margin for texts on the right."""
+    top = TOP + (0.22 if any(headings) else 0.0)
+    height = (height - 0.4 if canvas.narrow else height) + top - TOP
+    right = label_width(texts, canvas)
+    return canvas.panels(len(headings), height, columns=1, top=top, right=right)
+
+
+def _draw_bands(
+    axes: Axes, run: Training, step_B: Floats, colours: list[str], share_BO: Floats, canvas: Canvas
+) -> list[float]:
+    """Draws bands, their sum, deciles and exposures; returns each band's height at the end."""
+    top_BO = 100 * np.cumsum(share_BO, axis=1)
+    bottom_B = np.zeros(len(step_B))
+    for i, colour in enumerate(colours):
+        axes.fill_between(
+            step_B, bottom_B, top_BO[:, i], color=colour, alpha=0.85, linewidth=0.8,
+            edgecolor=light("surface"), zorder=2,
+        )  # fmt: skip
+        bottom_B = top_BO[:, i]
+    axes.plot(step_B, bottom_B, color=light("ink"), linewidth=1.6, zorder=3)
+    highest = max(float(bottom_B.max()), 100 * max(run.deciles or [0.0]), 1.0)
+    axes.set_ylim(0, 1.3 * highest)
+    axes.set_xlim(run.history.step_T[0], run.history.step_T[-1])
+    axes.grid(visible=False, axis="x")
+    if run.deciles:
+        _draw_deciles(axes, run, step_B, bottom_B, canvas)
+    for times, step in exposures(run.history, run.num_adaptation):
+        axes.axvline(step, color=light("muted"), linewidth=1, linestyle=(0, (3, 3)), zorder=4)
+        axes.annotate(
+            f"{times}\N{MULTIPLICATION SIGN}", (step, 1), (3, -2),
+            xycoords=("data", "axes fraction"), textcoords="offset points", ha="left", va="top",
+            color=light("muted"), fontsize=canvas.font_size, zorder=6,
+        )  # fmt: skip
+    last_B = slice(-max(len(step_B) // 10, 1), None)
+    edges_O = np.concatenate([[0.0], top_BO[last_B].mean(axis=0)])
+    return [float(height) for height in (edges_O[:-1] + edges_O[1:]) / 2]
+
+
+def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
+    """Returns the multiples of the adaptation corpus, each with the first step that reached it."""
+    if num_adaptation <= 0:
+        return []
+    trained_T = history.chosen_TO[:, ~history.is_replay_O].sum(axis=1).cumsum()
+    whole = int(trained_T[-1]) // num_adaptation
+    reached = [int(np.searchsorted(trained_T, n * num_adaptation)) for n in range(1, whole + 1)]
+    return [(n, int(history.step_T[i])) for n, i in enumerate(reached, start=1)]
+
+
+def _draw_deciles(
+    axes: Axes, run: Training, step_B: Floats, share_B: Floats, canvas: Canvas
+) -> None:
+    """Draws a dot at every decile's mean, its number above the line of shares and the bands."""
+    assert run.deciles
+    parts = np.array_split(run.history.step_T, len(run.deciles))
+    for part, share in zip(parts, run.deciles, strict=True):
+        centre = (part[0] + part[-1]) / 2
+        axes.plot(
+            centre, 100 * share, "o", color=light("ink"), markerfacecolor=light("surface"),
+            markersize=5, markeredgewidth=1.3, zorder=5,
+        )  # fmt: skip
+        near_B = share_B[np.abs(step_B - centre) <= 0.35 * len(part)]
+        above = max(100 * share, *near_B)
+        axes.annotate(
+            f"{100 * share:.0f}", (centre, above), (0, 10), textcoords="offset points",
+            ha="center", va="center", color=light("ink"), fontsize=canvas.font_size,
+            fontweight="bold", zorder=6,
+        )  # fmt: skip
+
+
+def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
+    """Returns mean steps, and names, colours and shares of the bands, largest first.
+
+    Bands are the replay sources, or their categories if the paper has them; the smallest ones are
+    merged.
+    """
+    steady = len(history.step_T) * history.batch_size // _BLOCKS_PER_BIN
+    bins = max(_MIN_BINS, min(steady, _MAX_BINS))
+    step_B, share_BO = _binned(history, history.chosen_TO / history.batch_size, max_bins=bins)
+    bands: dict[str, Floats] = {}
+    for i in np.flatnonzero(history.is_replay_O):
+        name = category_of(history.source_names[i]) or history.source_names[i]
+        bands[name] = bands.get(name, 0.0) + share_BO[:, i]
+    # Colours follow the order of sources in the store, bands are stacked from the largest up.
+    place = {name: i for i, name in enumerate(n for n in bands if bands[n].sum() > 0)}
+    by_size = sorted(place, key=lambda name: -bands[name].sum())
+    own = by_size if len(by_size) <= NUM_SOURCES else by_size[: NUM_SOURCES - 1]
+    rest = by_size[len(own) :]
+    order = sorted(own, key=lambda name: place[name])
+    names, columns = list(own), [bands[name] for name in own]
+    # Categories have the same colour in all settings.
+    fixed = list(paper()["categories"])
+    colours = [
+        light(f"source-{fixed.index(name) if name in fixed else order.index(name)}") for name in own
+    ]
+    if rest:
+        names.append(f"{len(rest)} others")
+        colours.append(light("source-rest"))
+        columns.append(np.sum([bands[name] for name in rest], axis=0))
+    return step_B, names, colours, np.array(columns).T
+
+
+def scores(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
+    """Draws mean scores of adaptation and replay candidates over training, and tau."""
+    runs = [run for run in runs if run.history.is_scored]
+    if not runs:
+        return None
+    names = list(_SERIES)
+    figure, boxes = _over_training(canvas, [run.heading for run in runs], names, 3.6)
+    title = "mean reducible loss (nats per token)"
+    for run, box in zip(runs, boxes, strict=True):
+        axes = canvas.axes(figure, box, "training step", title, heading=run.heading)
+        _draw_scores(axes, run.history, canvas)
+    return figure
+
+
+_SERIES = {
+    "\u03c1 adaptation": ("adaptation", "-", "rho_adaptation_T"),
+    "\u03c1 replay": ("replay", "-", "rho_replay_T"),
+    "\u03c4 threshold": ("ink", (0, (4, 2)), "threshold_T"),
+}
+
+
+def _draw_scores(axes: Axes, history: History, canvas: Canvas) -> None:
+    ends: dict[str, float] = {}
+    for name, (colour, style, attribute) in _SERIES.items():
+        value_T: Floats = getattr(history, attribute)
+        if not np.isfinite(value_T).any():
+            continue
+        step_B, value_B = _binned(history, value_T)
+        axes.plot(step_B, value_B, color=light(colour), linestyle=style, linewidth=1.8, zorder=3)
+        ends[name] = float(value_B[np.isfinite(value_B)][-1])
+    axes.axhline(0, color=light("rule"), linewidth=1, zorder=1)
+    axes.set_xlim(history.step_T[0], history.step_T[-1])
+    axes.grid(visible=False, axis="x")
+    colours = [light(_SERIES[name][0]) for name in ends]
+    label_right(axes, list(ends), list(ends.values()), colours, canvas)
+
+
+def _binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tuple[Floats, Floats]:
+    """Returns means over bins of consecutive steps: mean step [B], mean values [B, O] or [B]."""
+    num_bins = min(len(history.step_T), max_bins)
+    step_B = np.array([part.mean() for part in np.array_split(history.step_T, num_bins)])
+    parts = np.array_split(value_TO, num_bins)
+    value_BO = np.array([finite_mean(part, axis=0) for part in parts])
+    # The line spans the whole run, although the centres of the outer bins do not.
+    step_B[0], step_B[-1] = history.step_T[0], history.step_T[-1]
+    return step_B, value_BO

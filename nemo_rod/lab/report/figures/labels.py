@@ -1,0 +1,231 @@
+"""Text beside marks without overlaps: around points, and along the right edge of axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+
+from nemo_rod.lab.report.figures.canvas import Canvas
+from nemo_rod.lab.report.style import light
+
+_NUM_DIRECTIONS = 16
+_DISTANCES = (7.0, 13.0, 22.0, 34.0)  # points from the mark
+_MARK_RADIUS = 5.0  # points
+_ON_A_MARK = 60.0
+_ON_A_LINE = 30.0  # the most that covering lines costs
+_ON_A_LEADER = 100.0
+_LEADER_POINTS = 15
+
+Points = npt.NDArray[np.float64]  # [n, 2] in pixels
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text that belongs to the point (x, y), in data coordinates; earlier ones place first.
+
+    Without a text it is only a mark for others to keep away from.
+    """
+
+    x: float
+    y: float
+    text: str
+    colour: str
+    bold: bool = False
+
+
+def place_labels(
+    axes: Axes, labels: Sequence[Label], *, avoid: Sequence[tuple[float, float]] = (), size: float
+) -> None:
+    """Writes each label where it hides the least.
+
+    Tries directions and distances around the point and takes the cheapest: covering another label
+    or leaving the axes costs most, covering a mark or the thin line between a mark and its label a
+    lot, covering a line (`avoid`, points on it in data coordinates) little. The limits of the axes
+    must be final. The font size is in points.
+    """
+    figure = axes.figure
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    to_pixels = axes.transData.transform
+    scale = figure.dpi / 72
+    frame = axes.get_window_extent(renderer)
+    marks = to_pixels(np.array([(label.x, label.y) for label in labels]).reshape(-1, 2))
+    lines = to_pixels(np.array(avoid, dtype=np.float64).reshape(-1, 2))
+    placed: list[Box] = []
+    leaders: list[Points] = []
+    for label, (px, py) in zip(labels, marks, strict=True):
+        if not label.text:
+            continue
+        text = axes.annotate(
+            label.text,
+            (label.x, label.y),
+            (0, 0),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            color=label.colour,
+            fontsize=size,
+            fontweight="bold" if label.bold else "normal",
+            annotation_clip=False,
+            zorder=6,
+        )
+        extent = text.get_window_extent(renderer)
+        candidates = _boxes(px, py, extent.width / 2 + scale, extent.height / 2, scale)
+
+        def cost(candidate: _Candidate, mark: tuple[float, float] = (px, py)) -> float:
+            own = _leader(mark, candidate.box, scale)
+            corners = np.reshape(candidate.box, (2, 2))
+            return (
+                candidate.cost
+                + _cost(candidate.box, placed, marks, lines, scale)
+                + _crossings(own, candidate.box, leaders, placed)
+                + _along(own, lines, marks, scale)
+                + 500 * (_inside(corners, frame.extents) < 2)
+            )
+
+        best = min(candidates, key=cost)  # the first of the cheapest
+        text.set_position(best.offset)
+        placed.append(best.box)
+        leaders.append(leader := _leader((px, py), best.box, scale))
+        x, y = axes.transData.inverted().transform(leader).T
+        axes.plot(x, y, color=label.colour, linewidth=0.6, alpha=0.6, zorder=4)
+
+
+class _Candidate(NamedTuple):
+    """A place for a label: its offset in points, its box in pixels, what its direction costs."""
+
+    offset: tuple[float, float]
+    box: Box
+    cost: float
+
+
+def _boxes(px: float, py: float, half_w: float, half_h: float, scale: float) -> list[_Candidate]:
+    """Places around a mark, nearest first."""
+    found = []
+    for distance in _DISTANCES:
+        for k in range(_NUM_DIRECTIONS):
+            angle = 2 * math.pi * k / _NUM_DIRECTIONS
+            # The distance from the mark is that of the text's edge, not of its centre.
+            dx = math.cos(angle) * (distance * scale + half_w)
+            dy = math.sin(angle) * (distance * scale + half_h)
+            box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)
+            cost = distance + 3 * (1 - math.cos(angle))
+            found.append(_Candidate((dx / scale, dy / scale), box, cost))
+    return found
+
+
+def _cost(box: Box, placed: Sequence[Box], marks: Points, lines: Points, scale: float) -> float:
+    cost = 0.0
+    for other in placed:
+        width = min(box[2], other[2]) - max(box[0], other[0])
+        height = min(box[3], other[3]) - max(box[1], other[1])
+        if width > 0 and height > 0:
+            cost += 200 + width * height
+    cost += _ON_A_MARK * _inside(marks, box, _MARK_RADIUS * scale)
+    # that it lies on a line counts, hardly how much of the line it hides
+    return cost + min(_ON_A_LINE, _inside(lines, box, scale))
+
+
+def _crossings(own: Points, box: Box, leaders: Sequence[Points], placed: Sequence[Box]) -> float:
+    """What it costs that a label lies on the lines of others, or its own line on other labels."""
+    hidden = [leader for leader in leaders if _inside(leader, box)]
+    crossed = [other for other in placed if _inside(own, other)]
+    return _ON_A_LEADER * (len(hidden) + len(crossed))
+
+
+def _along(own: Points, lines: Points, marks: Points, scale: float) -> float:
+    """What it costs that the line of a label runs along others, or through the marks of others."""
+    if not len(own):
+        return 0.0
+    on_line = np.abs(own[:, None] - lines[None]).max(axis=-1, initial=0) < scale
+    others = marks[(marks != own[0]).any(axis=1)]
+    on_mark = np.abs(own[:, None] - others[None]).max(axis=-1, initial=0) < _MARK_RADIUS * scale
+    return float(4 * on_line.any(axis=1).sum() + _ON_A_MARK * on_mark.any(axis=0).sum())
+
+
+def _inside(points: Points, box: Box, margin: float = 0.0) -> int:
+    """How many points lie in a box."""
+    inside = (points >= np.subtract(box[:2], margin)) & (points <= np.add(box[2:], margin))
+    return int(inside.all(axis=1).sum())
+
+
+def _leader(mark: tuple[float, ...], box: Box, scale: float) -> Points:
+    """Points of a line from a mark to its label; none where the two are side by side."""
+    near_x = min(max(mark[0], box[0]), box[2])
+    near_y = min(max(mark[1], box[1]), box[3])
+    if math.hypot(near_x - mark[0], near_y - mark[1]) < 11 * scale:
+        return np.empty((0, 2))
+    return np.linspace(mark, (near_x, near_y), _LEADER_POINTS)
+
+
+def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Moves positions apart to at least `gap` inside [low, high], as little as it can.
+
+    The order is kept. Where they do not fit they are spaced evenly over the whole range.
+    """
+    count = len(positions)
+    order = sorted(range(count), key=lambda i: positions[i])
+    if gap * (count - 1) >= high - low:
+        step = (high - low) / max(count - 1, 1)
+        return [low + step * order.index(i) for i in range(count)]
+    # Clusters of labels that touch move as one block around the mean of what they point at.
+    clusters: list[tuple[list[int], float]] = []
+    for i in order:
+        members, start = [i], min(max(positions[i], low), high)
+        while clusters and clusters[-1][1] + gap * len(clusters[-1][0]) > start:
+            members = clusters.pop()[0] + members
+            wanted = [positions[m] - gap * rank for rank, m in enumerate(members)]
+            start = sum(wanted) / len(members)
+            start = min(max(start, low), high - gap * (len(members) - 1))
+        clusters.append((members, start))
+    result = [0.0] * count
+    for members, start in clusters:
+        for rank, member in enumerate(members):
+            result[member] = start + gap * rank
+    return result
+
+
+def shorten(text: str, canvas: Canvas, more: int = 0) -> str:
+    """A name cut to what the canvas has room for at an edge, or to `more` characters than that."""
+    limit = (16 if canvas.narrow else 28) + more
+    return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def label_width(texts: Sequence[str], canvas: Canvas) -> float:
+    """Inches to leave for texts at the right edge."""
+    longest = max(len(line) for text in texts for line in text.split("\n"))
+    return 0.3 + longest * canvas.font_size * 0.62 / 72
+
+
+def label_right(
+    axes: Axes,
+    texts: Sequence[str],
+    ends: Sequence[float],
+    colours: Sequence[str],
+    canvas: Canvas,
+    lines: int = 1,
+) -> None:
+    """Texts right of the axes at the heights `ends`, moved apart where they would overlap."""
+    low, high = axes.get_ylim()
+    inches = axes.get_window_extent().height / axes.figure.dpi
+    gap = (high - low) * (1.2 * lines + 0.25) * canvas.font_size / 72 / inches
+    places = spread(ends, gap, low + gap / 2, high - gap / 2)
+    for text, end, place, colour in zip(texts, ends, places, colours, strict=True):
+        inside = min(max(end, low), high)
+        axes.annotate(
+            "", (1, inside), (1.025, place), xycoords=("axes fraction", "data"),
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.2, "shrinkA": 0,
+                        "shrinkB": 0},
+            annotation_clip=False,
+        )  # fmt: skip
+        axes.annotate(
+            text, (1.025, place), (3, 0), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="left", va="center", color=light("ink"),
+            fontsize=canvas.font_size, annotation_clip=False, linespacing=1.15,
+        )  # fmt: skip

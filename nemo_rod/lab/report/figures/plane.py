@@ -1,0 +1,215 @@
+"""Arms on the plane of adaptation loss and forgetting: marks, labels, the chord, limits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from nemo_rod.lab.report.arm_names import ArmName, parse_arm
+from nemo_rod.lab.report.figures.canvas import TOP, Canvas
+from nemo_rod.lab.report.figures.labels import Label, place_labels
+from nemo_rod.lab.report.paper import paper_arms
+from nemo_rod.lab.report.results import chord_of
+from nemo_rod.lab.report.style import arm_colour, light
+from nemo_rod.lab.report.table import signed
+
+Results = Mapping[str, Any]
+Point = tuple[float, float]  # adaptation loss, forgetting
+Measure = Literal["val_forgetting", "task_forgetting"]
+TITLES: dict[Measure, str] = {
+    "val_forgetting": "forgetting F_val (nats per token, log scale)",
+    "task_forgetting": "forgetting of tasks (accuracy)",
+}
+X_TITLE = "adaptation loss (nats per token)"
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The arms to draw, and how.
+
+    Attributes:
+        results: Results of the run.
+        names: Names of the arms.
+        measure: Measure of forgetting, on the vertical axis.
+        heading: Heading that distinguishes these axes from others.
+        texts: Labels of arms other than their own name; "" for no label.
+        paths: Arms to join by a line, in order.
+        replicates: Runs with other seeds, drawn faintly and without labels.
+        show_gap: Whether to show RoD's gap to the chord.
+    """
+
+    results: Results
+    names: Sequence[str]
+    measure: Measure = "val_forgetting"
+    heading: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    paths: Sequence[Sequence[str]] = ()
+    replicates: Sequence[Results] = ()
+    show_gap: bool = False
+
+
+def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -> dict[str, Point]:
+    """Returns the points of arms, without those unmeasured or not on a logarithmic axis."""
+    found = {}
+    for name in names:
+        arm = arms.get(name, {})
+        loss, forgetting = arm.get("adapt_loss"), arm.get(measure)
+        if loss is None or forgetting is None or (measure == "val_forgetting" and forgetting <= 0):
+            continue
+        found[name] = (loss, forgetting)
+    return found
+
+
+def draw_planes(planes: Sequence[Plane], canvas: Canvas) -> Figure | None:
+    """Returns a figure of the planes that have points, row by row; None if none has."""
+    planes = [p for p in planes if points_of(p.results["arms"], p.names, p.measure)]
+    if not planes:
+        return None
+    top = TOP + (0.22 if any(plane.heading for plane in planes) else 0.0)
+    figure, boxes = canvas.panels(len(planes), 3.6 if canvas.narrow else 4.3, top=top)
+    for plane, box in zip(planes, boxes, strict=True):
+        axes = canvas.axes(figure, box, X_TITLE, TITLES[plane.measure], heading=plane.heading)
+        draw_plane(axes, plane, canvas)
+    return figure
+
+
+def draw_plane(axes: Axes, plane: Plane, canvas: Canvas) -> None:
+    """Draws the arms of a plane over the chord, and the paper's own numbers as crosses."""
+    results = plane.results
+    points = points_of(results["arms"], plane.names, plane.measure)
+    paper = points_of(paper_arms(results["recipe"]), list(points), plane.measure)
+    _set_limits(axes, [*points.values(), *paper.values()], plane.measure)
+    is_log = plane.measure == "val_forgetting"
+    for replicate in plane.replicates:
+        _draw_replicate(axes, replicate, plane)
+    lines = _draw_chord(axes, results) if is_log else []
+    names = [parse_arm(name) for name in results["arms"]]
+    for path in plane.paths:
+        ends = [points[name] for name in path if name in points]
+        if len(ends) > 1:
+            colour = arm_colour(_as_drawn(results, path[-1])[0], names)
+            axes.plot(*zip(*ends, strict=True), color=colour, linewidth=1, alpha=0.5, zorder=2)
+            lines += _along(ends, is_log)
+    labels = []
+    for name, point in points.items():
+        arm, is_open = _as_drawn(results, name)
+        axes.plot(
+            *point, _marker(arm), color=arm_colour(arm, names), markersize=_marker_size(arm),
+            markerfacecolor=light("surface") if is_open else None,
+            markeredgewidth=1.2 if is_open else 0, zorder=5,
+        )  # fmt: skip
+        is_rod = arm.kind == "rod"
+        text = plane.texts.get(name, parse_arm(name).label)
+        labels.append(Label(*point, text, light("rod" if is_rod else "ink"), is_rod))
+    for name, point in paper.items():
+        lines.append(point)
+        axes.plot(
+            *point, "x", color=arm_colour(parse_arm(name), names), markersize=6,
+            markeredgewidth=1.3, zorder=4,
+        )  # fmt: skip
+    labels.sort(key=lambda label: not label.bold)
+    if plane.show_gap and is_log:
+        gap_labels, gap_line = _draw_gap(axes, results)
+        labels, lines = labels + gap_labels, lines + gap_line
+    place_labels(axes, labels, avoid=lines, size=canvas.font_size)
+
+
+def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:
+    """Returns the arm that determines mark and colour, and whether the mark is an open one."""
+    arm = parse_arm(name)
+    of = (results["arms"][name].get("design") or {}).get("of")
+    if arm.kind == "other" and of not in (None, name):
+        return parse_arm(of), True
+    return arm, arm.kind in ("rod_variant", "ablation", "control")
+
+
+def _draw_replicate(axes: Axes, replicate: Results, plane: Plane) -> None:
+    if plane.measure == "val_forgetting":
+        _draw_chord(axes, replicate, alpha=0.25)
+    names = [parse_arm(name) for name in replicate["arms"]]
+    for name, point in points_of(replicate["arms"], plane.names, plane.measure).items():
+        arm = parse_arm(name)
+        axes.plot(
+            *point, _marker(arm), color=arm_colour(arm, names), alpha=0.35,
+            markersize=_marker_size(arm) * 0.6, markeredgewidth=0, zorder=3,
+        )  # fmt: skip
+
+
+def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
+    """Sets limits with a margin for labels of the outermost points; a log axis for F_val."""
+    loss = np.array([point[0] for point in points])
+    pad_x = 0.12 * max(float(np.ptp(loss)), 0.02)
+    axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels are on the right
+    inches = axes.get_window_extent().width / axes.figure.dpi
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if inches > 4.5 else 5))
+    if measure == "task_forgetting":
+        high = max(*(point[1] for point in points), 0.01)
+        axes.set_ylim(-0.06 * high, 1.12 * high)
+        return
+    axes.set_yscale("log")
+    log_f = np.log([point[1] for point in points])
+    pad_y = 0.12 * max(float(np.ptp(log_f)), 0.4)
+    axes.set_ylim(np.exp(log_f.min() - pad_y), np.exp(log_f.max() + pad_y))
+    is_wide = float(np.ptp(log_f)) > np.log(4)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_wide else range(1, 10)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _marker(arm: ArmName) -> str:
+    return {
+        "rod": "*", "rod_variant": "*", "merge": "D", "max_replay": "s", "control": "v",
+        "ablation": "^", "other": "^",
+    }.get(arm.kind, "o")  # fmt: skip
+
+
+def _marker_size(arm: ArmName) -> float:
+    return {"rod": 17.0, "rod_variant": 11.0, "merge": 6.0}.get(arm.kind, 7.5)
+
+
+def _draw_chord(axes: Axes, results: Results, alpha: float = 1.0) -> list[Point]:
+    """Draws the chord and returns points along it, for labels to avoid."""
+    chord = chord_of(results["arms"], results["chord"])
+    if chord is None:
+        return []
+    path = [(point.adapt_loss, point.forgetting) for point in chord.points]
+    # Straight on a logarithmic axis, exactly the interpolation used by the checks.
+    colour = light("fixed-2")
+    axes.plot(*zip(*path, strict=True), color=colour, linewidth=1.4, alpha=alpha, zorder=2)
+    return _along(path)
+
+
+def _along(path: Sequence[Point], is_log: bool = True) -> list[Point]:
+    """Returns points on the straight lines of a path."""
+    points = []
+    for (x0, f0), (x1, f1) in itertools.pairwise(path):
+        for t in np.linspace(0, 1, 300):
+            height = f0 ** (1 - t) * f1**t if is_log else f0 + t * (f1 - f0)
+            points.append((float(x0 + t * (x1 - x0)), float(height)))
+    return points
+
+
+def _draw_gap(axes: Axes, results: Results) -> tuple[list[Label], list[Point]]:
+    """Draws the gap from RoD to the chord at equal forgetting; returns its label and its line."""
+    chord = chord_of(results["arms"], results["chord"])
+    gap = results["comparisons"].get("rod", {}).get("gap")
+    if chord is None or gap is None:
+        return [], []
+    rod = results["arms"]["rod"]
+    loss, forgetting = rod["adapt_loss"], rod["val_forgetting"]
+    axes.plot(
+        [loss, loss - gap], [forgetting] * 2, color=light("rod"), linewidth=1.2,
+        linestyle=(0, (2, 1.5)), zorder=4,
+    )  # fmt: skip
+    axes.plot(loss - gap, forgetting, "|", color=light("rod"), markersize=7, zorder=4)
+    text = f"{signed(3)(gap)} at equal F_val"
+    line = _along([(loss, forgetting), (loss - gap, forgetting)])
+    end = min(loss - gap, axes.get_xlim()[1])  # an extended chord may be reached outside the axes
+    return [Label(end, forgetting, text, light("rod"))], line

@@ -1,0 +1,225 @@
+"""Files of a run -> `results.json`: one plain dictionary with unrounded numbers.
+
+Definitions (paper, appendix "Evaluation"; weights are training-block counts):
+
+    adapt_loss                 weighted mean of the held-out losses of the adaptation sources
+    forgetting_by_source       l(o) - l_base(o) per replay source, uncapped
+    val_forgetting             F_val = sum_o w_o max(0, l(o) - l_base(o)), w normalised
+    capability_change          accuracy less the base model's, per capability
+    task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
+    replay_share               mean over steps of chosen replay blocks / K
+    sampling_ratio_by_source   share among chosen replay / share among replay candidates
+    profile                    fits over sources, see `profile.py`
+    prefixes                   mean effect of scoring only a prefix, in RoD's steps
+
+Comparisons with fixed replay use the chord (`chord.py`) through the fixed arms and the no-replay
+arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nemo_rod.lab.report.chord import Chord, ChordPoint
+from nemo_rod.lab.report.profile import profiles_of
+from nemo_rod.lab.report.run_files import ROLES, Arm, Run
+from nemo_rod.selection.forgetting import forgetting_by_source
+
+SCHEMA = 1
+REFERENCE_PERCENT = 32.0  # the fixed share for which the thresholds of `claims.py` were determined
+COSTS = ("trained_tokens", "scored_tokens", "compute", "wall_seconds")  # keys of `arm.json`
+BUDGET_TOLERANCE = 0.01  # relative difference up to which budgets count as equal
+
+
+def results_of(run: Run) -> dict[str, Any]:
+    """Returns all measurements of one run; `checks` are added by `verdicts.judge`.
+
+    Raises:
+        ValueError: If the weights of the evaluated sources cannot be normalised.
+    """
+    arms = {name: _arm_results(run, arm) for name, arm in run.arms.items()}
+    reference = reference_arm(run)
+    chord_arms, notes = _chord_arms(run, reference)
+    chord = chord_of(arms, chord_arms)
+    return {
+        "schema": SCHEMA,
+        "recipe": run.recipe,
+        "seed": run.seed,
+        "arms": arms,
+        "profile": profiles_of(arms, reference),
+        "reference_arm": reference,
+        "chord": chord_arms if chord else [],
+        "comparisons": {
+            name: _comparison(
+                arm,
+                arms[name],
+                run.arms[reference] if reference else None,
+                chord,
+                on_chord=name in chord_arms,
+            )
+            for name, arm in run.arms.items()
+        },
+        "costs": _costs(run),
+        "prefixes": run.arms["rod"].prefixes if "rod" in run.arms else {},
+        "sources": run.block_counts,
+        "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,
+        "disagreements": run.disagreements,
+        "notes": notes + _notes(run),
+    }
+
+
+def reference_arm(run: Run) -> str | None:
+    """Returns the fixed arm that RoD is compared with: 32 %, else the closest; None without any."""
+    fixed = [arm.name for arm in run.arms.values() if arm.name.kind == "fixed"]
+    fixed.sort(key=lambda name: (abs(name.value - REFERENCE_PERCENT), name.value))
+    return fixed[0].name if fixed else None
+
+
+def chord_of(arms: Mapping[str, Mapping[str, Any]], names: list[str]) -> Chord | None:
+    """Returns the chord through arms of a results dictionary; None if they do not span one."""
+    points = [
+        ChordPoint(name, arms[name]["val_forgetting"], arms[name]["adapt_loss"])
+        for name in names
+        if arms[name]["val_forgetting"] is not None and arms[name]["adapt_loss"] is not None
+    ]
+    return Chord.through(points)
+
+
+def same_budget(first: float | None, second: float | None, slack: float = 0.0) -> bool | None:
+    """Returns whether two budgets count as equal; None if either is unknown."""
+    if not first or not second:
+        return None
+    return abs(first - second) <= max(BUDGET_TOLERANCE * second, slack)
+
+
+def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
+    base = run.arms.get("base")
+    forgetting = forgetting_by_source(arm.loss["replay"], base.loss["replay"]) if base else None
+    capped = {name: max(0.0, value) for name, value in (forgetting or {}).items()}
+    change = _capability_change(arm, base)
+    lost = [max(0.0, -value) for value in (change or {}).values()]
+    history = arm.history
+    return {
+        "adapt_loss": _weighted_mean(arm.loss["adaptation"], run.block_counts["adaptation"]),
+        "val_forgetting": _weighted_mean(capped, run.block_counts["replay"]),
+        "task_forgetting": math.fsum(lost) / len(lost) if lost else None,
+        "capability_change": change,
+        "forgetting_by_source": forgetting,
+        "replay_share": float(history.share_T.mean()) if history else None,
+        "share_by_decile": history.share_by_decile() if history else None,
+        "sampling_ratio_by_source": history.sampling_ratio_by_source() if history else None,
+        **{key: arm.facts.get(key) for key in COSTS},
+        "seed": arm.seed,
+        "design": arm.design,
+    }
+
+
+def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> float | None:
+    if not values:
+        return None
+    total = sum(counts[name] for name in values)
+    if total <= 0:
+        raise ValueError(
+            f"sources {sorted(values)} have no training block between them, so their losses cannot "
+            f"be weighted; prepare the blocks again"
+        )
+    return math.fsum(counts[name] * value for name, value in values.items()) / total
+
+
+def _capability_change(arm: Arm, base: Arm | None) -> dict[str, float] | None:
+    """Returns accuracy minus the base model's, per capability."""
+    if base is None or not base.accuracy or not arm.accuracy:
+        return None
+    return {name: value - base.accuracy[name] for name, value in arm.accuracy.items()}
+
+
+def _chord_arms(run: Run, reference: str | None) -> tuple[list[str], list[str]]:
+    """Returns the arms that span the chord, and why others of their kind do not."""
+    if reference is None:
+        return [], []
+    names, notes = [], []
+    expected = run.arms[reference].facts.get("trained_tokens")
+    for name, arm in run.arms.items():
+        if arm.name.kind not in ("no_replay", "fixed"):
+            continue
+        found = arm.facts.get("trained_tokens")
+        if name == reference or same_budget(found, expected):
+            names.append(name)
+        else:
+            notes.append(
+                f"Arm {name} is not part of the fixed-replay chord: it trained on {found} tokens, "
+                f"{reference} on {expected}."
+            )
+    return names, notes
+
+
+def _comparison(
+    arm: Arm, values: Mapping[str, Any], against: Arm | None, chord: Chord | None, *, on_chord: bool
+) -> dict[str, Any]:
+    """Returns an arm's comparison with the reference arm's budgets and the fixed-replay chord."""
+    is_merge, is_base = arm.name.kind == "merge", arm.name.kind == "base"
+    same_tokens = same_compute = None
+    if is_merge:
+        same_tokens = same_compute = True  # costs no more than the no-replay arm that it contains
+    elif against is not None and not is_base:
+        ours, theirs = arm.facts, against.facts
+        same_tokens = same_budget(ours.get("trained_tokens"), theirs.get("trained_tokens"))
+        # Steps are whole, so compute budgets are only equal to within one of them.
+        compute, steps = ours.get("compute"), ours.get("steps")
+        one_step = compute / steps if compute and steps else 0.0
+        same_compute = same_budget(compute, theirs.get("compute"), one_step)
+    forgetting, adapt_loss = values["val_forgetting"], values["adapt_loss"]
+    value = None
+    if chord and not on_chord and forgetting is not None and adapt_loss is not None:
+        value = chord.at(forgetting)
+    gap = adapt_loss - value.adapt_loss if value else None
+    return {
+        "on_chord": on_chord,
+        "gap": gap,
+        "extrapolated": value.extrapolated if value else None,
+        "gap_at_equal_tokens": gap if same_tokens else None,
+        "gap_at_equal_compute": gap if same_compute else None,
+        "tokens_ratio": None if is_merge or is_base else _ratio(arm, against, "trained_tokens"),
+        "compute_ratio": None if is_merge or is_base else _ratio(arm, against, "compute"),
+        "time_ratio": _ratio(arm, against, "seconds_per_step"),
+        "same_tokens": same_tokens,
+        "same_compute": same_compute,
+    }
+
+
+def _ratio(arm: Arm, against: Arm | None, key: str) -> float | None:
+    ours, theirs = arm.facts.get(key), against.facts.get(key) if against else None
+    return float(ours / theirs) if ours is not None and theirs else None
+
+
+def _costs(run: Run) -> dict[str, Any]:
+    """Returns the cost of each scoring arm besides its updates, in plain steps of that arm."""
+    no_replay = run.arms.get("no_replay")
+    num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
+    costs = {}
+    for name, arm in run.arms.items():
+        keys = ("scored_tokens", "batch_size", "block_size", "steps")
+        scored, batch_size, block_size, steps = (arm.facts.get(key) or 0 for key in keys)
+        if scored and batch_size and block_size and steps:
+            costs[name] = {
+                "updates": steps,
+                "scored_tokens": scored,
+                "scoring": scored / (batch_size * block_size) / 3,
+                "specialist": no_replay.facts.get("compute") if no_replay else None,
+                "reference_losses": num_blocks / batch_size / 3,
+            }
+    return costs
+
+
+def _notes(run: Run) -> list[str]:
+    notes = [f"Arm {name} has not been evaluated and is left out." for name in run.left_out]
+    if "base" not in run.arms:
+        notes.append("The base model has not been evaluated, so forgetting is unknown.")
+    first = next(iter(run.arms.values()))
+    for role in ROLES:
+        unseen = sorted(set(run.block_counts[role]) - set(first.loss[role]))
+        if unseen:
+            notes.append(f"Held-out losses are missing for the {role} sources {', '.join(unseen)}.")
+    return notes

@@ -1,0 +1,332 @@
+"""Reads the files of one run folder into plain dataclasses.
+
+    runs/<recipe>/blocks/<role>/<source>/manifest.json    training blocks of a source
+    runs/<recipe>/arms/<arm>/evaluation.json              held-out losses
+    runs/<recipe>/arms/<arm>/tasks.json                   accuracy by capability and task
+    runs/<recipe>/arms/<arm>/arm.json                     design, and cost of training or merging
+    runs/<recipe>/arms/<arm>/curriculum.rod               blocks drawn and trained on
+    runs/<recipe>/arms/<arm>/metrics.jsonl                time per step, effect of prefixes
+
+Only the evaluation is required; other missing files leave their columns empty.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.files import interpreting, read_json, read_lines
+from nemo_rod.lab.report.arm_names import ArmName, parse_arm
+from nemo_rod.lab.report.history import History, read_history
+
+ROLES = ("adaptation", "replay")
+# Keys of `arm.json` on an arm's design, in contrast to its costs.
+DESIGN = (
+    "of", "steps", "budget", "multiplier", "scored_eighths", "retention", "kappa", "steering",
+    "share", "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
+    "replay_score",
+)  # fmt: skip
+
+# Costs of a base that was not trained here.
+_FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}
+# What each fact may be, besides null.
+_NUMBER = (int, float)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("seed", "steps", "batch_size", "block_size"), (int,)),
+    **dict.fromkeys(("trained_tokens", "scored_tokens", "scored_eighths"), (int,)),
+    **dict.fromkeys(("compute", "wall_seconds", "budget", "multiplier"), _NUMBER),
+    **dict.fromkeys(("retention", "kappa"), _NUMBER),
+    "share": (*_NUMBER, str),
+    **dict.fromkeys(("kind", "of", "adaptation", "replay", "follow", "follow_by"), (str,)),
+    **dict.fromkeys(("curriculum", "replay_score"), (str,)),
+    "steering": (dict,),
+    "references": (list,),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm of a run.
+
+    Attributes:
+        name: Parsed name of the arm.
+        seed: Seed of its evaluation or training.
+        loss: Held-out loss per source of each role, in nats per token.
+        tasks: Configuration and answers of the tasks; None if none were run.
+        blocks: Digest of the blocks that it was evaluated on; None if unknown.
+        facts: What `arm.json` says of design and costs, by its keys: updates, tokens, plain steps
+            (a forward pass of one trained batch counts 1/3), seconds. Zero costs for the base.
+            Also `seconds_per_step`: their median over the run; None if unknown.
+        prefixes: Mean effects of scoring only a prefix, by prefix and measure
+            (`selection/fidelity.py`); empty if unknown.
+        history: Blocks drawn and chosen; None for arms that do not train.
+    """
+
+    name: ArmName
+    seed: int | None
+    loss: dict[str, dict[str, float]]
+    tasks: dict[str, Any] | None
+    blocks: str | None
+    facts: Mapping[str, Any]
+    prefixes: dict[str, dict[str, float]]
+    history: History | None
+
+    @property
+    def design(self) -> dict[str, Any] | None:
+        """Keys of `arm.json` that distinguish the arm; None if not trained."""
+        is_trained = self.facts.get("kind") == "trained"
+        return {key: self.facts.get(key) for key in DESIGN} if is_trained else None
+
+    @property
+    def accuracy(self) -> dict[str, float] | None:
+        """Accuracy per capability in [0, 1], None if no tasks were run."""
+        return self.tasks["capabilities"] if self.tasks else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of one run of a recipe.
+
+    Attributes:
+        folder: The run's folder.
+        recipe: Name of the run's folder.
+        arms: Evaluated arms by name, from the base over the baselines to RoD.
+        block_counts: Training blocks by role and source.
+        left_out: Names of arms that have files but no evaluation.
+        disagreements: Sentences on evaluated arms that cannot be compared, and are left out.
+    """
+
+    folder: Path
+    recipe: str
+    arms: dict[str, Arm]
+    block_counts: dict[str, dict[str, int]]
+    left_out: tuple[str, ...]
+    disagreements: list[str]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the trained arms; None if they differ."""
+        trained = {arm.seed for arm in self.arms.values() if arm.history is not None}
+        seeds = trained or {arm.seed for arm in self.arms.values()}
+        return seeds.pop() if len(seeds) == 1 else None
+
+
+def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
+    """Reads a run folder.
+
+    Args:
+        run_dir: Folder of the run.
+        shared_dir: Folder of a run whose blocks and base model replace missing ones.
+
+    Raises:
+        ValueError: If no arm has been evaluated, or a file is damaged.
+    """
+    folders = sorted(folder for folder in arm_folders(run_dir) if folder.is_dir())
+    evaluated = [folder for folder in folders if is_evaluated(folder)]
+    if not evaluated:
+        raise ValueError(
+            f"{run_dir / 'arms'} has no <arm>/evaluation.json, expected one evaluated arm or more; "
+            f"run `nemo-rod evaluate` for this recipe first"
+        )
+    blocks_dir = run_dir / "blocks"
+    left_out = tuple(folder.name for folder in folders if folder not in evaluated)
+    if shared_dir is not None:
+        blocks_dir = blocks_dir if blocks_dir.is_dir() else shared_dir / "blocks"
+        shared_base = shared_dir / "arms" / "base"
+        if is_evaluated(shared_base) and not is_evaluated(run_dir / "arms" / "base"):
+            evaluated.append(shared_base)
+    block_counts = {role: _block_counts(blocks_dir / role) for role in ROLES}
+    arms = []
+    for folder in evaluated:
+        with interpreting(folder):
+            arms.append(_read_arm(folder, block_counts))
+    arms.sort(key=lambda arm: arm.name.order)
+    with interpreting(run_dir / "arms"):
+        arms, disagreements = _comparable(run_dir, arms)
+    by_name = {arm.name.name: arm for arm in arms}
+    return Run(run_dir, run_dir.resolve().name, by_name, block_counts, left_out, disagreements)
+
+
+# A run, and what `results_of` made of it.
+Shown = tuple[Run, Mapping[str, Any]]
+
+
+def has_evaluated_arm(run_dir: Path) -> bool:
+    """Returns whether any arm of a run has its held-out losses."""
+    return any(map(is_evaluated, arm_folders(run_dir)))
+
+
+def arm_folders(run_dir: Path) -> list[Path]:
+    """Returns what is in a run's folder of arms, but for what `rebuild` has moved aside."""
+    return [path for path in run_dir.glob("arms/*") if ".replaced-" not in path.name]
+
+
+def is_evaluated(arm_dir: Path) -> bool:
+    """Returns whether an arm's folder has its held-out losses."""
+    return (arm_dir / "evaluation.json").is_file()
+
+
+def _block_counts(role_dir: Path) -> dict[str, int]:
+    counts = {}
+    for manifest in sorted(role_dir.glob("*/manifest.json")):
+        count = read_json(manifest, "count")["count"]
+        if type(count) is not int or count < 0:
+            raise ValueError(
+                f"{manifest} has count={count!r}, expected a number: restore it from a copy, or "
+                "prepare the source again"
+            )
+        counts[manifest.parent.name] = count
+    return counts
+
+
+def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Arm:
+    evaluation_file = folder / "evaluation.json"
+    evaluation = read_json(evaluation_file, "loss")
+    _check_facts(evaluation_file, evaluation, cure="evaluate the arm again")
+    with interpreting(evaluation_file, cure="evaluate the arm again"):
+        losses = {role: _losses(evaluation, evaluation_file, role) for role in ROLES}
+        blocks = evaluation.get("inputs", {}).get("blocks")
+        if not isinstance(blocks, str | None):
+            raise ValueError(f"inputs.blocks is {blocks!r}, expected a digest")
+    for role in ROLES:
+        unknown = sorted(set(losses[role]) - set(block_counts[role]))
+        if unknown:
+            raise ValueError(
+                f"{evaluation_file} has {role} source {unknown[0]!r}, which "
+                f"blocks/{role}/ has no manifest of; evaluate the arm on this run's blocks"
+            )
+    arm_file = folder / "arm.json"
+    name = parse_arm(folder.name)
+    facts: dict[str, Any] = _FREE if name.kind == "base" else {}
+    if name.kind != "base" or arm_file.is_file():
+        facts = {**facts, **read_json(arm_file, "kind", "steps")}
+    _check_facts(arm_file, facts, cure="train the arm again")
+    curriculum_file = folder / "curriculum.rod"
+    metrics_file = folder / "metrics.jsonl"
+    for file in (curriculum_file, metrics_file) if facts.get("kind") == "trained" else ():
+        if not file.is_file():
+            raise ValueError(
+                f"{file} is missing, and every trained arm has one: restore it from a copy, or "
+                "train the arm again"
+            )
+    metrics = _metrics(metrics_file, facts.get("steps")) if metrics_file.is_file() else {}
+    seconds = metrics.get("timing/train/total")
+    return Arm(
+        name=name,
+        seed=evaluation.get("seed", facts.get("seed")),
+        loss=losses,
+        tasks=read_json(tasks_file, "configuration", "capabilities", "tasks")
+        if (tasks_file := folder / "tasks.json").is_file()
+        else None,
+        blocks=blocks,
+        facts={**facts, "seconds_per_step": statistics.median(seconds) if seconds else None},
+        prefixes=_prefixes(metrics),
+        history=read_history(curriculum_file) if curriculum_file.is_file() else None,
+    )
+
+
+def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
+    """Refuses facts of other types than those that a run writes."""
+    for key, kinds in _KINDS.items():
+        value = facts.get(key)
+        known = value is None or (isinstance(value, kinds) and not isinstance(value, bool))
+        if not known or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(
+                f"{file} has {key}={value!r}, which no run writes: "
+                f"restore it from a copy, or {cure}"
+            )
+
+
+def _losses(evaluation: Mapping[str, Any], file: Path, role: str) -> dict[str, float]:
+    losses = {name: float(loss) for name, loss in sorted(evaluation["loss"].get(role, {}).items())}
+    for name, loss in losses.items():
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"{file} has loss {loss} for {role} source {name!r}, expected a finite number; "
+                f"evaluate the arm again"
+            )
+    return losses
+
+
+def _comparable(run_dir: Path, arms: list[Arm]) -> tuple[list[Arm], list[str]]:
+    """Returns the arms that agree with the first, and a sentence on each of the others."""
+    kept, sentences = arms[:1], []
+    asked = arms[0] if arms[0].tasks else None
+    for arm in arms[1:]:
+        where = f"{run_dir}/arms/{arm.name.name}"
+        wrong = next(_disagreements(arm, kept[0], asked), None)
+        if wrong is not None:
+            sentences.append(f"{where}/{wrong}; {arm.name.name} is left out.")
+            continue
+        kept.append(arm)
+        asked = asked or (arm if arm.tasks else None)
+    return kept, sentences
+
+
+def _disagreements(arm: Arm, first: Arm, asked: Arm | None) -> Iterator[str]:
+    """Yields what makes an arm's losses or accuracies incomparable with those of others."""
+    if arm.blocks and first.blocks and arm.blocks != first.blocks:
+        yield (
+            f"evaluation.json is of blocks {arm.blocks} but that of arm {first.name.name!r} of "
+            f"{first.blocks}; evaluate both on the same blocks"
+        )
+    for role in ROLES:
+        found, expected = set(arm.loss[role]), set(first.loss[role])
+        if found != expected:
+            yield (
+                f"evaluation.json has {role} sources {sorted(found)} but arm "
+                f"{first.name.name!r} has {sorted(expected)}; evaluate both on the same blocks"
+            )
+    if arm.tasks and asked is not None:
+        for what, got, expected in _differences_of_tasks(arm, asked):
+            yield (
+                f"tasks.json has {what} {got} but arm {asked.name.name!r} has {expected}; ask "
+                "both again with one task configuration"
+            )
+
+
+def _differences_of_tasks(arm: Arm, other: Arm) -> Iterator[tuple[str, Any, Any]]:
+    assert arm.tasks and other.tasks
+    yield from _unequal(arm.tasks["configuration"], other.tasks["configuration"], "")
+    for name, entry in arm.tasks["tasks"].items():
+        theirs = other.tasks["tasks"].get(name, {}).get("leaves", {})
+        for leaf, asked in entry["leaves"].items():
+            same = {key: asked[key] for key in ("version", "few_shot", "prompts")}
+            yield from _unequal(same, theirs.get(leaf, {}), f" of {leaf}")
+
+
+def _unequal(
+    found: Mapping[str, Any], expected: Mapping[str, Any], where: str
+) -> Iterator[tuple[str, Any, Any]]:
+    for key, value in found.items():
+        if value != expected.get(key):
+            yield f"{key}{where}", value, expected.get(key)
+
+
+def _metrics(file: Path, steps: int | None) -> dict[str, list[float]]:
+    """Returns every metric's finite values, in the order of steps."""
+    values: dict[str, list[float]] = {}
+    rows = read_lines(file)
+    if steps not in (None, len(rows)):
+        raise ValueError(
+            f"{file} holds {len(rows)} steps, but arm.json tells of {steps}: restore the file from "
+            "a copy, or train the arm again"
+        )
+    for row in rows:
+        for key, value in row.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                values.setdefault(key, []).append(float(value))
+    return values
+
+
+def _prefixes(metrics: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
+    means: dict[str, dict[str, float]] = {}
+    for key, values in metrics.items():
+        if key.startswith("rod/prefix/"):
+            prefix, measure = key.split("/")[2:]
+            means.setdefault(prefix, {})[measure] = statistics.fmean(values)
+    return means

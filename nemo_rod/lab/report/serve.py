@@ -1,0 +1,123 @@
+"""`nemo-rod serve RUN_DIR`: the report of a run under way, kept fresh, on this machine alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from nemo_rod.commands.arguments import Arguments, Key, every_key, whole_number
+from nemo_rod.commands.text import say
+from nemo_rod.run.attempts import Record
+from nemo_rod.run.launch.render import read_launch
+from nemo_rod.run.stages import Stages
+
+_DESCRIPTION = """\
+Builds the report of a run again whenever the run has progressed, and serves it on 127.0.0.1. The
+page in the browser reloads itself. Ctrl-C ends it; the run does not notice."""
+_PORT, _EVERY = 8008, 30
+_WATCHED = ("arms/*/metrics.jsonl", "arms/*/*.json", "base*/metrics.jsonl", "references/*")
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod serve`."""
+    parser.usage = "nemo-rod serve RUN_DIR [port=PORT] [every=SECONDS]"
+    parser.description = _DESCRIPTION
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
+    parser.add_keys(
+        Key(
+            name="port",
+            value="PORT",
+            help=f"port on 127.0.0.1, {_PORT} by default; 0 for any that is free",
+            expected="a number from 0 to 65535",
+            read=partial(whole_number, most=65535),
+        ),
+        every_key(f"seconds between two looks at the run, {_EVERY} by default"),
+    )
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
+    """Serves the report until the process is ended.
+
+    Raises:
+        ValueError: if the folder is not a run's.
+        OSError: if the port is taken.
+    """
+    run_dir, every = options.run_dir, options.every or _EVERY
+    _, config = read_launch(run_dir)
+    stages = Stages(config)
+    report = stages.report().folder
+    report.mkdir(parents=True, exist_ok=True)
+    port = _PORT if options.port is None else options.port
+    server = serve(report, port=port, every=every)
+    print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends)", flush=True)
+    record = Record(run_dir, "report")
+
+    def build() -> None:
+        with record.only_one():  # a run that is at its report builds the same files
+            stages.build_report()
+
+    try:
+        keep_fresh(run_dir, build, every=every)
+    except KeyboardInterrupt:
+        server.shutdown()
+
+
+def serve(folder: Path, *, port: int, every: int) -> ThreadingHTTPServer:
+    """Serves a folder on 127.0.0.1 from a thread; its first page reloads itself `every` seconds."""
+    handler = partial(_Handler, every, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def keep_fresh(
+    run_dir: Path,
+    build: Callable[[], object],
+    *,
+    every: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Builds the report again whenever files of the run have changed; never returns.
+
+    A file that cannot be read, perhaps because it is being written, leaves the old page.
+    """
+    seen: dict[Path, int] | None = None
+    while True:
+        now = _state(run_dir)
+        if now != seen:
+            try:
+                build()
+                seen = now
+            except (ValueError, OSError) as error:
+                say(f"nemo-rod: {error}")
+        sleep(every)
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def __init__(self, every: int, *arguments: object, **options: object) -> None:
+        self.every = every
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+
+    def end_headers(self) -> None:
+        if self.path.split("?")[0] in ("/", "/index.html"):
+            self.send_header("Refresh", str(self.every))
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Prints nothing: a page that reloads itself would fill the terminal."""
+
+
+def _state(run_dir: Path) -> dict[Path, int]:
+    found: dict[Path, int] = {}
+    for file in (file for pattern in _WATCHED for file in run_dir.glob(pattern)):
+        with suppress(FileNotFoundError):  # its stage has just ended
+            found[file] = file.stat().st_mtime_ns
+    return found

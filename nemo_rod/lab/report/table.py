@@ -1,0 +1,252 @@
+"""The report's tables: one description each, for CSV (unrounded), Markdown and the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.verdicts import check_rows, run_labels
+
+Results = Mapping[str, Any]
+Format = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: `key` in CSV files, a readable `title`, and `show`, which formats a value.
+
+    Details are left out of the page, where space is limited.
+    """
+
+    key: str
+    title: str
+    show: Format = str
+    is_text: bool = False
+    is_detail: bool = False
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """Returns the row's formatted value; empty where it has none."""
+        value = row.get(self.key)
+        return "" if value is None else self.show(value)
+
+
+ARM = Column("arm", "Arm", lambda name: parse_arm(name).label, is_text=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values by column key; a missing or None value is an empty cell."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: tuple[Mapping[str, Any], ...]
+
+    def to_csv(self) -> str:
+        """Returns comma-separated values, with unrounded numbers."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([column.key for column in self.columns])
+        # None is written as an empty cell.
+        writer.writerows([row.get(column.key) for column in self.columns] for row in self.rows)
+        return stream.getvalue()
+
+    def to_markdown(self) -> str:
+        """Returns a Markdown table with rounded, right-aligned numbers."""
+        rule = [":--" if column.is_text else "--:" for column in self.columns]
+        lines = [[column.title for column in self.columns], rule]
+        lines += [[column.cell(row) for column in self.columns] for row in self.rows]
+        return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def arms_table(results: Results) -> Table:
+    """Returns every arm's losses and budgets, and its gap to fixed replay at equal budgets."""
+    columns = (
+        ARM,
+        Column("replay_share", "Replay share", percent),
+        Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
+        Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
+        Column("task_forgetting", "Task forgetting", decimals(3)),
+        Column("at_equal_tokens", "Against fixed replay at equal tokens (nats)", gap),
+        Column("at_equal_compute", "Against fixed replay at equal compute (nats)", gap),
+        Column("trained_tokens", "Trained tokens", magnitude),
+        Column("scored_tokens", "Scored tokens", magnitude),
+        Column("compute", "Compute (plain steps)", decimals(0)),
+        Column("compute_ratio", "Compute, relative", times),
+        Column("time_ratio", "Time per step, relative", times),
+        Column("mean_forgetting", "Forgetting, sources alike (nats)", decimals(3), is_detail=True),
+        Column("wall_seconds", "Wall time (s)", decimals(0), is_detail=True),
+        Column("seed", "Seed", is_detail=True),
+    )
+    rows = []
+    for name, arm in results["arms"].items():
+        comparison = results["comparisons"][name]
+        row = {**arm, **comparison, "arm": name}
+        forgetting = arm["forgetting_by_source"]
+        if forgetting:
+            row["mean_forgetting"] = sum(max(0.0, v) for v in forgetting.values()) / len(forgetting)
+        for budget in ("tokens", "compute"):
+            row[f"at_equal_{budget}"] = _standing(comparison, budget)
+        rows.append(row)
+    used = tuple(
+        column for column in columns if any(row.get(column.key) is not None for row in rows)
+    )
+    return Table("arms", used, tuple(rows))
+
+
+def _standing(comparison: Mapping[str, Any], budget: str) -> float | str | None:
+    """Returns an arm's gap to the chord at an equal budget, or words on why there is none."""
+    if comparison["on_chord"]:
+        return "on the chord"
+    if comparison["gap"] is None:
+        return None
+    value: float | None = comparison[f"gap_at_equal_{budget}"]
+    return "other budget" if value is None else value
+
+
+def sources_table(results: Results) -> Table:
+    """Returns every replay source's size, forgetting per arm and RoD's sampling ratio."""
+    arms = [
+        name
+        for name, arm in results["arms"].items()
+        if arm["forgetting_by_source"] and parse_arm(name).kind in ("no_replay", "fixed", "rod")
+    ]
+    columns = [
+        Column("source", "Replay source", is_text=True),
+        Column("blocks", "Training blocks", decimals(0)),
+        *(Column(name, f"Forgetting, {parse_arm(name).label}", signed(3)) for name in arms),
+    ]
+    ratio = results["arms"].get("rod", {}).get("sampling_ratio_by_source")
+    if ratio:
+        columns.append(Column("sampling_ratio", "Sampling ratio, RoD", times))
+    first = results["arms"][arms[0]]["forgetting_by_source"] if arms else {}
+    order = sorted(first, key=lambda source: -first[source])
+    rows = [
+        {
+            "source": source,
+            "blocks": results["sources"]["replay"][source],
+            "sampling_ratio": (ratio or {}).get(source),
+            **{name: results["arms"][name]["forgetting_by_source"][source] for name in arms},
+        }
+        for source in order
+    ]
+    return Table("sources", tuple(columns), tuple(rows))
+
+
+def checks_table(results: Results) -> Table:
+    """Returns the claims with bounds, measurements (one per run) and verdicts."""
+    labels = run_labels(results)
+    columns = (
+        Column("claim", "What is measured", is_text=True),
+        Column("bound", "Bound", _with_signs),
+        *(
+            Column(f"measured_{i}", f"Measured, {label}" if labels[1:] else "Measured", decimals(3))
+            for i, label in enumerate(labels)
+        ),
+        Column("verdict", "Verdict", is_text=True),
+        Column("kind", "Kind", is_text=True),
+        Column("note", "Note", is_text=True),
+    )
+    rows = tuple(
+        {**row, "note": "; ".join(row["notes"])}
+        | {f"measured_{i}": value for i, value in enumerate(row["measured"])}
+        for row in check_rows(results)
+    )
+    return Table("checks", columns, rows)
+
+
+def seeds_table(results: Results) -> Table:
+    """Returns adaptation loss and forgetting of every arm over seeds; no rows for a single run."""
+    runs = [results, *results["replicates"]]
+    measures = {"adapt_loss": "Adaptation loss", "val_forgetting": "F_val"}
+    columns = [ARM]
+    for i, label in enumerate(run_labels(results)):
+        columns += [
+            Column(f"{key}_{i}", f"{title}, {label}", decimals(3))
+            for key, title in measures.items()
+        ]
+    for key, title in measures.items():
+        columns.append(Column(f"{key}_mean", f"{title}, mean", decimals(3)))
+        columns.append(Column(f"{key}_range", f"{title}, range", decimals(3)))
+    rows = []
+    for name in in_order(name for run in runs for name in run["arms"]) if len(runs) > 1 else []:
+        row: dict[str, Any] = {"arm": name}
+        for key in measures:
+            values = [run["arms"].get(name, {}).get(key) for run in runs]
+            row |= {f"{key}_{i}": value for i, value in enumerate(values)}
+            mean, spread = mean_and_range(values)
+            if spread is not None:
+                row |= {f"{key}_mean": mean, f"{key}_range": spread}
+        rows.append(row)
+    return Table("seeds", tuple(columns), tuple(rows))
+
+
+def costs_table(results: Results) -> Table:
+    """Returns the costs of every scoring arm, in plain steps."""
+    columns = (
+        ARM,
+        Column("updates", "Updates", decimals(0)),
+        Column("scored_tokens", "Scored tokens", magnitude),
+        Column("scoring", "Scoring them", decimals(0)),
+        Column("specialist", "Once: the specialist", decimals(0)),
+        Column("reference_losses", "Once: reference losses", decimals(0)),
+    )
+    rows = tuple({"arm": name, **costs} for name, costs in results["costs"].items())
+    return Table("costs", columns, rows)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns names of arms once each, from the base over the baselines to RoD."""
+    return sorted(set(names), key=lambda name: parse_arm(name).order)
+
+
+def mean_and_range(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Returns the mean of the values that there are, and the range of two or more."""
+    known = [value for value in values if value is not None]
+    mean = sum(known) / len(known) if known else None
+    return mean, max(known) - min(known) if len(known) > 1 else None
+
+
+TABLES = (arms_table, sources_table, checks_table, costs_table, seeds_table)
+
+
+def decimals(places: int) -> Format:
+    """Returns a format with a number of decimals and a true minus sign."""
+    return lambda value: f"{value:,.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(places: int) -> Format:
+    """Returns a format with a number of decimals and always a sign."""
+    return lambda value: f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float) -> str:
+    """Formats a share as a percentage."""
+    return f"{100 * value:.1f} %"
+
+
+def times(value: float) -> str:
+    """Formats a ratio, e.g. "1.67x" with a true multiplication sign."""
+    return f"{value:.2f}\N{MULTIPLICATION SIGN}"
+
+
+def magnitude(value: float) -> str:
+    """Formats a large count in thousands, millions or billions."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
+
+
+def gap(value: float | str) -> str:
+    """Formats a signed gap, or returns the words in its place."""
+    return value if isinstance(value, str) else signed(3)(value)
+
+
+def _with_signs(bound: str) -> str:
+    for plain, sign in (("<=", "\u2264"), (">=", "\u2265"), ("-", "\N{MINUS SIGN}")):
+        bound = bound.replace(plain, sign)
+    return bound

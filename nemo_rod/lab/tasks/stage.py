@@ -1,0 +1,137 @@
+"""Benchmark tasks of every arm: one resumable process per model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+from nemo_rod.config import DTYPES, Config
+from nemo_rod.files import interpreting, read_json, write_json
+from nemo_rod.lab.tasks.lm_eval_job import TaskJob, check_installed, missing_tasks
+from nemo_rod.run.handover import flatten, refuse_changes
+from nemo_rod.run.model_jobs import ModelJobs
+from nemo_rod.run.processes.torchrun import refuse_bad_ending, run_process
+
+FILE = "tasks.json"
+JOB, ANSWERED = "tasks.job.json", "tasks.answered.json"
+# what an interrupted attempt leaves
+PARTIAL = (JOB, ANSWERED, "tasks.answered.partial.json")
+
+
+def has_tasks(config: Config) -> bool:
+    """Returns whether the recipe has tasks."""
+    return bool(config.tasks.capabilities or config.tasks.held_out)
+
+
+def check_tasks(config: Config) -> str:
+    """Returns one line about the tasks of the recipe.
+
+    Raises:
+        ValueError: if lm-eval or its backend is not installed, or lm-eval does not know a task.
+    """
+    check_installed(config.tasks.backend)
+    if config.tasks.held_out:
+        return f"tasks: {config.tasks.held_out} questions of each replay source's held-out blocks"
+    names = [name for listed in config.tasks.capabilities.values() for name in listed]
+    missing = missing_tasks(config.tasks.capabilities, config.tasks.include)
+    if missing:
+        raise ValueError(
+            f"lm-eval does not know {len(missing)} of the {len(names)} tasks of tasks.capabilities "
+            f"({', '.join(missing)}): correct their names, or install the version that has them."
+        )
+    return (
+        f"tasks: all {len(names)} names of {len(config.tasks.capabilities)} capabilities are known "
+        "to the installed lm-eval"
+    )
+
+
+def not_asked(jobs: ModelJobs, names: list[str]) -> list[str]:
+    """Returns the arms without a `tasks.json`; refuses one of another configuration or weights."""
+    if not has_tasks(jobs.config):
+        return []
+    check_installed(jobs.config.tasks.backend)
+    return [name for name in names if not _is_asked(jobs, name)]
+
+
+def ask_arms(jobs: ModelJobs, names: list[str]) -> None:
+    """Writes `tasks.json` for the arms without one.
+
+    Raises:
+        ValueError: see `not_asked`.
+        Stopped: if it was asked to stop; the answers so far are kept.
+        RuntimeError: if a process failed, with the reason.
+    """
+    if not (missing := not_asked(jobs, names)):
+        return
+    capabilities, include = _capabilities(jobs)
+    for name in missing:
+        folder = jobs.results.arm(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        answered, file = folder / ANSWERED, folder / JOB
+        job = _job(jobs, name, answered, capabilities, include)
+        write_json(file, dataclasses.asdict(job))
+        log = jobs.results.log(f"tasks_{name}")
+        command = [sys.executable, "-m", "nemo_rod.lab.tasks", str(file.absolute())]
+        refuse_bad_ending([run_process(command, log, jobs.config.launcher)], log)
+        file.unlink()
+        os.replace(answered, folder / FILE)
+
+
+def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
+    """Returns tasks by capability, and the folder with their definitions if not lm-eval's own."""
+    tasks = jobs.config.tasks
+    if not tasks.held_out:
+        return tasks.capabilities, tasks.include
+    from nemo_rod.corpus import load_tokenizer
+    from nemo_rod.lab.tasks.held_out_questions import write_held_out_tasks
+
+    folder = jobs.results.path / "tasks"
+    domain, trusted = jobs.config.domain, jobs.config.model.trust_remote_code
+    tokenizer = load_tokenizer(domain.tokenizer, eod=domain.eod, trust_remote_code=trusted)
+    blocks = jobs.results.blocks
+    made = write_held_out_tasks(blocks, folder, tokenizer, num_questions=tasks.held_out)
+    return made, str(folder.absolute())
+
+
+def _job(
+    jobs: ModelJobs,
+    name: str,
+    out: Path,
+    capabilities: dict[str, list[str]],
+    include: str | None = None,
+) -> TaskJob:
+    tasks, model = jobs.config.tasks, jobs.config.model
+    trusted = {"trust_remote_code": True} if model.trust_remote_code else {}
+    return TaskJob(
+        name=name,
+        model=str(jobs.results.checkpoint(name).absolute()),
+        out=str(out.absolute()),
+        capabilities=capabilities,
+        include=include,
+        backend=tasks.backend,
+        arguments={"dtype": DTYPES[model.precision], **trusted, **tasks.arguments},
+        batch_size=tasks.batch_size,
+        few_shot=tasks.few_shot,
+        limit=tasks.limit,
+        seed=tasks.seed,
+        inputs={**jobs.results.measured(name), "tasks.held_out": tasks.held_out},
+    )
+
+
+def _is_asked(jobs: ModelJobs, name: str) -> bool:
+    path = jobs.results.arm(name) / FILE
+    if not path.exists():
+        return False
+    recorded = read_json(path, "inputs", "configuration")
+    with interpreting(path):
+        made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
+    # Tasks from held-out blocks derive from the run's own blocks, whose digest is compared.
+    tasks = jobs.config.tasks
+    asked = recorded["configuration"]["capabilities"] if tasks.held_out else tasks.capabilities
+    job = _job(jobs, name, path, asked)
+    now = {**flatten("tasks", json.loads(json.dumps(job.configuration()))), **job.inputs}
+    refuse_changes(path, made_with, now, do="add rebuild=[evaluate] to ask again")
+    return True

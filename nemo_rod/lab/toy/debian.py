@@ -1,0 +1,206 @@
+"""Real text from Debian packages: a toy corpus that a laptop can download in seconds.
+
+A source of kind ``debian`` names packages in `files`. They are downloaded once into a cache with
+`apt-get`, which uses its own folders there: nothing is installed, the system's package lists stay
+unchanged, and no special permissions are needed. The following contents of a package are used:
+manual pages (without markup), dictionary entries, C headers. ``python-stdlib`` stands for the
+sources of the running Python.
+
+Documents are ordered by a hash of their names, so that a cap takes a sample of the whole package
+rather than its alphabetical beginning.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from nemo_rod.corpus.formats import TextList
+from nemo_rod.lab.toy.roff import strip_roff
+
+PYTHON = "python-stdlib"
+_INSTEAD = "use recipe=toy_synthetic, which needs no packages"
+_MAX_FILE_BYTES = 64_000  # a toy source of 0.7 MB should not be one file
+_MIN_DOCUMENT_BYTES = 200  # anything shorter is a stub
+
+
+def debian_input(packages: Sequence[str], cache_dir: Path | None = None) -> TextList:
+    """Returns the documents of packages as one input.
+
+    Args:
+        packages: Debian package names, or ``python-stdlib``.
+        cache_dir: Folder for downloaded packages; by default in the user's cache folder.
+
+    Raises:
+        ValueError: The packages cannot be downloaded.
+    """
+    trees = fetch_debian_texts(
+        cache_dir or default_cache_dir(), [name for name in packages if name != PYTHON]
+    )
+    labels = [json.loads((tree / "package.json").read_text()) for tree in trees]
+    name = " ".join(label["file"] for label in labels)
+    if PYTHON in packages:
+        name = f"{name} {PYTHON}-{sysconfig.get_python_version()}".strip()
+    return TextList(name, sum(label["bytes"] for label in labels), lambda: _texts(packages, trees))
+
+
+def default_cache_dir() -> Path:
+    """Returns ``$XDG_CACHE_HOME/nemo_rod/debian``, with ``~/.cache`` as the default base."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "nemo_rod" / "debian"
+
+
+def fetch_debian_texts(cache_dir: Path, packages: Sequence[str]) -> list[Path]:
+    """Downloads and unpacks the packages that the cache lacks.
+
+    Returns:
+        A folder for each package, in order, with its contents in ``tree`` and the name and size of
+        the original file in ``package.json``.
+
+    Raises:
+        ValueError: apt-get or dpkg-deb is missing, or a package cannot be downloaded.
+    """
+    wanted = [name for name in packages if not (cache_dir / name / "package.json").is_file()]
+    if wanted:
+        for tool in ("apt-get", "dpkg-deb"):
+            if shutil.which(tool) is None:
+                raise ValueError(
+                    f"{tool} is missing, the toy texts are Debian packages: {_INSTEAD}"
+                )
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".fetch-") as scratch:
+            for file in _download(Path(scratch), wanted):
+                _unpack(file, cache_dir)
+        for name in wanted:
+            if not (cache_dir / name / "package.json").is_file():
+                raise ValueError(f"apt-get has fetched no package {name!r}: {_INSTEAD}")
+    return [cache_dir / name for name in packages]
+
+
+def _download(scratch: Path, packages: Sequence[str]) -> list[Path]:
+    for folder in ("state", "lists/partial", "cache/archives/partial", "debs"):
+        (scratch / folder).mkdir(parents=True)
+    (scratch / "status").touch()
+    options = {
+        "Dir::State": scratch / "state",
+        "Dir::State::Lists": scratch / "lists",
+        "Dir::State::Status": scratch / "status",
+        "Dir::Cache": scratch / "cache",
+        "Acquire::Languages": "none",
+        "APT::Sandbox::User": "root",  # do not switch users
+        "APT::Update::Post-Invoke": "",
+        "APT::Update::Post-Invoke-Success": "",
+    }
+    arguments = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+    for command in (["update"], ["download", *packages]):
+        done = subprocess.run(
+            ["apt-get", "-qq", *arguments, *command],
+            cwd=scratch / "debs",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        # "update" also fails because of lists that are not needed; only the download matters.
+        if done.returncode and command[0] == "download":
+            lines = (done.stderr.strip() or "no message").splitlines()
+            raise ValueError(f"apt-get cannot fetch the toy texts ({lines[-1]}): {_INSTEAD}")
+    return sorted((scratch / "debs").glob("*.deb"))
+
+
+def _unpack(file: Path, cache_dir: Path) -> None:
+    name = file.name.partition("_")[0]
+    with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpack-") as scratch:
+        target = Path(scratch) / name
+        target.mkdir()
+        command = ["dpkg-deb", "-x", str(file), str(target / "tree")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(f"{file.name} cannot be unpacked ({done.stderr.strip()}): {_INSTEAD}")
+        label = {"file": file.name, "bytes": file.stat().st_size}
+        (target / "package.json").write_text(json.dumps(label))
+        if not (cache_dir / name).exists():
+            target.rename(cache_dir / name)
+
+
+_Named = tuple[str, Callable[[], str]]  # a document's name, and a function that returns its text
+
+
+def _texts(packages: Sequence[str], trees: Iterable[Path]) -> Iterator[str]:
+    found: list[_Named] = []
+    for tree in trees:
+        found += _package_texts(tree / "tree")
+    if PYTHON in packages:
+        found += _python_texts(Path(sysconfig.get_path("stdlib")))
+    found.sort(key=lambda item: hashlib.blake2b(item[0].encode()).digest())
+    for _, read in found:
+        text = read()
+        if len(text.encode("utf-8")) >= _MIN_DOCUMENT_BYTES:
+            yield text
+
+
+def _package_texts(tree: Path) -> Iterator[_Named]:
+    for path in sorted(tree.rglob("*")):
+        name = path.relative_to(tree).as_posix()
+        if path.is_symlink() or not path.is_file():
+            continue
+        if name.startswith("usr/share/man/"):
+            yield name, partial(_manual_page, path)
+        elif name.endswith(".dict.dz"):
+            yield from _dictionary(gzip.decompress(path.read_bytes()))
+        elif name.endswith(".h") and path.stat().st_size <= _MAX_FILE_BYTES:
+            yield name, partial(_header, path)
+
+
+def _python_texts(stdlib: Path) -> Iterator[_Named]:
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    skipped |= {"encodings", "pydoc_data", "lib2to3", "__phello__"}  # tables, grammars, stubs
+    for path in sorted(stdlib.rglob("*.py")):
+        parts = path.relative_to(stdlib).parts
+        if skipped.isdisjoint(parts) and path.stat().st_size <= _MAX_FILE_BYTES:
+            yield "/".join(parts), partial(_read, path)
+
+
+def _dictionary(data: bytes) -> Iterator[_Named]:
+    """Yields entries: a headword in the first column, followed by indented lines."""
+    for number, entry in enumerate(re.split(rb"\n(?=[^\s])", data)):
+        yield f"{number:07d}", partial(_entry, entry)
+
+
+def _entry(data: bytes) -> str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return ""  # a few entries hold stray bytes
+    if not re.match(r"[^\n\\]+ \\", text):
+        return ""  # no headword with pronunciation: part of the preface
+    # Every entry ends with a note on its origin.
+    text = re.sub(r"\n *\[[^]\n]*(Webster|WordNet|PJC|Century)[^]\n]*\](?=\n|$)", "", text)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _manual_page(path: Path) -> str:
+    return strip_roff(_read(path))[:_MAX_FILE_BYTES]
+
+
+def _header(path: Path) -> str:
+    """Returns a C header without its leading comments, which mostly repeat the same licence."""
+    comments = r"\A(\s*/\*.*?\*/|\s*//[^\n]*\n)+\s*"
+    return re.sub(comments, "", _read(path), flags=re.DOTALL)
+
+
+def _read(path: Path) -> str:
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        data = gzip.decompress(data)
+    return data.decode("utf-8", errors="replace")

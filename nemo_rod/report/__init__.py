@@ -1,9 +1,0 @@
-"""The report of a run: tables, figures and one self-contained HTML page from its files."""
-
-from __future__ import annotations
-
-from nemo_rod.report.build_report import build_report
-from nemo_rod.report.under_way import has_begun
-from nemo_rod.report.verdicts import format_checks
-
-__all__ = ["build_report", "format_checks", "has_begun"]

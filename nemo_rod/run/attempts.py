@@ -1,0 +1,92 @@
+"""The history of a stage, line by line: when and where it began, and how it ended.
+
+`<run_dir>/launch/stages/<stage>.jsonl`. The file is also the lock that keeps a second command out
+of a stage in progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.files import interpreting, lock, read_lines
+from nemo_rod.signals import KEPT_OPEN, Stopped
+
+_SLURM = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restart": "SLURM_RESTART_COUNT"}
+
+
+class Record:
+    """The record of one stage in one run folder."""
+
+    def __init__(self, run_dir: Path, name: str) -> None:
+        self.name, self.run_dir = name, run_dir
+        self.path = run_dir / "launch" / "stages" / f"{name}.jsonl"
+
+    @contextmanager
+    def only_one(self, patience: float = 0.0) -> Iterator[None]:
+        """Locks the stage against a second command, which is refused by a ValueError.
+
+        Args:
+            patience: seconds that the second command waits for the first before it is refused.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + patience
+        with open(self.path, "a") as file:
+            while not lock(file.fileno()):
+                if time.monotonic() >= deadline:
+                    raise ValueError(
+                        f"Another nemo-rod is at work on {self.name} in {self.run_dir}: wait for "
+                        "it to end, or choose another run_dir."
+                    )
+                time.sleep(0.1)
+            KEPT_OPEN.append(file.fileno())
+            try:
+                yield
+            finally:
+                KEPT_OPEN.remove(file.fileno())
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Records that work began, and how it ended."""
+        of_slurm = {key: os.environ[name] for key, name in _SLURM.items() if name in os.environ}
+        self._write("began", host=platform.node(), pid=os.getpid(), **of_slurm)
+        try:
+            yield
+        except Stopped as stop:
+            self._write("stopped", why=str(stop))
+            raise
+        except BaseException as error:
+            self._write("failed", why=" ".join(str(error).split()) or type(error).__name__)
+            raise
+        self._write("done")
+
+    def events(self) -> list[dict[str, Any]]:
+        """Returns all recorded events, oldest first; refuses a damaged line by its number."""
+        events = read_lines(self.path, "time", "event") if self.path.exists() else []
+        for number, event in enumerate(events, start=1):
+            with interpreting(self.path, cure=f"restore it from a copy, or remove line {number}"):
+                needs = {"began": ("host",), "failed": ("why",), "stopped": ("why",)}
+                texts = [event[name] for name in ("event", *needs.get(event["event"], ()))]
+                if not (all(isinstance(text, str) for text in texts) and event["time"] >= 0):
+                    raise TypeError(f"line {number} is {event}")
+        return events
+
+    def is_held(self) -> bool:
+        """Returns whether a process on this machine is working on the stage."""
+        if not self.path.exists():
+            return False
+        with open(self.path) as file:
+            return not lock(file.fileno())
+
+    def _write(self, event: str, **more: Any) -> None:
+        row = {"time": round(time.time(), 1), "event": event, **more}
+        with open(self.path, "ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # without what a crash cut off
+            file.write(json.dumps(row).encode() + b"\n")

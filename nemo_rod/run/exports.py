@@ -1,0 +1,122 @@
+"""Any saved step of an arm as a Hugging Face checkpoint, and its evaluation.
+
+    <run_dir>/exports/<arm>/step_<step>/hf  evaluation.json
+
+The arm may still be in training: its checkpoints are read from where it works.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Parallel
+from nemo_rod.files import read_json, write_json
+from nemo_rod.jobs import ExportJob
+from nemo_rod.run.base_model import checkpoint_digest
+from nemo_rod.run.evaluate import FILE, is_measured, measured, partial_folder
+from nemo_rod.run.handover import HandOver, Inputs, Stage, outputs, partial, recorded_inputs
+from nemo_rod.run.model_jobs import ModelJobs
+
+
+def export_stage(jobs: ModelJobs) -> Stage:
+    """Returns the stage that exports `step` of `arm`, which must both be set."""
+    name, step, folder = _what(jobs)
+
+    def inputs() -> Inputs:
+        folder = _trained(jobs, name)
+        trained = read_json(folder / "job.json", "config_digest", "seed")
+        own = {"arm": trained["config_digest"], "seed": trained["seed"], "step": step}
+        made_of = {f"{name}.{key}": value for key, value in recorded_inputs(folder).items()}
+        return own | made_of
+
+    def make(into: Path) -> dict[str, Any]:
+        trained = _trained(jobs, name)
+        job = ExportJob(
+            **jobs.common(f"export_{name}_{step}", into) | {"parallel": Parallel()},
+            model=read_json(trained / "job.json", "model")["model"],
+            checkpoint=str(find_checkpoint(trained, step)),
+        )
+        jobs.run(job, into)
+        return {"weights": checkpoint_digest(into / "hf")}
+
+    return HandOver(f"export_{name}_{step}", folder, inputs, make).stage(
+        f"export arm={name} step={step}", f"export {name} at step {step}", needs=(name,)
+    )
+
+
+def evaluate_export_stage(jobs: ModelJobs) -> Stage:
+    """Returns the stage that measures the held-out losses of the exported step."""
+    name, step, folder = _what(jobs)
+    file, stage = folder / FILE, f"evaluate_{name}_{step}"
+
+    def inputs() -> Inputs:
+        made_by = f"{jobs.results.command('export')} arm={name} step={step}"
+        weights = outputs(folder, made_by=made_by, keys={"weights": str})["weights"]
+        return {"model": weights, "blocks": jobs.results.block_counts()["digest"]}
+
+    def run() -> None:
+        made_of = inputs()
+        with measured(jobs, {name: folder / "hf"}, folder, {name: made_of}) as losses:
+            write_json(file, losses[name] | {"arm": name, "step": step, "inputs": made_of})
+
+    return Stage(
+        name=stage,
+        command=f"evaluate arm={name} step={step}",
+        title=f"evaluate {name} at step {step}",
+        folder=folder,
+        proof=(file,),
+        is_done=lambda: file.exists() and is_measured(file, inputs(), stage),
+        run=run,
+        results=(file, partial_folder(folder)),
+        needs=(f"export_{name}_{step}",),
+    )
+
+
+def export_folder(jobs: ModelJobs, name: str, step: int) -> Path:
+    """Returns the folder of an exported step."""
+    return jobs.results.path / "exports" / name / f"step_{step}"
+
+
+def find_checkpoint(trained: Path, step: int) -> Path:
+    """Returns the folder of an arm's checkpoint; if missing, refuses by naming those there are."""
+    found = {
+        int(match[1]): path
+        for path in trained.glob("checkpoints/iter_*")
+        if (match := re.fullmatch(r"iter_(\d+)", path.name)) and (path / "metadata.json").exists()
+    }
+    if step not in found:
+        there = ", ".join(map(str, sorted(found))) or "none"
+        raise ValueError(
+            f"step={step} has no checkpoint in {trained / 'checkpoints'}: expected one of {there}; "
+            "checkpoint.every and checkpoint.keep say which ones a run saves and keeps."
+        )
+    return found[step]
+
+
+def _what(jobs: ModelJobs) -> tuple[str, int, Path]:
+    """Returns the arm, its step and the folder of its export."""
+    config = jobs.config
+    if config.arm is None or config.step is None:
+        raise ValueError(
+            f"arm={config.arm} step={config.step} names no checkpoint: expected both, such as "
+            "arm=rod step=1200."
+        )
+    kind = config.launcher.kind
+    if kind == "nemo_rl" or (kind == "ray" and config.arm != "base"):  # ray trains no base there
+        raise ValueError(
+            f"launcher={kind} does not export a step: NeMo-RL's examples/converters convert its "
+            "checkpoints."
+        )
+    return config.arm, config.step, export_folder(jobs, config.arm, config.step)
+
+
+def _trained(jobs: ModelJobs, name: str) -> Path:
+    """Returns the folder of an arm, or that in which it is being trained."""
+    folder = jobs.results.base if name == "base" else jobs.results.arm(name)
+    for found in (folder, partial(folder)):
+        if (found / "job.json").exists():
+            return found
+    command = jobs.results.command("train")
+    raise ValueError(f"{folder} is not there yet: run `nemo-rod {command} arm={name}` first.")

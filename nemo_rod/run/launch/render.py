@@ -1,0 +1,113 @@
+"""The files that a launcher writes before anything starts, in plain text to read, keep and edit.
+
+<run_dir>/launch/<launcher>/
+config.yaml   the whole configuration, so that later edits of the recipe have no effect
+...           what the launcher starts
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from nemo_rod.config import Config
+from nemo_rod.run.checks import to_config
+from nemo_rod.run.handover import Stage
+
+_CONFIG_HEAD = """\
+# Everything this run was launched with; what each key means is in nemo_rod/config.py.
+defaults:
+  - schema
+  - override hydra/job_logging: none
+  - _self_
+hydra:
+  output_subdir: null
+  run: {dir: .}
+"""
+_LOCAL = """\
+#!/bin/bash
+# The whole run on this machine, one command after the other; each skips what is done.
+set -euo pipefail
+cd {cwd}
+"""
+
+
+def launch_folder(config: Config) -> Path:
+    """Returns the folder of a launch's files."""
+    return Path(config.run_dir).absolute() / "launch" / config.launcher.kind
+
+
+def write_files(folder: Path, files: dict[str, str]) -> None:
+    """Replaces the files of an earlier launch; only their owner reads them: they may hold keys."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_text(text)
+
+
+def frozen_config(config: Config) -> str:
+    """Returns `config.yaml`, the configuration of every stage's command, on any machine."""
+    frozen = dataclasses.replace(
+        config,
+        run_dir=str(Path(config.run_dir).absolute()),
+        launcher=dataclasses.replace(config.launcher, kind="local"),
+        dry_run=False,
+        rebuild=[],  # done at launch: a requeued stage must resume
+    )
+    return _CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(frozen)))
+
+
+def python_of(config: Config) -> str:
+    """Returns the Python that runs the stages."""
+    return config.cluster.python or ("python3" if config.cluster.image else sys.executable)
+
+
+def stage_command(config: Config, stage: Stage) -> str:
+    """Returns the shell command of a stage, with the frozen configuration."""
+    command, *overrides = stage.command.split()
+    config_path = ["--config-path", str(launch_folder(config)), "--config-name", "config"]
+    return shlex.join([python_of(config), "-m", "nemo_rod.cli", command, *config_path, *overrides])
+
+
+def render_local(config: Config, stages: list[Stage]) -> dict[str, str]:
+    """Returns the files of `launcher=local` or `nemo_rl`, which run here, by name."""
+    kind = config.launcher.kind  # the frozen configuration is of launcher.kind=local
+    host = "" if kind == "local" else f" launcher.kind={kind}"
+    lines = [stage_command(config, stage) + host for stage in stages]
+    script = _LOCAL.format(cwd=shlex.quote(str(Path.cwd()))) + "\n".join(lines) + "\n"
+    return {"config.yaml": frozen_config(config), "run.sh": script}
+
+
+def read_launch(run_dir: Path) -> tuple[str, Config]:
+    """Returns the latest launch of a run folder: the launcher's name and its configuration.
+
+    Raises:
+        ValueError: if nothing was launched there, or its configuration is damaged.
+    """
+    files = sorted(run_dir.glob("launch/*/config.yaml"), key=lambda file: file.stat().st_mtime)
+    if not files:
+        raise ValueError(
+            f"{run_dir} holds no launch: expected the run_dir of `nemo-rod run`, such as runs/toy."
+        )
+    try:
+        values: Any = OmegaConf.load(files[-1])
+        for key in ("defaults", "hydra"):
+            del values[key]
+        composed = OmegaConf.merge(OmegaConf.structured(Config), values)
+    except Exception as error:  # YAML's and OmegaConf's have no class in common
+        reason = "".join(str(error).splitlines()[:1])
+        raise ValueError(
+            f"{files[-1]} is damaged ({reason}): restore it from a copy, or launch the run again."
+        ) from None
+    assert isinstance(composed, DictConfig)
+    try:
+        return files[-1].parent.name, to_config(composed)
+    except ValueError as error:
+        raise ValueError(f"{files[-1]} was changed since the launch: {error}") from None

@@ -1,0 +1,275 @@
+"""`launcher=slurm`: one sbatch job per stage, each after the jobs that it needs.
+
+Rendered under `<run_dir>/launch/slurm/`:
+
+    config.yaml      the whole configuration
+    <stage>.sbatch   resources and command of a job
+    stage.sh         common part of all jobs: run the command on all nodes, requeue when stopped
+    container.sh     with Apptainer, what starts it on every node
+    node.sh          script of every node, inside the container if there is one
+    submit.sh        submits all jobs and writes jobs.tsv with the number of each
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from nemo_rod.config import REFERENCE, Config
+from nemo_rod.run.attempts import Record
+from nemo_rod.run.handover import Stage
+from nemo_rod.run.launch import containers
+from nemo_rod.run.launch.queue import slurm_logs
+from nemo_rod.run.launch.render import frozen_config, launch_folder, stage_command
+
+STAGE = Path(__file__).parent / "stage.sh"
+REQUEUE = STAGE.with_name("requeue.sh")
+SBATCH = 'sbatch --parsable ${after:+"--dependency=afterok$after"} "$folder/$name.sbatch"'
+_SUBMIT = """\
+#!/bin/bash
+# Submits the jobs of this folder, each after those that it needs: all of them or none.
+set -Eeuo pipefail
+folder={folder}
+cd {cwd} # where the jobs work
+mkdir -p {logs}
+if [[ -e $folder/jobs.tsv ]]; then
+  echo "submit.sh: $folder/jobs.tsv is there, so these jobs were submitted before" >&2
+  exit 1
+fi
+declare -A job=()
+cluster=
+
+take_back() {{
+  trap - ERR
+  echo "submit.sh: a job was refused, so the others are taken back" >&2
+  ((${{#job[@]}} == 0)) || scancel ${{cluster:+"--clusters=$cluster"}} "${{job[@]}}"
+  rm -f "$folder/jobs.tsv"
+}}
+trap take_back ERR
+
+submit() {{ # NAME [NEEDED...]
+  local name=$1 after="" number need
+  for need in "${{@:2}}"; do
+    after+=":${{job[$need]}}"
+  done
+  number=$({submit_one})
+  job[$name]=${{number%%;*}} # "number;cluster" where there are several clusters
+  [[ $number != *";"* ]] || cluster=${{number#*;}}
+  printf '%s\\t%s\\n' "$name" "$number" >>"$folder/jobs.tsv"
+}}
+
+"""
+_NODE = """\
+#!/bin/bash
+# What every node of a stage runs, inside the container where there is one.
+set -eo pipefail
+"""
+
+_EXPORT_REFERENCE = """\
+if [[ -n ${{{name}:-}} ]]; then
+  export {key}="${name}"
+  echo "cluster.env.{key} is set" >&2
+else
+  echo "cluster.env.{key} is not set: {name} is not in the environment of this job" >&2
+fi"""
+
+
+def render(config: Config, stages: list[Stage]) -> dict[str, str]:
+    """Returns the files of `launcher=slurm`, by name; what the stages need besides is done."""
+    inside = containers.in_apptainer(config)
+    return {
+        "config.yaml": frozen_config(config),
+        **{f"{stage.name}.sbatch": render_job(config, stage) for stage in stages},
+        "stage.sh": render_stage(config),
+        **({"container.sh": containers.render_apptainer(config)} if inside else {}),
+        "node.sh": render_node(config),
+        "submit.sh": render_submit(config, stages, SBATCH),
+    }
+
+
+def num_nodes(config: Config) -> int:
+    """Returns the number of nodes of a stage that runs a model."""
+    return -(-config.parallel.world_size // config.cluster.gpus_per_node)
+
+
+def render_job(config: Config, stage: Stage, command: str | None = None) -> str:
+    """Returns the job script of a stage, with another shell command than its own if given."""
+    folder, command = launch_folder(config), command or stage_command(config, stage)
+    lines = ["#!/bin/bash", *_directives(config, stage), comment(stage.title), ""]
+    lines += [
+        f"command=({shlex.join(node_scripts(config))} {command})",
+        f"record={shlex.quote(record_of(config, stage))}",
+        f"source {shlex.quote(str(folder / 'stage.sh'))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def record_of(config: Config, stage: Stage) -> str:
+    """Returns the path of the file that says how the stage has ended so far."""
+    return str(Record(Path(config.run_dir).absolute(), stage.name).path)
+
+
+def near_the_limit(config: Config) -> str:
+    """Returns sbatch's option `signal`: the job script alone hears that its time limit is near."""
+    return f"B:USR1@{config.launcher.grace_seconds}"
+
+
+def node_scripts(config: Config) -> list[str]:
+    """Returns the words before a stage's command: what a node runs outside and inside."""
+    names = (*(("container.sh",) if containers.in_apptainer(config) else ()), "node.sh")
+    return [word for name in names for word in ("bash", str(launch_folder(config) / name))]
+
+
+def render_stage(config: Config) -> str:
+    """Returns the script that every job sources: its variables, then its commands."""
+    lines = [
+        "# shellcheck shell=bash disable=SC2154",
+        "srun_options=(",
+        *(f"  {option}" for option in _srun_options(config)),
+        ")",
+        f"max_requeues={config.launcher.requeues}",
+    ]
+    return "\n".join(lines) + "\n\n" + REQUEUE.read_text() + "\n" + STAGE.read_text()
+
+
+def render_node(config: Config) -> str:
+    """Returns the script of every node."""
+    environment = containers.node_caches(config) | config.cluster.env
+    lines = [*exports(environment), *config.cluster.setup, 'exec "$@"']
+    return _NODE + "\n".join(lines) + "\n"
+
+
+def exports(environment: dict[str, str]) -> list[str]:
+    """Returns shell lines that export variables.
+
+    A reference `${oc.env:NAME}` stays one: the job has the environment of who submitted it. Its log
+    says whether the variable is set, not what it is.
+
+    Raises:
+        ValueError: if a name is not a variable's.
+    """
+    lines = []
+    for key, value in environment.items():
+        _expect_word(r"[A-Za-z_][A-Za-z0-9_]*", key, "cluster.env", "names of variables")
+        if match := REFERENCE.fullmatch(value):
+            lines.append(_EXPORT_REFERENCE.format(key=key, name=match[1]))
+        else:
+            lines.append(f"export {key}={shlex.quote(value)}")
+    return lines
+
+
+def comment(text: str) -> str:
+    """Returns a comment of a shell script; a line break would end it."""
+    return f"# {' '.join(text.split())}"
+
+
+def render_submit(config: Config, stages: list[Stage], submit_one: str) -> str:
+    """Returns the script that submits all jobs.
+
+    `submit_one` is the shell command that submits `$name` after `$after` and prints its job number.
+    """
+    names = {stage.name for stage in stages}
+    head = _SUBMIT.format(
+        folder=shlex.quote(str(launch_folder(config))),
+        cwd=shlex.quote(str(Path.cwd())),
+        logs=shlex.quote(str(slurm_logs(Path(config.run_dir)))),
+        submit_one=submit_one,
+    )
+    lines = [
+        shlex.join(["submit", stage.name, *(need for need in stage.needs if need in names)])
+        for stage in stages
+    ]
+    return head + "\n".join(lines) + "\n"
+
+
+def job_options(config: Config, stage: Stage) -> dict[str, str | None]:
+    """Returns the sbatch options of a stage, by long name; None for options without a value."""
+    cluster = config.cluster
+    log = slurm_logs(Path(config.run_dir)) / f"{stage.name}.out"
+    options: dict[str, str | None] = {"job-name": f"{config.recipe}.{stage.name}"}
+    for key in ("account", "partition", "qos"):
+        if (value := getattr(cluster, key)) is not None:
+            options[key] = value
+    if not stage.runs_model and cluster.cpu_partition is not None:
+        options["partition"] = cluster.cpu_partition
+    options |= {
+        "time": cluster.time,
+        "output": str(log),
+        "open-mode": "append",
+        "requeue": None,
+        "kill-on-invalid-dep": "yes",
+    }
+    more = cluster.sbatch if stage.runs_model else cluster.cpu_sbatch
+    return options | {key: None if v is None else str(v) for key, v in more.items()}
+
+
+def shell_options(options: dict[str, str | None]) -> list[str]:
+    """Returns options as words of a shell command, or of a directive, which is one line.
+
+    Raises:
+        ValueError: if a name is not an option's, or a value has a line break.
+    """
+    for key, value in options.items():
+        _expect_word(r"[A-Za-z][A-Za-z0-9-]*", key, "cluster.sbatch", "names of sbatch's options")
+        _expect_word(r".*", value or "", f"cluster.{key}", "a value in one line")
+    return [
+        f"--{key}" if value is None else f"--{key}={_quoted(value)}"
+        for key, value in options.items()
+    ]
+
+
+def _expect_word(pattern: str, found: str, where: str, expected: str) -> None:
+    if not re.fullmatch(pattern, found):
+        raise ValueError(f"{where} has {found!r}, expected {expected}: correct the cluster file.")
+
+
+def _quoted(value: str) -> str:
+    """Quotes a word for the shell, also if it has a comma, which shellcheck mistakes for a slip."""
+    return f"'{value}'" if shlex.quote(value) == value and "," in value else shlex.quote(value)
+
+
+def _directives(config: Config, stage: Stage) -> Iterable[str]:
+    options = job_options(config, stage)
+    options |= _with_gpus(config) if stage.runs_model else _without_gpus(config, stage)
+    options["signal"] = near_the_limit(config)
+    return (f"#SBATCH {option}" for option in shell_options(options))
+
+
+def _with_gpus(config: Config) -> dict[str, str | None]:
+    cluster = config.cluster
+    processes = min(config.parallel.world_size, cluster.gpus_per_node)
+    options: dict[str, str | None] = {"nodes": str(num_nodes(config)), "ntasks-per-node": "1"}
+    if cluster.gpu is not None:
+        count = str(processes) if cluster.gpu_option == "gpus-per-node" else f"gpu:{processes}"
+        options[cluster.gpu_option] = count
+    options["cpus-per-task"] = str(max(1, cluster.cpu_cores * processes // cluster.gpus_per_node))
+    if processes == cluster.gpus_per_node and cluster.exclusive:
+        options |= {"exclusive": None, "mem": "0"}
+    elif cluster.node_memory_gib:
+        options["mem"] = f"{int(cluster.node_memory_gib * processes / cluster.gpus_per_node)}G"
+    return options
+
+
+def _without_gpus(config: Config, stage: Stage) -> dict[str, str | None]:
+    cluster = config.cluster
+    workers = config.domain.workers if stage.name == "prepare" else 1
+    return {
+        "nodes": "1",
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(max(cluster.cpu_stage_cores, workers)),
+        "mem": f"{cluster.cpu_stage_memory_gib}G",
+    }
+
+
+def _srun_options(config: Config) -> list[str]:
+    options: dict[str, str | None] = {
+        "nodes": '"$SLURM_JOB_NUM_NODES"',
+        "ntasks-per-node": "1",
+        "cpus-per-task": '"$SLURM_CPUS_PER_TASK"',  # srun no longer inherits it from sbatch
+        "cpu-bind": "none",
+        "kill-on-bad-exit": "1",
+    }
+    words = [f"--{key}={value}" for key, value in options.items()]
+    return words + shell_options(containers.pyxis_options(config))

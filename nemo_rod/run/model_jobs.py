@@ -1,0 +1,251 @@
+"""The model jobs of a run: creation from its configuration, execution and description."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Config, Optimisation, Scoring, Selection
+from nemo_rod.files import digest, read_lines, write_json
+from nemo_rod.hosts.nemo_rl.from_job import run_on_nemo_rl
+from nemo_rod.jobs import Job, ReferenceJob, TrainJob, write_job
+from nemo_rod.loggers import logger_names
+from nemo_rod.published import open_to_readers
+from nemo_rod.run.handover import outputs
+from nemo_rod.run.processes.torchrun import run_job
+from nemo_rod.run.run_folder import RunFolder
+from nemo_rod.run.variants import ArmSettings, arm_settings
+from nemo_rod.selection import Curriculum, replay_share
+from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.selection.convergence import Rule
+from nemo_rod.selection.kappa_controller import Steering
+
+_OF_THE_MACHINE = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
+
+
+class ModelJobs:
+    """Writes and runs the jobs of one run, of a checked configuration."""
+
+    def __init__(self, config: Config, results: RunFolder) -> None:
+        self.config, self.results = config, results
+
+    def common(self, name: str, out: Path, scoring: Scoring | None = None) -> dict[str, Any]:
+        """Returns the fields common to all jobs; `scoring` replaces the recipe's."""
+        return {
+            "name": name,
+            "blocks": str(self.results.blocks),
+            "out": str(out),
+            "parallel": self.config.parallel,
+            "precision": self.config.model.precision,
+            "scoring_micro_batch_size": (scoring or self.config.scoring).micro_batch_size,
+            "seed": self.config.seed,
+            "stall_seconds": self.config.launcher.stall_seconds,
+            "trust_remote_code": self.config.model.trust_remote_code,
+        }
+
+    def run(self, job: Job, folder: Path) -> None:
+        """Runs a job, with its file in `folder`."""
+        file = folder / "job.json"
+        write_job(job, file)
+        # NeMo-RL's workers train and score; held-out losses of many models need none of them
+        on_workers = isinstance(job, TrainJob | ReferenceJob)
+        if self.config.launcher.kind == "nemo_rl" and on_workers:
+            run_on_nemo_rl(job, self.config)
+            return
+        log, processes = self.results.log(job.name), job.parallel.world_size
+        run_job(file, world_size=processes, launcher=self.config.launcher, log=log)
+
+    def settings(self, name: str) -> ArmSettings:
+        """Returns every setting of an arm, with its variant applied."""
+        return arm_settings(self.config, name)
+
+    def arm(self, name: str, blocks: dict[str, Any] | None = None) -> Arm:
+        """Returns an arm's pools and policy, over the store's blocks or over planned counts.
+
+        Over planned counts, recorded curricula are not read: a share determined by them is assumed
+        to be a half, at the same cost.
+
+        Raises:
+            ValueError: if a curriculum that it needs is missing or does not fit.
+        """
+        settings, counted = self.settings(name), blocks or self.results.block_counts()
+        variant = settings.variant
+        arm = make_arm(
+            settings.of,
+            num_adaptation=counted["num_adaptation"],
+            num_replay=counted["num_replay"],
+            batch_size=settings.train.batch_size,
+            seed=self.config.seed,
+            **settings.selection.of_arm(settings.scoring),
+        )
+        changed: dict[str, Any] = {"name": name}
+        if variant.retention is not None:
+            changed["retention"] = variant.retention
+        if (share := variant.share) is not None:
+            if isinstance(share, str):
+                share = self._recorded_share(share) if blocks is None else 0.5
+            ways = {"adaptation": variant.adaptation, "replay": variant.replay}
+            changed |= {"kappa": None, "share": share, **{k: v for k, v in ways.items() if v}}
+        elif (file := self.recorded(settings)) is not None:
+            if blocks is None:
+                _refuse_unfit(file, settings, counted["digest"])
+            follow_by = (variant.follow_by or "role") if variant.follow else None
+            changed |= {"kappa": None, "recorded": str(file), "follow_by": follow_by}
+        elif arm.kappa is not None:
+            changed["steering"] = _steering(settings.selection)
+        return dataclasses.replace(arm, **changed)
+
+    def recorded(self, settings: ArmSettings) -> Path | None:
+        """Returns the file of the curriculum that an arm trains on; None if there is none."""
+        variant = settings.variant
+        if variant.follow is not None:
+            return self.results.arm(variant.follow) / "curriculum.rod"
+        if variant.curriculum is None:
+            return None
+        folder = Path(variant.curriculum)
+        if folder.parent.name == "arms" or (folder / "curriculum.rod").exists():
+            return folder / "curriculum.rod"
+        return folder / "arms" / "rod" / "curriculum.rod"
+
+    def _recorded_share(self, name: str) -> float:
+        outputs(self.results.arm(name), made_by=f"{self.results.command('train')} arm={name}")
+        file = self.results.arm(name) / "curriculum.rod"
+        with Curriculum.open(file, read_only=True) as curriculum:
+            return replay_share(curriculum)
+
+    def convergence(self, arm: Arm) -> Rule | None:
+        """Returns the rule by which an arm may end early; None if it does not."""
+        if not self.settings(arm.name).variant.converge:
+            return None
+        rule = self.config.convergence
+        decay_steps = round(rule.decay_epochs * arm.epoch_blocks / arm.batch_size)
+        return Rule(rule.tolerance, rule.patience, max(1, decay_steps))
+
+    def train(self, folder: Path, model: Path, arm: Arm, used: list[Path]) -> None:
+        """Trains an arm from `model` into `folder`, with the given reference folders."""
+        settings, rule = self.settings(arm.name), self.convergence(arm)
+        optimisation = settings.train
+        if rule is not None:  # same length of the decay, whenever it begins
+            decay = min(rule.decay_steps, optimisation.steps)
+            optimisation = dataclasses.replace(optimisation, decay_steps=decay)
+        decides = {"arm": decided(arm), "train": trained_as(optimisation)}
+        if rule is not None:
+            decides["convergence"] = dataclasses.asdict(rule)
+        job = TrainJob(
+            **self.common(arm.name, folder, settings.scoring),
+            model=str(model),
+            arm=arm,
+            optimisation=optimisation,
+            references=[str(reference) for reference in used],
+            on_nonfinite=settings.selection.on_nonfinite,
+            checkpoint_every=self.config.checkpoint.every,
+            checkpoint_keep=self.config.checkpoint.keep,
+            validation_every=self.config.validation.every,
+            validation_blocks=self.config.validation.blocks,
+            config_digest=digest(json.dumps(decides, sort_keys=True).encode()),
+            scoring_precision=settings.scoring.precision if settings.scores else None,
+            convergence=dataclasses.asdict(rule) if rule else None,
+            loggers=list(logger_names(self.config.logger)),
+            run_name=f"{self.config.recipe}/{arm.name}",
+        )
+        self.run(job, folder)
+        open_to_readers(folder / "hf")
+
+    def describe(self, folder: Path, arm: Arm) -> None:
+        """Writes `arm.json`: the arm's settings and its cost, for the report."""
+        settings, rule = self.settings(arm.name), self.convergence(arm)
+        variant = settings.variant
+        rows = read_lines(folder / "metrics.jsonl")
+        steps, block_size = len(rows), self.config.domain.block_size
+        description = {
+            "arm": arm.name,
+            "kind": "trained",
+            "of": settings.of,
+            "seed": self.config.seed,
+            "steps": steps,
+            "budget": steps / self.config.train.steps,
+            "batch_size": arm.batch_size,
+            "block_size": block_size,
+            "multiplier": arm.num_candidates / arm.batch_size,
+            "scored_eighths": arm.eighths,
+            "scored_every": 1 if arm.scored_every is None else arm.scored_every,
+            "pools": arm.balance,
+            "retention": arm.retention if arm.balance == "corpus" else None,
+            "convergence": dataclasses.asdict(rule) if rule else None,
+            "policy": type(arm.policy()).__name__,
+            "kappa": arm.kappa,
+            "steering": arm.steering,
+            "share": arm.share,
+            "share_of": variant.share if isinstance(variant.share, str) else None,
+            "adaptation": arm.adaptation if arm.share is not None else None,
+            "replay": arm.replay if arm.share is not None else None,
+            "follow": variant.follow,
+            "follow_by": arm.follow_by,
+            "curriculum": variant.curriculum,
+            "references": settings.references if settings.scores else [],
+            "replay_score": "distillation" if settings.distilled else None,
+            "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,
+            "train": dataclasses.asdict(settings.train),
+            "trained_tokens": steps * arm.batch_size * block_size,
+            "scored_tokens": round(steps * arm.scored_blocks * block_size),
+            "compute": arm.compute(steps),
+            "wall_seconds": sum(row["timing/train/total"] for row in rows),
+        }
+        write_json(folder / "arm.json", description)
+
+
+def _steering(selection: Selection) -> dict[str, Any] | None:
+    """Returns what steers kappa; None if kappa is constant."""
+    targets = {"share": selection.target_share, "forgetting": selection.target_forgetting}
+    for quantity, target in targets.items():
+        if target is not None:
+            return dataclasses.asdict(Steering(quantity, target, selection.gain, selection.kappa))  # type: ignore[arg-type]
+    return None
+
+
+def follows_forgetting(arm: Arm) -> bool:
+    """Returns whether an arm is steered by held-out losses, which `validation` defines."""
+    return arm.steering is not None and arm.steering["quantity"] == "forgetting"
+
+
+def decided(arm: Arm) -> dict[str, Any]:
+    """Returns what an arm trains on, as plain values: its curriculum by content, not by path."""
+    values = dataclasses.asdict(arm)
+    if arm.recorded is not None:
+        values["recorded"] = digest(Path(arm.recorded).read_bytes())
+    return values
+
+
+def trained_as(optimisation: Optimisation) -> dict[str, Any]:
+    """Returns what of a schedule decides what is trained, as plain values.
+
+    Like the layout, what saves memory may change between two attempts. A key that is not set is
+    left out, as if it did not exist.
+    """
+    values = dataclasses.asdict(optimisation)
+    kept = {key: value for key, value in values.items() if value is not None}
+    return {key: value for key, value in kept.items() if key not in _OF_THE_MACHINE}
+
+
+def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
+    """Refuses, before any training, a curriculum that does not fit the arm."""
+    where = f"variants.{settings.name}"
+    if not file.exists():
+        raise ValueError(f"{file} is not there yet, but {where} needs it: record it first.")
+    steps, batch_size = settings.train.steps, settings.train.batch_size
+    with Curriculum.open(file, read_only=True) as curriculum:
+        found = curriculum.header
+        for wrong, what, has, needs, cure in (
+            (found.store != store, "block store", found.store, store,
+             "prepare the same blocks for both runs"),
+            (found.num_chosen != batch_size, "batches of", found.num_chosen, batch_size,
+             f"set {where}.train.batch_size to what was recorded"),
+            (curriculum.next_step < steps, "steps", curriculum.next_step, steps,
+             f"set {where}.steps to what was recorded, or to fewer"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(
+                    f"{file} was recorded with {what} {has}, but {where} has {needs}: {cure}."
+                )

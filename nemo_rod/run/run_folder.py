@@ -1,0 +1,58 @@
+"""The folder layout of a run, and the outputs of its finished stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.files import check_name
+from nemo_rod.run.handover import Inputs, outputs
+
+
+class RunFolder:
+    """The folder of one run; the commands in its errors name the recipe."""
+
+    def __init__(self, path: Path, recipe: str) -> None:
+        for part in recipe.split("/"):  # of a recipe in a folder of recipes
+            check_name("recipe", part)
+        self.path, self.recipe = path, recipe
+        self.blocks = path / "blocks"
+        self.base = path / "base"
+
+    def arm(self, name: str) -> Path:
+        """Returns the folder of an arm's results."""
+        return self.path / "arms" / name
+
+    def checkpoint(self, name: str) -> Path:
+        """Returns the Hugging Face checkpoint of an arm."""
+        return (self.base if name == "base" else self.arm(name)) / "hf"
+
+    def reference(self, name: str) -> Path:
+        """Returns the folder of a reference, named as in `REFERENCES`."""
+        return self.path / "references" / name
+
+    def log(self, name: str) -> Path:
+        """Returns the log of a job's processes."""
+        return self.path / "logs" / f"{name.replace('/', '_')}.log"
+
+    def block_counts(self) -> dict[str, Any]:
+        """Returns the block store's digest and the number of training blocks of each role."""
+        keys = {"digest": str, "num_adaptation": int, "num_replay": int}
+        return outputs(self.blocks, made_by=self.command("prepare"), keys=keys)
+
+    def weights(self, name: str) -> str:
+        """Returns the digest of an arm's weights; if missing, refuses with the command to run."""
+        if name == "base":
+            folder, made_by = self.base, self.command("pretrain")
+        else:
+            command = "merge" if name.startswith("merge_") else "train"
+            folder, made_by = self.arm(name), f"{self.command(command)} arm={name}"
+        return outputs(folder, made_by=made_by, keys={"weights": str})["weights"]
+
+    def measured(self, name: str) -> Inputs:
+        """Returns what determines the measurements of an arm, by name."""
+        return {"model": self.weights(name), "blocks": self.block_counts()["digest"]}
+
+    def command(self, name: str) -> str:
+        """Returns a command line for this recipe."""
+        return f"{name} recipe={self.recipe}"

@@ -1,0 +1,298 @@
+r"""The stages of a recipe, from raw text to evaluated models.
+
+    prepare -> base -> references/base ----------------------------+
+                  \--> no_replay -> references/specialist -> rod --+-> evaluate -> report
+                  \--> fixed_<percent>, merge_<lambda> ------------+
+
+A variant needs its parent's inputs and the arm whose curriculum it follows.
+
+A stage's inputs name everything that determines its result. The seed is an input of every arm;
+the parallel layout is only noted, so that a base and its references serve any layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Config
+from nemo_rod.files import read_json, write_json
+from nemo_rod.hosts.nemo_rl.recipe_keys import overrides_of_scoring, overrides_of_training
+from nemo_rod.jobs import ReferenceJob
+from nemo_rod.run.arm_references import ArmReferences
+from nemo_rod.run.base_model import checkpoint_digest
+from nemo_rod.run.evaluate import MEASURED, evaluate_stage
+from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten
+from nemo_rod.run.model_jobs import ModelJobs, decided, follows_forgetting, trained_as
+from nemo_rod.run.run_folder import RunFolder
+from nemo_rod.run.variants import BASE_REFERENCES, REFERENCES, SPECIALIST, trained_arms
+from nemo_rod.selection.arms import merge_weight
+
+
+class Stages:
+    """Builds the stages of one checked recipe in one run folder."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.results = RunFolder(Path(config.run_dir), config.recipe)
+        self.jobs = ModelJobs(config, self.results)
+
+    def all(self) -> list[Stage]:
+        """Returns every stage of the recipe, in an order in which they can run."""
+        return [*self.models(), evaluate_stage(self.jobs), self.report()]
+
+    def models(self) -> list[Stage]:
+        """Returns every stage up to the models of the recipe's arms."""
+        trained = trained_arms(self.config)
+        used = {name for arm in trained for name in arm.own_references}
+        stages = [self.prepare(), self.make_base()]
+        stages += [self.reference(name) for name in BASE_REFERENCES if name in used]
+        if SPECIALIST in (arm.name for arm in trained):
+            stages.append(self.train(SPECIALIST))
+        if "specialist" in used:
+            stages.append(self.reference("specialist"))
+        stages += [self.train(arm.name) for arm in trained if arm.name != SPECIALIST]
+        names = [name for name in self.config.arms if self.jobs.settings(name).kind == "merged"]
+        return stages + [self.merge(name) for name in dict.fromkeys(names)]
+
+    def prepare(self) -> Stage:
+        """Returns the stage from text to blocks."""
+        domain = self.config.domain
+
+        def inputs() -> Inputs:
+            compared = dataclasses.asdict(domain)
+            compared.pop("workers")  # the blocks do not depend on it
+            return flatten("domain", compared)
+
+        def make(folder: Path) -> dict[str, Any]:
+            from nemo_rod.run.prepared_blocks import prepare_blocks
+
+            trusted = self.config.model.trust_remote_code
+            return prepare_blocks(domain, folder, trust_remote_code=trusted)
+
+        blocks = HandOver(
+            "prepare",
+            self.results.blocks,
+            inputs,
+            make,
+            checks_itself=True,
+            proof=("manifest.json", "store.json"),
+        )
+        return blocks.stage("prepare", "text -> blocks", runs_model=False)
+
+    def make_base(self) -> Stage:
+        """Returns the stage of the base: trained here, or a link to the pretrained checkpoint."""
+        model, optimisation = self.config.model, self.config.pretrain
+
+        def inputs() -> Inputs:
+            compared = dataclasses.asdict(model)
+            for key in ("shape", "trust_remote_code"):  # read by the plan; how it is loaded
+                compared.pop(key)
+            if model.special_tokens == "same":
+                compared.pop("special_tokens")
+            made_of = flatten("model", compared)
+            if model.hf is None:
+                assert optimisation is not None
+                made_of |= flatten("pretrain", trained_as(optimisation))
+                made_of |= {"blocks": self.results.block_counts()["digest"]}
+            return made_of
+
+        def make(folder: Path) -> dict[str, Any]:
+            from nemo_rod.run.base_model import check_base, commit_of, initialise_base, resolve_base
+
+            domain, blocks = self.config.domain, self.results.blocks
+            if model.hf is not None:
+                resolve_base(model.hf, folder / "hf")
+                check_base(folder / "hf", blocks, model, domain)
+            else:
+                assert model.architecture is not None
+                initialise_base(
+                    model.architecture,
+                    folder / "init",
+                    tokenizer=domain.tokenizer,
+                    seed=self.config.seed,
+                    eod=domain.eod,
+                )
+                check_base(folder / "init", blocks, model, domain)
+                self.jobs.train(folder, folder / "init", self.jobs.arm("base"), [])
+            made = {"weights": checkpoint_digest(folder / "hf")}
+            commit = commit_of(folder / "hf")
+            return made if commit is None else {**made, "commit": commit}
+
+        return HandOver("base", self.results.base, inputs, make, self._note()).stage(
+            "pretrain",
+            "the base model" if model.hf else "train the base model from nothing",
+            needs=("prepare",),
+            runs_model=model.hf is None,
+            void=tuple(self.results.arm("base") / file for file in MEASURED),
+        )
+
+    def reference(self, name: str) -> Stage:
+        """Returns the stage that scores all blocks of one role with one model (`REFERENCES`)."""
+        arm, role, predictions = REFERENCES[name]
+        top_k = self.config.scoring.teacher_top_k if predictions else None
+        precision = self.config.scoring.precision
+
+        def inputs() -> Inputs:
+            made_of: Inputs = {
+                "blocks": self.results.block_counts()["digest"],
+                "model": self.results.weights(arm),
+                "model.precision": self.config.model.precision,
+            }
+            if top_k is not None:
+                made_of["scoring.teacher_top_k"] = top_k
+            if precision is not None:
+                made_of["scoring.precision"] = precision
+            return made_of | overrides_of_scoring(self.config)
+
+        def make(folder: Path) -> dict[str, Any]:
+            self._check_pretrained()
+            job = ReferenceJob(
+                **self.jobs.common(f"references/{name}", folder),
+                model=str(self.results.checkpoint(arm)),
+                role=role,
+                model_digest=self.results.weights(arm),
+                teacher_top_k=top_k,
+                scoring_precision=precision,
+            )
+            self.jobs.run(job, folder)
+            return {}
+
+        title = f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}"
+        folder = self.results.reference(name)
+        return HandOver(f"references_{name}", folder, inputs, make, self._note()).stage(
+            f"reference arm={arm if name == 'specialist' else name}",
+            title if top_k is None else f"store the base's predictions on every {role} block",
+            needs=("prepare", arm),
+        )
+
+    def train(self, name: str) -> Stage:
+        """Returns the stage that trains an arm."""
+        settings = self.jobs.settings(name)
+        references = ArmReferences(settings, self.results)
+
+        def inputs() -> Inputs:
+            made_of = {
+                "blocks": self.results.block_counts()["digest"],
+                "base": self.results.weights("base"),
+            }
+            arm = self.jobs.arm(name)
+            made_of |= flatten("arm", decided(arm))
+            if (rule := self.jobs.convergence(arm)) is not None:
+                made_of |= flatten("convergence", dataclasses.asdict(rule))
+            if rule is not None or follows_forgetting(arm):
+                made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
+            made_of |= flatten("train", trained_as(settings.train))
+            made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
+            if settings.scores and settings.scoring.precision is not None:
+                made_of["scoring.precision"] = settings.scoring.precision
+            return made_of | overrides_of_training(self.config) | references.inputs()
+
+        def make(folder: Path) -> dict[str, Any]:
+            self._check_pretrained()
+            arm, start = self.jobs.arm(name), self.results.checkpoint("base")
+            self.jobs.train(folder, start, arm, references.folders)
+            self.jobs.describe(folder, arm)
+            return {"weights": checkpoint_digest(folder / "hf")}
+
+        needs = [f"references_{name}" for name in settings.own_references]
+        if settings.recorded_by is not None:
+            needs.append(settings.recorded_by)
+        return HandOver(name, self.results.arm(name), inputs, make, self._note()).stage(
+            f"train arm={name}", f"train {name}", needs=("base", *needs)
+        )
+
+    def merge(self, name: str) -> Stage:
+        """Returns the stage of (1 - lambda) base + lambda specialist (paper, appendix B.4)."""
+        weight = merge_weight(name)
+
+        def inputs() -> Inputs:
+            return {
+                "base": self.results.weights("base"),
+                "specialist": self.results.weights(SPECIALIST),
+                "lambda": weight,
+            }
+
+        def make(folder: Path) -> dict[str, Any]:
+            from nemo_rod.lab.merging import merge_checkpoints
+
+            base, specialist = map(self.results.checkpoint, ("base", SPECIALIST))
+            if not (folder / "hf").exists():  # whole, if an interrupted attempt left it
+                merge_checkpoints(base, specialist, folder / "hf", weight)
+            description = {
+                **read_json(self.results.arm(SPECIALIST) / "arm.json", "steps"),
+                "arm": name,
+                "kind": "merged",
+                "lambda": weight,
+                "pools": None,
+                "policy": None,
+                "wall_seconds": 0.0,
+            }
+            write_json(folder / "arm.json", description)
+            return {"weights": checkpoint_digest(folder / "hf")}
+
+        return HandOver(name, self.results.arm(name), inputs, make).stage(
+            f"merge arm={name}",
+            f"merge base and specialist at {weight:g}",
+            needs=("base", SPECIALIST),
+            runs_model=False,
+        )
+
+    def report(self) -> Stage:
+        """Returns the stage of the report: tables, figures, page and verdicts, over all seeds."""
+        report = self.results.path / "report"
+
+        def run() -> None:
+            from nemo_rod.lab.report import format_checks
+
+            results, page = self.build_report(), report / "index.html"
+            print(format_checks(results) if results else f"No arm is evaluated yet: see {page}.")
+
+        return Stage(
+            name="report",
+            command="report",
+            title=f"report, in {report / 'index.html'}",
+            folder=report,
+            proof=(report / "index.html",),
+            is_done=lambda: False,  # cheap, and there may be new seeds
+            run=run,
+            needs=("evaluate",),
+            runs_model=False,
+        )
+
+    def build_report(self) -> dict[str, Any] | None:
+        """Writes the report's files; returns its results, or None before any evaluation."""
+        from nemo_rod.lab.report import build_report, has_begun
+        from nemo_rod.run.prepared_blocks import block_texts
+
+        run_dir = self.results.path
+        seeds = sorted(run_dir.glob("*seed_*"))
+        runs = [run for run in (run_dir, *seeds) if has_begun(run)]
+        if not runs:
+            command = self.results.command("run")
+            raise ValueError(f"{run_dir} holds no arm: run `nemo-rod {command}` first.")
+        return build_report(
+            runs[0],
+            recipe=self.config.recipe,
+            replicates=[*runs[1:], *map(Path, self.config.report.seeds)],
+            settings=list(map(Path, self.config.report.settings)),
+            report_dir=run_dir / "report",
+            arms=self.config.arms,
+            texts=partial(block_texts, runs[0] / "blocks"),
+        )
+
+    def _check_pretrained(self) -> None:
+        """Refuses a pretrained base whose tokenizer is no longer that of the blocks.
+
+        Its weights do not depend on the blocks, so it stays when they are prepared again.
+        """
+        from nemo_rod.run.base_model import check_tokenizer
+
+        model, blocks = self.config.model, self.results.blocks
+        if model.hf is not None:
+            check_tokenizer(self.results.checkpoint("base"), blocks, model, self.config.domain)
+
+    def _note(self) -> dict[str, Any]:
+        return {"parallel": dataclasses.asdict(self.config.parallel), "seed": self.config.seed}

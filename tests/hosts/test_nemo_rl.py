@@ -1,0 +1,275 @@
+"""RoD on NeMo-RL: real Ray, and the Policy, batches, configuration, checkpoints and logger of a
+NeMo-RL checkout (`make test-nemo-rl NEMO_RL=<checkout>`), over a gloo worker with a real
+Megatron-core model that inherits our extension.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from nemo_rl_runs import CHECKOUT, PATIENCE, Runs, chosen_ids, kill_after, records, rows
+from places import WORKERS
+from tiny import STEPS, Setting
+
+from nemo_rod.config import Parallel
+from nemo_rod.selection import References
+from nemo_rod.signals import Stopped
+
+pytestmark = pytest.mark.nemo_rl
+
+
+@pytest.fixture(scope="module")
+def runs(tiny: Setting, environment: dict[str, str]) -> Iterator[Runs]:
+    runs = Runs(tiny, environment)
+    yield runs
+    runs.end()
+
+
+@pytest.fixture(scope="module")
+def in_workers(runs: Runs) -> Path:
+    return runs.train("nemo_rl")
+
+
+def test_stock_worker_has_what_the_extension_uses() -> None:
+    """Read, not run: the stock worker needs CUDA."""
+    workers = Path(CHECKOUT) / "nemo_rl" / "models" / "policy" / "workers"
+    tree = ast.parse((workers / "megatron_policy_worker.py").read_text())
+    (worker,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name == "MegatronPolicyWorkerImpl"
+    )
+    methods = {node.name: node for node in worker.body if isinstance(node, ast.FunctionDef)}
+    assert {"data", "loss_fn", "gbs", "mbs"} <= {arg.arg for arg in methods["train"].args.args}
+    init = ast.unparse(methods["__init__"])
+    assert all(f"self.{name}" in init for name in ("model", "cfg", "megatron_bridge"))
+    train = ast.unparse(methods["train"])
+    assert all(f"'{key}'" in train for key in ("global_loss", "grad_norm", "all_mb_metrics", "lr"))
+    assert not any(name.startswith("rod_") for name in methods)
+
+
+def test_same_blocks_as_megatron_bridge(tiny: Setting, in_workers: Path) -> None:
+    bridge = tiny.rod("single", Parallel())
+    assert len(bridge) == STEPS
+    assert chosen_ids(in_workers) == chosen_ids(tiny.root / "single")
+    for one, other in zip(bridge, records(in_workers), strict=True):
+        assert abs(one.score - other.score).max() < 1e-5
+
+
+def test_same_metrics_as_megatron_bridge(tiny: Setting, in_workers: Path) -> None:
+    if not (tiny.root / "single").exists():
+        tiny.rod("single", Parallel())
+    for ours, theirs in zip(rows(in_workers), rows(tiny.root / "single"), strict=True):
+        assert ours.keys() == theirs.keys()
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_same_blocks_in_other_layouts(runs: Runs, in_workers: Path, layout: str) -> None:
+    out = runs.train(f"nemo_rl_{layout}", f"policy.megatron_cfg.{layout}_model_parallel_size=2")
+    assert chosen_ids(out) == chosen_ids(in_workers)
+
+
+def test_driver_chooses_the_same_blocks(runs: Runs, in_workers: Path) -> None:
+    out = runs.train("nemo_rl_driver", "rod.choose_in=driver", "policy.logprob_batch_size=4")
+    assert chosen_ids(out) == chosen_ids(in_workers)
+    for one, other in zip(rows(out), rows(in_workers), strict=True):
+        # at the base all scores of replay are 0, up to rounding here: ranks and signs mean nothing
+        noise = ("/rank_correlation", "/replay_above_zero")
+        at_base = [key for key in one if one["step"] == 0 and key.endswith(noise)]
+        assert len(at_base) == 4 * (one["step"] == 0)
+        for key in at_base:
+            del one[key], other[key]
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+def test_logger_gets_the_metrics(in_workers: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # its hyper-parameters lie in a folder of their own
+    folders = {path.parent for path in in_workers.rglob("events.out.tfevents*")}
+    logs = [EventAccumulator(str(folder)).Reload() for folder in folders]
+    (events,) = [log for log in logs if "train/loss" in log.Tags()["scalars"]]
+    logged = [event.value for event in events.Scalars("train/loss")]
+    assert logged == pytest.approx([row["train/loss"] for row in rows(in_workers)])
+    assert {"rod/replay_share", "validation/replay/chain_0/loss", "timing/train/total"} <= set(
+        events.Tags()["scalars"]
+    )
+
+
+def test_killed_and_resumed_equals_uninterrupted(runs: Runs, in_workers: Path) -> None:
+    out = runs.tiny.root / "nemo_rl_killed"
+    recipe = runs.recipe(out)
+    kill_after(runs.start("train", "--config", recipe), out, 11)
+    assert (out / "checkpoints" / "step_8").is_dir()
+    runs.run("train", "--config", recipe)
+    assert [row["step"] for row in rows(out)] == list(range(STEPS))
+    assert rows(out) == rows(in_workers)
+    whole, resumed = (folder / "curriculum.rod" for folder in (in_workers, out))
+    assert whole.read_bytes() == resumed.read_bytes()
+
+
+def test_asked_to_stop_saves(runs: Runs) -> None:
+    out = runs.tiny.root / "nemo_rl_stopped"
+    process = runs.start("train", "--config", runs.recipe(out), "rod.steps=2000")
+    deadline = time.monotonic() + PATIENCE
+    while not (out / "metrics.jsonl").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == Stopped.exit_status
+    done = len(rows(out))
+    assert f"stopped after step {done}: run it again" in output
+    assert (out / "checkpoints" / f"step_{done}").is_dir()
+
+
+def test_asked_to_stop_when_its_workers_have_ended_resumes(runs: Runs) -> None:
+    """A worker freezes in step 10; the run is asked to stop and cannot complete the step."""
+    out = runs.tiny.root / "nemo_rl_ended_first"
+    options = ("--config", runs.recipe(out), "rod.stall_seconds=25")
+    process = runs.start("train", *options, fault="stop:1:10")
+    deadline = time.monotonic() + PATIENCE
+    while not ((out / "metrics.jsonl").exists() and len(rows(out)) == 9):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == Stopped.exit_status, output[-5000:]
+    assert "rod was asked to stop, and ended in step 10 before it had saved (rod_step: no" in output
+    assert [folder.name for folder in (out / "checkpoints").iterdir()] == ["step_8"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("raise:1:3", "nemo-rod: rank 1: this worker was told to refuse"),
+        ("kill:1:3", "nemo-rod: rank 1: its process died"),
+        ("stop:1:3", "nemo-rod: rod_step: no answer of rank"),
+    ],
+)
+def test_failed_worker_ends_the_driver_with_the_cause(
+    runs: Runs, tmp_path: Path, fault: str, cause: str
+) -> None:
+    recipe = runs.recipe(tmp_path)
+    process = runs.start("train", "--config", recipe, "rod.stall_seconds=25", fault=fault)
+    metrics, deadline = tmp_path / "metrics.jsonl", time.monotonic() + PATIENCE
+    while not (metrics.exists() and len(rows(tmp_path)) == 2):
+        assert process.poll() is None, process.communicate()[0][-5000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    started = time.monotonic()
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert cause in output, output[-5000:]
+    assert time.monotonic() - started < 60
+
+
+def test_refusals_before_training_are_one_sentence(runs: Runs, tmp_path: Path) -> None:
+    recipe = runs.recipe(tmp_path)
+    for override, sentence in (
+        ("policy.max_total_sequence_length=128", "policy.max_total_sequence_length is 128, but"),
+        ("policy.sequence_packing.enabled=true", "policy.sequence_packing.enabled is True: expect"),
+        ("policy.train_global_batch_size=6", "policy.train_global_batch_size=6 does not divide"),
+        ("rod.stepz=3", "Could not override 'rod.stepz'"),
+        ("rod.references=[]", "no folder of references was given"),
+    ):
+        process = runs.start("train", "--config", recipe, override)
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 2, output[-3000:]
+        last = [line for line in output.splitlines() if line.startswith("nemo-rod: ")]
+        assert last and sentence in last[-1], output[-3000:]
+
+
+@pytest.mark.parametrize("choose_in", ["workers", "driver"])
+def test_reference_losses_equal_megatron_bridges(runs: Runs, tiny: Setting, choose_in: str) -> None:
+    out = tiny.root / f"nemo_rl_reference_{choose_in}"
+    options = ("rod.role=replay", f"rod.choose_in={choose_in}")
+    runs.run("reference", "--config", runs.recipe(out), *options)
+    store = tiny.store
+    found = References.open([tiny.references[0], out], store)
+    expected = References.open(tiny.references, store)
+    ids = range(store.num_adaptation, len(store))
+    difference = abs(found[list(ids)] - expected[list(ids)])
+    assert difference.max() < 1e-6
+
+
+def test_a_step_of_2048_candidates_moves_under_100_kb(runs: Runs, tmp_path: Path) -> None:
+    program = [sys.executable, "-W", "ignore", WORKERS / "nemo_rl_cpu" / "traffic.py"]
+    sizes = ["policy.train_global_batch_size=1024", "policy.train_micro_batch_size=64"]
+    output = subprocess.run(
+        [*program, runs.recipe(tmp_path), *sizes, "rod.scoring.micro_batch_size=64"],
+        env=runs.environment,
+        capture_output=True,
+        text=True,
+        timeout=1000,
+    ).stdout
+    moved = json.loads(next(line for line in output.splitlines() if line.startswith('{"cand')))
+    assert moved["candidates"] == 2048
+    print(f"one step of 2048 candidates: {moved}")
+    assert moved["received"] > 8192  # the scores at least: the meter saw them
+    assert moved["sent"] + moved["received"] < 100_000
+
+
+@pytest.mark.timeout(1500)
+def test_a_recipe_runs_whole_on_nemo_rl(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From text to report, its arms in one process, each with runs of its own in the loggers."""
+    tiny = runs.tiny
+    settings = {
+        "arms": ["no_replay", "rod"],
+        "model": {"hf": str(tiny.base), "precision": "fp32"},
+        "domain": {
+            "tokenizer": "byte",
+            "block_size": 64,
+            "holdout_fraction": 0.1,
+            "sources": {
+                "dialect": {"role": "adaptation", "kind": "synthetic", "files": ["dialect:0:0.25"],
+                            "max_bytes": 20_000},
+                "chain": {"role": "replay", "kind": "synthetic", "files": ["markov:0"],
+                          "max_bytes": 20_000},
+            },
+        },
+        "parallel": {"data": 2, "distributed_optimizer": False},
+        "train": {"steps": 6, "batch_size": 8, "micro_batch_size": 2, "lr": 1e-3},
+        "scoring": {"micro_batch_size": 4},
+        "launcher": {"kind": "nemo_rl"},
+        "nemo_rl": {
+            "rod": {"worker": "cpu_worker.CpuWorker"},
+            "policy": {
+                "megatron_cfg": {
+                    "optimizer": {"use_precision_aware_optimizer": False}
+                }
+            },
+        },
+    }  # fmt: skip
+    (tmp_path / "recipe").mkdir()
+    text = "# @package _global_\n" + yaml.safe_dump(settings)
+    (tmp_path / "recipe" / "tiny_nemo_rl.yaml").write_text(text)
+    monkeypatch.setitem(runs.environment, "WANDB_MODE", "offline")
+    options = ["--config-dir", tmp_path, "recipe=tiny_nemo_rl", f"run_dir={tmp_path / 'run'}"]
+    runs.run("run", *options, "logger=[tensorboard,wandb]")
+    arms = tmp_path / "run" / "arms"
+    assert (tmp_path / "run" / "report" / "index.html").exists()
+    assert len(records(arms / "rod")) == 6
+    logged = []
+    for name in ("no_replay", "rod"):
+        arm = arms / name
+        assert (arm / "hf" / "model.safetensors").exists()
+        assert (arm / "evaluation.json").exists()
+        run = json.loads((arm / "loggers.json").read_text())["wandb"]
+        (folder,) = arm.rglob("offline-run-*")
+        assert folder.name.endswith(f"-{run}")
+        assert (folder / f"run-{run}.wandb").stat().st_size > 0
+        logged.append(run)
+    assert len(set(logged)) == 2

@@ -1,0 +1,466 @@
+"""What RoD on NeMo-RL does before NeMo-RL is there: configuration, refusals, translation."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import yaml
+from corpus_cases import run, source, texts, write
+from omegaconf import OmegaConf
+from places import ROOT
+
+from nemo_rod.config import DTYPES, Optimisation, Parallel, config_folder
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.hosts.nemo_rl import algorithm, compat, conversions, reference_losses, settings
+from nemo_rod.hosts.nemo_rl.from_job import nemo_rl_values
+from nemo_rod.hosts.nemo_rl.settings import RoD, check, short_precision
+from nemo_rod.hosts.nemo_rl.shown import model_speed
+from nemo_rod.hosts.nemo_rl.worker import update_metrics
+from nemo_rod.jobs import ReferenceJob, TrainJob
+from nemo_rod.loggers import LOGGERS
+from nemo_rod.selection import Joint, Pool, ReferenceWriter, TakeAll, choose, compact
+from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.selection.competition import model_tflops
+from nemo_rod.selection.dealing import deal
+from nemo_rod.selection.references.folder import role_manifest
+
+RECIPES = sorted((ROOT / "recipes" / "nemo_rl").glob("*.yaml"))
+
+GOOD: dict[str, Any] = {
+    "rod": {"choose_in": "workers", "steps": 3, "worker": "a.B", "hf": False,
+            "blocks": "blocks", "out": "out",
+            "selection": {
+                "balance": "expected",
+                "on_nonfinite": "refuse",
+                "replay_score": "loss",
+            },
+            "scoring": {"micro_batch_size": 4, "prefix": "1", "every": 1, "precision": None}},
+    "policy": {
+        "train_global_batch_size": 16,
+        "train_micro_batch_size": 2,
+        "sequence_packing": {"enabled": False},
+        "dynamic_batching": {"enabled": False},
+        "dtensor_cfg": {"tensor_parallel_size": 1, "context_parallel_size": 1},
+        "megatron_cfg": {
+            "enabled": True,
+            "tensor_model_parallel_size": 2,
+            "pipeline_model_parallel_size": 1,
+            "context_parallel_size": 1,
+        },
+    },
+    "cluster": {"gpus_per_node": 8, "num_nodes": 1},
+}  # fmt: skip
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(GOOD)
+    *path, last = key.split(".")
+    section = config
+    for part in path:
+        section = section[part]
+    section[last] = value
+    return config
+
+
+STORE = cast(BlockStore, SimpleNamespace(num_adaptation=9, num_replay=9))
+
+
+def rod_arm(**changes: Any) -> Arm:
+    """The arm that the good configuration trains on that store, or one that differs from it."""
+    known: dict[str, Any] = {"multiplier": 2.0, "balance": "expected", "kappa": 1.0, "seed": 5}
+    return make_arm("rod", num_adaptation=9, num_replay=9, batch_size=16, **{**known, **changes})
+
+
+def test_good_configuration_passes() -> None:
+    check(GOOD)
+
+
+@pytest.mark.parametrize(
+    "key, value, sentence",
+    [
+        ("rod.choose_in", "cloud", "rod.choose_in='cloud' is not valid: expected workers or dr"),
+        ("rod.steps", 0, "rod.steps=0 is not valid: expected >= 1."),
+        ("rod.selection.kappa", -1, "rod.selection.kappa=-1.0 is not valid: expected >= 0."),
+        ("rod.worker", None, "rod.worker is None: expected a worker class"),
+        ("rod.selection.balance", "half", "rod.selection.balance='half' is not valid"),
+        ("rod.selection.on_nonfinite", "skip", "expected refuse or exclude"),
+        ("rod.scoring.every", 4, "rod.scoring.every is 4: expected 1: NeMo-RL's workers"),
+        ("rod.scoring.precision", "fp8", "rod.scoring.precision is 'fp8': expected null"),
+        ("rod.selection.replay_score", "distillation", "expected loss: NeMo-RL's workers cannot"),
+        ("rod.scoring.prefix", "2/3", "prefix='2/3' is not valid: expected 1, 1/2, 1/4 or 1/8."),
+        ("policy.generation", {"temperature": 0.7}, "policy.generation is 'a section'"),
+        ("policy.dynamic_batching.enabled", True, "policy.dynamic_batching.enabled is True"),
+        ("policy.sequence_packing.enabled", True, "policy.sequence_packing.enabled is True"),
+        ("policy.megatron_cfg.context_parallel_size", 2, "context_parallel_size is 2: expected 1"),
+        ("policy.megatron_cfg.use_linear_ce_fusion_loss", True, "use_linear_ce_fusion_loss is"),
+        ("policy.megatron_cfg.use_fused_linear_logprobs", True, "use_fused_linear_logprobs is"),
+        ("policy.megatron_cfg.enabled", False, "policy.megatron_cfg.enabled is False"),
+        ("policy.megatron_cfg.tensor_model_parallel_size", 3, "not a multiple of the 3 processes"),
+        ("policy.train_global_batch_size", 12, "needs a multiple of 8"),
+    ],
+)
+def test_what_cannot_run_is_refused(key: str, value: Any, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        check(changed(key, value))
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("job", [True, False])
+def test_stock_workers_read_whole_blocks(job: bool, whole: bool) -> None:
+    arm = rod_arm(eighths=8 if whole else 4)
+    hand_written = {"arm": "rod", "seed": 5, "variant": dataclasses.asdict(arm) if job else None}
+    config = changed("rod.scoring.prefix", "1/2" if not (job or whole) else "1")
+    config["rod"] |= {**hand_written, "choose_in": "workers"}
+    assert algorithm.build_arm(config, STORE) == arm
+    config["rod"] |= {"choose_in": "driver", "worker": None}
+    check(config)
+    if whole:
+        assert algorithm.build_arm(config, STORE) == arm
+        return
+    with pytest.raises(ValueError, match="prefix is '1/2': expected 1 where stock workers score"):
+        algorithm.build_arm(config, STORE)
+
+
+def test_stock_workers_train_arms_without_scores_whatever_the_prefix() -> None:
+    config = changed("rod.scoring.prefix", "1/2")
+    config["rod"] |= {"arm": "no_replay", "seed": 5, "variant": None, "choose_in": "driver"}
+    assert not algorithm.build_arm(config, STORE).policy().needs_scores
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_follows_the_schema_and_the_naming(path: Path) -> None:
+    values = yaml.safe_load(path.read_text())
+    OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])  # refuses unknown keys
+    algorithm, *_, cluster, backend, modifiers = path.stem.split("-")
+    assert algorithm == "rod" and backend == "megatron"
+    nodes, gpus = cluster.removesuffix("g").split("n")
+    assert values["cluster"] == {"num_nodes": int(nodes), "gpus_per_node": int(gpus)}
+    tensor = values["policy"]["megatron_cfg"]["tensor_model_parallel_size"]
+    assert modifiers == f"tp{tensor}"
+
+
+def test_recipe_trains_the_papers_model_by_the_papers_schedule() -> None:
+    (path,) = RECIPES
+    values = yaml.safe_load(path.read_text())
+    legal = yaml.safe_load((ROOT / "recipes" / "legal_nemotron_nano_12b_v2.yaml").read_text())
+    model = yaml.safe_load((config_folder() / "model" / "nemotron_nano_12b_v2.yaml").read_text())
+    schedule = ("steps", "warmup_steps", "decay_steps")
+    assert {key: values["rod"][key] for key in schedule} == {
+        key: legal["train"][key] for key in schedule
+    }
+    policy = values["policy"]
+    assert policy["train_global_batch_size"] == legal["train"]["batch_size"]
+    assert policy["model_name"] == policy["tokenizer"]["name"] == model["hf"]
+
+
+def test_our_defaults_train_on_the_loss_alone_and_start_with_every_activation() -> None:
+    values = yaml.safe_load((config_folder() / "nemo_rl" / "rod.yaml").read_text())
+    megatron = values["policy"]["megatron_cfg"]
+    assert megatron["moe_router_load_balancing_type"] == "none"
+    assert megatron["mtp_num_layers"] == 0
+    assert not megatron["bias_activation_fusion"] and not megatron["apply_rope_fusion"]
+
+
+def test_vision_configurations_have_the_list_that_an_older_bridge_copies() -> None:
+    configuration = pytest.importorskip("transformers.models.qwen3_5.configuration_qwen3_5")
+    compat.complete_vision_configs()
+    found = configuration.Qwen3_5VisionConfig()
+    assert list(copy.deepcopy(found.deepstack_visual_indexes)) == []
+    given = configuration.Qwen3_5VisionConfig(deepstack_visual_indexes=[1])
+    assert given.deepstack_visual_indexes == [1]
+
+
+def test_a_checkpoint_that_was_made_anew_is_converted_anew(tmp_path: Path) -> None:
+    model, weights = tmp_path / "hf", tmp_path / "hf" / "model.safetensors"
+    model.mkdir()
+    weights.write_bytes(b"old")
+
+    def place(name: str = str(model), **variables: str) -> str:
+        conversions.keep_apart(name, str(tmp_path / "out"), variables)
+        return variables[conversions.FOLDER]
+
+    old = place(HF_HOME="/shared/hf")
+    assert old == place(HF_HOME="/shared/hf")  # every start of a run takes the same
+    assert Path(old).parent == Path("/shared/hf/nemo_rl")
+    weights.write_bytes(b"new ones")
+    assert place(HF_HOME="/shared/hf") != old
+    # what the user says wins, and without a word it is a folder that every node sees
+    assert Path(place(NRL_MEGATRON_CHECKPOINT_DIR="/x")).parent == Path("/x")
+    assert Path(place()).parent == tmp_path / "out" / "converted"
+    assert place("team/model", HF_HOME="/shared/hf") == "/shared/hf/nemo_rl"
+
+
+def test_runs_of_one_process_share_their_conversions(tmp_path: Path) -> None:
+    models = [tmp_path / name for name in ("base", "specialist")]
+    for model in models:
+        model.mkdir()
+        (model / "config.json").write_text(model.name)
+    variables = {"HF_HOME": "/shared/hf"}
+
+    def place(name: str) -> Path:
+        conversions.keep_apart(name, str(tmp_path / "out"), variables)
+        return Path(variables[conversions.FOLDER])
+
+    base, specialist = (place(str(model)) for model in models)
+    assert base != specialist and base.parent == specialist.parent == Path("/shared/hf/nemo_rl")
+    assert place(str(models[0])) == base
+    assert place("team/model") == Path("/shared/hf/nemo_rl")
+
+
+def test_our_defaults_follow_the_schema() -> None:
+    values = yaml.safe_load((config_folder() / "nemo_rl" / "rod.yaml").read_text())
+    OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
+
+
+def test_without_nemo_rl_the_command_says_so(tmp_path: Path) -> None:
+    if importlib.util.find_spec("nemo_rl"):
+        pytest.skip("NeMo-RL is here")
+    (tmp_path / "recipe.yaml").write_text("rod: {}\n")
+    command = [sys.executable, "-m", "nemo_rod.cli", "train", "--config", "recipe.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "NeMo-RL cannot be imported" in done.stderr and "v0.6.0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def job_values(**options: Any) -> dict[str, Any]:
+    return {
+        "name": "rod",
+        "blocks": "blocks",
+        "out": "out",
+        "parallel": Parallel(data=4, tensor=2),
+        "precision": "bf16",
+        "scoring_micro_batch_size": 4,
+        "seed": 5,
+        "stall_seconds": 60.0,
+        "model": "base",
+        **options,
+    }
+
+
+def test_training_job_in_nemo_rls_terms() -> None:
+    arm = rod_arm(eighths=2)
+    optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3)
+    values = nemo_rl_values(
+        TrainJob(
+            **job_values(arm=arm, optimisation=optimisation, references=["r"]),
+            checkpoint_every=7,
+            config_digest="abc",
+            loggers=["wandb", "tensorboard"],
+            run_name="toy/rod",
+        ),
+        block_size=64,
+        gpus_per_node=0,
+    )
+    rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
+    assert (rod.arm, rod.steps, rod.seed, rod.out, rod.hf) == ("rod", 10, 5, "out", True)
+    assert Arm(**rod.variant) == arm and rod.config_digest == "abc"
+    assert rod.references == ["r"] and rod.selection.on_nonfinite == "refuse"
+    policy = values["policy"]
+    assert policy["train_global_batch_size"] == 16 and policy["train_micro_batch_size"] == 2
+    assert policy["precision"] == "bfloat16" and policy["max_total_sequence_length"] == 64
+    assert policy["megatron_cfg"]["tensor_model_parallel_size"] == 2
+    assert policy["megatron_cfg"]["optimizer"]["min_lr"] == pytest.approx(1e-4)
+    assert values["cluster"] == {"gpus_per_node": 8, "num_nodes": 1}
+    assert values["checkpointing"]["save_period"] == 7
+    logger = values["logger"]
+    assert [logger[f"{name}_enabled"] for name in LOGGERS] == [True, True, False]
+    assert logger["wandb"] == {"project": "nemo-rod", "name": "toy/rod"}
+
+
+def test_what_saves_memory_in_nemo_rls_terms() -> None:
+    arm = make_arm("no_replay", num_adaptation=9, num_replay=9, batch_size=16, seed=5)
+
+    def megatron(**changes: Any) -> dict[str, Any]:
+        optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3, **changes)
+        job = TrainJob(**job_values(arm=arm, optimisation=optimisation))
+        return dict(nemo_rl_values(job, block_size=64)["policy"]["megatron_cfg"])
+
+    plain = megatron()
+    assert not plain["activation_checkpointing"] and "recompute_granularity" not in plain
+    assert plain["distributed_data_parallel_config"] == {"grad_reduce_in_fp32": True}
+    assert not plain["optimizer"]["use_precision_aware_optimizer"]
+    assert plain["optimizer"]["optimizer_offload_fraction"] == 0.0
+    small = megatron(
+        recompute="full", grad_reduce="bf16", precision_aware_optimizer=True, optimizer_offload=True
+    )
+    assert small["activation_checkpointing"] and small["recompute_granularity"] == "full"
+    assert small["distributed_data_parallel_config"] == {"grad_reduce_in_fp32": False}
+    assert small["optimizer"]["use_precision_aware_optimizer"]
+    assert small["optimizer"]["optimizer_cpu_offload"]
+    assert small["optimizer"]["optimizer_offload_fraction"] == 1.0  # all that NeMo-RL allows
+
+
+def test_a_workers_provider_is_changed_before_its_model_is_built() -> None:
+    built = []
+
+    def setup_model_and_optimizer(policy_cfg: Any, megatron_cfg: Any, load: bool = True) -> str:
+        built.append((policy_cfg, megatron_cfg.model.frozen, load))
+        return "model"
+
+    worker = SimpleNamespace(setup_model_and_optimizer=setup_model_and_optimizer)
+    config = SimpleNamespace(model=SimpleNamespace(frozen=False))
+    with compat.providers(worker, lambda provider: setattr(provider, "frozen", True)):
+        assert worker.setup_model_and_optimizer("policy", config, load=False) == "model"
+    assert built == [("policy", True, False)]
+    assert worker.setup_model_and_optimizer is setup_model_and_optimizer
+
+
+@pytest.mark.parametrize(
+    ("given", "warmup", "decay"),
+    [
+        ((None, 0.25, 10), 2, 2),
+        ((None, 0.0, 10), 0, 1),
+        ((None, 0.0, 1), 0, 1),
+        ((None, 0.4, 1), 0, 1),
+        ((7, 0.25, 10), 7, 7),
+        ((0, 0.25, 10), 0, 0),
+        ((7, 0.25, 5), 4, 5),
+        ((None, 0.99, 10), 9, 10),
+    ],
+)
+def test_parts_of_the_schedule(given: tuple[Any, ...], warmup: int, decay: int) -> None:
+    """Megatron asserts that the warm-up is shorter than the whole schedule."""
+    assert (settings.warmup(*given), settings.decay(*given)) == (warmup, decay)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.99])
+@pytest.mark.parametrize("given", [None, 2])
+def test_jobs_and_hand_written_configurations_have_one_schedule(
+    given: int | None, share: float, steps: int
+) -> None:
+    written: dict[str, Any] = {"steps": steps, "warmup_fraction": share, "decay_fraction": share}
+    written |= {"warmup_steps": given, "decay_steps": given} if given else {}
+    optimisation = Optimisation(**written, batch_size=16, micro_batch_size=2, lr=1e-3)
+    job = TrainJob(**job_values(arm=rod_arm(), optimisation=optimisation))
+    translated = nemo_rl_values(job, block_size=64)["rod"]
+    assert (
+        scheduler_of(translated)
+        == scheduler_of(written)
+        == (
+            optimisation.warmup,
+            optimisation.decay,
+        )
+    )
+
+
+def scheduler_of(rod: dict[str, Any]) -> tuple[int, int]:
+    """Warm-up and decay that Megatron is given for a `rod` section."""
+    for name in ("warmup", "decay"):
+        OmegaConf.register_new_resolver(f"rod_{name}", getattr(settings, name), replace=True)
+    ours = OmegaConf.load(config_folder() / "nemo_rl" / "rod.yaml")
+    config = OmegaConf.merge({"rod": OmegaConf.structured(RoD)}, ours, {"rod": rod})
+    scheduler = config.policy.megatron_cfg.scheduler
+    return scheduler.lr_warmup_iters, scheduler.lr_wsd_decay_iters
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_precisions_have_one_name_each(name: str) -> None:
+    assert short_precision({"precision": DTYPES[name]}) == name
+    assert short_precision({"precision": "float16"}) == "float16"  # of NeMo-RL alone
+
+
+@pytest.mark.parametrize("steps", [1, 40, 50, 51])
+def test_a_short_run_of_the_recipe_warms_up_for_less_than_it_lasts(steps: int) -> None:
+    for name in ("warmup", "decay"):
+        OmegaConf.register_new_resolver(f"rod_{name}", getattr(settings, name), replace=True)
+    layers = [OmegaConf.load(path) for path in (config_folder() / "nemo_rl" / "rod.yaml", *RECIPES)]
+    short = {"rod": {"steps": steps}}
+    config = OmegaConf.merge({"rod": OmegaConf.structured(RoD)}, *layers, short)
+    scheduler = config.policy.megatron_cfg.scheduler
+    assert scheduler.lr_decay_iters == scheduler.lr_wsd_decay_iters == steps
+    assert scheduler.lr_warmup_iters == min(50, steps - 1)
+
+
+def test_references_of_another_model_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = source("old", [write(tmp_path / "old.jsonl", texts(50, 1))])
+    store, out = run(tmp_path / "blocks", [old]), tmp_path / "references"
+    manifest = role_manifest(store, "replay", model="old", precision="bf16")
+    ids = np.arange(manifest.start, manifest.stop)
+    writer = ReferenceWriter(out, rank=0, manifest=manifest)
+    writer.append(ids, np.ones((len(ids), 8), np.float32), store.hashes(ids))
+    writer.close()
+    compact(out, manifest=manifest, hashes=store.hashes)
+    monkeypatch.setattr(reference_losses, "open_store", lambda config: store)
+    rod = {"out": str(out), "role": "replay", "model_digest": None}
+    policy = {"model_name": "old", "precision": "bfloat16"}
+    reference_losses.write_reference(
+        {"rod": rod, "policy": policy}
+    )  # they are there: nothing to do
+    with pytest.raises(ValueError, match=r"references with .*model.*remove it to compute it again"):
+        reference_losses.write_reference({"rod": rod, "policy": {**policy, "model_name": "new"}})
+
+
+def test_scoring_job_in_nemo_rls_terms() -> None:
+    job = ReferenceJob(**job_values(role="replay", model_digest="abc"))
+    values = nemo_rl_values(job, block_size=64, gpus_per_node=4)
+    assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
+    rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
+    assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
+    assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
+
+
+def test_references_in_a_precision_that_workers_lack_are_refused() -> None:
+    job = ReferenceJob(**job_values(role="replay", model_digest="abc", scoring_precision="fp8"))
+    with pytest.raises(ValueError, match="fp8, which NeMo-RL's workers can"):
+        nemo_rl_values(job, block_size=64)
+
+
+def test_references_are_of_the_policys_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(algorithm, "open_references", lambda *args, **kw: asked.append((args, kw)))
+    store: Any = "store"
+    config = {"rod": {"references": ["r"]}, "policy": {"precision": "bfloat16"}}
+    algorithm.references_of(config, store)
+    assert asked == [((["r"], store), {"precision": "bf16"})]
+
+
+def test_winners_are_dealt_by_whole_micro_batches() -> None:
+    shares = deal(np.arange(100, 112), micro_batch_size=2, replicas=3)
+    assert [share.tolist() for share in shares] == [
+        [100, 101, 106, 107],
+        [102, 103, 108, 109],
+        [104, 105, 110, 111],
+    ]
+
+
+def test_metrics_of_an_update() -> None:
+    trained = {"grad_norm": [2.0], "all_mb_metrics": {"lr": [0.5, 0.5], "loss": [1.0, 2.0]}}
+    assert update_metrics([3.0], trained, 0.25) == {
+        "train/loss": 3.0,
+        "train/grad_norm": 2.0,
+        "train/lr": 0.5,
+        "timing/train/update": 0.25,
+    }
+    assert update_metrics([3.0], trained | {"total_flops": 6.0}, 0.25)["flops"] == 6.0
+
+
+def test_tflops_are_of_scoring_too_and_need_a_count() -> None:
+    """An update of 8e12 operations on half of a pool of half blocks, in 2 s on 2 GPUs."""
+    pool = Pool(0, np.arange(8), np.arange(8) > 3)
+    loss = np.ones(8, dtype=np.float32)
+    choice = choose(pool, Joint(), 4, loss, 0 * loss)
+    learner: Any = SimpleNamespace(update_flops=lambda num_blocks: 2e12 * num_blocks)
+    of_halves = rod_arm(eighths=4)
+    expected = 8 * (1 + 2 / 2 / 3) / 2 / 2
+    for metrics in ({"timing/train/total": 2.0}, {"timing/train/total": 2.0, "flops": 8e12}):
+        found = model_speed(learner, choice, metrics, of_halves, 2)
+        assert found == {"throughput/model_tflops_per_gpu": pytest.approx(expected)}
+        assert "flops" not in metrics  # it is no metric
+    learner.update_flops = lambda num_blocks: None
+    assert model_speed(learner, choice, {"timing/train/total": 2.0}, of_halves, 2) == {}
+    unscored = choose(pool, TakeAll(), 8)
+    assert model_tflops(unscored, 8e12, 2.0, scored_share=1.0) == 4.0

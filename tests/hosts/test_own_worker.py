@@ -1,0 +1,104 @@
+"""NeMo-RL's own Megatron worker, with RoD inside, as users get it: `rod.worker` is left alone.
+
+Its setup, `train`, `get_logprobs`, and saving and loading of checkpoints run unchanged on the
+Megatron-Bridge and Megatron-LM that the checkout pins, under real Ray. Only CUDA, NCCL and
+TransformerEngine have stand-ins (`tests/workers/nemo_rl_cpu/without_cuda.py`). Needs a checkout
+with its submodules and Python 3.12: `make test-nemo-rl-worker`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import architectures
+import pytest
+from nemo_rl_runs import Runs, chosen_ids, kill_after, records, rows
+from safetensors.torch import load_file, save_file
+from tiny import MOE_ARCHITECTURE, STEPS, Setting
+
+from nemo_rod.config import Parallel
+
+pytestmark = pytest.mark.nemo_rl
+
+OWN = [
+    "rod.worker=nemo_rod.hosts.nemo_rl.megatron_worker.RoDMegatronPolicyWorker",
+    # two kernels that no CPU has
+    "policy.megatron_cfg.moe_permute_fusion=false",
+    "policy.megatron_cfg.optimizer.use_precision_aware_optimizer=false",
+    "policy.megatron_cfg.optimizer.use_distributed_optimizer=true",  # as NeMo-RL has it
+    "policy.logprob_batch_size=4",
+    "cluster.gpus_per_node=1",
+]
+# not nemotron_h: transformers 5.3, which v0.6.0 pins, has no dense layers in its own Nemotron-H
+MODELS = ("qwen3", "qwen3_5", "nemotron_3_nano", "qwen3_moe")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def runs(
+    request: pytest.FixtureRequest,
+    pinned: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+    torchrun: Callable[..., list[str]],
+) -> Iterator[Runs]:
+    """A setting per model, made on our own road, and runs of it on NeMo-RL's."""
+    root = tmp_path_factory.mktemp(request.param)
+    if request.param == "qwen3":
+        setting = Setting(root, torchrun)
+    elif request.param == "qwen3_moe":
+        setting = Setting(root, torchrun, MOE_ARCHITECTURE)
+    else:
+        setting = Setting(root, torchrun, architectures.write(request.param, root / "model"))
+    converted = {"NRL_MEGATRON_CHECKPOINT_DIR": str(root / "converted")}
+    runs = Runs(setting, {**pinned, **converted})
+    yield runs
+    runs.end()
+
+
+@pytest.fixture(scope="module")
+def trained(runs: Runs) -> Path:
+    return runs.train("own", *OWN)
+
+
+def test_own_worker_chooses_as_megatron_bridge_does(runs: Runs, trained: Path) -> None:
+    bridge = runs.tiny.rod("single", Parallel())
+    assert len(bridge) == STEPS
+    assert chosen_ids(trained) == chosen_ids(runs.tiny.root / "single")
+    for one, other in zip(bridge, records(trained), strict=True):
+        assert abs(one.score - other.score).max() < 1e-5
+
+
+def test_own_worker_resumes_from_its_own_checkpoint(runs: Runs, trained: Path) -> None:
+    out = runs.tiny.root / "own_killed"
+    recipe = runs.recipe(out)
+    kill_after(runs.start("train", "--config", recipe, *OWN), out, 11)
+    assert (out / "checkpoints" / "step_8").is_dir()
+    runs.run("train", "--config", recipe, *OWN)
+    assert [row["step"] for row in rows(out)] == list(range(STEPS))
+    assert chosen_ids(out) == chosen_ids(trained)
+    assert rows(out) == rows(trained)
+
+
+def test_own_worker_refuses_a_checkpoint_with_a_gap(runs: Runs) -> None:
+    """NeMo-RL's conversion only warns of one."""
+    gap = runs.tiny.root / "gap"
+    shutil.copytree(runs.tiny.base, gap)
+    file = gap / "model.safetensors"
+    tensors = load_file(file)
+    (name,) = (name for name in tensors if re.search(r"\.embed(_tokens|dings)\.weight$", name))
+    tensors[f"{name}_of_others"] = tensors.pop(name)
+    save_file(tensors, file, {"format": "pt"})
+    for index in gap.glob("*.index.json"):
+        index.unlink()
+    started = runs.start("train", "--config", runs.recipe(runs.tiny.root / "own_gap", gap), *OWN)
+    said, _ = started.communicate(timeout=1000)
+    assert started.returncode != 0
+    assert f"{gap} leaves 1 parameter(s) of the model without a tensor (" in said, said[-5000:]
+    assert f"1 tensor(s) without a place in the model ({name}_of_others)" in said
+
+
+def test_own_log_probabilities_choose_the_same(runs: Runs, trained: Path) -> None:
+    """`choose_in=driver` scores by the worker's own `get_logprobs`."""
+    assert chosen_ids(runs.train("own_driver", *OWN, "rod.choose_in=driver")) == chosen_ids(trained)

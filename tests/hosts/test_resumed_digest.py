@@ -1,0 +1,125 @@
+"""What an interrupted run on NeMo-RL may change and still resume: the digest in its header."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_rod.hosts.nemo_rl.algorithm import _digest
+from nemo_rod.selection.arms import Arm, make_arm
+
+OPTIMIZER = "policy.megatron_cfg.optimizer"
+GOOD: dict[str, Any] = {
+    "rod": {"config_digest": None, "steps": 3, "selection": {"on_nonfinite": "refuse"}},
+    "policy": {
+        "model_name": "team/model",
+        "precision": "bfloat16",
+        "train_global_batch_size": 16,
+        "megatron_cfg": {
+            "enabled": True,
+            "tensor_model_parallel_size": 2,
+            "optimizer": {
+                "lr": 1e-3,
+                "use_distributed_optimizer": True,
+                "use_precision_aware_optimizer": False,
+                "optimizer_cpu_offload": False,
+                "optimizer_offload_fraction": 0.0,
+                "overlap_cpu_optimizer_d2h_h2d": False,
+            },
+            "scheduler": {"lr_warmup_iters": 1},
+        },
+    },
+}
+
+
+def arm(**changes: Any) -> Arm:
+    known: dict[str, Any] = {"multiplier": 2.0, "balance": "expected", "kappa": 1.0, "seed": 5}
+    return make_arm("rod", num_adaptation=9, num_replay=9, batch_size=16, **{**known, **changes})
+
+
+def digest(changes: dict[str, Any] | None = None, **arms: Any) -> str:
+    """The digest after changes, by dotted keys, and of an arm with others."""
+    config = copy.deepcopy(GOOD)
+    for key, value in (changes or {}).items():
+        *path, last = key.split(".")
+        section = config
+        for part in path:
+            section = section[part]
+        assert last in section
+        section[last] = value
+    return _digest(config, arm(**arms))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (f"{OPTIMIZER}.use_distributed_optimizer", False),
+        (f"{OPTIMIZER}.use_precision_aware_optimizer", True),
+        (f"{OPTIMIZER}.optimizer_cpu_offload", True),
+        (f"{OPTIMIZER}.optimizer_offload_fraction", 1.0),
+        (f"{OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d", True),
+        ("policy.megatron_cfg.tensor_model_parallel_size", 4),
+    ],
+)
+def test_layout_and_memory_may_change(key: str, value: object) -> None:
+    assert digest({key: value}) == digest()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (f"{OPTIMIZER}.lr", 2e-3),
+        ("policy.megatron_cfg.scheduler.lr_warmup_iters", 2),
+        ("policy.precision", "float32"),
+        ("policy.train_global_batch_size", 32),
+        ("rod.steps", 4),
+    ],
+)
+def test_what_decides_may_not_change(key: str, value: object) -> None:
+    assert digest({key: value}) != digest()
+
+
+@pytest.mark.parametrize("change", [{"kappa": 2.0}, {"multiplier": 4.0}, {"eighths": 4}])
+def test_the_arm_of_a_hand_written_configuration_may_not_change(change: dict[str, Any]) -> None:
+    assert digest(**change) != digest()
+    assert digest({"rod.selection": {"on_nonfinite": "exclude"}}) != digest()
+    assert digest({"policy.model_name": "team/other"}) != digest()
+
+
+def test_a_recipes_job_has_its_own_digest() -> None:
+    elsewhere = {"policy.model_name": "run/base/hf", f"{OPTIMIZER}.optimizer_cpu_offload": True}
+    assert digest({**elsewhere, "rod.config_digest": "abc"}, recorded="no/such/file") == "abc"
+
+
+def test_a_recorded_curriculum_is_known_by_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "curriculum.rod"
+    file.write_bytes(b"steps")
+    found = digest(recorded="curriculum.rod")
+    assert found == digest(recorded=str(file)) != digest()
+    file.write_bytes(b"other steps")
+    assert found != digest(recorded=str(file))
+
+
+def test_a_model_is_known_whatever_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "model.safetensors").write_bytes(b"weights")
+
+    def of(model: Path | str) -> str:
+        return digest({"policy.model_name": str(model)})
+
+    found = of("base")
+    assert of(base) == of("./base") == found
+    assert of(shutil.copytree(base, tmp_path / "copied")) == found
+    (base / "model.safetensors").write_bytes(b"those of a larger one")
+    assert of("base") != found

@@ -1,0 +1,107 @@
+"""The files of a swapped-in job that resumes, and of one that begins again in the same folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nemo_rod.selection import Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
+
+SOURCES = (SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2))
+HEADER = CurriculumHeader(
+    num_candidates=4,
+    num_chosen=2,
+    block_size=64,
+    store="s",
+    tokenizer="t",
+    references="r",
+    config="c",
+    seed=0,
+    sources=SOURCES,
+)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_rod.hosts.swap_in import step_record
+
+    monkeypatch.setattr(step_record, "is_recorder", lambda: True)
+    monkeypatch.setattr(step_record, "all_or_none", lambda function: function())
+
+
+def run(folder: Path, *steps: int, header: CurriculumHeader | None = HEADER) -> None:
+    """A job that trains these steps, and is killed or ends."""
+    from nemo_rod.hosts.swap_in.step_record import ChoiceRecord
+
+    blend: Any = SimpleNamespace(sources=SOURCES, block_size=64)
+    record = ChoiceRecord(folder, blend, header)
+    record.begin(steps[0])
+    for step in steps:
+        pool = Pool(step, np.arange(4), np.array([False, False, True, True]))
+        loss, reference = np.arange(4, dtype=np.float32), np.zeros(4, dtype=np.float32)
+        record(choose(pool, Joint(), 2, loss, reference), np.array([0, 0, 1, 1]))
+
+
+def recorded(folder: Path, suffix: str = "") -> tuple[list[int], list[int]]:
+    """The steps of the curriculum and those of the metrics."""
+    with Curriculum.open(folder / f"curriculum.rod{suffix}", read_only=True) as curriculum:
+        steps = [record.step for record in curriculum]
+    lines = (folder / f"metrics.jsonl{suffix}").read_text().splitlines()
+    return steps, [json.loads(line)["step"] for line in lines]
+
+
+def test_a_job_that_resumes_continues_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, 0, 1, 2)
+    run(tmp_path, 2, 3)
+    assert recorded(tmp_path) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert len(list(tmp_path.iterdir())) == 2 and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_job_that_begins_again_moves_aside_what_was_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int
+) -> None:
+    run(tmp_path, first, first + 1)
+    run(tmp_path, first, first + 1, first + 2)  # without a checkpoint
+    said = capsys.readouterr().err
+    assert said == (
+        f"nemo-rod: the job begins at step {first} without the steps recorded in {tmp_path}, which "
+        "are now in curriculum.rod.1 and metrics.jsonl.1; load the checkpoint to continue them.\n"
+    )
+    run(tmp_path, 0)
+    assert recorded(tmp_path) == ([0], [0])
+    assert recorded(tmp_path, ".1") == ([first, first + 1],) * 2
+    assert recorded(tmp_path, ".2") == ([first, first + 1, first + 2],) * 2
+
+
+def test_files_are_moved_by_the_same_number_and_each_alone(tmp_path: Path) -> None:
+    run(tmp_path, 0, header=None)
+    (tmp_path / "curriculum.rod.1").touch()
+    run(tmp_path, 0, 1, header=None)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *("curriculum.rod.1", "metrics.jsonl", "metrics.jsonl.2")
+    }
+    (tmp_path / "metrics.jsonl").unlink()
+    run(tmp_path, 0)
+    (tmp_path / "metrics.jsonl").unlink()  # as of a job that was killed between the two writes
+    run(tmp_path, 0, 1)
+    assert recorded(tmp_path) == ([0, 1], [0, 1])
+    assert (tmp_path / "curriculum.rod.3").exists()
+    assert not (tmp_path / "metrics.jsonl.3").exists()
+
+
+def test_the_files_of_another_run_are_refused_as_they_are(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    for step in (0, 1):
+        with pytest.raises(ValueError, match=r"curriculum\.rod was recorded with seed 0"):
+            run(tmp_path, step, header=replace(HEADER, seed=1))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

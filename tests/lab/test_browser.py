@@ -1,0 +1,141 @@
+"""The pages in a real browser: the explorer is clicked through, and a served page goes on.
+
+It runs where Playwright and a Chromium are installed: `pip install playwright`, and Debian's
+`chromium-headless-shell` or `chromium`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_build import FakeRun, write_run
+from test_under_way import write_partial
+
+from nemo_rod.lab.report import build_report
+from nemo_rod.lab.report.explorer import explore
+from nemo_rod.lab.report.serve import serve
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
+    pytest.mark.timeout(1800),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    """Base and RoD are evaluated, and another arm is in training."""
+    run = write_run(tmp_path_factory.mktemp("runs") / "small", arms=("base", "no_replay", "rod"))
+    write_partial(run.folder / "arms" / "fixed_32.partial", 4, 10)
+    texts = {
+        "texts": lambda store, ids: [
+            f"The text of block {number} <b>as it is</b>" for number in ids
+        ]
+    }
+    build_report(run.folder, arms=["base", "no_replay", "fixed_32", "rod"], **texts)
+    return run
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def open_page(browser: Any, size: str, url: str) -> Any:
+    width, height = SIZES[size]
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.set_default_timeout(600_000)
+    page.failures = []
+    page.on("pageerror", lambda error: page.failures.append(str(error)))
+    page.on("console", lambda said: said.type == "error" and page.failures.append(said.text))
+    page.goto(url)
+    return page
+
+
+def keep_picture(page: Any, name: str) -> None:
+    """Saves a picture to look at, where SCREENSHOTS names a folder."""
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+
+
+def fits(page: Any) -> bool:
+    """Whether nothing makes the page wider than the screen."""
+    return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_explorer_shows_what_is_chosen_in_it(run: FakeRun, browser: Any, size: str) -> None:
+    path = run.folder / "arms" / "rod" / "curriculum.rod"
+    data = explore(path)
+    assert data is not None
+    page = open_page(browser, size, (run.folder / "report" / "curriculum.html").as_uri())
+    keep_picture(page, f"explorer_{size}")
+    names = [name for _, name in data["sources"]]
+    wanted = names.index("web")
+    page.select_option("#source", label="web (replay)")
+    for first, last in ((0, len(data["ranges"]) - 1), (3, 5), (5, 5)):
+        page.select_option("#from", index=first)
+        page.select_option("#to", index=last)
+        cells = [c for c in data["cells"] if c["source"] == wanted and first <= c["range"] <= last]
+        for kind in ("chosen", "dropped"):
+            count = sum(cell[kind]["count"] for cell in cells)
+            said = page.inner_text(f".{kind} p")
+            noun = "block" if count == 1 else "blocks"
+            assert said.startswith(f"{count} {noun}, mean score ") if count else said == "none"
+            blocks = [block for cell in cells for block in cell[kind]["blocks"]]
+            cards = page.locator(f".{kind} li")
+            assert cards.count() == min(12, len(blocks))
+            best = max(blocks, key=lambda block: block[4], default=None)
+            if best is not None:
+                shown = cards.first.inner_text()
+                assert f"{best[4]:.3f}".replace("-", "\N{MINUS SIGN}") in shown
+                assert "<b>as it is</b>" in shown  # as text
+        steps = f"steps {data['ranges'][first][0]} to {data['ranges'][last][1]}"
+        assert steps in page.inner_text("#found")
+    page.select_option("#from", index=7)  # beyond the last step chosen
+    assert page.input_value("#to") == "7"
+    assert fits(page) and page.failures == []
+    keep_picture(page, f"explorer_of_a_source_{size}")
+    page.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_page_during_a_run_leads_to_the_explorer(run: FakeRun, browser: Any, size: str) -> None:
+    page = open_page(browser, size, (run.folder / "report" / "index.html").as_uri())
+    assert "Missing from this page: fixed 32 %." in page.inner_text(".standing")
+    assert page.locator("progress").evaluate_all("all => all.map(one => one.value)").count(0.4) == 1
+    assert fits(page) and page.failures == []
+    keep_picture(page, f"during_a_run_{size}")
+    page.click("a[href='curriculum.html']")
+    page.wait_for_selector(".chosen li")
+    assert page.title() == "Curriculum of small, RoD"
+    page.close()
+
+
+def test_a_served_page_reloads_itself_and_shows_later_steps(tmp_path: Path, browser: Any) -> None:
+    run = tmp_path / "small"
+    write_partial(run / "arms" / "rod.partial", 4, 10)
+    build_report(run, arms=["rod"])
+    server = serve(run / "report", port=0, every=1)
+    page = open_page(browser, "desktop", f"http://127.0.0.1:{server.server_address[1]}/")
+    assert "4 of 10" in page.inner_text(".standing")
+    keep_picture(page, "under_way_desktop")
+    metrics = run / "arms" / "rod.partial" / "metrics.jsonl"
+    rows = [json.dumps({"step": step, "train/loss": 3.0}) for step in range(7)]
+    metrics.write_text("\n".join(rows) + "\n")
+    build_report(run, arms=["rod"])
+    page.wait_for_function("document.querySelector('.standing').innerText.includes('7 of 10')")
+    server.shutdown()
+    page.close()

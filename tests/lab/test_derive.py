@@ -1,0 +1,294 @@
+"""A rehearsal's recipe is derived from the real one: what changes, and that nothing else does."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import OF_THE_PAPER, composed
+
+from nemo_rod.config import Config, Parallel, config_folder
+from nemo_rod.files import write_json
+from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.lab.rehearsal.command import make_rehearsal, rehearsal_folder, rehearse, small_model
+from nemo_rod.lab.rehearsal.derive import BATCH_SIZE, Places, other_runs, rehearsal_of
+from nemo_rod.lab.rehearsal.forms import FORMS, SIZES, shrunken
+from nemo_rod.lab.rehearsal.materials import DESCRIPTION, TABLE, describe
+from nemo_rod.lab.rehearsal.rehearsal_stages import RehearsalStages
+from nemo_rod.lab.rehearsal.rehearsal_table import as_dict
+from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
+from nemo_rod.lab.rehearsal.small_layout import small_layout
+from nemo_rod.run.checks import check
+from nemo_rod.run.handover import flatten
+
+LAYOUTS = sorted((config_folder() / "parallel").glob("*/*.yaml"))
+# keys that may differ, besides those of sources and variants
+CHANGED = {
+    *("run_dir", "arm", "rebuild", "parallel", "model.hf", "model.shape"),
+    *("domain.tokenizer", "domain.eod", "domain.block_size", "domain.holdout_fraction"),
+    *("domain.workers", "domain.sources", "train.steps", "train.batch_size"),
+    *("train.warmup_steps", "train.decay_steps"),
+    *("train.micro_batch_size", "scoring.micro_batch_size", "checkpoint.every"),
+    *("validation.every", "validation.blocks", "variants", "cluster.gpu_memory_gib"),
+    *("cluster.gpus_per_node", "cluster.node_memory_gib", "report", "tasks.limit"),
+}
+
+
+def derived(recipe: str, *overrides: str, processes: int | None = None) -> tuple[Config, Config]:
+    config = composed(f"recipe={recipe}", *overrides)
+    parallel, _ = small_layout(config.parallel, processes)
+    folder = Path("somewhere") / "else"
+    return config, rehearsal_of(config, folder, parallel=parallel, scale=8 / config.train.steps)
+
+
+@pytest.mark.parametrize("recipe", OF_THE_PAPER)
+def test_only_sizes_and_places_change(recipe: str) -> None:
+    config, small = derived(recipe)
+    check(small)
+    before, after = (flatten("", dataclasses.asdict(c)) for c in (config, small))
+    different = {key.lstrip(".") for key in {*before, *after} if before.get(key) != after.get(key)}
+    wrong = [key for key in different if not any(key.startswith(name) for name in CHANGED)]
+    assert not wrong
+    assert small.arms == config.arms
+    assert small.train.steps == 8 and small.train.batch_size == BATCH_SIZE
+    assert small.model.precision == config.model.precision
+    for name, source in config.domain.sources.items():
+        rehearsed = small.domain.sources[name]
+        changed = {key for key in source if source[key] != rehearsed[key]}
+        assert changed <= {"path", "max_tokens"}, name
+        assert rehearsed["path"].startswith(str(Path.cwd() / "somewhere" / "else" / "made"))
+    for name, variant in config.variants.items():
+        changed = {k for k in variant if variant[k] != small.variants[name][k]}
+        assert changed <= {"steps", "curriculum", "references", "train"}, name
+
+
+def test_steps_keep_their_proportion() -> None:
+    config, small = derived("german_qwen3_5_4b")
+    assert (config.train.steps, config.train.warmup_steps, config.train.decay_steps) == (
+        *(2862, 50, 588),
+    )
+    assert (small.train.steps, small.train.warmup_steps, small.train.decay_steps) == (8, 0, 2)
+    longer, shorter = (c.variants["max_replay"] for c in (config, small))
+    assert (longer["steps"], longer["train"]) == (6487, {"warmup_steps": 25, "decay_steps": 1298})
+    # 8 / 2862 times that
+    assert (shorter["steps"], shorter["train"]) == (18, {"warmup_steps": 0, "decay_steps": 4})
+
+
+@pytest.mark.parametrize("file", LAYOUTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_axis_above_one_stays_above_one(file: Path) -> None:
+    recipe = next(name for name in OF_THE_PAPER if name.endswith(f"_{file.parent.name}"))
+    choice, cluster = f"{file.parent.name}/{file.stem}", file.stem.removesuffix("_one_node")
+    config = composed(f"recipe={recipe}", f"parallel={choice}", f"cluster={cluster}")
+    small, lost = small_layout(config.parallel, None)
+    for axis in ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert"):
+        assert getattr(small, axis) == min(2, getattr(config.parallel, axis)), axis
+    assert small.sequence == config.parallel.sequence
+    assert not lost
+
+
+@pytest.mark.parametrize(
+    ("parallel", "processes", "expected", "lost"),
+    [
+        (Parallel(data=8), 1, Parallel(), ["data"]),
+        (Parallel(data=4, tensor=4, sequence=True), 2, Parallel(tensor=2, sequence=True), ["data"]),
+        (Parallel(data=4, tensor=4, sequence=True), 1, Parallel(), ["data", "tensor"]),
+        (Parallel(data=16, pipeline=2, expert=8), 2, Parallel(pipeline=2), ["data", "expert"]),
+    ],
+)  # fmt: skip
+def test_what_too_few_processes_cannot_keep_is_named(
+    parallel: Parallel, processes: int, expected: Parallel, lost: list[str]
+) -> None:
+    assert small_layout(parallel, processes) == (expected, lost)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "class_name", "pattern", "tied"),
+    [
+        ("german_qwen3_5_4b", "Qwen3_5ForConditionalGeneration", "linear", True),
+        ("german_qwen3_5_9b", "Qwen3_5ForConditionalGeneration", "linear", False),
+        ("german_qwen3_5_35b_a3b", "Qwen3_5MoeForConditionalGeneration", "linear", False),
+        ("german_nemotron_nano_12b_v2", "NemotronHForCausalLM", "M-M-M-M*", False),
+        ("german_nemotron_3_nano_30b_a3b", "NemotronHForCausalLM", "MEMEM*", False),
+    ],
+)
+def test_a_model_in_small_keeps_what_decides_which_code_runs(
+    recipe: str, class_name: str, pattern: str, tied: bool
+) -> None:
+    config = composed(f"recipe={recipe}")
+    small = small_model(config, stages=2)
+    assert small is not None and config.model.shape is not None
+    assert small.class_name == class_name
+    text = small.values.get("text_config", small.values)
+    assert text["tie_word_embeddings"] is small.values["tie_word_embeddings"] is tied
+    if "nemotron" in recipe:
+        assert text["hybrid_override_pattern"] == 2 * pattern
+        assert text["num_hidden_layers"] == 2 * len(pattern)
+        assert small.predictors == 0
+    else:
+        assert text["num_hidden_layers"] == 2 * config.model.shape["full_attention_interval"]
+        assert text["mtp_num_hidden_layers"] == small.predictors == 1
+        assert "vision_config" in small.values
+    for key, value in config.model.shape.items():
+        if key not in {*SIZES, "model_type", "num_hidden_layers", "hybrid_override_pattern"}:
+            assert text[key] == value, key
+
+
+def test_experts_in_small_are_stored_as_they_are_published(tmp_path: Path) -> None:
+    """All of a layer in one tensor, but those of the head for further tokens one by one."""
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "Qwen3_5MoeConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no Qwen3.5")
+    from safetensors.torch import load_file
+
+    small = small_model(composed("recipe=german_qwen3_5_35b_a3b"))
+    assert small is not None
+    write_checkpoint(small, tmp_path / "checkpoint", precision="bf16")
+    text = small.values["text_config"]
+    layers, experts = range(text["num_hidden_layers"]), range(text["num_experts"])
+    stored = load_file(tmp_path / "checkpoint" / "model.safetensors")
+    assert {name for name in stored if ".experts." in name} == {
+        *(f"model.language_model.layers.{n}.mlp.experts.gate_up_proj" for n in layers),
+        *(f"model.language_model.layers.{n}.mlp.experts.down_proj" for n in layers),
+        *(f"mtp.layers.0.mlp.experts.{n}.gate_proj.weight" for n in experts),
+        *(f"mtp.layers.0.mlp.experts.{n}.up_proj.weight" for n in experts),
+        *(f"mtp.layers.0.mlp.experts.{n}.down_proj.weight" for n in experts),
+    }
+
+
+def test_a_config_of_its_own_is_what_is_shrunk() -> None:
+    described = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "layer_types": ["linear_attention", "full_attention"] * 8,
+        "hidden_size": 4096,
+        "mtp_num_hidden_layers": 0,
+        "rms_norm_eps": 0.5,
+    }
+    small = shrunken(described, where="folder")
+    assert (small.class_name, small.config_class) == ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig")
+    assert small.values["layer_types"] == ["linear_attention", "full_attention"]
+    assert small.values["rms_norm_eps"] == 0.5
+    assert small.values["hidden_size"] == 32
+    assert small.predictors == 0
+
+
+@pytest.mark.parametrize(
+    "described",
+    [{"model_type": "llama"}, {"model_type": "qwen3", "architectures": ["FancyForCausalLM"]}],
+)
+def test_an_architecture_without_a_form_is_refused(described: dict[str, Any]) -> None:
+    found = described.get("architectures", ["llama"])[0]
+    with pytest.raises(ValueError, match=f"architecture {found}, which has no shrunken form") as e:
+        shrunken(described, where="some/model")
+    assert all(form.class_name in str(e.value) for form in FORMS.values())
+
+
+def test_transfers_name_the_runs_that_are_rehearsed_first() -> None:
+    run = "runs/german_qwen3_5_4b"
+    config, small = derived("german_qwen3_5_9b")
+    assert other_runs(config) == {run: ["no_replay", "rod"]}
+    other = Path.cwd() / "somewhere/else/others/runs--german_qwen3_5_4b"
+    assert small.variants["rod_small_reference"]["references"] == [str(other)]
+    assert small.variants["rod_transfer"]["curriculum"] == str(other / "arms" / "rod")
+    assert other_runs(composed("recipe=german_qwen3_5_35b_a3b")) == {run: ["rod"]}
+    config, small = derived("german_nemotron_3_nano_30b_a3b")
+    run = "runs/german_nemotron_nano_12b_v2"
+    assert config.variants["rod_transfer"]["curriculum"] == f"{run}/arms/rod_beyond"
+    assert other_runs(config) == {run: ["rod_beyond"]}
+    recorded = small.variants["rod_transfer"]["curriculum"]
+    assert recorded.endswith("others/runs--german_nemotron_nano_12b_v2/arms/rod_beyond")
+    assert small.domain.eod == 2 and small.domain.tokenizer != small.model.hf
+    assert other_runs(composed("recipe=german_qwen3_5_4b")) == {}
+
+
+def test_a_run_on_several_nodes_is_rehearsed_on_two() -> None:
+    _, small = derived("german_nemotron_nano_12b_v2", "cluster=h100_8",
+                       "parallel=nemotron_nano_12b_v2/h100_8")  # fmt: skip
+    assert (small.parallel.world_size, small.cluster.gpus_per_node) == (4, 2)
+    _, small = derived("german_qwen3_5_4b")  # on one
+    assert (small.parallel.world_size, small.cluster.gpus_per_node) == (2, 8)
+
+
+def test_a_rehearsal_on_nemo_rl_renders_its_stages(tmp_path: Path) -> None:
+    overrides = ("launcher=ray", "launcher.nemo_rl=/shared/RL", "arms=[no_replay,rod]")
+    config = composed("recipe=german_nemotron_nano_12b_v2", f"run_dir={tmp_path}/run", *overrides)
+    folder = tmp_path / "run_rehearsal"
+    scale = 8 / config.train.steps
+    small = make_rehearsal(config, folder, small_model(config), scale)
+    files = ray.render(small, RehearsalStages(small).all())
+    on_nemo_rl = {"references_base", "references_specialist", "no_replay", "rod"}
+    # what builds the model, on Megatron-Bridge, is none of them
+    others = {"materials", "prepare", "base", "evaluate", "report", "losses"}
+    assert set(files) == {
+        *(f"{name}.sh" for name in on_nemo_rl),
+        *(f"{name}.sbatch" for name in others),
+        *("config.yaml", "submit.sh", "ray.sbatch", "node.sh", "stage.sh"),
+    }
+    assert all(str(folder / "launch" / "ray") in files[f"{name}.sh"] for name in on_nemo_rl)
+    for name in ("materials", "losses"):
+        assert f"rehearsal.part={name}" in files[f"{name}.sbatch"]
+    assert "submit prepare materials\n" in files["submit.sh"]
+    assert files["submit.sh"].endswith("submit losses evaluate\n")
+
+
+@pytest.mark.parametrize("folder", ["real", "real/inside", "."])
+def test_the_folder_of_the_real_run_is_never_written_into(folder: str, tmp_path: Path) -> None:
+    config = composed("recipe=german_qwen3_5_4b")
+    config.run_dir, config.rehearsal.run_dir = str(tmp_path / "real"), str(tmp_path / folder)
+    with pytest.raises(ValueError, match="never writes into the folder of the real run"):
+        rehearsal_folder(config)
+
+
+def test_a_part_alone_needs_a_rehearsal(tmp_path: Path) -> None:
+    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+    config.rehearsal.part = "model"
+    with pytest.raises(ValueError, match=r"rehearsal\.part=model is for the jobs of a rehearsal"):
+        rehearse(config)
+    assert not (tmp_path / "real").exists()
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+    folder = tmp_path / "real_rehearsal"
+    assert rehearsal_folder(config) == folder
+    folder.mkdir()
+    (folder / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds files, and no rehearsal"):
+        rehearsal_folder(config)
+    describe(config, folder, small_model(config))
+    assert rehearsal_folder(config) == folder
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, TABLE])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"recipe": "Pflaumenmus", "rows": []}', "no JSON", "\xff"]
+)
+def test_files_of_a_rehearsals_names_are_not_yet_a_rehearsal(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    (folder / name).write_bytes(content.encode("latin-1"))
+    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+    config.rehearsal.run_dir = str(folder)
+    with pytest.raises(ValueError, match="holds files, and no rehearsal"):
+        rehearse(config)
+    assert {file.name for file in folder.iterdir()} == {"thesis.tex", name}
+    assert (folder / "thesis.tex").read_text() == "years of work"
+
+
+def test_every_state_of_a_rehearsal_is_recognised(tmp_path: Path) -> None:
+    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+    folder = tmp_path / "real_rehearsal"
+    other = Places(folder).other("runs/german_qwen3_5_4b")
+    other.mkdir(parents=True)  # stopped among the rehearsals that it uses
+    describe(config, other, small_model(config))
+    assert rehearsal_folder(config) == folder
+    (folder / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds files, and no rehearsal"):
+        rehearsal_folder(config)
+    write_json(folder / TABLE, as_dict("german_qwen3_5_4b", [], None))  # ended by what it looked at
+    assert rehearsal_folder(config) == folder

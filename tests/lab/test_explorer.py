@@ -1,0 +1,132 @@
+"""The curriculum explorer's data against a plain count, its bounds, and texts that are hostile."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_build import COUNTS, STEPS, FakeRun, write_run
+
+from nemo_rod.lab.report import build_report
+from nemo_rod.lab.report.explorer import (
+    MAX_BLOCKS,
+    MAX_CHARACTERS,
+    MAX_OF_A_KIND,
+    MAX_RANGES,
+    explore,
+    render_explorer,
+)
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
+
+HOSTILE = "</script><script>document.title='no'</script>\u2028 & \"quoted\" <b>"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    return write_run(tmp_path / "small", arms=("base", "rod"))
+
+
+def test_counts_and_means_are_those_of_every_candidate(run: FakeRun) -> None:
+    path = run.folder / "arms" / "rod" / "curriculum.rod"
+    data = explore(path, lambda store, ids: [f"text of {number}" for number in ids])
+    assert data is not None
+    names = [name for _, name in data["sources"]]
+    assert names == [name for counts in COUNTS.values() for name in counts]
+    assert len(data["ranges"]) == MAX_RANGES and data["ranges"][-1][1] == STEPS - 1
+    chosen, drawn = Counter[str](), Counter[str]()
+    for sources, places in run.steps["rod"]:
+        drawn.update(sources)
+        chosen.update(sources[place] for place in places)
+    for number, name in enumerate(names):
+        cells = [cell for cell in data["cells"] if cell["source"] == number]
+        assert sum(cell["chosen"]["count"] for cell in cells) == chosen[name]
+        assert sum(cell["dropped"]["count"] for cell in cells) == drawn[name] - chosen[name]
+    with Curriculum.open(path, read_only=True) as curriculum:
+        arrays = curriculum.arrays()
+        total = sum(cell["chosen"]["total"] for cell in data["cells"])
+        assert total == pytest.approx(arrays.score[arrays.chosen].sum(), abs=1e-2)
+        for cell in data["cells"]:
+            for kind in ("chosen", "dropped"):
+                assert len(cell[kind]["blocks"]) <= MAX_OF_A_KIND
+                for step, number, loss, reference, score in cell[kind]["blocks"]:
+                    place = np.flatnonzero(arrays.block_ids[step] == number)
+                    found = [round(float(arrays.score[step, p]), 4) for p in place]
+                    assert score in found and data["texts"][number] == f"text of {number}"
+                    assert bool(arrays.chosen[step, place].any()) or kind == "dropped"
+                    assert loss - reference == pytest.approx(score, abs=2e-4)
+
+
+def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
+    """Sixteen sources, 400 steps and 128 candidates, all with texts of several bytes a letter."""
+    rows = [SourceRow(f"s{i}", "replay" if i else "adaptation", 100 * i, 100) for i in range(16)]
+    header = CurriculumHeader(
+        num_candidates=128, num_chosen=64, block_size=8, store="s", tokenizer="t",
+        references="r", config="c", seed=0, sources=tuple(rows),
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    with Curriculum.create(tmp_path / "curriculum.rod", header) as curriculum:
+        for step in range(400):
+            ids, score = rng.integers(0, 1600, 128), rng.random(128, dtype=np.float32)
+            chosen = np.sort(np.argsort(-score)[:64])
+            pool = Pool(step, ids, ids >= 100)
+            curriculum.append(Choice(pool, score, score, chosen, 0.5), sync=False)
+    data = explore(
+        tmp_path / "curriculum.rod", lambda store, ids: ["\u00e4\u6f22" * 4000 for _ in ids]
+    )
+    assert data is not None
+    blocks = [b for cell in data["cells"] for kind in ("chosen", "dropped")
+              for b in cell[kind]["blocks"]]  # fmt: skip
+    assert 600 < len(blocks) <= MAX_BLOCKS
+    assert {len(text) for text in data["texts"].values()} == {MAX_CHARACTERS}
+    page = render_explorer(data, recipe="long", arm="RoD")
+    assert len(page.encode()) < MAX_BLOCKS * (3 * MAX_CHARACTERS + 100) + 50_000
+
+
+def test_a_text_cannot_end_the_element_that_holds_it(run: FakeRun) -> None:
+    asked = []
+
+    def texts(store: str, ids: Sequence[int]) -> list[str]:
+        asked.append(store)
+        return [HOSTILE for _ in ids]
+
+    build_report(run.folder, texts=texts)
+    assert asked == ["s"]  # the digest in the curriculum's header
+    page = (run.folder / "report" / "curriculum.html").read_text()
+    assert page.count("</script>") == page.count("<script") == 2
+    (text,) = re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert set(json.loads(text)["texts"].values()) == {HOSTILE}
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
+    assert 'href="curriculum.html"' in (run.folder / "report" / "index.html").read_text()
+
+
+def test_blocks_that_cannot_be_read_leave_the_numbers(run: FakeRun) -> None:
+    def texts(store: object, ids: object) -> list[str]:
+        raise ValueError("the tokenizer is not there.")
+
+    build_report(run.folder, texts=texts)
+    page = (run.folder / "report" / "curriculum.html").read_text()
+    assert "There are no texts here: the tokenizer is not there." in page
+    assert '"texts":{}' in page
+
+
+def test_arms_without_scores_have_no_explorer(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "small", arms=("base", "no_replay"))
+    assert explore(run.folder / "arms" / "no_replay" / "curriculum.rod") is None
+    build_report(run.folder)
+    assert not (run.folder / "report" / "curriculum.html").exists()
+    assert "curriculum.html" not in (run.folder / "report" / "index.html").read_text()
+
+
+def test_a_run_under_way_has_an_explorer_already(run: FakeRun) -> None:
+    arms = run.folder / "arms"
+    (arms / "base" / "evaluation.json").unlink()
+    (arms / "rod" / "evaluation.json").unlink()
+    (arms / "rod").rename(arms / "rod.partial")
+    assert build_report(run.folder) is None
+    page = (run.folder / "report" / "curriculum.html").read_text()
+    assert "of small, RoD</h1>" in page

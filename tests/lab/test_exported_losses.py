@@ -1,0 +1,52 @@
+"""How far a loss is from a model's, where two experts' scores may be equal but for rounding."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nemo_rod.lab.rehearsal.exported_losses import TOLERANCE, block_losses, distance
+
+TOKENS = np.random.default_rng(0).integers(0, 7, (2, 8), dtype=np.int32)
+
+
+class TwoExperts(nn.Module):
+    """Every token is answered by the expert of the higher score."""
+
+    def __init__(self, *scores: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scores = nn.Parameter(torch.tensor(scores))
+        self.experts = nn.Parameter(torch.randn(2, 7, 7))
+
+    def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.experts[self.scores.argmax()][input_ids])
+
+
+def found(model: TwoExperts, loss: float) -> float:
+    return distance(model, TOKENS, loss, TOLERANCE["fp32"])
+
+
+def loss_of(*scores: float) -> float:
+    return float(block_losses(TwoExperts(*scores), TOKENS).mean())
+
+
+def test_either_of_two_equal_experts_is_right() -> None:
+    model = TwoExperts(1.0, 1.0 + 2e-7)
+    kept = [weight.detach().clone() for weight in model.parameters()]
+    first, second = loss_of(1.0, 0.0), loss_of(0.0, 1.0)
+    assert abs(first - second) > 0.01
+    assert found(model, second) < 1e-12
+    assert found(model, first) <= TOLERANCE["fp32"]
+    assert all(map(torch.equal, kept, model.parameters()))
+
+
+@pytest.mark.parametrize("loss", [loss_of(1.0, 0.0), loss_of(0.0, 1.0) + 3e-5])
+def test_what_no_rounding_explains_is_told(loss: float) -> None:
+    expected = abs(loss - loss_of(0.0, 1.0))
+    assert found(TwoExperts(1.0, 1.001), loss) == pytest.approx(expected, abs=1e-5)
+    assert found(TwoExperts(1.0, 1.001), loss) > TOLERANCE["fp32"]

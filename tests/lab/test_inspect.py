@@ -1,0 +1,477 @@
+"""Commands that take paths: each kind of file is shown, decoded, compared, or refused in a line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus_cases import S, run, source, texts, train_bpe, write
+
+from nemo_rod import cli
+from nemo_rod.commands.text import table, tenths
+from nemo_rod.corpus import BlockStore, load_tokenizer
+from nemo_rod.lab import doctor
+from nemo_rod.lab.inspect.command import inspect
+from nemo_rod.run.processes.pythons import MEGATRON_WORKER
+from nemo_rod.selection import (
+    Candidates,
+    Curriculum,
+    CurriculumHeader,
+    Joint,
+    ReferenceManifest,
+    ReferenceWriter,
+    SourceRow,
+    TakeAll,
+    compact,
+    threshold,
+)
+from nemo_rod.selection.arms import Arm
+from nemo_rod.selection.choice import Choice
+
+CLI = [sys.executable, "-m", "nemo_rod.cli"]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with everything but models in it."""
+    folder = tmp_path_factory.mktemp("run")
+    news = source("news", [write(folder / "news.jsonl", texts(300, 1))], role="adaptation")
+    web = source("web", [write(folder / "web.jsonl", texts(200, 2))])
+    store = run(folder / "blocks", [news, web])
+    write_references(folder / "references" / "base", store, store.num_adaptation, len(store))
+    for arm in ("rod", "rod_again", "fixed_20"):
+        write_curriculum(folder / "arms" / arm, store, arm)
+    evaluation = {
+        "loss": {"adaptation": {"news": 1.5}, "replay": {"web": 2.25}},
+        "blocks": {"adaptation": {"news": 7}, "replay": {"web": 1234}},
+    }
+    (folder / "arms" / "rod" / "evaluation.json").write_text(json.dumps(evaluation))
+    made = {"stage": "rod", "inputs": {"train.lr": 0.5}, "outputs": {"weights": "abc"}}
+    (folder / "arms" / "rod" / "manifest.json").write_text(json.dumps(made))
+    (folder / "arms" / "fixed_50.partial").mkdir()
+    return folder
+
+
+def write_references(folder: Path, store: BlockStore, start: int, stop: int) -> None:
+    manifest = ReferenceManifest(
+        model="model-1",
+        tokenizer=store.tokenizer_fingerprint,
+        store=store.digest,
+        block_size=S,
+        start=start,
+        stop=stop,
+        precision="fp32",
+    )
+    ids = np.arange(start, stop)
+    with ReferenceWriter(folder, 0, manifest=manifest) as writer:
+        half = ids[: len(ids) // 2]
+        writer.append(half, np.full((len(half), 8), 4.0), store.hashes(half))
+    shutil.copytree(folder, folder.with_name("unfinished"))
+    with ReferenceWriter(folder, 1, manifest=manifest) as writer:
+        rest = ids[len(ids) // 2 :]
+        writer.append(rest, np.full((len(rest), 8), 8.0), store.hashes(rest))
+    compact(folder, manifest=manifest, hashes=store.hashes)
+
+
+def write_curriculum(folder: Path, store: BlockStore, arm: str, steps: int = 25) -> None:
+    scored = arm.startswith("rod")
+    source = Candidates(
+        num_adaptation=store.num_adaptation,
+        num_replay=store.num_replay,
+        batch_size=4,
+        multiplier=2 if scored else 1,
+        balance="exact",
+    )
+    header = CurriculumHeader(
+        num_candidates=source.size,
+        num_chosen=4,
+        block_size=S,
+        store=store.digest,
+        tokenizer=store.tokenizer_fingerprint,
+        references="references-1" if scored else "",
+        config="config-1",
+        seed=source.seed,
+        sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in store.sources),
+        scored=scored,
+    )
+    folder.mkdir(parents=True)
+    with Curriculum.create(folder / "curriculum.rod", header) as curriculum:
+        for step in range(steps):
+            pool = source.pool(step)
+            if not scored:
+                chosen = TakeAll().select(None, pool.is_replay, 4)
+                curriculum.append(Choice(pool, None, None, chosen))
+                continue
+            random = np.random.default_rng([step, arm == "rod"])
+            loss_C = random.random(source.size, dtype=np.float32)
+            chosen = Joint().select(loss_C, pool.is_replay, 4)
+            curriculum.append(Choice(pool, loss_C, loss_C, chosen, threshold(loss_C, chosen)))
+
+
+def command(*words: object) -> None:
+    """Runs a command line of paths in this process."""
+    options = cli.path_parser().parse_args([*map(str, words)])
+    options.main(options)
+
+
+def lines(text: str) -> list[list[str]]:
+    """Cells of every line: columns are at least two spaces apart."""
+    return [[c.strip() for c in line.split("  ") if c.strip()] for line in text.splitlines()]
+
+
+# --- what is shown
+
+
+def test_a_run_that_was_rendered_alone_is_a_run_folder(tmp_path: Path) -> None:
+    config = tmp_path / "launch" / "slurm" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("recipe: toy\n")
+    rows = inspect(tmp_path).splitlines()
+    assert [row.split() for row in rows if row.startswith(("base", "blocks"))] == [
+        ["base", "to", "do"],
+        ["blocks", "to", "do"],
+    ]
+
+
+def test_a_store_and_its_sources(run_dir: Path) -> None:
+    store, held = BlockStore(run_dir / "blocks"), BlockStore(run_dir / "blocks", "holdout")
+    shown = lines(inspect(run_dir / "blocks"))
+    assert ["digest", store.digest] in shown
+    assert ["blocks", f"{len(store):,} of {S} tokens = {len(store) * S:,} tokens"] in shown
+    (web,) = [row for row in shown if row[:2] == ["replay", "web"]]
+    assert web[2:5] == [
+        *(str(store.num_adaptation), f"{store.num_replay:,}", f"{held.num_replay:,}")
+    ]
+    assert inspect(run_dir / "blocks" / "store.json") == inspect(run_dir / "blocks")
+    assert ["split", "holdout"] in lines(inspect(run_dir / "blocks", split="holdout"))
+    for folder, split in (("web", "train"), ("web/holdout", "holdout")):
+        shown = lines(inspect(run_dir / "blocks" / "replay" / folder))
+        assert ["source", f"replay/web ({split})"] in shown
+        assert ["web.jsonl", f"{(run_dir / 'web.jsonl').stat().st_size:,}", "200"] in shown
+
+
+def test_blocks_as_text(run_dir: Path) -> None:
+    store = BlockStore(run_dir / "blocks")
+    whole = "\0".join(texts(300, 1)) + "\0"
+    shown = inspect(run_dir / "blocks", block=0)
+    head, _, text = shown.partition("\n\n")
+    assert ["hash", store.hashes([0])[0].tobytes().hex()] in lines(head)
+    decoded = text.replace("\n--- end of document ---\n", "\0")
+    assert len(decoded) == S and decoded in whole
+    assert decoded.count("\0") == (store.tokens([0])[0] == store.eod_id).sum()
+    # in a source, its own blocks are counted
+    first = store.num_adaptation
+    of_source = inspect(run_dir / "blocks" / "replay" / "web", block=3)
+    assert of_source == inspect(run_dir / "blocks", block=first + 3)
+    assert f"{first + 3} of the train split, number 3 of replay/web" in of_source
+    held = inspect(run_dir / "blocks" / "replay" / "web" / "holdout", block=0)
+    number = BlockStore(run_dir / "blocks", "holdout").num_adaptation
+    assert held == inspect(run_dir / "blocks", split="holdout", block=number)
+
+
+def test_text_of_a_block_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    web = source("web", [write(tmp_path / "web.jsonl", ["a\x1b]0;title\x07\x1b[2J\tb\nc"] * 40)])
+    run(tmp_path / "blocks", [web], holdout_fraction=0)
+    shown = inspect(tmp_path / "blocks", block=0)
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert "a\\x1b]0;title\\x07\\x1b[2J\tb\nc" in shown
+
+
+def test_a_damaged_block_is_not_shown(run_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_dir / "blocks", tmp_path / "blocks")
+    folder = tmp_path / "blocks" / "replay" / "web"
+    with (folder / "tokens-00000.bin").open("r+b") as file:
+        file.seek(4 * S * 3 + 8)  # the third token of block 3: opening does not look at it
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    damaged = r"web/tokens-00000\.bin: block 3 does not match its hash in hash\.npy"
+    with pytest.raises(ValueError, match=damaged):
+        inspect(folder, block=3)
+    first = BlockStore(run_dir / "blocks").num_adaptation
+    with pytest.raises(ValueError, match=damaged):
+        inspect(tmp_path / "blocks", block=first + 3)
+    shown = inspect(tmp_path / "blocks", block=first + 4)
+    assert shown == inspect(run_dir / "blocks", block=first + 4)
+
+
+def test_the_tokenizer_is_found_beside_or_named(tmp_path: Path) -> None:
+    bpe = train_bpe(tmp_path / "bpe", 300)
+    web = source("web", [write(tmp_path / "web.jsonl", ["the cat sat on the mat"] * 40)])
+    run(tmp_path / "blocks", [web], tokenizer=load_tokenizer(str(bpe)), holdout_fraction=0)
+    with pytest.raises(ValueError, match=r"does not lie beside it: name it with tokenizer=NAME"):
+        inspect(tmp_path / "blocks", block=0)
+    with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
+        inspect(tmp_path / "blocks", block=0, tokenizer="byte")
+    named = inspect(tmp_path / "blocks", block=0, tokenizer=str(bpe))
+    assert "the cat sat on the mat\n--- end of document ---\nthe cat" in named
+    shutil.copytree(bpe, tmp_path / "base" / "hf")
+    assert inspect(tmp_path / "blocks", block=0) == named
+
+
+def test_overlap_of_the_holdout(run_dir: Path) -> None:
+    shown = lines(inspect(run_dir / "blocks", overlap=8))
+    assert [row[0] for row in shown[3:]] == ["news", "web"]
+    assert all(0 <= int(row[2]) <= int(row[1]) for row in shown[3:])
+
+
+def test_references_finished_and_not(run_dir: Path) -> None:
+    store = BlockStore(run_dir / "blocks")
+    shown = lines(inspect(run_dir / "references" / "base"))
+    start, stop = store.num_adaptation, len(store)
+    assert ["references", f"blocks [{start}, {stop}) of {S} tokens"] in shown
+    assert ["model", "model-1, in fp32"] in shown
+    least, most = f"{4 * 8 / (S - 1):.4f}", f"{8 * 8 / (S - 1):.4f}"
+    assert shown[-1][0] == least and shown[-1][-1] == most
+    eighth = S // 8
+    (by_eighths,) = [row[1:] for row in shown if row[:1] == ["by eighths"]]
+    mean = (4 * ((stop - start) // 2) + 8 * ((stop - start + 1) // 2)) / (stop - start)
+    assert by_eighths == [*[f"{mean / eighth:.3f}"] * 7, f"{mean / (eighth - 1):.3f}"]
+
+    unfinished = run_dir / "references" / "unfinished"
+    shown = lines(inspect(unfinished))
+    done = (stop - start) // 2
+    (state,) = [row[1] for row in shown if row[:1] == ["scored"]]
+    assert state.startswith(f"{done:,} of {stop - start:,} blocks")
+    assert shown[-1] == ["rank-00000.log", f"{done:,}", "0"]
+    assert inspect(unfinished / "rank-00000.log") == inspect(unfinished)
+
+
+def test_curricula(run_dir: Path) -> None:
+    path = run_dir / "arms" / "rod" / "curriculum.rod"
+    with Curriculum.open(path, read_only=True) as curriculum:
+        arrays, header = curriculum.arrays(), curriculum.header
+        shown = lines(inspect(path))
+        assert ["a step", f"4 of 8 blocks of {S} tokens"] in shown
+        ids = arrays.block_ids
+        last = slice(22, 25)
+        (row,) = [row for row in shown if row[:2] == ["22", "3"]]
+        assert row[2:] == [
+            f"{header.is_replay(ids[last][arrays.chosen[last]]).mean():.1%}",
+            f"{arrays.threshold[last].mean():.4f}",
+            f"{arrays.loss[last].mean():.4f}",
+            f"{arrays.score[last].mean():.4f}",
+        ]
+        taken = int(header.is_replay(ids[arrays.chosen]).sum())
+        assert ["replay", "web", "100", str(taken), f"{taken / 100:.3f}"] in shown
+    shown = lines(inspect(run_dir / "arms" / "fixed_20" / "curriculum.rod"))
+    assert ["from step", "steps", "replay"] in shown
+
+
+def test_stages_and_runs(run_dir: Path) -> None:
+    shown = lines(inspect(run_dir / "arms" / "rod" / "manifest.json"))
+    for row in (
+        ["state", "done"],
+        ["train.lr", "0.5"],
+        ["weights", "abc"],
+        ["replay", "web", "2.2500", "1,234"],
+    ):
+        assert row in shown
+    shown = lines(inspect(run_dir))
+    for row in (
+        ["arms/rod", "done", "1.5000", "2.2500"],
+        ["arms/fixed_50", "interrupted"],
+        ["base", "to do"],
+    ):
+        assert row in shown
+
+
+# --- curricula: export, verify, diff
+
+
+def test_curricula_are_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(run_dir / "arms" / arm / "curriculum.rod") for arm in ("rod", "rod_again")]
+    command("curriculum", "diff", paths[0], paths[0])
+    shown = lines(capsys.readouterr().out)
+    assert shown[-1][:3] == ["all", "25", "100.0%"] and shown[-1][-2:] == ["+0.0", "100%"]
+    assert len([row for row in shown if row and row[0].isdecimal()]) == 10
+    command("curriculum", "diff", *paths)
+    overlap = lines(capsys.readouterr().out)[-1][2]
+    assert 0 < float(overlap.rstrip("%")) < 100
+
+
+def test_curricula_are_checked_and_exported(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_dir / "arms" / "rod" / "curriculum.rod"
+    command("curriculum", "verify", path)  # the run's blocks are found
+    assert f"25 steps, whole and of the blocks in {run_dir / 'blocks'}" in capsys.readouterr().out
+    other = run(tmp_path / "blocks", [source("web", [run_dir / "web.jsonl"])])
+    with pytest.raises(ValueError, match=f"but the block store has '{other.digest}'"):
+        command("curriculum", "verify", path, tmp_path / "blocks")
+    command("curriculum", "export", path, tmp_path / "c.parquet")
+    assert "200 candidates of 25 steps" in capsys.readouterr().out
+    import pyarrow.parquet as pq
+
+    assert pq.read_table(tmp_path / "c.parquet").num_rows == 200
+
+
+def test_cut_curriculum_of_a_finished_arm_is_refused_everywhere(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    arm = Path(shutil.copytree(run_dir / "arms" / "rod", tmp_path / "rod"))
+    cut = arm / "curriculum.rod"
+    cut.write_bytes(cut.read_bytes()[:-500])
+    assert ["steps", "21, from 0"] in lines(inspect(cut))  # a run may be at work
+    (arm / "arm.json").write_text('{"kind": "trained", "steps": 25}')
+    for words in (
+        ("inspect", cut),
+        ("curriculum", "export", cut),
+        ("curriculum", "verify", cut, run_dir / "blocks"),
+        ("curriculum", "diff", run_dir / "arms" / "rod" / "curriculum.rod", cut),
+    ):
+        with pytest.raises(ValueError, match=r"rod holds 21 steps, but its arm\.json tells of 25"):
+            command(*words)
+    with pytest.raises(ValueError, match=r"rod holds 21 steps, but its arm\.json tells of 25"):
+        recorder = Arm(
+            name="transfer", num_adaptation=1, num_replay=1, batch_size=4, seed=1,
+            balance="corpus", recorded=str(cut),
+        )  # fmt: skip
+        recorder.pools()
+    assert not (arm / "curriculum.parquet").exists()
+
+
+# --- the doctor
+
+
+@pytest.mark.slow
+def test_the_doctor_looks_at_everything(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command("doctor", run_dir / "blocks")
+    shown = {row[1]: row[0] for row in lines(capsys.readouterr().out)}
+    needed = {"python", "hydra", "torch", "megatron-core", "megatron-bridge", "transformers"}
+    works = {"devices", "trainer", "megatron functions", "torchrun, gloo", "block store"}
+    works.add(str(run_dir / "blocks"))
+    assert {name for name, state in shown.items() if state == "ok"} >= needed | works
+    assert shown.keys() == needed | works | {"datasets", "lm-eval", "pyarrow", "zstandard", "apt"}
+
+
+def test_the_doctor_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(command: object) -> None:
+        raise RuntimeError("no  network\nhere")
+
+    monkeypatch.setattr(doctor, "_run", fails)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit) as left:
+        command("doctor", tmp_path)
+    assert left.value.code == 1
+    shown = capsys.readouterr().out
+    told = {row[1]: (row[0], row[2]) for row in lines(shown)}
+    cause = "no network here: several processes cannot talk to each other here"
+    assert told["torchrun, gloo"] == ("NO", cause)
+    assert told["apt"] == ("-", "apt-get and dpkg-deb missing: use recipe=toy_synthetic")
+    assert told[str(tmp_path)][0] == "NO"
+    assert f"there is no complete block store in {tmp_path}" in shown
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_doctor_looks_at_the_workers_of_nemo_rl(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """In NeMo-RL's image the driver's environment has no Megatron, and needs none."""
+    python = tmp_path / MEGATRON_WORKER / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "told $*, ${{NEMO_RL_VENV_DIR-alone}}"\nexit {status}\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("NEMO_RL_VENV_DIR", str(tmp_path))
+
+    def version(package: str) -> str:
+        if package.startswith("megatron"):
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(doctor, "_run", lambda command: "")
+    monkeypatch.setattr(doctor, "can_be_found", lambda module: False)
+    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    with pytest.raises(SystemExit) if status else nullcontext():
+        command("doctor")
+    shown = capfd.readouterr().out
+    told = {row[1]: row[0] for row in lines(shown) if len(row) > 1}
+    assert (told["torch"], told["megatron-core"], told["megatron-bridge"]) == ("ok", "-", "-")
+    assert "trainer" not in told
+    *_, title, answer = shown.splitlines()
+    assert title == f"NeMo-RL's Megatron workers, {python}:"
+    assert answer == "told -m nemo_rod.cli doctor, alone"
+
+
+def test_the_doctor_finds_what_pip_does_not_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sources_on_a_path").mkdir()
+    (tmp_path / "sources_on_a_path" / "core.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    look = partial(doctor._installed, "x", "sources-on-a-path", "install it")
+    found = look(module="sources_on_a_path.core")
+    assert (found.fine, found.found) == (True, "there, but pip does not list it")
+    for module in ("sources_on_a_path.other", "nowhere_at_all.core", None):
+        assert look(module=module).fine is False
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("block", [-1, 10000000])
+def test_blocks_that_are_not_there(run_dir: Path, block: int) -> None:
+    with pytest.raises(ValueError, match=f"^block={block} is not"):
+        inspect(run_dir / "blocks", block=block)
+
+
+def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    (copy / "arms" / "rod" / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"arms/rod/manifest.json is damaged"):
+        inspect(copy / "arms" / "rod")
+    path = copy / "references" / "base" / "sums.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"sums.npy cannot be read"):
+        inspect(copy / "references" / "base")
+
+
+def test_a_manifest_of_another_kind_is_named(run_dir: Path, tmp_path: Path) -> None:
+    source = run_dir / "blocks" / "replay" / "web" / "manifest.json"
+    references = Path(shutil.copytree(run_dir / "references", tmp_path / "references")) / "base"
+    shutil.copy(source, references)
+    with pytest.raises(ValueError, match=r"base/manifest.json describes the source replay/web of"):
+        inspect(references)
+    blocks = Path(shutil.copytree(run_dir / "blocks", tmp_path / "blocks"))
+    shutil.copytree(source.parent, other := blocks / "replay" / "other")
+    manifest = json.loads(source.read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "source": "other"}))
+    with pytest.raises(
+        ValueError, match=r"replay/other of .* has only adaptation/news, replay/web"
+    ):
+        inspect(other)
+
+
+def test_the_console_script_shows(run_dir: Path) -> None:
+    done = subprocess.run([*CLI, "inspect", str(run_dir)], capture_output=True, text=True)
+    assert done.returncode == 0 and "arms/rod" in done.stdout
+
+
+def test_losses_that_are_not_finite_are_no_references(run_dir: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run_dir, tmp_path / "run") / "references" / "base"
+    sums = np.load(folder / "sums.npy")
+    sums[0] = np.nan
+    np.save(folder / "sums.npy", sums)
+    with pytest.raises(ValueError, match="not finite"):
+        inspect(folder)
+
+
+def test_text() -> None:
+    assert table(("a",), [["\x1b[31mred\n"]]).splitlines()[1] == "\\x1b[31mred\\n"
+    shown = table(("name", ">count"), [["a", 5], ["long name", None], ["b", "1,234"]])
+    assert shown == "name       count\na              5\nlong name\nb          1,234"
+    assert tenths(0) == [] and tenths(3) == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    for count in (10, 11, 101):
+        parts = tenths(count)
+        assert [i for p in parts for i in range(p.start, p.stop)] == list(range(count))
+        assert len(parts) == 10

@@ -1,0 +1,125 @@
+"""What a rehearsal is made of: documents that the sources' readers read, tokenizer, checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import composed
+from corpus_cases import read_documents
+
+from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.lab.rehearsal.derive import HOLDOUT_FRACTION
+from nemo_rod.lab.rehearsal.forms import BLOCK_SIZE
+from nemo_rod.lab.rehearsal.hub_layouts import layout_of
+from nemo_rod.lab.rehearsal.made_documents import small_source, write_sources
+from nemo_rod.lab.rehearsal.special_tokens import special_tokens, write_tokenizer
+from nemo_rod.run.prepared_blocks import source_specs
+
+for module in ("datasets", "pyarrow", "tokenizers", "transformers", "zstandard"):
+    pytest.importorskip(module)
+
+
+def small_sources(specs: list[SourceSpec], folder: Path) -> list[SourceSpec]:
+    write_sources(specs, folder)
+    return [
+        SourceSpec(**{**vars(spec), **small_source(spec, folder, block_size=BLOCK_SIZE)})
+        for spec in specs
+    ]
+
+
+def made(specs: list[SourceSpec], folder: Path) -> dict[str, tuple[int, int]]:
+    """Blocks of every source, trained on and held out, as its own reader reads what was made."""
+    prepare(
+        folder / "blocks",
+        small_sources(specs, folder / "made"),
+        tokenizer=load_tokenizer("byte"),
+        block_size=BLOCK_SIZE,
+        holdout_fraction=HOLDOUT_FRACTION,
+        holdout_seed=42,
+    )
+    stores = [BlockStore(folder / "blocks"), BlockStore(folder / "blocks", split="holdout")]
+    counts = [{source.name: source.count for source in store.sources} for store in stores]
+    return {name: (counts[0][name], counts[1][name]) for name in counts[0]}
+
+
+@pytest.mark.parametrize("domain", ["german", "legal"])
+def test_every_source_of_the_paper_reads_what_was_made(domain: str, tmp_path: Path) -> None:
+    recipe = "german_qwen3_5_4b" if domain == "german" else "legal_qwen3_5_9b"
+    specs = source_specs(composed(f"recipe={recipe}").domain)
+    counted = made(specs, tmp_path)
+    assert set(counted) == {spec.name for spec in specs}
+    for name, (trained, held) in counted.items():
+        assert trained >= 8 and held >= 4, name
+
+
+@pytest.mark.parametrize("domain", ["german", "german_open", "legal"])
+def test_files_and_columns_are_those_of_the_hub(domain: str, tmp_path: Path) -> None:
+    recipe = {"german": "german_qwen3_5_4b", "german_open": "german_qwen3_0_6b"}
+    chosen = composed(f"recipe={recipe.get(domain, 'legal_qwen3_5_9b')}").domain
+    specs = source_specs(chosen)
+    assert all(layout_of(spec).columns != {"id": 0} for spec in specs), "a dataset is not known"
+    for small in small_sources(specs, tmp_path):
+        read = list(read_documents(small))
+        assert len(read) >= 6, small.name
+        # not its test split, nor a configuration with a longer name, nor a prompt
+        assert all(text.startswith(f"{small.name} ") for text in read), small.name
+    files = {str(path.relative_to(tmp_path / "datasets")) for path in tmp_path.rglob("*.*")}
+    assert (
+        files
+        >= {
+            "german": {
+                "HuggingFaceFW/finepdfs/data/deu_Latn/train/000_00000.parquet",
+                "HuggingFaceFW/finewiki/data/dewiki/000_00000.parquet",
+                "nvidia/Nemotron-CC-Math-v1/4plus/part_000002.parquet",
+                "nvidia/Nemotron-CC-Math-v1/4plus_MIND/part_000000.parquet",
+            },
+            "german_open": {"codeparrot/codeparrot-clean/file-000000000001.json.gz"},
+            "legal": {
+                "nvidia/Nemotron-Pretraining-Legal-v1/Nemotron-Pretraining-Legal-eCFR/part_000000.parquet"
+            },
+        }[domain]
+    )
+
+
+def test_globs_fields_and_filters_are_those_of_the_source(tmp_path: Path) -> None:
+    specs = [
+        SourceSpec(
+            name="cases",
+            role="adaptation",
+            kind="jsonl",
+            files=["/data/cases/**/*.jsonl.zst"],
+            text_field="body.text",
+            filter='language == "de" and meta.quality > 0.5 and body.text != null',
+        ),
+        SourceSpec(name="web", role="replay", kind="parquet", files=["../web/*.parquet"]),
+        SourceSpec(name="notes", role="replay", kind="text", files=["notes/*.txt.gz"]),
+    ]
+    counted = made(specs, tmp_path)
+    blocks = {name: sum(both) for name, both in counted.items()}
+    assert blocks == {"cases": 48, "web": 72, "notes": 72}
+    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.zst"))
+    assert [str(file) for file in files] == [
+        f"made/cases/data/cases/part{n}/made{n}.jsonl.zst" for n in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "eod"),
+    [("Qwen/Qwen3.5-4B-Base", 256), ("nvidia/NVIDIA-Nemotron-Nano-12B-v2-Base", 2)],
+)
+def test_the_small_tokenizer_has_the_published_special_tokens(
+    name: str, eod: int, tmp_path: Path
+) -> None:
+    tokens = special_tokens(name)
+    write_tokenizer(tokens, tmp_path)
+    small = load_tokenizer(str(tmp_path))
+    assert small.eod_id == eod
+    assert small.vocab_size <= 384
+    every = small.encode_batch(list(tokens.ids))
+    assert [ids.tolist() for ids in every] == [[i] for i in tokens.small_ids().values()]
+    text = "Größe § 433 «naïf»\n\t🙂"
+    (ids,) = small.encode_batch([text])
+    assert len(ids) == len(text.encode()) and small.decode(ids) == text
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == tokens.eos

@@ -1,0 +1,433 @@
+"""Every recipe has a plan; those of the paper are what the paper says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import RECIPES, composed
+from places import ROOT
+
+from nemo_rod.config import Config, config_folder
+from nemo_rod.lab.plan.costs import PlanResult, StageCost
+from nemo_rod.lab.plan.fits import refuse_full_host, refuse_what_does_not_fit
+from nemo_rod.lab.plan.of_recipe import make_plan
+from nemo_rod.lab.plan.plan_text import count, format_plan
+from nemo_rod.run.model_jobs import ModelJobs
+from nemo_rod.run.prepared_blocks import source_specs
+from nemo_rod.run.run_folder import RunFolder
+from nemo_rod.run.variants import arm_settings
+
+DOCUMENT = ROOT / "docs" / "recipes.md"
+# Trained tokens of the paper's table 3 in G, and of its max-replay arm.
+PAPER = {
+    "legal_nemotron_nano_12b_v2": (12.41, 24.31),
+    "german_nemotron_nano_12b_v2": (12.50, 24.80),
+    "german_qwen3_5_9b": (12.42, 24.62),
+    "german_qwen3_5_4b": (12.00, 27.21),
+    "legal_qwen3_5_9b": (11.84, None),
+}
+# of the runs that are not as long as the paper's table says, trained tokens in G as they ran
+AS_THEY_RAN = {
+    ("legal_nemotron_nano_12b_v2", "no_replay"): 12.16,
+    ("german_qwen3_5_9b", "no_replay"): 12.31,
+}
+OPEN = {"german_qwen3_0_6b", "german_qwen3_1_7b"}  # for one GPU
+TRANSFERS = {"german_nemotron_3_nano_30b_a3b", "german_qwen3_5_35b_a3b"}
+LAYOUTS = sorted(
+    file.relative_to(config_folder() / "parallel").with_suffix("").as_posix()
+    for file in (config_folder() / "parallel").glob("*/*.yaml")
+)
+
+
+def plan_of(recipe: str, *overrides: str, run_dir: Path) -> PlanResult:
+    return make_plan(composed(f"recipe={recipe}", f"run_dir={run_dir}", *overrides))
+
+
+@cache
+def as_it_is(recipe: str) -> tuple[Config, PlanResult]:
+    """A recipe without any override, and its plan."""
+    config = composed(f"recipe={recipe}", "run_dir=runs/that/are/not/there")
+    return config, make_plan(config)
+
+
+def stages(plan: PlanResult) -> dict[str, StageCost]:
+    return {stage.name: stage for stage in plan.stages}
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from numbers(item)
+    elif isinstance(value, int | float):
+        yield float(value)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_has_a_finite_plan_that_fits(recipe: str) -> None:
+    _, plan = as_it_is(recipe)
+    found = list(numbers(json.loads(json.dumps(plan.as_dict()))))
+    assert len(found) > 50
+    assert all(math.isfinite(number) and number >= 0 for number in found)
+    refuse_what_does_not_fit(plan.memory)
+    text = format_plan(plan)
+    assert all(stage.name in text for stage in plan.stages)
+    assert max(map(len, text.splitlines())) <= 160
+
+
+def test_a_stage_whose_time_is_not_counted_shows_none() -> None:
+    _, plan = as_it_is("german_qwen3_5_4b")
+    table = format_plan(plan)
+    rows = {row.split()[0]: row.split()[1:] for row in table.splitlines() if row.strip()}
+    assert rows["merge_0.2"] == rows["base"] == ["8.41", "GB"]  # of disk, and no "0 s"
+
+
+@pytest.mark.parametrize("recipe", TRANSFERS)
+def test_a_note_counts_hours_in_the_unit_of_the_table(recipe: str) -> None:
+    _, plan = as_it_is(recipe)
+    (note,) = (note for note in plan.notes if not note.startswith("no commit is given by "))
+    assert " GPU-hours more" in note
+    assert "process-hours" not in format_plan(plan)
+
+
+def test_a_plan_tells_what_no_commit_pins(tmp_path: Path) -> None:
+    commit = "a" * 40
+
+    def said(*overrides: str) -> str:
+        notes = plan_of("german_qwen3_5_4b", *overrides, run_dir=tmp_path).notes
+        return next((note for note in notes if note.startswith("no commit")), "")
+
+    assert "model.hf, domain.tokenizer, domain.sources.web," in said()
+    assert "domain.sources.wikipedia" not in said()
+    left = said(f"model.hf=org/model@{commit}", f"+domain.sources.web.revision={commit}")
+    assert "model.hf" not in left and "domain.sources.web," not in left and "sources.pdf" in left
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_fits_its_model_on_its_cluster(layout: str, tmp_path: Path) -> None:
+    model, cluster = layout.removesuffix("_one_node").split("/")
+    recipe = next(recipe for recipe in RECIPES if recipe.endswith(f"_{model}"))
+    plan = plan_of(recipe, f"cluster={cluster}", f"parallel={layout}", run_dir=tmp_path)
+    refuse_what_does_not_fit(plan.memory)
+    assert plan.layout["processes"] % 8 == 0
+    assert plan.layout["nodes"] == 1 or not layout.endswith("_one_node")
+    assert not any("fills each pool" in note for note in plan.notes)
+
+
+def test_every_cluster_has_every_model() -> None:
+    usual = [layout for layout in LAYOUTS if not layout.endswith("_one_node")]
+    clusters = {layout.split("/")[1] for layout in usual}
+    models = {layout.split("/")[0] for layout in usual}
+    assert set(usual) == {f"{model}/{cluster}" for model in models for cluster in clusters}
+    assert {recipe.split("_", 1)[1] for recipe in {*PAPER, *TRANSFERS}} == models
+
+
+@pytest.mark.parametrize("recipe", PAPER)
+def test_the_papers_settings_have_its_budgets(recipe: str) -> None:
+    config, plan = as_it_is(recipe)
+    found = stages(plan)
+    budget, longer = PAPER[recipe]
+    for arm in config.arms:
+        if arm == "rod_transfer":  # as much as the smaller model recorded
+            assert found[arm].trained_tokens / 1e9 == pytest.approx(12.00, abs=0.006)
+        elif arm.startswith(("fixed", "rod", "no_replay")):
+            expected = AS_THEY_RAN.get((recipe, arm), budget)
+            assert found[arm].trained_tokens / 1e9 == pytest.approx(expected, abs=0.006)
+    if longer is not None:
+        assert found["max_replay"].trained_tokens / 1e9 == pytest.approx(longer, abs=0.006)
+    assert ("max_replay" in config.arms) == (longer is not None)
+    assert found["rod"].scored_tokens == 2 * found["rod"].trained_tokens
+    assert found["rod"].scoring_share == pytest.approx(0.4)
+    train = config.train
+    assert (train.lr, train.min_lr_ratio, train.batch_size) == (1.2e-4, 0.1, 1024)
+    assert (config.seed, config.domain.block_size, config.domain.holdout_seed) == (42, 4096, 42)
+
+
+@pytest.mark.parametrize("recipe", [*PAPER, *sorted(TRANSFERS)])
+def test_the_papers_corpora_have_its_sources(recipe: str) -> None:
+    config, _ = as_it_is(recipe)
+    specs = source_specs(config.domain)
+    roles = [spec.role for spec in specs]
+    german = recipe.startswith("german")
+    assert roles.count("replay") == 14
+    assert roles.count("adaptation") == (9 if german else 13)
+    assert {spec.subsample for spec in specs if spec.role == "replay"} == {0.2}
+    largest = max(spec.subsample for spec in specs if spec.role == "adaptation")
+    assert largest == (0.25 if german else 1.0)
+    tokens = config.plan.adaptation_tokens + config.plan.replay_tokens
+    assert tokens == pytest.approx(14.2e9 if german else 9.6e9)
+    assert config.plan.replay_tokens / tokens == pytest.approx(0.65 if german else 0.5, abs=0.01)
+    # what the plan takes for granted is no more than the caps let in
+    caps = [spec.max_tokens for spec in specs if spec.role == "replay"]
+    if german:
+        assert config.plan.replay_tokens <= 1.02 * sum(caps)
+        assert (config.domain.holdout_floor, config.domain.replay_ratio) == (1000, None)
+    else:  # in natural proportions, as many blocks as of the adaptation corpus
+        assert set(caps) == {None}
+        assert config.plan.replay_tokens <= config.plan.adaptation_tokens
+        assert (config.domain.holdout_floor, config.domain.replay_ratio) == (0, 1.0)
+
+
+def test_work_that_is_not_counted_is_noted(tmp_path: Path) -> None:
+    thinned, german = "after prepare has tokenised all of it", as_it_is("german_qwen3_5_9b")[1]
+    assert any(thinned in note for note in as_it_is("legal_qwen3_5_9b")[1].notes)
+    assert not any(thinned in note or "tasks" in note for note in german.notes)
+    asked = plan_of("german_qwen3_5_9b", "tasks=paper", run_dir=tmp_path)
+    assert "evaluate is planned without the questions of tasks." in asked.notes
+
+
+@pytest.mark.parametrize("recipe", [*PAPER, *sorted(TRANSFERS)])
+def test_documents_end_with_what_the_model_was_trained_with(recipe: str) -> None:
+    domain = as_it_is(recipe)[0].domain
+    assert domain.eod == (2 if "nemotron" in recipe else None)
+
+
+# recipe, arm: steps, warm-up, decay, of the authors' table of runs
+RUNS = {
+    ("legal_nemotron_nano_12b_v2", "rod"): (2958, 50, 616),
+    ("legal_nemotron_nano_12b_v2", "no_replay"): (2898, 25, 580),
+    ("legal_nemotron_nano_12b_v2", "fixed_20"): (2958, 25, 615),
+    ("legal_nemotron_nano_12b_v2", "max_replay"): (5795, 25, 1159),
+    ("legal_nemotron_nano_12b_v2", "rod_beyond"): (3538, 50, 616),
+    ("legal_nemotron_nano_12b_v2", "rod_m1.5"): (3538, 38, 616),
+    ("legal_nemotron_nano_12b_v2", "rod_m4"): (3840, 100, 616),
+    ("legal_nemotron_nano_12b_v2", "rod_m8"): (3538, 200, 616),
+    ("legal_nemotron_nano_12b_v2", "rho_rho"): (3538, 100, 616),
+    ("german_nemotron_nano_12b_v2", "rod"): (2980, 50, 592),
+    ("german_nemotron_nano_12b_v2", "no_replay"): (2980, 25, 591),
+    ("german_nemotron_nano_12b_v2", "fixed_65"): (2980, 25, 591),
+    ("german_nemotron_nano_12b_v2", "max_replay"): (5913, 25, 1183),
+    ("german_nemotron_nano_12b_v2", "rod_beyond"): (3538, 50, 616),
+    ("german_qwen3_5_4b", "rod"): (2862, 50, 588),
+    ("german_qwen3_5_4b", "no_replay"): (2862, 25, 587),
+    ("german_qwen3_5_9b", "no_replay"): (2935, 25, 587),
+    ("german_qwen3_5_9b", "rod_small_reference"): (2960, 50, 588),
+    ("german_qwen3_5_9b", "rod_transfer"): (2862, 25, 588),
+    ("legal_qwen3_5_9b", "rod"): (2824, 50, 550),
+    ("legal_qwen3_5_9b", "no_replay"): (2824, 25, 549),
+    ("legal_qwen3_5_9b", "fixed_50"): (2824, 25, 299),
+    ("german_nemotron_3_nano_30b_a3b", "fixed_32"): (3538, 25, 640),
+    ("german_nemotron_3_nano_30b_a3b", "rod_transfer"): (3538, 25, 616),
+    ("german_qwen3_5_35b_a3b", "rod_transfer"): (2862, 25, 612),
+}
+
+
+@pytest.mark.parametrize(("recipe", "arm"), RUNS)
+def test_schedules_are_those_that_ran(recipe: str, arm: str) -> None:
+    train = arm_settings(as_it_is(recipe)[0], arm).train
+    assert (train.steps, train.warmup, train.decay) == RUNS[recipe, arm]
+
+
+def test_ablations_hold_the_share_that_the_authors_held() -> None:
+    config, _ = as_it_is("legal_nemotron_nano_12b_v2")
+    for arm in ("random_random", "random_rho", "rho_random", "rho_rho"):
+        settings = arm_settings(config, arm)
+        assert (settings.variant.share, settings.selection.multiplier) == (0.072, 4)
+    retained = {
+        arm_settings(as_it_is(r)[0], a).variant.retention
+        for r, a in (("legal_qwen3_5_9b", "fixed_10"), ("german_qwen3_5_4b", "fixed_17"))
+    }
+    assert retained == {0.111}
+
+
+def test_the_larger_model_trains_on_the_smaller_ones_blocks() -> None:
+    small, large = (
+        as_it_is(f"german_{m}")[0] for m in ("nemotron_nano_12b_v2", "nemotron_3_nano_30b_a3b")
+    )
+    assert large.domain == small.domain and large.model.special_tokens == "renamed"
+    of = ModelJobs(large, RunFolder(Path("runs/large"), "large"))
+    file = of.recorded(of.settings("rod_transfer"))
+    assert file == Path("runs/german_nemotron_nano_12b_v2/arms/rod_beyond/curriculum.rod")
+    steps = arm_settings(small, "rod_beyond").train.steps
+    assert of.settings("rod_transfer").train.steps == steps == 3538
+
+
+@pytest.mark.parametrize("recipe", sorted(OPEN))
+def test_an_evening_on_one_gpu_is_enough(recipe: str) -> None:
+    config, plan = as_it_is(recipe)
+    assert plan.layout["processes"] == 1 and plan.memory.limit == 79 * 2**30
+    assert 2 < sum(stage.hours for stage in plan.stages) < 6
+    assert {"no_replay", "rod"} < {*config.arms}
+    assert sum(arm.startswith("fixed") for arm in config.arms) == 2
+    gated = ("nvidia/", "bigcode/")
+    paths = [str(spec.path) for spec in source_specs(config.domain)]
+    assert not any(path.startswith(gated) for path in paths)
+
+
+def test_a_plan_by_hand() -> None:
+    _, plan = as_it_is("legal_qwen3_5_9b")
+    per_token = plan.model["forward_flops"]
+    rate = 16 * 2250e12 * 0.35
+    rod = stages(plan)["rod"]
+    assert rod.update_seconds == pytest.approx(3 * per_token * 1024 * 4096 / rate)
+    assert rod.gpu_hours == pytest.approx(2824 * rod.update_seconds * 5 / 3 * 16 / 3600)
+    native = next(s for s in plan.savings if s.what.startswith("replay the curriculum"))
+    references = sum(stages(plan)[f"references_{n}"].gpu_hours for n in ("base", "specialist"))
+    assert native.gpu_hours == pytest.approx(rod.gpu_hours * 0.4 + references)
+
+
+def test_blocks_that_are_there_are_counted(tmp_path: Path) -> None:
+    overrides = (
+        "recipe=toy_synthetic",
+        f"run_dir={tmp_path}",
+        "domain.sources.dialect.max_bytes=9000",
+    )
+    command = [sys.executable, "-m", "nemo_rod.cli"]
+    assert plan_of("toy_synthetic", *overrides[1:], run_dir=tmp_path).corpus["source"] != "counted"
+    subprocess.run([*command, "prepare", *overrides], check=True, capture_output=True)
+    done = subprocess.run([*command, "plan", *overrides], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "(counted)" in done.stdout
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["corpus"]["adaptation_tokens"] == 9000 // 64 * 64
+    assert written["total"]["gpu_hours"] > 0
+    (tmp_path / "plan.json").unlink()
+    subprocess.run([*command, "plan", *overrides, "dry_run=true"], check=True, capture_output=True)
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_what_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "nemo_rod.cli", "plan", "recipe=legal_nemotron_nano_12b_v2"),
+            *("cluster=h100_8", "train.micro_batch_size=2", f"run_dir={tmp_path / 'runs' / 'new'}"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "DOES NOT FIT" in done.stdout
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("nemo-rod: The layout does not fit: a GPU of stage 0 would need ")
+    assert "and has 79 GiB. Most are activations: set train.recompute=full, lower" in sentence
+    assert (tmp_path / "runs" / "new" / "plan.json").is_file()
+
+
+def test_a_host_without_room_for_the_optimizer_is_refused(tmp_path: Path) -> None:
+    layout = ("cluster=h100_8", "parallel=nemotron_3_nano_30b_a3b/h100_8_one_node")
+    arguments = ("recipe=german_nemotron_3_nano_30b_a3b", *layout, f"run_dir={tmp_path}")
+    config = composed(*arguments, "cluster.node_memory_gib=300")
+    memory = make_plan(config).memory
+    assert memory.parts["optimizer"] == 0 and 8 * memory.host > 300 * 2**30
+    with pytest.raises(ValueError, match=r"optimizer_offload=true puts 3\d\d GiB on a node with"):
+        refuse_full_host(config, memory)
+    refuse_full_host(composed(*arguments), memory)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"recompute": "full", "micro_batch_size": 1}, {"micro_batch_size": 2}]
+)
+def test_an_arm_is_planned_by_its_own_settings(settings: dict[str, Any], tmp_path: Path) -> None:
+    recipe, arms = "legal_nemotron_nano_12b_v2", "arms=[base,no_replay,rod]"
+    variant = ", ".join(f"{key}: {value}" for key, value in settings.items())
+    own = plan_of(
+        recipe,
+        "arms=[base,no_replay,rod,own]",
+        f"+variants.own={{of: rod, train: {{{variant}}}}}",
+        run_dir=tmp_path,
+    )
+    every = plan_of(
+        recipe, arms, *(f"train.{key}={value}" for key, value in settings.items()), run_dir=tmp_path
+    )
+    assert dataclasses.replace(stages(own)["own"], name="rod") == stages(every)["rod"]
+    plain = plan_of(recipe, arms, run_dir=tmp_path)
+    assert stages(own)["rod"] == stages(plain)["rod"]
+    assert (plain.memory, stages(plain)["rod"]) != (every.memory, stages(every)["rod"])
+    memories = [plain.memory, every.memory]
+    assert own.memory == max(memories, key=lambda memory: memory.total)
+
+
+def test_a_gpu_of_unknown_memory_is_not_judged(tmp_path: Path) -> None:
+    plan = plan_of("legal_qwen3_5_9b", "cluster.gpu_memory_gib=0", run_dir=tmp_path)
+    assert plan.memory.limit is None and plan.memory.fits
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["model.shape=null"], "does not know the shape of Qwen/Qwen3.5-9B-Base: set model.shape"),
+        (["plan.adaptation_tokens=null"], "set plan.adaptation_tokens to the tokens of that role"),
+        (["cluster.gpu=MI300"], "cluster.gpu='MI300' has no profile: expected one of H100"),
+        (["plan.utilisation=0"], "plan.utilisation=0.0 is not valid: expected > 0, or null"),
+        (["model.precision=fp32"], "The profile of B200 is for bf16, and model.precision=fp32"),
+        (["parallel.tensor=3", "parallel.data=8"], "does not divide linear_num_key_heads=16"),
+    ],
+)
+def test_what_the_plan_does_not_know_is_named(
+    overrides: list[str], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError) as refusal:
+        plan_of("legal_qwen3_5_9b", *overrides, run_dir=tmp_path)
+    assert sentence in str(refusal.value)
+
+
+def test_a_local_checkpoint_gives_its_own_shape(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
+              "num_hidden_layers": 2, "num_attention_heads": 4}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = plan_of("legal_qwen3_5_9b", f"model.hf={tmp_path}", run_dir=tmp_path)
+    assert plan.model["parameters"] == 2 * 512 * 64 + 64 + 2 * (4 * 64**2 + 3 * 64 * 128 + 2 * 64)
+
+
+def documented_row(recipe: str) -> str:
+    config, plan = as_it_is(recipe)
+    train = config.train
+    corpus = plan.corpus["adaptation_tokens"] + plan.corpus["replay_tokens"]
+    budget = train.steps * train.batch_size * config.domain.block_size
+    cells = [
+        f"`{recipe}`",
+        f"{plan.model['name'].split('/')[-1]}, {count(plan.model['parameters']).strip()}",
+        f"{count(corpus)}, {plan.corpus['adaptation_tokens'] / corpus:.0%} new",
+        f"{train.steps:,} steps, {count(budget).strip()}",
+        plan.layout["text"].split(";")[0],
+        f"{plan.gpu_hours:,.0f}" if plan.layout["gpu"] else "a CPU will do",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_documents_table_is_what_the_plans_say() -> None:
+    expected = [documented_row(recipe) for recipe in RECIPES]
+    text = DOCUMENT.read_text()
+    missing = [row for row in expected if row not in text]
+    assert not missing, "docs/recipes.md should have these rows:\n" + "\n".join(missing)
+
+
+def test_finished_steps_are_held_against_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "arms" / "no_replay").mkdir(parents=True)
+    rows = [json.dumps({"timing/train/update": seconds}) for seconds in (9.0, 4.0, 5.0)]
+    torn = '{"timing/train/upd'
+    (tmp_path / "arms" / "no_replay" / "metrics.jsonl").write_text("\n".join([*rows, torn]))
+    plan = plan_of("legal_qwen3_5_9b", run_dir=tmp_path)
+    planned = stages(plan)["no_replay"].update_seconds
+    (note,) = [note for note in plan.notes if "scoring aside" in note]
+    assert note.startswith("no_replay took 5 s a step, scoring aside; planned are ")
+    assert f"plan.utilisation={0.35 * planned / 5:.2g} would plan that" in note
+
+
+def test_nothing_is_submitted_that_does_not_fit(tmp_path: Path) -> None:
+    arguments = ["train", "recipe=legal_nemotron_nano_12b_v2", "arm=no_replay", "launcher=slurm"]
+    unfit = ["cluster=h100_8", "cluster.account=a", "cluster.partition=p", f"run_dir={tmp_path}"]
+    command = [sys.executable, "-m", "nemo_rod.cli", *arguments, *unfit, "dry_run=true"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "nemo-rod: The layout does not fit" in done.stderr
+    assert not (tmp_path / "launch").exists()
+
+
+def test_a_plan_needs_no_specialist_of_the_runs_own(tmp_path: Path) -> None:
+    """Arms may have the references of another run alone, or the base's."""
+    small = plan_of("german_qwen3_5_9b", "arms=[base,rod_small_reference]", run_dir=tmp_path)
+    assert "rod_small_reference" in stages(small)
+    assert not any("smaller model's specialist" in saving.what for saving in small.savings)
+    whole = as_it_is("german_qwen3_5_9b")[1]
+    assert any("smaller model's specialist" in saving.what for saving in whole.savings)

@@ -1,0 +1,93 @@
+"""`nemo-rod serve`: only this machine sees it, it builds when the run has gone on, and survives."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from command_line import nemo_rod
+
+from nemo_rod.lab.report.serve import keep_fresh, serve
+from nemo_rod.run.attempts import Record
+
+
+class Ended(Exception):
+    pass
+
+
+def test_the_first_page_alone_reloads_itself_and_nothing_is_kept(tmp_path: Path) -> None:
+    for name in ("index.html", "curriculum.html"):
+        (tmp_path / name).write_text(name)
+    server = serve(tmp_path, port=0, every=9)
+    host, port = server.server_address[:2]
+    assert host == "127.0.0.1"
+    for path, refresh in (("", "9"), ("index.html", "9"), ("curriculum.html", None)):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
+            assert answer.headers["Refresh"] == refresh
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert answer.read().decode() == (path or "index.html")
+    server.shutdown()
+
+
+def test_it_builds_again_when_the_run_has_gone_on_and_only_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = tmp_path / "arms" / "rod.partial" / "metrics.jsonl"
+    metrics.parent.mkdir(parents=True)
+    built: list[int] = []
+    happens = iter(["", "step", "", "broken", "", "end"])
+
+    def build() -> None:
+        built.append(len(metrics.read_text().splitlines()) if metrics.exists() else 0)
+        if metrics.exists() and "broken" in metrics.read_text():
+            metrics.write_text("repaired, and longer\n")
+            raise ValueError("metrics.jsonl has no JSON in line 1")
+
+    def sleep(seconds: float) -> None:
+        event = next(happens)
+        if event == "end":
+            raise Ended
+        if event:
+            metrics.write_text(json.dumps({event: 1}) + "\n")
+
+    with pytest.raises(Ended):
+        keep_fresh(tmp_path, build, every=0, sleep=sleep)
+    assert built == [0, 1, 1, 1]  # at first, after the step, broken, and once more after that
+    assert "has no JSON in line 1" in capsys.readouterr().err
+
+
+def test_wrong_words_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    for words, expected in (
+        ((str(tmp_path),), "holds no launch"),
+        ((str(tmp_path), "port=high"), "port=high is not valid: expected a number from 0"),
+        ((str(tmp_path), "port=70000"), "port=70000 is not valid"),
+        ((str(tmp_path), "every=0"), "every=0 is not valid: expected a whole number of seconds"),
+    ):
+        done = nemo_rod("serve", *words)
+        assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_report_waits_for_one_that_is_being_built(tmp_path: Path) -> None:
+    """`serve` and the run itself write the same files."""
+    building, waiting = Record(tmp_path, "report"), Record(tmp_path, "report")
+    ended: list[float] = []
+
+    def build() -> None:
+        with building.only_one():
+            begun.set()
+            time.sleep(0.5)
+            ended.append(time.monotonic())
+
+    begun = threading.Event()
+    thread = threading.Thread(target=build)
+    thread.start()
+    begun.wait()
+    with pytest.raises(ValueError, match="at work on report"), waiting.only_one():
+        pass
+    with waiting.only_one(patience=60.0):
+        assert ended and time.monotonic() >= ended[0]
+    thread.join()

@@ -1,0 +1,157 @@
+"""Parameters and FLOPs of a model's shape, against the real classes and other people's counters."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from nemo_rod.config import config_folder
+from nemo_rod.lab.plan.flops import forward_flops
+from nemo_rod.lab.plan.shapes import read_shape
+
+MODELS = sorted((config_folder() / "model").glob("*.yaml"))
+# Parameters of AutoModelForCausalLM.from_config on the meta device (transformers 5.23: Qwen3_5,
+# Qwen3_5Moe and NemotronHForCausalLM), and those that one token meets.
+COUNTED = {
+    "nemotron_nano_12b_v2": (12_310_001_152, 12_310_001_152),
+    "nemotron_3_nano_30b_a3b": (31_577_937_344, 3_580_073_408),
+    "qwen3_1_7b": (1_720_574_976, 1_720_574_976),
+    "qwen3_5_9b": (8_953_803_264, 8_953_803_264),
+    "qwen3_5_4b": (4_205_751_296, 4_205_751_296),
+    "qwen3_5_35b_a3b": (34_660_610_688, 3_454_988_928),
+}
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def shape_of(file: Path) -> dict[str, Any]:
+    model = OmegaConf.to_container(OmegaConf.load(file))
+    assert isinstance(model, dict)
+    return model.get("shape") or model["architecture"]
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_parameters_are_those_of_the_real_classes(name: str) -> None:
+    shape = read_shape(shape_of(config_folder() / "model" / f"{name}.yaml"))
+    assert (shape.parameters, shape.active_parameters) == COUNTED[name]
+
+
+def test_every_model_of_a_recipe_has_a_shape() -> None:
+    counted = {file.stem for file in MODELS if read_shape(shape_of(file)).parameters > 1e9}
+    assert counted == set(COUNTED)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", **TINY},
+        {"model_type": "llama", **TINY, "tie_word_embeddings": True},
+        {"model_type": "qwen3", **TINY},
+        {"model_type": "qwen3_moe", **TINY, **EXPERTS},
+    ],
+    ids=lambda config: f"{config['model_type']}-{config.get('tie_word_embeddings', False)}",
+)
+def test_parameters_and_flops_are_those_that_torch_counts(config: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    keys = {"tie_word_embeddings": False, **config}
+    options = {key: value for key, value in keys.items() if key != "model_type"}
+    described = AutoConfig.for_model(keys["model_type"], **options)
+    # the grouped product that transformers 5 has for experts is none that torch's counter knows
+    described._experts_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(described, attn_implementation="eager")
+    shape = read_shape(keys)
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    size = 24
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.arange(size)[None], use_cache=False)
+    # eager attention also computes what the causal mask throws away
+    masked = sum(block.attending for block in shape.blocks) * (size - 1) / 2
+    rotary = counter.get_total_flops() / size - forward_flops(shape, size) - masked
+    assert 0 <= rotary <= 2 * 16  # the angles of the rotary embedding: one product per dimension
+
+
+BRIDGES_COUNTER = """
+import nemo_rod.megatron  # without CUDA, it stands in for what Bridge asks for
+import json, sys
+from types import SimpleNamespace
+from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
+try:
+    from megatron.bridge.models.nemotronh import nemotron_h_provider
+    provider = nemotron_h_provider.NemotronNanoModelProvider12Bv2()
+    provider.vocab_size = 131072
+except ImportError:  # since 0.6 the providers of published models are made of their configs
+    from megatron.bridge import AutoBridge
+    from transformers import NemotronHConfig
+    config = NemotronHConfig(**json.loads(sys.argv[1]), architectures=["NemotronHForCausalLM"])
+    provider = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
+provider.seq_length = 4096
+print(num_floating_point_operations(SimpleNamespace(model=provider), batch_size=1) / 4096)
+"""
+
+
+def test_flops_agree_with_megatron_bridges_counter() -> None:
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip("Megatron-Bridge is not installed")
+    described = shape_of(config_folder() / "model" / "nemotron_nano_12b_v2.yaml")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BRIDGES_COUNTER, json.dumps(described)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = float(done.stdout.split()[-1])
+    ours = 3 * forward_flops(read_shape(described), 4096)  # backward costs two forward passes
+    assert ours == pytest.approx(theirs, rel=0.01)
+
+
+def test_a_prefix_costs_less_than_its_share() -> None:
+    shape = read_shape(shape_of(config_folder() / "model" / "qwen3_5_9b.yaml"))
+    whole, half = (forward_flops(shape, 4096, prefix=p) for p in (4096, 2048))
+    attending = sum(block.attending for block in shape.blocks)
+    assert whole - half == pytest.approx(attending * 1024)
+
+
+def test_a_multimodal_config_is_read_for_its_text() -> None:
+    text = {"model_type": "qwen3", **TINY}
+    both = {"model_type": "qwen3_vl", "text_config": text, "vision_config": {"depth": 3}}
+    assert read_shape(both) == read_shape(text)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"model_type": "mixtral"}, "does not know the model type 'mixtral'"),
+        ({"model_type": "qwen3", "hidden_size": 32}, "lacks the key 'num_attention_heads'"),
+        (
+            {"model_type": "nemotron_h", **TINY, "hybrid_override_pattern": "*?*"},
+            "hybrid_override_pattern has '?'",
+        ),
+        (
+            {"model_type": "nemotron_h", **TINY, "hybrid_override_pattern": "*-"},
+            "names 2 layers, but num_hidden_layers=3",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        read_shape(config)
+    assert sentence in str(refusal.value)

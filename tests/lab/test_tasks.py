@@ -1,0 +1,341 @@
+"""Tasks through lm-eval: the arithmetic by hand, and the real library on a tiny model."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import composed, nemo_rod
+
+from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
+from nemo_rod.lab.tasks.held_out_questions import NUM_CHOICES, questions, write_held_out_tasks
+from nemo_rod.lab.tasks.lm_eval_job import (
+    TaskJob,
+    capability_accuracy,
+    entry_of,
+    model_arguments,
+    prompts_digest,
+    refuse_forgotten_chunks,
+)
+from nemo_rod.run.base_model import initialise_base
+
+CAPABILITIES = {"knowledge": ["a", "b", "group"], "sense": ["c"]}
+
+
+def sample(doc: int, prompt: str = "p") -> dict[str, Any]:
+    return {"doc_id": doc, "doc_hash": f"d{doc}", "prompt_hash": prompt, "target_hash": "t"}
+
+
+RESULTS: dict[str, Any] = {
+    "samples": {
+        "a": [sample(0), sample(1)],
+        "x": [sample(0)] * 2,
+        "y": [sample(i) for i in range(3)],
+    },
+    "results": {
+        "a": {"acc,none": 0.5, "acc_norm,none": 1.0},
+        "x": {"acc,none": 1.0},
+        "y": {"acc,none": 1 / 3, "acc_norm,none": 0.0},
+        "group": {"alias": "group"},
+    },
+    "group_subtasks": {"group": ["x", "inner"], "inner": ["y"]},
+    "versions": {"a": 1.0, "x": 2},
+    "n-shot": {"a": 0, "x": 5, "y": 5},
+}  # fmt: skip
+
+
+def test_normalised_accuracy_where_it_is_defined() -> None:
+    entry = entry_of("a", RESULTS)
+    assert entry["accuracy"] == 1.0 and entry["leaves"]["a"]["metric"] == "acc_norm"
+    # x has one question, asked with two choices, and no normalised accuracy; y has three
+    entry = entry_of("group", RESULTS)
+    assert list(entry["leaves"]) == ["x", "y"] and entry["questions"] == 4
+    assert entry["accuracy"] == pytest.approx((1 * 1.0 + 3 * 0.0) / 4)
+    assert entry["leaves"]["x"]["metric"] == "acc" and entry["leaves"]["x"]["few_shot"] == 5
+
+
+def test_a_task_without_accuracy_is_refused() -> None:
+    results = RESULTS | {"results": {"a": {"exact_match,none": 1.0}}}
+    with pytest.raises(ValueError, match=r"Task a reports \['exact_match,none'\]"):
+        entry_of("a", results)
+
+
+def test_capabilities_weigh_their_entries_alike() -> None:
+    accuracy = {"a": 0.5, "b": 0.25, "group": 0.75, "c": 0.1}
+    assert capability_accuracy(CAPABILITIES, accuracy) == {"knowledge": 0.5, "sense": 0.1}
+
+
+def test_digest_of_prompts() -> None:
+    asked = [sample(0), sample(1)]
+    assert prompts_digest(asked) == prompts_digest(asked[::-1])
+    assert prompts_digest(asked) != prompts_digest([sample(0), sample(1, "other")])
+
+
+def source(name: str, role: str, generator: str, max_bytes: int = 20_000) -> SourceSpec:
+    return SourceSpec(
+        name=name, role=role, kind="synthetic", files=(generator,), max_bytes=max_bytes
+    )
+
+
+def store(folder: Path, sources: list[SourceSpec], holdout_fraction: float) -> None:
+    prepare(
+        folder, sources, tokenizer=load_tokenizer("byte"), block_size=64,
+        holdout_fraction=holdout_fraction,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks") / "blocks"
+    sources = [source("new", "adaptation", "dialect:0:0.25"), source("old", "replay", "markov:0")]
+    store(folder, sources, holdout_fraction=0.2)
+    return folder
+
+
+def test_questions_are_what_follows_in_the_block(blocks: Path) -> None:
+    held, tokenizer = BlockStore(blocks, split="holdout"), load_tokenizer("byte")
+    (old,) = [place for place in held.sources if place.role == "replay"]
+    made = list(questions(held, old, tokenizer, 20))
+    assert made == list(questions(held, old, tokenizer, 20)) and len(made) > 10
+    texts = {}
+    for tokens_S in held.tokens(np.arange(old.start, old.start + old.count)):
+        texts[tokenizer.decode(tokens_S[:32])] = tokenizer.decode(tokens_S[32:36])
+    for question in made:
+        choices = question["choices"]
+        assert choices[question["answer"]] == texts[question["context"]]
+        assert len(set(choices)) == NUM_CHOICES and set(choices) <= set(texts.values())
+    assert {question["answer"] for question in made} == set(range(NUM_CHOICES))
+
+
+def test_too_few_held_out_blocks_are_refused(tmp_path: Path) -> None:
+    store(tmp_path / "b", [source("old", "replay", "markov:0", 2_000)], holdout_fraction=0.06)
+    with pytest.raises(ValueError, match="held-out blocks, expected 4 or more"):
+        write_held_out_tasks(
+            tmp_path / "b", tmp_path / "t", load_tokenizer("byte"), num_questions=5
+        )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("tasks.backend=gguf", "tasks.backend='gguf' is not valid"),
+        ("tasks.limit=0", "tasks.limit=0 is not valid"),
+        ("+tasks.capabilities.a=[sciq]", "both set"),
+    ],
+)
+def test_wrong_task_keys_are_refused(override: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        composed("recipe=toy_synthetic", "tasks=held_out", override)
+
+
+def test_the_papers_list_has_its_four_groups() -> None:
+    tasks = composed("recipe=toy_synthetic", "tasks=paper").tasks
+    assert [len(names) for names in tasks.capabilities.values()] == [21, 15, 4, 13]
+    names = [name for listed in tasks.capabilities.values() for name in listed]
+    assert len(set(names)) == 53 and sum(name.startswith("mmlu_") for name in names) == 26
+
+
+# ---------------------------------------------------------------- lm-eval itself
+
+
+def names_known_to(backend: str) -> set[str]:
+    """Arguments of lm-eval's model class, read from its source: vLLM need not be installed."""
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None:
+        pytest.skip("tasks need lm-eval: make venv")
+    for file in (Path(spec.submodule_search_locations[0]) / "models").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            registered = [ast.unparse(d) for d in getattr(node, "decorator_list", [])]
+            if any(d.startswith("register_model(") and f"'{backend}'" in d for d in registered):
+                (init,) = (n for n in node.body if getattr(n, "name", None) == "__init__")
+                return {argument.arg for argument in (*init.args.args, *init.args.kwonlyargs)}
+    raise AssertionError(f"lm-eval has no model {backend}")
+
+
+@pytest.mark.parametrize(
+    ("backend", "of_user"),
+    [("hf", {"parallelize": True}), ("vllm", {"tensor_parallel_size": 2, "max_model_len": 64})],
+)
+def test_a_backend_knows_every_argument_that_it_is_given(
+    backend: str, of_user: dict[str, Any]
+) -> None:
+    arguments = {"dtype": "float32", **of_user}
+    job = TaskJob(
+        name="m", model="hf", out="tasks.json", capabilities={}, include=None, backend=backend,
+        arguments=arguments, batch_size=4, few_shot=None, limit=None, seed=1, inputs={},
+    )  # fmt: skip
+    given = model_arguments(job)
+    assert {"pretrained", "dtype", "batch_size", *of_user} <= {*given} <= names_known_to(backend)
+
+
+def ask(job: dict[str, Any], folder: Path) -> str:
+    file = folder / "job.json"
+    file.write_text(json.dumps(job))
+    command = [sys.executable, "-m", "nemo_rod.lab.tasks", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def job_of(blocks: Path, folder: Path, *, num_questions: int, head_dim: int) -> dict[str, Any]:
+    """An untrained model, questions of the held-out blocks, and the job that asks it."""
+    architecture = {
+        "model_type": "qwen3", "vocab_size": 256, "hidden_size": 2 * head_dim,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": head_dim, "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    initialise_base(architecture, folder / "hf", tokenizer="byte", seed=3)
+    made = write_held_out_tasks(
+        blocks, folder / "t", load_tokenizer("byte"), num_questions=num_questions
+    )
+    return {
+        "name": "m", "model": str(folder / "hf"), "out": str(folder / "tasks.json"),
+        "capabilities": made, "include": str(folder / "t"), "backend": "hf",
+        "arguments": {"dtype": "float32"}, "batch_size": 4, "few_shot": None, "limit": None,
+        "seed": 1, "inputs": {"model": "0f"},
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    job, tokenizer = job_of(blocks, tmp_path, num_questions=12, head_dim=8), load_tokenizer("byte")
+    assert ask(job, tmp_path) == ""
+    result = json.loads((tmp_path / "tasks.json").read_text())
+    assert not (tmp_path / "tasks.partial.json").exists()
+    lines = (tmp_path / "t" / "held_out_old.jsonl").read_text().splitlines()
+    asked = [json.loads(line) for line in lines]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", torch_dtype=torch.float32)
+    right = 0
+    for question in asked:
+        scores = []
+        for choice in question["choices"]:
+            context, text = tokenizer.encode_batch([question["context"], choice])
+            ids = torch.tensor(np.concatenate([context, text])[None].astype(np.int64))
+            with torch.no_grad():
+                logs = model(ids).logits[0].log_softmax(-1)
+            total = sum(float(logs[len(context) + i - 1, t]) for i, t in enumerate(text))
+            scores.append(total / len(choice))
+        right += max(range(NUM_CHOICES), key=scores.__getitem__) == question["answer"]
+    leaf = result["tasks"]["held_out_old"]["leaves"]["held_out_old"]
+    assert leaf["questions"] == len(asked) and leaf["metric"] == "acc_norm"
+    assert math.isclose(result["capabilities"]["old"], right / len(asked))
+    # an attempt with another configuration does not go on with the answers of this one
+    partial = tmp_path / "tasks.partial.json"
+    partial.write_text(
+        json.dumps({key: result[key] for key in ("configuration", "inputs", "tasks")})
+    )
+    assert "another task configuration" in ask(job | {"limit": 3}, tmp_path)
+    assert "other weights" in ask(job | {"inputs": {"model": "1e"}}, tmp_path)
+    # and with the same one it asks nothing again: the model may even be gone
+    assert ask(job | {"model": "nowhere", "batch_size": 1}, tmp_path) == ""
+    assert json.loads((tmp_path / "tasks.json").read_text()) == result
+
+
+def test_mamba_without_kernels_is_not_asked_about_long_texts() -> None:
+    pytest.importorskip("transformers.models.nemotron_h", reason="this transformers has none")
+    from architectures import make, token_losses
+
+    model = make("nemotron_h").eval()
+    mixers = [layer for layer in model.modules() if hasattr(layer, "chunk_size")]
+    tokens = np.random.default_rng(0).integers(0, 256, (2, 64))
+
+    def losses(chunk_size: int) -> Any:
+        for mixer in mixers:
+            mixer.chunk_size = chunk_size
+        return token_losses(model, tokens)
+
+    assert len(mixers) == 3
+    np.testing.assert_allclose(losses(128), losses(64), rtol=0, atol=1e-5)
+    # what is refused: transformers' results for more than one chunk
+    assert not np.allclose(losses(16), losses(64), rtol=0, atol=1e-5)
+    one_chunk = losses(64)
+    refuse_forgotten_chunks(model)
+    with pytest.raises(ValueError, match=r"longer than chunk_size=16 tokens, and one has 64"):
+        losses(16)
+    assert np.array_equal(losses(64), one_chunk)
+
+
+@pytest.mark.slow
+def test_lm_eval_refuses_texts_that_mamba_would_forget(blocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    pytest.importorskip("transformers.models.nemotron_h", reason="this transformers has none")
+    from architectures import write
+
+    job = job_of(blocks, tmp_path, num_questions=4, head_dim=8)
+    job["model"] = str(write("nemotron_h", tmp_path / "nemotron"))
+    assert ask(job, tmp_path) == ""
+    file = tmp_path / "nemotron" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chunk_size": 16}))
+    said = ask(job | {"out": str(tmp_path / "other.json")}, tmp_path)
+    assert "wrong for texts longer than chunk_size=16 tokens" in said
+    assert "or set tasks.backend=vllm" in said
+
+
+@pytest.mark.slow
+def test_vllm_answers_as_transformers_does(blocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    pytest.importorskip("vllm", reason="the other backend needs vLLM: pip install vllm")
+    job = job_of(blocks, tmp_path, num_questions=40, head_dim=64)
+    eager = {"enforce_eager": True, "max_model_len": 128, "gpu_memory_utilization": 0.3}
+    tasks = {}
+    for backend, arguments in {"hf": {}, "vllm": eager}.items():
+        out = tmp_path / f"{backend}.json"
+        of_backend = {"backend": backend, "arguments": {"dtype": "float32", **arguments}}
+        assert ask({**job, **of_backend, "out": str(out)}, tmp_path) == ""
+        tasks[backend] = json.loads(out.read_text())["tasks"]
+    # accuracies, and the digests of what was asked
+    assert tasks["hf"] == tasks["vllm"] and tasks["hf"]["held_out_old"]["questions"] > 10
+
+
+@pytest.mark.slow
+def test_lm_eval_knows_the_papers_tasks() -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    from nemo_rod.lab.tasks.lm_eval_job import missing_tasks
+
+    capabilities = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
+    assert missing_tasks({**capabilities, "more": ["no_such_task"]}) == ["no_such_task"]
+
+
+@pytest.mark.slow
+def test_every_arm_is_asked_the_same_through_the_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+    kept = ("dialect", "chain_0", "chain_1")
+    sources = [f"domain.sources.{name}.max_bytes=30000" for name in kept]
+    sources += [f"~domain.sources.chain_{i}" for i in range(2, 9)]
+    run = (
+        "recipe=toy_synthetic", f"run_dir={tmp_path}", "arms=[base,no_replay]", "parallel=single",
+        "pretrain.steps=2", "train.steps=2", *sources,
+    )  # fmt: skip
+    for stage in ("prepare", "pretrain", "train"):
+        assert nemo_rod(stage, *run).returncode == 0
+    asked = nemo_rod("evaluate", *run, "tasks=held_out", "tasks.held_out=6")
+    assert asked.returncode == 0 and "tasks of no_replay" in asked.stderr, asked.stderr[-2000:]
+    read = {
+        name: json.loads((tmp_path / "arms" / name / "tasks.json").read_text())
+        for name in ("base", "no_replay")
+    }
+    assert read["base"]["configuration"] == read["no_replay"]["configuration"]
+    assert set(read["base"]["capabilities"]) == {"chain_0", "chain_1"}
+    assert nemo_rod("report", *run).returncode == 0
+    results = json.loads((tmp_path / "report" / "results.json").read_text())["arms"]["no_replay"]
+    lost = [
+        max(0.0, value - read["no_replay"]["capabilities"][name])
+        for name, value in read["base"]["capabilities"].items()
+    ]
+    assert results["task_forgetting"] == pytest.approx(sum(lost) / 2)
+    again = nemo_rod("evaluate", *run, "tasks=held_out", "tasks.held_out=6")
+    assert "done before" in again.stderr
+    other = nemo_rod("evaluate", *run, "tasks=held_out", "tasks.held_out=7")
+    assert other.returncode == 2 and "made with tasks.held_out=6, but now it is 7" in other.stderr

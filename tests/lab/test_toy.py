@@ -1,0 +1,271 @@
+"""The toy corpora: manual pages as prose, packages without a network, chains that never change."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_cases import read_documents
+from hypothesis import given
+from hypothesis import strategies as st
+from places import ROOT
+
+from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
+from nemo_rod.lab.toy.debian import PYTHON, debian_input, fetch_debian_texts
+from nemo_rod.lab.toy.roff import strip_roff
+from nemo_rod.lab.toy.synthetic import ALPHABET, synthetic_documents, synthetic_input
+
+CONFIGS = ROOT / "hydra_configs" / "domain"
+
+PAGE = r"""'\" t
+.\" a comment
+.TH LS 1 "2022" "GNU" "Manual"
+.SH ÜBERSICHT
+\fBls\fP [\fI\,OPTION\/\fP]… \(em \(lqlist\(rq
+.SH "SIEHE AUCH"
+.TP 4
+\fB\-a\fP, \fB\-\-all\fP
+do not ignore
+entries starting with\~. \" a note
+.IP \(bu 3
+an item, see
+.BR ls (1),
+.BR "dir and" " vdir" (1)
+and
+.UR https://example.org
+the page
+.UE .
+.PP
+A path\c
+/name; 100\e% and \[u20AC] and \*(Tm
+.nf
+  int   x;
+\&.y = '\en';
+.fi
+.EX
+$ ls \-l
+total 0
+.EE
+.TS
+l l.
+a	b
+.TE
+.de XX
+.B gone
+..
+.if n \{\
+gone too
+.\}
+.SH ÜBERSETZUNG
+Die Übersetzung wurde erstellt.
+.SH "SEE ALSO"
+last
+"""
+
+TEXT = """ÜBERSICHT
+
+ls [OPTION]… — “list”
+
+SIEHE AUCH
+
+-a, --all
+do not ignore
+entries starting with .
+
+•
+an item, see
+ls(1),
+dir and vdir(1)
+and
+<https://example.org>
+the page.
+
+A path/name; 100\\% and € and ™
+
+  int   x;
+.y = '\\n';
+
+SEE ALSO
+
+last
+"""
+
+
+def test_a_manual_page_becomes_prose() -> None:
+    assert strip_roff(PAGE) == TEXT
+
+
+@pytest.mark.parametrize(
+    "page", [".so man1/ls.1\n", ".Dd May\n.Dt LS 1\n.Sh NAME\n", "", ".TH X\n"]
+)
+def test_pages_without_prose_give_nothing(page: str) -> None:
+    assert strip_roff(page) == ""
+
+
+@given(st.text(st.sampled_from("\\.'\"ab fB([-]{}\n~*"), max_size=60))
+def test_no_page_is_too_strange(page: str) -> None:
+    strip_roff(page)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """Packages as they lie in the cache."""
+    files = {
+        "manpages-xx/tree/usr/share/man/xx/man1/ls.1.gz": gzip.compress(
+            (".SH NAME\n" + "words and words\n" * 20).encode()
+        ),
+        "manpages-xx/tree/usr/share/man/xx/man1/short.1.gz": gzip.compress(b".SH NAME\nshort\n"),
+        "manpages-xx/tree/usr/share/doc/manpages-xx/copyright": b"not a document " * 50,
+        "dict-xx/tree/usr/share/dictd/xx.dict.dz": gzip.compress(
+            b"00-database-info\n   preface\n"
+            b"Word \\Word\\, n.\n   1. " + b"a thing; " * 30 + b"\n      [1913 Webster]\n"
+            b"Bad \\Bad\\\n   \xff" + b"x" * 300 + b"\n"
+        ),
+        "libx-dev/tree/usr/include/x.h": b"/* licence */\n// more\n#define X 1\n"
+        + b"int x;\n" * 40,
+    }
+    for name, data in files.items():
+        path = tmp_path / "cache" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    for package in ("manpages-xx", "dict-xx", "libx-dev"):
+        label = {"file": f"{package}_1.0_all.deb", "bytes": 1000}
+        (tmp_path / "cache" / package / "package.json").write_text(json.dumps(label))
+    return tmp_path / "cache"
+
+
+def debian(cache: Path, *packages: str) -> list[str]:
+    return [text for text in debian_input(packages, cache).records(None) if text is not None]
+
+
+def test_packages_give_documents(cache: Path) -> None:
+    assert debian(cache, "manpages-xx") == ["NAME\n\n" + "words and words\n" * 20]
+    assert debian(cache, "dict-xx") == [
+        "Word \\Word\\, n.\n   1. " + ("a thing; " * 30).strip() + "\n"
+    ]
+    assert debian(cache, "libx-dev") == ["#define X 1\n" + "int x;\n" * 40]
+    item = debian_input(["manpages-xx", "libx-dev"], cache)
+    assert (item.name, item.size) == ("manpages-xx_1.0_all.deb libx-dev_1.0_all.deb", 2000)
+
+
+def test_python_gives_documents_spread_over_the_library() -> None:
+    spec = SourceSpec(name="python", role="replay", kind="debian", files=[PYTHON], max_documents=40)
+    first, again = list(read_documents(spec)), list(read_documents(spec))
+    assert first == again and len(set(first)) == 40
+    assert all("def " in text or "import" in text or "=" in text for text in first)
+
+
+@pytest.mark.parametrize("present", ["none", "failing"])
+def test_without_packages_the_other_toy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: str
+) -> None:
+    if present == "failing":
+        for tool in ("apt-get", "dpkg-deb"):
+            path = tmp_path / tool
+            path.write_text("#!/bin/sh\necho 'E: no network' >&2\nexit 100\n")
+            path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) + (":/bin:/usr/bin" if present == "failing" else ""))
+    expected = {"none": "apt-get is missing", "failing": r"cannot fetch .*E: no network"}[present]
+    with pytest.raises(ValueError, match=f"{expected}.*: use recipe=toy_synthetic") as error:
+        fetch_debian_texts(tmp_path / "cache", ["manpages-de"])
+    assert "\n" not in str(error.value)
+    assert not [p for p in (tmp_path / "cache").glob("*")]
+
+
+@pytest.mark.slow
+def test_packages_are_fetched_without_touching_the_system(tmp_path: Path) -> None:
+    try:
+        (tree,) = fetch_debian_texts(tmp_path, ["manpages-es"])
+    except ValueError as error:
+        pytest.skip(str(error))
+    assert tree == tmp_path / "manpages-es"
+    documents = debian(tmp_path, "manpages-es")
+    text = "".join(documents)
+    assert len(documents) > 100 and "DESCRIPCIÓN" in text
+    assert os.listdir(tmp_path) == ["manpages-es"]
+    assert text.count("\\f") < 20 and "TRADUCCIÓN" not in text and "\0" not in text
+
+
+def test_chains_are_pinned() -> None:
+    # Results are compared between machines: the text has to be the same everywhere.
+    assert (
+        next(synthetic_documents(0))[:60]
+        == ',3-QXR*7Eo-QKL|L56tR*>3-{}0t"M84$Y#$6-Q_l9/_hQKL584$6{!t"M,3'
+    )
+    assert (
+        next(synthetic_documents(0, dialect=0.25))[:60]
+        == '!tR*hKY#`\\tR"_`Hho-&C/C,q=}1*`\\t"M,QKL-Q_l9<5S6{gE7t$6-QKLo1'
+    )
+
+
+def test_documents_follow_their_chain() -> None:
+    def followers(chain: int, dialect: float) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for _, text in zip(range(300), synthetic_documents(chain, dialect=dialect), strict=False):
+            for a, b in itertools.pairwise(text):
+                found.setdefault(a, set()).add(b)
+        return found
+
+    plain, dialect, other = followers(1, 0.0), followers(1, 0.25), followers(4, 0.0)
+    assert set(plain) <= set(ALPHABET)
+    assert max(map(len, plain.values())) == 9  # as many as the profile has
+    same = [state for state in plain if plain[state] == dialect.get(state)]
+    assert abs(len(same) / len(plain) - 0.75) < 0.05
+    assert sum(plain[state] == other.get(state) for state in plain) == 0
+
+
+@pytest.mark.parametrize("wrong", ["markov", "markov:x", "dialect:1", "dialect:1:2", "x:1"])
+def test_unknown_generators_are_refused(wrong: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"synthetic generator .* is unknown: write markov:<number>"
+    ):
+        synthetic_input(wrong)
+
+
+def specs(name: str) -> tuple[dict[str, Any], list[SourceSpec]]:
+    omegaconf = pytest.importorskip("omegaconf")
+    config = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(CONFIGS / f"{name}.yaml"))
+    return config, [SourceSpec(name=key, **value) for key, value in config["sources"].items()]
+
+
+@pytest.mark.parametrize("name", ["synthetic", "debian_german"])
+def test_the_toy_domains_are_what_the_recipe_says(name: str) -> None:
+    config, sources = specs(name)
+    assert set(config) == {"tokenizer", "block_size", "holdout_fraction", "holdout_seed", "sources"}
+    assert [spec.role for spec in sources].count("adaptation") == 1
+    assert all(spec.kind in ("synthetic", "debian") for spec in sources)
+
+
+def test_the_synthetic_store_is_pinned(tmp_path: Path) -> None:
+    config, sources = specs("synthetic")
+    store = prepare(
+        tmp_path / "blocks",
+        sources,
+        tokenizer=load_tokenizer(config["tokenizer"]),
+        block_size=config["block_size"],
+        holdout_fraction=config["holdout_fraction"],
+        holdout_seed=config["holdout_seed"],
+    )
+    assert store.digest == "9b235f16a5c254f0266e879906745e0b"
+    (_, adaptation), (_, replay) = _entropies(store)
+    assert adaptation < np.log(48) - 1.0 and replay < np.log(48) - 1.0
+
+
+def _entropies(store: Any) -> list[tuple[str, float]]:
+    """Entropy of a character given the one before, in nats, of the first source of each role."""
+    found = []
+    for source in (store.sources[0], store.sources[1]):
+        tokens = store.tokens(np.arange(source.start, source.start + source.count))
+        pairs = np.zeros((256, 256))
+        np.add.at(pairs, (tokens[:, :-1].ravel(), tokens[:, 1:].ravel()), 1)
+        rows = pairs.sum(axis=1, keepdims=True)
+        p = np.divide(pairs, rows, out=np.zeros_like(pairs), where=rows > 0)
+        logs = np.log(p, out=np.zeros_like(p), where=p > 0)
+        found.append((source.name, float(-(pairs * logs).sum() / pairs.sum())))
+    return found

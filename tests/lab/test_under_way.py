@@ -1,0 +1,100 @@
+"""The page of a run under way: what is there, what is missing; nothing evaluated, or some of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_build import FakeRun, write_run
+
+from nemo_rod.lab.report import build_report
+from nemo_rod.lab.report.figures.canvas import Canvas
+from nemo_rod.lab.report.figures.progress_curves import under_way
+from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
+
+
+def write_partial(folder: Path, steps: int, of: int, *, looks: int = 2) -> None:
+    """An arm in training, with a torn last line."""
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps({"optimisation": {"steps": of}}))
+    start = {"validation/replay/web/loss": 3.0, "validation/adaptation/news/loss": 4.0}
+    (folder / "validation_start.json").write_text(json.dumps(start))
+    rows = []
+    for step in range(steps):
+        row = {"step": step, "train/loss": 5.0 - step / 10, "rod/replay_share": 0.25}
+        if (step + 1) % looks == 0:
+            row |= {"validation/replay/web/loss": 2.5, "validation/adaptation/news/loss": 3.5}
+        rows.append(json.dumps(row))
+    (folder / "metrics.jsonl").write_text("\n".join(rows) + '\n{"step": 9')
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> FakeRun:
+    """No arm evaluated: blocks and base are there, a specialist is done, RoD is at step 4 of 10."""
+    run = write_run(tmp_path / "runs" / "small", arms=("no_replay",))
+    arms = run.folder / "arms"
+    (arms / "no_replay" / "evaluation.json").unlink()
+    (run.folder / "base").mkdir()
+    write_partial(arms / "rod.partial", 4, 10)
+    return run
+
+
+def states(parts: list[Part]) -> dict[str, str]:
+    return {part.label: part.state for part in parts}
+
+
+def test_parts_are_there_in_progress_or_missing(begun: FakeRun) -> None:
+    parts = parts_of(begun.folder, ["base", "no_replay", "fixed_32", "rod"])
+    assert states(parts) == {
+        "blocks": "there",
+        "base": "trained",
+        "no replay": "trained",
+        "fixed 32 %": "missing",
+        "RoD": "in progress",
+    }
+    rod = parts[-1]
+    assert (rod.done, rod.steps, rod.progress) == (4, 10, 0.4)
+    assert rod.last == "loss 4.700, replay 25%"
+    assert not has_begun(begun.folder / "nowhere")
+
+
+def test_a_page_before_any_evaluation_says_what_is_missing(begun: FakeRun) -> None:
+    assert build_report(begun.folder, arms=["base", "no_replay", "fixed_32", "rod"]) is None
+    report = begun.folder / "report"
+    page = (report / "index.html").read_text()
+    assert "Missing from this page: base, no replay, fixed 32 %, RoD." in page
+    assert '<progress max="1" value="0.4">' in page and "4 of 10" in page
+    assert page.count("<svg") == 2 and "<script" not in page
+    assert not (report / "results.json").exists()
+
+
+def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "small", arms=("base", "no_replay"))
+    write_partial(run.folder / "arms" / "rod.partial", 2, 10)
+    results = build_report(run.folder, arms=["base", "no_replay", "rod"])
+    assert results is not None and list(results["arms"]) == ["base", "no_replay"]
+    page = (run.folder / "report" / "index.html").read_text()
+    assert "Missing from this page: RoD." in page and "<h2>All arms</h2>" in page
+    (run.folder / "arms" / "rod.partial").rename(tmp_path / "elsewhere")
+    build_report(run.folder, arms=["base", "no_replay"])
+    assert "Missing from" not in (run.folder / "report" / "index.html").read_text()
+
+
+def test_curves_begin_before_the_first_step(begun: FakeRun) -> None:
+    parts = parts_of(begun.folder)
+    figure = under_way(parts, Canvas())
+    assert figure is not None
+    lines = {
+        axes.texts[0].get_text(): [list(map(tuple, line.get_xydata())) for line in axes.lines]
+        for axes in figure.axes
+    }
+    assert lines["held-out replay loss, sources alike (nats)"] == [[(0, 3), (2, 2.5), (4, 2.5)]]
+    assert lines["share of replay (%)"] == [[(1, 25), (2, 25), (3, 25), (4, 25)]]
+    assert [len(line) for line in lines["training loss (nats)"]] == [4]
+    assert under_way([part for part in parts if part.label == "base"], Canvas()) is None
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
+        build_report(tmp_path)

@@ -1,0 +1,264 @@
+"""What a second attempt keeps of an interrupted one, and what it refuses to go on with."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus_cases import BYTE
+from made_up_run import make_run, recipe
+
+from nemo_rod.config import Config
+from nemo_rod.files import write_json
+from nemo_rod.jobs import EvaluateJob
+from nemo_rod.run.evaluate import evaluate_stage
+from nemo_rod.run.handover import Stage, partial
+from nemo_rod.run.model_jobs import ModelJobs
+from nemo_rod.run.stages import Stages
+
+MERGED = "merge_0.6"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("made_up") / "run"
+    make_run(run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def cut_short(folder: Path, *lost: str) -> None:
+    """Leaves a stage's folder as an attempt that was killed before its last files were written."""
+    for name in ("evaluation.json", *lost):
+        (folder / name).unlink(missing_ok=True)
+    os.replace(folder / "manifest.json", folder / "inputs.json")
+    os.replace(folder, partial(folder))
+
+
+def test_a_merge_resumes_after_its_weights_are_written(run_dir: Path) -> None:
+    stage = Stages(recipe(run_dir)).merge(MERGED)
+    weights = stage.folder / "hf" / "model.safetensors"
+    merged, manifest = weights.read_bytes(), (stage.folder / "manifest.json").read_text()
+    cut_short(stage.folder, "arm.json")
+    assert not stage.is_done()
+    stage.run()
+    assert stage.is_done() and weights.read_bytes() == merged
+    made = json.loads((stage.folder / "manifest.json").read_text())
+    assert made["outputs"] == json.loads(manifest)["outputs"]
+    assert json.loads((stage.folder / "arm.json").read_text())["lambda"] == 0.6
+
+
+def test_a_pretrained_base_is_checked_again_before_it_is_used(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = pytest.importorskip("transformers").AutoConfig.for_model("qwen3", vocab_size=200)
+    described.save_pretrained(run_dir / "base" / "hf")  # smaller than the blocks' tokenizer
+    BYTE.save_pretrained(run_dir / "base" / "hf")
+    config = recipe(run_dir)
+    config.model = dataclasses.replace(config.model, hf="base", architecture=None)
+    monkeypatch.setattr(ModelJobs, "run", lambda *_: pytest.fail("it has started"))
+    stages = Stages(config)
+    for stage in (stages.reference("base"), stages.train("no_replay")):
+        assert stage.is_done()
+        stage.move_aside()
+        with pytest.raises(ValueError, match=r"knows 200 tokens, but the tokenizer of .* has 256"):
+            stage.run()
+        assert not partial(stage.folder).exists()
+
+
+def begin_and_kill(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelJobs, "run", kill)
+        with pytest.raises(KeyboardInterrupt):
+            stage.run()
+
+
+def refusal_of(before: Config, after: Config, stage: Callable[[Config], Stage]) -> str:
+    """What a second attempt with another configuration says; nothing if it goes on."""
+    with pytest.MonkeyPatch.context() as patched:
+        begin_and_kill(stage(before), patched)
+    try:
+        assert not stage(after).is_done()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("selection", "refused"),
+    [
+        ({"target_forgetting": 0.1}, "made with validation.every=2, but now it is 3"),
+        ({"target_share": 0.3}, ""),
+        ({}, ""),
+    ],
+)
+def test_an_arm_that_follows_its_forgetting_depends_on_the_looks(
+    selection: dict[str, float], refused: str, run_dir: Path
+) -> None:
+    before, after = (recipe(run_dir, f"validation.every={every}") for every in (2, 3))
+    for config in (before, after):
+        config.variants["mine"] = {"of": "rod", "selection": selection}
+    said = refusal_of(before, after, lambda config: Stages(config).train("mine"))
+    assert refused in said and bool(said) == bool(refused)
+
+
+TENSOR = "tensor_model_parallel_size"
+CLIP = {"policy": {"max_grad_norm": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "trained", "scored"),
+    [
+        ("nemo_rl", CLIP, "nemo_rl.policy.max_grad_norm=nothing, but now it is 0.1", ""),
+        ("ray", CLIP, "nemo_rl.policy.max_grad_norm=nothing, but now it is 0.1", ""),
+        ("local", CLIP, "", ""),
+        ("nemo_rl", {"rod": {"choose_in": "driver"}}, "nemo_rl.rod.choose_in=nothing", ""),
+        ("nemo_rl", {"policy": {"hf_config_overrides": {"x": 1}}},
+         "nemo_rl.policy.hf_config_overrides.x=nothing",
+         "nemo_rl.policy.hf_config_overrides.x=nothing"),
+        ("nemo_rl", {"policy": {"megatron_cfg": {TENSOR: 2}}}, "", ""),
+        ("nemo_rl", {"policy": {"megatron_cfg": {}}, "rod": {}, "cluster": {"num_nodes": 2},
+                     "logger": {"monitor_gpus": True}}, "", ""),
+    ],
+)  # fmt: skip
+def test_overrides_of_nemo_rl_that_decide_are_inputs(
+    kind: str, keys: dict[str, object], trained: str, scored: str, run_dir: Path
+) -> None:
+    before = recipe(run_dir)
+    before.launcher.kind = kind
+    after = copy.deepcopy(before)
+    after.nemo_rl = keys
+    for name, refused in (("no_replay", trained), ("base", scored)):
+
+        def stage(config: Config, name: str = name) -> Stage:
+            stages = Stages(config)
+            return stages.reference(name) if name == "base" else stages.train(name)
+
+        assert stage(before).is_done()  # no change where there are no overrides
+        stage(before).move_aside()
+        said = refusal_of(before, after, stage)
+        assert refused in said and bool(said) == bool(refused)
+
+
+def test_rebuild_moves_everything_measured_aside(run_dir: Path) -> None:
+    stage, arm = evaluate_stage(Stages(recipe(run_dir)).jobs), run_dir / "arms" / "rod"
+    left = (
+        "evaluation.json",
+        "tasks.json",
+        "tasks.job.json",
+        "tasks.answered.json",
+        "tasks.answered.partial.json",
+    )
+    for name in left:
+        (arm / name).touch()
+    assert (run_dir / "evaluation.partial").exists()
+    stage.move_aside()
+    for name in left:
+        assert not (arm / name).exists() and (arm / f"{name}.replaced-1").exists()
+    assert (arm / "manifest.json").exists() and not (run_dir / "evaluation.partial").exists()
+
+
+class Evaluations:
+    """Runs evaluations of made-up losses, each killed after `whole` models."""
+
+    def __init__(self) -> None:
+        self.whole, self.asked = 0, list[list[str]]()
+
+    def __call__(self, jobs: ModelJobs, job: EvaluateJob, folder: Path) -> None:
+        write_json(folder / "job.json", {})
+        self.asked.append(list(job.models))
+        for number, name in enumerate(job.models):
+            if number == self.whole:
+                raise KeyboardInterrupt
+            attempt = float(len(self.asked))
+            write_json(folder / f"{name}.json", {"loss": {"replay": {"x": attempt}}, "blocks": {}})
+
+
+def test_a_second_evaluation_keeps_what_is_measured(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations = Evaluations()
+    monkeypatch.setattr(ModelJobs, "run", lambda *given: evaluations(*given))
+    names = ["base", "no_replay", "fixed_32", MERGED, "rod"]
+    config = recipe(run_dir)
+    stage = evaluate_stage(Stages(config).jobs)
+    stage.move_aside()
+
+    def kill_after(whole: int) -> list[str]:
+        evaluations.whole = whole
+        with pytest.raises(KeyboardInterrupt):
+            stage.run()
+        return evaluations.asked[-1]
+
+    assert kill_after(2) == names
+    assert kill_after(1) == names[2:]
+    change_weights(run_dir / "arms" / "no_replay")  # made again: its losses no longer hold
+    assert kill_after(0) == ["no_replay", MERGED, "rod"]
+    evaluations.whole = 9
+    stage.run()
+    assert evaluations.asked[-1] == ["no_replay", MERGED, "rod"]
+    results = [json.loads((run_dir / f"arms/{n}/evaluation.json").read_text()) for n in names]
+    assert [found["loss"]["replay"]["x"] for found in results] == [1.0, 4.0, 2.0, 4.0, 4.0]
+    assert stage.is_done() and not (run_dir / "evaluation.partial").exists()
+
+
+def test_losses_of_unknown_inputs_are_measured_again(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations = Evaluations()
+    evaluations.whole = 9
+    monkeypatch.setattr(ModelJobs, "run", lambda *given: evaluations(*given))
+    stage = evaluate_stage(Stages(recipe(run_dir)).jobs)
+    stage.move_aside()
+    (run_dir / "evaluation.partial").mkdir()
+    write_json(run_dir / "evaluation.partial" / "rod.json", {"loss": {}})
+    stage.run()
+    assert "rod" in evaluations.asked[0]
+
+
+def change_weights(arm: Path) -> None:
+    manifest = json.loads((arm / "manifest.json").read_text())
+    manifest["outputs"]["weights"] = "others"
+    write_json(arm / "manifest.json", manifest)
+
+
+def test_the_losses_of_a_model_are_written_whole_or_not_at_all(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("megatron.core")
+    from nemo_rod.megatron import forward_jobs
+
+    class Scorer:
+        def part_sums(self, ids: np.ndarray) -> np.ndarray:
+            return np.full((len(ids), 8), 15 / 8, np.float32)  # of 15 next tokens
+
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(forward_jobs, "_scorer", lambda *_: Scorer())
+    monkeypatch.setattr(forward_jobs, "is_recorder", lambda: True)
+    job = EvaluateJob(
+        **Stages(recipe(run_dir)).jobs.common("evaluate", tmp_path), models={"base": "hf"}
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr("nemo_rod.files.os.replace", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            forward_jobs.evaluate(job)
+    assert not (tmp_path / "base.json").exists()
+    forward_jobs.evaluate(job)
+    losses = json.loads((tmp_path / "base.json").read_text())["loss"]
+    assert set(losses["replay"].values()) == {1.0}

@@ -1,0 +1,159 @@
+"""A base is made under the published names, and checked against the blocks that it is to read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_cases import BYTE, run, source, texts, write
+
+from nemo_rod.config import Domain, Model
+from nemo_rod.corpus import load_tokenizer
+from nemo_rod.run.base_model import (
+    check_base,
+    check_tokenizer,
+    commit_of,
+    initialise_base,
+    resolve_base,
+)
+from nemo_rod.trust import refuse_code_of_its_own
+
+RECIPE = (Model(), Domain())
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> Path:
+    run(tmp_path / "blocks", [source("web", [write(tmp_path / "web.jsonl", texts(50, 1))]),
+                              source("new", [write(tmp_path / "new.jsonl", texts(50, 2))],
+                                     role="adaptation")])  # fmt: skip
+    return tmp_path / "blocks"
+
+
+def checkpoint(folder: Path, vocab_size: int, *, multimodal: bool) -> Path:
+    config = pytest.importorskip("transformers").AutoConfig
+    if multimodal:  # as Qwen3.5's: the vocabulary is a matter of its text part
+        described = config.for_model("qwen3_vl", text_config={"vocab_size": vocab_size})
+    else:
+        described = config.for_model("qwen3", vocab_size=vocab_size)
+    described.save_pretrained(folder)
+    BYTE.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("multimodal", [False, True])
+def test_a_vocabulary_has_to_hold_the_tokenizers(
+    multimodal: bool, blocks: Path, tmp_path: Path
+) -> None:
+    check_tokenizer(checkpoint(tmp_path / "fits", 256, multimodal=multimodal), blocks, *RECIPE)
+    with pytest.raises(ValueError, match=r"knows 200 tokens, but the tokenizer of .* has 256"):
+        check_tokenizer(checkpoint(tmp_path / "small", 200, multimodal=multimodal), blocks, *RECIPE)
+
+
+def with_code(folder: Path, ran: Path) -> Path:
+    """A checkpoint of a model type that transformers lacks, with its class beside it."""
+    folder.mkdir()
+    BYTE.save_pretrained(folder)
+    described = {
+        "model_type": "mine", "vocab_size": 256, "architectures": ["MineForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_mine.Mine"},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "configuration_mine.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import PretrainedConfig\n"
+        f"Path({str(ran)!r}).touch()\n"
+        "class Mine(PretrainedConfig):\n"
+        "    model_type = 'mine'\n"
+    )
+    return folder
+
+
+def test_code_beside_a_checkpoint_runs_only_when_asked_for(blocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    base, ran = with_code(tmp_path / "base", tmp_path / "ran"), tmp_path / "ran"
+    with pytest.raises(ValueError) as refusal:
+        check_tokenizer(base, blocks, *RECIPE)
+    assert "comes with code of its own" in str(refusal.value)
+    assert "set model.trust_remote_code=true" in str(refusal.value)
+    with pytest.raises(ValueError, match=r"config\.json of .* NeMo-RL would run: .* my\.key=true"):
+        refuse_code_of_its_own(str(base), "NeMo-RL", key="my.key")
+    assert not ran.exists()
+    check_tokenizer(base, blocks, Model(trust_remote_code=True), Domain())
+    assert ran.exists()
+    refuse_code_of_its_own(str(checkpoint(tmp_path / "plain", 256, multimodal=False)), "", key="")
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens", "backbone.embeddings"])
+def test_an_end_that_the_base_never_met_is_said(
+    name: str, blocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    base = checkpoint(tmp_path / "base", 256, multimodal=False)
+    rows = torch.ones(256, 4)
+    tensors = {"a.weight": torch.zeros(256, 4), f"{name}.weight": rows}
+    save_file(tensors, base / "model.safetensors")
+    model, domain = Model(hf=str(base)), Domain(tokenizer="byte")
+    check_base(base, blocks, model, domain)
+    assert capsys.readouterr().err == ""
+    rows[0] = 0  # the byte tokenizer's EOD
+    save_file(tensors, base / "model.safetensors")
+    check_base(base, blocks, model, domain)
+    said = capsys.readouterr().err
+    assert f"the embedding of token 0, which ends documents, is zero in {name}.weight of" in said
+    assert "set domain.eod" in said
+
+
+def test_a_new_base_has_the_published_names(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "NemotronHConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no Nemotron-H")
+    from architectures import NEMOTRON, tensors
+
+    architecture = {**NEMOTRON, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"}
+    initialise_base(architecture, tmp_path / "base", tokenizer="byte", seed=0)
+    stored = tensors(tmp_path / "base")
+    assert "backbone.embedding.weight" not in stored
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    embeddings = loaded.get_input_embeddings().weight
+    assert (embeddings == stored["backbone.embeddings.weight"]).all()
+    # what writes to the residual stream starts smaller: by the root of two sums a layer
+    spread = {name: float(weight.std()) for name, weight in stored.items() if weight.dim() == 2}
+    for name, residual in (("1.mixer.down_proj", True), ("1.mixer.up_proj", False)):
+        expected = 0.02 * (8**-0.5 if residual else 1)
+        assert spread[f"backbone.layers.{name}.weight"] == pytest.approx(expected, rel=0.1)
+
+
+def test_a_base_of_the_hub_may_be_pinned_and_its_commit_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def snapshot_download(name: str, revision: str | None = None) -> str:
+        asked.append((name, revision))
+        folder = tmp_path / "cache" / "snapshots" / ("c" * 40)
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    resolve_base("org/model", tmp_path / "latest")
+    resolve_base("org/model@v1", tmp_path / "pinned")
+    assert asked == [("org/model", None), ("org/model", "v1")]
+    assert commit_of(tmp_path / "pinned") == "c" * 40
+    (tmp_path / "a@b").mkdir()
+    resolve_base(str(tmp_path / "a@b"), tmp_path / "own")
+    assert commit_of(tmp_path / "own") is None and len(asked) == 2
+
+
+def test_a_tokenizer_of_the_hub_may_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = pytest.importorskip("transformers").AutoTokenizer
+
+    def from_pretrained(name: str, **options: Any) -> None:
+        raise OSError(f"{name} {options['revision']}")
+
+    monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
+    with pytest.raises(ValueError, match=r"org/model v1"):
+        load_tokenizer("org/model@v1")

@@ -1,0 +1,182 @@
+"""Containers of Apptainer and Ray's ports: what is rendered, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import composed
+from places import ROOT
+
+from nemo_rod.config import Config
+from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.hosts.ray import ray_node
+from nemo_rod.run.launch import containers, slurm
+from nemo_rod.run.launch.submit import submit
+from nemo_rod.run.processes.nodes import Nodes
+from nemo_rod.run.stages import Stages
+
+CLUSTER = [
+    "recipe=toy_synthetic",
+    "cluster=b200_8",
+    "cluster.account=science",
+    "cluster.partition=batch",
+    "cluster.image=/shared/nemo_rod.sif",
+    "cluster.container=apptainer",
+    "cluster.mounts=[/shared/data:/data]",
+    "+cluster.env.TRITON_CACHE_DIR=/local/triton",
+]
+
+
+def configured(*overrides: str) -> Config:
+    return composed(*CLUSTER, *overrides)
+
+
+def words(script: str) -> list[str]:
+    """The options of `apptainer exec` that a rendered script starts with."""
+    (line,) = re.findall(r"^options=\((.*)\)$", script, re.MULTILINE)
+    return shlex.split(line)
+
+
+def test_apptainer_runs_what_the_documents_promise() -> None:
+    config = configured("launcher=slurm")
+    files = slurm.render(config, Stages(config).all())
+    assert "container-" not in files["stage.sh"]
+    here, run = Path.cwd(), Path(config.run_dir).absolute()
+    binds = [f"{run}:{run}", f"{here}:{here}", "/shared/data:/data"]
+    options = ["--pid", "--writable-tmpfs", "--no-mount", "tmp", "--nv", "--pwd", str(here)]
+    assert words(files["container.sh"]) == [*options, *(w for b in binds for w in ("--bind", b))]
+    folder = run / "launch" / "slurm"
+    command = f"command=(bash {folder}/container.sh bash {folder}/node.sh python3 -m nemo_rod.cli "
+    assert command in files["rod.sbatch"]
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    promised = set(re.findall(r"^\| `(--[\w-]+)`[^|]*\| [^|]*Apptainer", page, re.MULTILINE))
+    script = files["container.sh"]
+    assert promised == {word for word in re.findall(r"--[\w-]+", script) if word != "--tmp"}
+
+
+def test_caches_are_on_the_node_unless_the_cluster_says_otherwise() -> None:
+    node = slurm.render_node(configured("launcher=slurm"))
+    exported = dict(re.findall(r"^export (\w+)=(\S+)$", node, re.MULTILINE))
+    assert exported["TRITON_CACHE_DIR"] == "/local/triton"
+    assert exported["TORCHINDUCTOR_CACHE_DIR"].startswith("/tmp/")
+    assert "HF_HOME" not in exported  # models are fetched once, for all jobs
+    pyxis = slurm.render_node(configured("launcher=slurm", "cluster.container=pyxis"))
+    assert "TORCHINDUCTOR_CACHE_DIR" not in pyxis
+
+
+def test_without_an_image_nothing_starts_a_container() -> None:
+    config = configured("launcher=slurm", "cluster.image=null")
+    assert "container.sh" not in slurm.render(config, Stages(config).all())
+    assert containers.pyxis_options(config) == {}
+
+
+def test_nemo_rl_stages_start_ray_themselves_in_apptainer() -> None:
+    config = configured("launcher=ray")
+    files = ray.render(config, Stages(config).all())
+    assert not [name for name in files if name.startswith("ray.")]
+    (command,) = re.findall(r"^command=.*$", files["rod.sbatch"], re.MULTILINE)
+    assert " python3 -m nemo_rod.hosts.ray.ray_node python3 -m nemo_rod.cli train " in command
+    assert command.endswith(" launcher.kind=nemo_rl)")
+    assert "ray_node" not in files["prepare.sbatch"]
+
+
+def test_ray_sub_gets_ports_that_no_other_job_has() -> None:
+    config = configured("launcher=ray", "cluster.container=pyxis", "launcher.nemo_rl=/shared/RL")
+    script = ray.render(config, Stages(config).all())["ray.sbatch"]
+    offsets = dict(re.findall(r"^export (\w+)=\$\{\1:-\$\(\(base \+ (\d+)\)\)\}$", script, re.M))
+    ports = {**ray_node.HEAD_PORTS, **ray_node.METRIC_PORTS, **ray_node.NODE_PORTS}
+    assert offsets.keys() == {*ports, "MIN_WORKER_PORT", "MAX_WORKER_PORT"}
+    assert len({*offsets.values()}) == len(offsets)
+    assert "\nray_sub=/shared/RL/ray.sub\n" in script
+
+
+def test_ray_sub_gets_the_cores_and_the_memory_of_the_node() -> None:
+    script = on_ray_sub()
+    assert "\nexport CPUS_PER_WORKER=112\n" in script
+    assert "\n  --mem=0 \\\n" in script
+    own = on_ray_sub("+cluster.env.CPUS_PER_WORKER='64'", "+cluster.sbatch.mem=900G")
+    assert re.findall(r"CPUS_PER_WORKER=\w+|--mem=\w+", own) == ["CPUS_PER_WORKER=64", "--mem=900G"]
+    other = on_ray_sub("cluster.cpu_cores=1", "+cluster.sbatch.mem-per-gpu=100G")
+    assert "CPUS_PER_WORKER" not in other  # nobody has said how many there are
+    assert re.findall(r"--mem\S+", other) == ["--mem-per-gpu=100G"]
+
+
+def on_ray_sub(*overrides: str) -> str:
+    """The script that submits an arm to ray.sub."""
+    pyxis = ("launcher=ray", "cluster.container=pyxis", "launcher.nemo_rl=/shared/RL")
+    config = configured(*pyxis, *overrides)
+    return ray.render(config, Stages(config).all())["rod.sh"]
+
+
+def slurm_job(number: int, node: int = 0) -> dict[str, str]:
+    head = "10.0.0.1:20001"
+    return {"SLURM_JOB_ID": str(number), "SLURM_NODEID": str(node), "NEMO_ROD_HEAD": head}
+
+
+def ports_of(number: int, node: int) -> set[int]:
+    """All ports on which a node's Ray may listen."""
+    options = dict(
+        word.removeprefix("--").split("=", 1)
+        for word in ray_node.ray_options(slurm_job(number, node))
+        if "=" in word
+    )
+    low, high = int(options["min-worker-port"]), int(options["max-worker-port"])
+    single = {int(v) for k, v in options.items() if k.endswith("port") and "-worker-" not in k}
+    assert len(single) == len(ray_node.NODE_PORTS) + 2 * (node == 0)
+    return single | set(range(low, high + 1))
+
+
+def test_ports_of_jobs_and_of_nodes_differ() -> None:
+    found = [ports_of(number, node) for number in (7, 8, 49, 50) for node in (0, 1)]
+    for one, other in itertools.combinations(found, 2):
+        assert not one & other
+    assert min(map(min, found)) >= 10_000 and max(map(max, found)) < 20_000
+    assert ports_of(7, 0) == ports_of(57, 0)  # fifty jobs at a time
+
+
+def test_ray_listens_for_its_own_job_alone() -> None:
+    alone = ray_node.ray_options({"SLURM_JOB_ID": "7"})
+    assert "--node-ip-address=127.0.0.1" in alone and "--include-dashboard=false" in alone
+    assert "--address=10.0.0.1:11400" in ray_node.ray_options(slurm_job(7, 1))
+    variables = ray_node.ray_environment({**slurm_job(7), "NEMO_ROD_KEY": "secret"})
+    assert variables["RAY_ADDRESS"] == "10.0.0.1:11400"
+    assert variables["RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES"] == str(8 << 30)
+    # Ray's metrics, too, which were on the same two ports in every job
+    assert {variables[name] for name in ray_node.METRIC_PORTS} == {"11403", "11404"}
+    assert (variables["RAY_AUTH_MODE"], variables["RAY_AUTH_TOKEN"]) == ("token", "secret")
+
+
+def test_a_stage_on_ray_does_not_wait_for_commands_of_other_nodes(tmp_path: Path) -> None:
+    """The other nodes run Ray alone; `Nodes.of_this_job` would wait for half an hour for them."""
+    program = (
+        "import pathlib, sys; from nemo_rod.run.processes.nodes import Nodes; "
+        "pathlib.Path(sys.argv[1]).write_text(repr(Nodes.of_this_job()))"
+    )
+    own = {"NEMO_ROD_KEY": "secret", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **slurm_job(7), **own}
+    start = "import sys; from nemo_rod.hosts.ray.ray_node import _run, ray_environment; import os; "
+    start += "sys.exit(_run(sys.argv[1:], ray_environment(os.environ)))"
+    command = [sys.executable, "-c", program, str(tmp_path / "nodes")]
+    subprocess.run([sys.executable, "-c", start, *command], env=environment, check=True)
+    assert (tmp_path / "nodes").read_text() == repr(Nodes())
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("cluster.image=nemo_rod.sif", "cluster.image=nemo_rod.sif is no whole path"),
+        ("cluster.image=docker://a/b", "cluster.image=docker://a/b is no whole path"),
+        ("cluster.container=docker", "expected pyxis or apptainer"),
+    ],
+)
+def test_what_apptainer_cannot_start_is_refused(override: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        config = configured("launcher=slurm", "dry_run=true", override)
+        submit(config, Stages(config).all(), slurm.render)

@@ -1,0 +1,133 @@
+"""Which checkpoint of which arm is exported, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import composed, nemo_rod
+
+from nemo_rod.commands.packages import _NEEDS, check_packages
+from nemo_rod.run.exports import evaluate_export_stage, export_folder, export_stage, find_checkpoint
+from nemo_rod.run.stages import Stages
+
+
+def save(folder: Path, *steps: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "job.json").write_text(
+        json.dumps({"config_digest": "c", "seed": 42, "model": "base/hf"})
+    )
+    for step in steps:
+        checkpoint = folder / "checkpoints" / f"iter_{step:07d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "metadata.json").write_text("{}")
+
+
+def test_a_step_is_found_by_its_number(tmp_path: Path) -> None:
+    save(tmp_path, 200, 1200)
+    (tmp_path / "checkpoints" / "iter_0001400").mkdir()  # being written
+    assert find_checkpoint(tmp_path, 1200).name == "iter_0001200"
+    with pytest.raises(ValueError, match=r"step=1400 has no checkpoint .* one of 200, 1200; "):
+        find_checkpoint(tmp_path, 1400)
+    with pytest.raises(ValueError, match=r"expected one of none; "):
+        find_checkpoint(tmp_path / "elsewhere", 1400)
+
+
+def test_an_arm_in_training_is_exported_from_where_it_works(tmp_path: Path) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
+    jobs = Stages(config).jobs
+    stage = export_stage(jobs)
+    assert (stage.name, stage.command) == ("export_rod_20", "export arm=rod step=20")
+    assert stage.folder == export_folder(jobs, "rod", 20) == tmp_path / "exports/rod/step_20"
+    save(tmp_path / "arms" / "rod.partial", 20)
+    assert not stage.is_done()
+    looked = evaluate_export_stage(jobs)
+    assert looked.needs == (stage.name,) and not looked.is_done()
+    stage.folder.mkdir(parents=True)
+    inputs = {"arm": "c", "seed": 42, "step": 20}
+    (stage.folder / "manifest.json").write_text(json.dumps({"inputs": inputs}))
+    assert stage.is_done()
+    save(tmp_path / "arms" / "rod.partial")
+    job = tmp_path / "arms" / "rod.partial" / "job.json"
+    job.write_text(job.read_text().replace('"c"', '"another"'))
+    with pytest.raises(ValueError, match=r"made with arm=c, but now it is another"):
+        stage.is_done()
+
+
+def test_an_export_is_of_the_arm_as_it_was_made(tmp_path: Path) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
+    jobs, arm = Stages(config).jobs, tmp_path / "arms" / "rod"
+    save(arm, 20)
+    (arm / "manifest.json").write_text(json.dumps({"inputs": {"base": "b", "blocks": "d"}}))
+    stage, looked = export_stage(jobs), evaluate_export_stage(jobs)
+    stage.folder.mkdir(parents=True)
+    inputs = {"arm": "c", "seed": 42, "step": 20, "rod.base": "b", "rod.blocks": "d"}
+    manifest = {"inputs": inputs, "outputs": {"weights": "w"}}
+    (stage.folder / "manifest.json").write_text(json.dumps(manifest))
+    assert stage.is_done() and not looked.is_done()
+    blocks = {"digest": "d", "num_adaptation": 1, "num_replay": 1}
+    (tmp_path / "blocks").mkdir()
+    (tmp_path / "blocks" / "manifest.json").write_text(json.dumps({"outputs": blocks}))
+    evaluation = {"inputs": {"model": "w", "blocks": "d"}}
+    (stage.folder / "evaluation.json").write_text(json.dumps(evaluation))
+    assert looked.is_done()
+    manifest["outputs"] = {"weights": "others"}
+    (stage.folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"model=w, but now it is others: add rebuild=\[evaluate_"):
+        looked.is_done()
+    for name in ("manifest.json", "inputs.json"):  # finished, or in training again
+        (arm / "manifest.json").unlink(missing_ok=True)
+        (arm / name).write_text(json.dumps({"inputs": {"base": "another", "blocks": "d"}}))
+        with pytest.raises(ValueError, match=r"rod\.base=b, but now it is another"):
+            stage.is_done()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["arm=rod"], "arm=rod step=None names no checkpoint"),
+        (["step=20"], "arm=None step=20 names no checkpoint"),
+        (["arm=rod", "step=20", "launcher=nemo_rl"], "launcher=nemo_rl does not export"),
+        (["arm=rod", "step=20", "launcher=ray"], "launcher=ray does not export"),
+    ],
+)
+def test_what_names_no_checkpoint_is_refused(
+    words: list[str], expected: str, tmp_path: Path
+) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", *words)
+    with pytest.raises(ValueError, match=expected):
+        export_stage(Stages(config).jobs)
+
+
+def test_an_arm_that_has_not_begun_is_refused(tmp_path: Path) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
+    with pytest.raises(ValueError, match=r"run `nemo-rod train recipe=toy_synthetic arm=rod`"):
+        export_stage(Stages(config).jobs).run()
+    assert not (tmp_path / "exports" / "rod" / "step_20").exists()
+
+
+def test_every_stage_says_what_it_needs() -> None:
+    config = composed("recipe=toy", "arm=rod", "step=20")
+    stages = Stages(config)
+    known = [*stages.all(), export_stage(stages.jobs), evaluate_export_stage(stages.jobs)]
+    check_packages(known, config.launcher)
+    assert {stage.command.split()[0] for stage in known} == set(_NEEDS)
+
+
+@pytest.mark.slow
+def test_a_saved_step_is_exported_and_evaluated_by_the_command(tmp_path: Path) -> None:
+    words = [f"run_dir={tmp_path}", "arms=[no_replay]", "train.steps=12", "checkpoint.every=6"]
+    words += ["recipe=toy_synthetic", "checkpoint.keep=2", "pretrain.steps=4"]
+    for command in (["prepare"], ["pretrain"], ["train", "arm=no_replay"], ["evaluate"]):
+        done = nemo_rod(*command, *words)
+        assert done.returncode == 0, done.stderr
+    for step in (6, 12):
+        done = nemo_rod("evaluate", *words, "arm=no_replay", f"step={step}")
+        assert done.returncode == 0, done.stderr
+    arm, exports = tmp_path / "arms" / "no_replay", tmp_path / "exports" / "no_replay"
+    early, late = exports / "step_6", exports / "step_12"
+    weights = [(folder / "hf/model.safetensors").read_bytes() for folder in (arm, late, early)]
+    assert weights[0] == weights[1] != weights[2]
+    losses = [json.loads((f / "evaluation.json").read_text())["loss"] for f in (arm, late, early)]
+    assert losses[0] == losses[1] != losses[2]

@@ -1,0 +1,194 @@
+"""A job that is stopped, fails, dies or stalls: it ends everywhere, soon, and says who and why.
+
+Every fault is a real one, given to the real command on two processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny import LAYOUTS, Setting
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from nemo_rod.config import Launcher
+from nemo_rod.signals import Stopped
+from nemo_rod.run.processes.torchrun import run_job
+try:
+    run_job(Path(sys.argv[1]), world_size=2, launcher=Launcher(), log=Path(sys.argv[2]))
+except (RuntimeError, Stopped) as error:
+    sys.exit(str(error))
+"""
+
+
+def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
+    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 300
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
+        assert process.poll() is None, "the job ended by itself"
+        assert time.monotonic() < deadline, "the job did not come to the step"
+        time.sleep(0.02)
+
+
+def is_rank(process: psutil.Process) -> bool:
+    return process.name().startswith("rod rank")
+
+
+class Run:
+    """A RoD run of two replicas under the local launcher, in a process of its own."""
+
+    def __init__(self, job: Path) -> None:
+        self.out = job.parent
+        self.ranks: list[psutil.Process] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(job), str(self.out / "log")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def reach(self, step: int) -> None:
+        """Waits until so many steps are done."""
+        wait_for_step(self.out, step, self.process)
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        self.ranks = sorted(filter(is_rank, found), key=psutil.Process.name)
+
+    def ends(self, within: int = 60) -> str:
+        """What the command says of its end, which leaves nothing."""
+        started = time.monotonic()
+        _, error = self.process.communicate(timeout=within)
+        print(f"{time.monotonic() - started:4.1f} s  {error.strip()}")
+        assert self.process.returncode != 0
+        _, alive = psutil.wait_procs(self.ranks, timeout=10)
+        assert not alive
+        return error
+
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def run(tiny: Setting, request: pytest.FixtureRequest) -> Iterator[Start]:
+    runs: list[Run] = []
+
+    def start(**changes: Any) -> Run:
+        """Starts a run with some values of its job changed."""
+        out = tiny.root / f"fault_{request.node.name}_{len(runs)}"
+        job = tiny.rod_job(out, LAYOUTS["dp2"], stall_seconds=15)
+        job.write_text(json.dumps({**json.loads(job.read_text()), **changes}))
+        runs.append(Run(job))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        if one.process.poll() is None:
+            one.process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_asked_to_stop_saves_and_says_so(run: Start, number: signal.Signals) -> None:
+    job = run()
+    job.reach(3)
+    os.kill(job.process.pid, number)
+    assert "was asked to stop and has saved: run it again" in job.ends()
+    assert (job.out / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
+
+
+def test_killed_rank_is_named(run: Start) -> None:
+    job = run()
+    job.reach(3)
+    job.ranks[1].kill()
+    assert "rank 1: was ended by SIGKILL" in job.ends()
+
+
+def test_frozen_rank_is_named(run: Start) -> None:
+    job = run(stall_seconds=600)
+    job.reach(3)
+    job.ranks[1].suspend()
+    assert "rank 1: its process is gone" in job.ends(within=180)
+
+
+def test_frozen_first_rank_is_named(run: Start) -> None:
+    job = run(stall_seconds=600)
+    job.reach(3)
+    job.ranks[0].suspend()
+    gone = r"rank 0: (its process is gone|gave no sign of life)"
+    # the command's patience and the other rank's are a minute each, longer on a busy machine
+    assert re.search(gone, job.ends(within=400))
+
+
+def test_stalled_rank_is_named(run: Start) -> None:
+    job = run()
+    job.reach(3)
+    metrics = job.out / "metrics.jsonl"
+    metrics.unlink()
+    os.mkfifo(metrics)  # the rank that writes them waits for a reader that never comes
+    assert "rank 1: stalled for" in job.ends()
+
+
+def test_rank_that_raises_ends_all(run: Start) -> None:
+    job = run()
+    job.reach(3)
+    metrics = job.out / "metrics.jsonl"
+    metrics.unlink()
+    metrics.mkdir()  # only one rank writes them
+    assert re.search(r"rank 1: IsADirectoryError: .*metrics.jsonl", job.ends())
+
+
+def test_killed_command_takes_its_job_along(run: Start) -> None:
+    job = run()
+    job.reach(3)
+    started = time.monotonic()
+    job.process.kill()
+    _, alive = psutil.wait_procs(job.ranks, timeout=60)
+    print(f"{time.monotonic() - started:4.1f} s  all ranks ended")
+    assert not alive
+
+
+def test_score_that_is_no_number_is_refused(run: Start, diverged: Path) -> None:
+    error = run(model=str(diverged)).ends()
+    assert re.search(r"rank \d: step 0: 16 of 16 scores are not finite, the first that of", error)
+
+
+def test_scores_that_are_no_numbers_are_too_many_to_exclude(run: Start, diverged: Path) -> None:
+    error = run(model=str(diverged), on_nonfinite="exclude").ends()
+    assert re.search(r"rank \d: step 0: 16 of 16 .* too few are left for a batch of 8", error)
+
+
+@pytest.fixture
+def diverged(tiny: Setting, tmp_path: Path) -> Path:
+    """The base with a weight that is no number."""
+    folder = Path(shutil.copytree(tiny.base, tmp_path / "diverged"))
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_missing_reference_is_refused(tiny: Setting, run: Start) -> None:
+    error = run(references=[str(tiny.references[0])]).ends()
+    assert re.search(r"rank \d: block \d+ of \d+ has no reference", error)
+
+
+def test_damaged_block_is_named(tiny: Setting, run: Start, tmp_path: Path) -> None:
+    blocks = Path(shutil.copytree(tiny.blocks, tmp_path / "blocks"))
+    for file in blocks.glob("*/*/tokens-*.bin"):
+        tokens = np.memmap(file, dtype="<i4", mode="r+").reshape(-1, tiny.store.block_size)
+        tokens[1:-1, 3] ^= 1  # opening the store looks at the first and the last one
+    error = run(blocks=str(blocks)).ends()
+    assert re.search(r"rank \d: .*tokens-00000.bin: block \d+ does not match its hash", error)

@@ -1,0 +1,134 @@
+"""Every key of every variant reaches the job, and NeMo-RL's workers too, or is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import composed
+
+from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
+from nemo_rod.hosts.nemo_rl.from_job import nemo_rl_values
+from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob
+from nemo_rod.run.arm_references import ArmReferences
+from nemo_rod.run.checks import check
+from nemo_rod.run.model_jobs import ModelJobs
+from nemo_rod.run.run_folder import RunFolder
+
+BLOCKS = {"num_adaptation": 900, "num_replay": 3000, "digest": "d"}
+NOT_ON_NEMO_RL = {
+    "selection.target_share", "selection.target_forgetting", "selection.gain",
+    "selection.replay_score", "scoring.every", "converge",
+}  # fmt: skip
+# Keys that only say something together with another: the rest of such a variant.
+TOGETHER: dict[str, dict[str, Any]] = {
+    "selection.gain": {"selection": {"target_share": 0.2}},
+    "adaptation": {"share": 0.3},
+    "replay": {"share": 0.3},
+    "follow_by": {"follow": "rod"},
+    "train.optimizer_offload": {"train": {"precision_aware_optimizer": True}},
+}
+VALUES: dict[str, Any] = {
+    "train.steps": 100, "train.batch_size": 64, "train.micro_batch_size": 4, "train.lr": 1e-5,
+    "train.min_lr_ratio": 0.2, "train.warmup_fraction": 0.1, "train.decay_fraction": 0.2,
+    "train.adam_beta1": 0.8, "train.adam_beta2": 0.9, "train.adam_eps": 1e-6,
+    "train.weight_decay": 0.2, "train.clip_grad": 2.0, "train.warmup_steps": 3,
+    "train.decay_steps": 4, "train.recompute": "full", "train.grad_reduce": "bf16",
+    "train.precision_aware_optimizer": True, "train.optimizer_offload": True,
+    "selection.multiplier": 4.0, "selection.balance": "expected", "selection.kappa": 0.5,
+    "selection.target_share": 0.3, "selection.target_forgetting": 0.1, "selection.gain": 0.3,
+    "selection.replay_score": "distillation", "selection.on_nonfinite": "exclude",
+    "scoring.micro_batch_size": 8, "scoring.prefix": "1/2", "scoring.every": 4,
+    "steps": 7, "budget": 0.5, "compute": 0.5, "converge": True, "retention": 0.5,
+    "share": 0.3, "adaptation": "rho", "replay": "rho", "follow": "rod", "follow_by": "source",
+    "curriculum": "elsewhere", "references": ["base"],
+}  # fmt: skip
+# not of a training job: what it names is another arm, or read once for a whole run
+ELSEWHERE = {"scoring.teacher_top_k", "scoring.precision", "of", "train", "selection", "scoring"}
+
+
+def test_every_key_of_a_variant_is_walked() -> None:
+    sections = {"train": Optimisation, "selection": Selection, "scoring": Scoring}
+    keys = {f"{s}.{f.name}" for s, kind in sections.items() for f in dataclasses.fields(kind)}
+    keys |= {field.name for field in dataclasses.fields(Variant)}
+    assert set(VALUES) == keys - ELSEWHERE
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_a_key_of_a_variant_reaches_both_hosts(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = {"converge": "no_replay", "retention": "fixed_20"}.get(key, "rod")
+    variant = {"of": of, **TOGETHER.get(key, {})}
+    plain = job_of(variant, tmp_path, monkeypatch)
+    section, _, name = key.rpartition(".")
+    if section:
+        variant[section] = {**variant.get(section, {}), name: VALUES[key]}
+    else:
+        variant[key] = VALUES[key]
+    job = job_of(variant, tmp_path, monkeypatch)
+    assert leaves(job) != leaves(plain), f"{key} changes nothing of the job"
+    if key in NOT_ON_NEMO_RL:
+        with pytest.raises(ValueError, match=r"NeMo-RL|nemo_rl|launcher=local"):
+            config_of(variant, "nemo_rl")
+            nemo_rl_values(job, block_size=128)
+        return
+    ours, theirs = (json.loads(json.dumps(nemo_rl(j))) for j in (plain, job))
+    assert ours != theirs, f"{key} does not reach NeMo-RL"
+    if section == "selection":  # where the workers look for it
+        where = "selection" if name == "on_nonfinite" else "variant"
+        assert theirs["rod"][where][name] == VALUES[key]
+
+
+def test_held_out_losses_need_no_worker_of_nemo_rl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, ran = config_of({"of": "rod"}, "nemo_rl"), list[str]()
+    monkeypatch.setattr("nemo_rod.run.model_jobs.run_job", lambda *_, **__: ran.append("here"))
+    monkeypatch.setattr("nemo_rod.run.model_jobs.run_on_nemo_rl", lambda *_: ran.append("ray"))
+    jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
+    common = jobs.common("evaluate", tmp_path)
+    jobs.run(EvaluateJob(**common, models={"base": "hf"}), tmp_path)
+    jobs.run(ReferenceJob(**common, model="hf", role="replay", model_digest=""), tmp_path)
+    assert ran == ["here", "ray"]
+
+
+def job_of(variant: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrainJob:
+    """The job that would train a variant of the toy."""
+    config, written = config_of(variant), list[Job]()
+    jobs = ModelJobs(config, RunFolder(folder, "toy"))
+    monkeypatch.setattr(jobs, "run", lambda job, _: written.append(job))
+    monkeypatch.setattr("nemo_rod.run.model_jobs.decided", lambda arm: {})  # no curriculum here
+    used = ArmReferences(jobs.settings("mine"), jobs.results).folders
+    jobs.train(folder, folder / "base", jobs.arm("mine", BLOCKS), used)
+    (job,) = written
+    assert isinstance(job, TrainJob)
+    return job
+
+
+def config_of(variant: dict[str, Any], kind: str = "local") -> Config:
+    config = copy.deepcopy(toy())
+    config.variants = {"mine": variant}
+    config.arm, config.validation.every, config.launcher.kind = "mine", 10, kind
+    check(config)
+    return config
+
+
+@cache
+def toy() -> Config:
+    return composed("recipe=toy", "arms=[rod,no_replay]")
+
+
+def nemo_rl(job: TrainJob) -> dict[str, Any]:
+    """What NeMo-RL is given, but for the job's digest, which is made of the rest."""
+    return nemo_rl_values(dataclasses.replace(job, config_digest=""), block_size=128)
+
+
+def leaves(job: TrainJob) -> dict[str, Any]:
+    """What a job says, but for its digest, which is made of the rest."""
+    return {**dataclasses.asdict(job), "config_digest": ""}

@@ -1,0 +1,216 @@
+"""One chain in a run folder, and only its own jobs, as a small made-up Slurm tells it.
+
+The stub programs keep the queue in a file: number, state and log of each job.
+"""
+
+from __future__ import annotations
+
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from command_line import composed
+from test_render import CLUSTER
+
+from nemo_rod.commands import cancel, run_stages, status
+from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.run.checks import check
+from nemo_rod.run.launch import queue, slurm
+from nemo_rod.run.launch.submit import submit
+from nemo_rod.run.run_folder import RunFolder
+from nemo_rod.run.stages import Stages
+
+STUBS = {
+    "sbatch": """\
+number=$(($(cat last 2>/dev/null || echo 100) + 1))
+echo $number >last
+log=$(grep -ohP '(?<=--output=)\\S+' <(printf '%s\\n' "$@") "${@: -1}")
+echo "$number PENDING $log" >>queue
+echo "$number${MANY:+;east}"
+""",
+    "squeue": """\
+[[ -e down ]] && { echo "Unable to contact slurm controller" >&2; exit 1; }
+[[ ! -v MANY || $* == *--clusters=east* ]] || exit 0
+while read -r number state log; do
+  case $* in
+    *--Format=jobarrayid:24,stdout:4096*) printf '%-24s%-4096s\\n' $number "$log" ;;
+    *) echo "$number|$state||Priority|1:00" ;;
+  esac
+done <queue
+""",
+    "scancel": """\
+[[ ! -v MANY || $* == *--clusters=east* ]] || exit 1
+for number in "$@"; do sed -i "/^$number /d" queue; done
+""",
+    "sacct": "exit 1",
+    "scontrol": "exit 1",
+}
+
+
+class Slurm:
+    """The made-up Slurm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "queue").touch()
+        for name, body in STUBS.items():
+            program = folder / name
+            program.write_text(f'#!/bin/bash\nfile=$(realpath -s "$0")\ncd "${{file%/*}}"\n{body}')
+            program.chmod(0o755)
+
+    def numbers(self) -> list[str]:
+        return [line.split()[0] for line in (self.folder / "queue").read_text().splitlines()]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/slurm:/usr/bin:/bin")
+    return Slurm(tmp_path / "slurm")
+
+
+def launch(launcher: str = "slurm", run_dir: str = "run", *more: str) -> None:
+    options = [*CLUSTER, "cluster.image=null" if launcher == "slurm" else "cluster.image=example/a"]
+    config = composed(
+        "recipe=toy", "arms=[no_replay]", f"launcher={launcher}", *options, f"run_dir={run_dir}",
+        *more,
+    )  # fmt: skip
+    submit(config, Stages(config).all(), {"slurm": slurm, "ray": ray}[launcher].render)
+
+
+def cancelled(run_dir: str = "run") -> None:
+    cancel.main(Namespace(run_dir=Path(run_dir)))
+
+
+@pytest.mark.parametrize("second", ["slurm", "ray"])
+def test_one_run_folder_has_one_chain(cluster: Slurm, second: str) -> None:
+    launch("slurm")
+    before = cluster.numbers()
+    assert len(before) == 5
+    with pytest.raises(ValueError, match=r"An earlier launch of run is at work \(jobs 101, 102"):
+        launch(second)
+    with pytest.raises(ValueError, match=r"An earlier launch of run is at work \(jobs 101, 102"):
+        run_stages.run(composed("recipe=toy", "run_dir=run"))
+    assert cluster.numbers() == before
+    cancelled()
+    launch(second)
+    assert len(cluster.numbers()) == 5
+
+
+@pytest.mark.parametrize("why", ["Unable to contact slurm controller", "not on this machine"])
+def test_slurm_that_does_not_answer_is_no_empty_queue(
+    cluster: Slurm, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    launch()
+    if "machine" in why:
+        monkeypatch.setenv("PATH", "/nonexistent")
+    (cluster.folder / "down").touch()
+    expected = f"Slurm does not say which jobs of run are in the queue.*{why}"
+    for action in (
+        launch,
+        cancelled,
+        lambda: status.main(Namespace(run_dir=Path("run"), watch=False)),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            action()
+    assert len(cluster.numbers()) == 5
+
+
+def test_later_dry_run_hides_no_job(cluster: Slurm, capsys: pytest.CaptureFixture) -> None:
+    launch()
+    run_stages.run(composed("recipe=toy", "run_dir=run", "arms=[rod]", "dry_run=true"))
+    assert not Path("run/launch/local").exists()
+    status.main(Namespace(run_dir=Path("run"), watch=False))
+    shown = capsys.readouterr().out
+    assert "launcher=slurm" in shown and "in the queue (Priority)" in shown
+    Path("run/launch/local").mkdir()  # as of a launch on this machine before this one
+    shutil.copy("run/launch/slurm/config.yaml", "run/launch/local")
+    status.main(Namespace(run_dir=Path("run"), watch=False))
+    assert "in the queue (Priority)" in capsys.readouterr().out
+    cancelled()
+    assert cluster.numbers() == []
+
+
+def test_jobs_of_another_run_are_left_alone(cluster: Slurm) -> None:
+    launch()
+    before = cluster.numbers()
+    shutil.copytree("run", "copy")
+    with pytest.raises(ValueError, match="copy has no job in the queue"):
+        cancelled("copy")
+    assert cluster.numbers() == before
+    assert {job for _, job in queue.look(Path("copy"), "slurm").values()} == set()
+    launch(run_dir="copy")  # which has no chain of its own
+    assert len(cluster.numbers()) == 10
+    Path("link").symlink_to("run")  # another name of the same folder
+    cancelled("link")
+    assert cluster.numbers() == ["106", "107", "108", "109", "110"]
+
+
+def test_jobs_are_sought_on_their_cluster(cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANY", "1")
+    launch()
+    assert "prepare\t101;east" in Path("run/launch/slurm/jobs.tsv").read_text()
+    with pytest.raises(ValueError, match="An earlier launch of run is at work"):
+        launch()
+    cancelled()
+    assert cluster.numbers() == []
+
+
+def test_damaged_record_of_jobs_is_named(cluster: Slurm) -> None:
+    launch()
+    file = Path("run/launch/slurm/jobs.tsv")
+    for damage, line in ((b"rod", "rod"), (b"\x93", "\N{REPLACEMENT CHARACTER}")):
+        file.write_bytes(damage)
+        with pytest.raises(ValueError, match=rf"run/launch/slurm/jobs\.tsv has the line '{line}'"):
+            cancelled()
+
+
+@pytest.mark.parametrize("name", ["x\ntouch made", "../../../escape", "y;touch made"])
+def test_names_are_neither_paths_nor_commands(name: str) -> None:
+    config = composed("recipe=toy")
+    config.variants[name] = {"of": "rod"}
+    with pytest.raises(ValueError, match=r"variant name .* must consist of letters, digits"):
+        check(config)
+    with pytest.raises(ValueError, match=r"recipe name .* must consist of letters, digits"):
+        RunFolder(Path("run"), name)
+
+
+def test_what_reaches_a_shell_is_a_word() -> None:
+    with pytest.raises(ValueError, match=r"cluster\.env has 'A=1;touch made;B', expected names of"):
+        slurm.exports({"A=1;touch made;B": "1"})
+    with pytest.raises(ValueError, match=r"cluster\.sbatch has 'x;y', expected names of sbatch's"):
+        slurm.shell_options({"x;y": None})
+    with pytest.raises(ValueError, match=r"cluster\.account has 'a\\nb', expected a value in one"):
+        slurm.shell_options({"account": "a\nb"})
+    assert slurm.shell_options({"account": "a b"}) == ["--account='a b'"]
+    assert slurm.comment("report, in a\ntouch made/report") == "# report, in a touch made/report"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "a: [", "hydra: {}", "{defaults: 1, hydra: 1, x: 1}"])
+def test_damaged_configuration_of_a_launch_is_named(cluster: Slurm, text: str) -> None:
+    folder = Path("run/launch/local")
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"run/launch/local/config\.yaml is damaged \("):
+        status.main(Namespace(run_dir=Path("run"), watch=False))
+
+
+def test_run_dir_that_slurm_would_misread_is_refused(cluster: Slurm) -> None:
+    with pytest.raises(ValueError, match=r"run_dir=.*/a%j has a '%', which Slurm"):
+        launch("slurm", "a%j")
+    with pytest.raises(ValueError, match=r"run_dir=.*/a:b has a ':', which Slurm"):
+        launch("slurm", "a:b", "cluster.image=example/a")
+    with pytest.raises(ValueError, match=r"run_dir=.*/a,b has a ',', which Slurm"):
+        launch("slurm", "'a,b'", "cluster.image=example/a")
+
+
+def test_an_entry_of_mounts_is_one_mount(cluster: Slurm) -> None:
+    with pytest.raises(ValueError, match=r"cluster\.mounts has '/a:/b,/c:/d': make it one entry"):
+        launch("slurm", "run", "cluster.mounts=['/a:/b,/c:/d']")
+
+
+def test_log_that_marks_the_jobs_is_not_moved(cluster: Slurm) -> None:
+    with pytest.raises(ValueError, match=r"cpu_sbatch\.output is set, but nemo-rod recognises"):
+        launch("slurm", "run", "+cluster.cpu_sbatch.output=elsewhere.out")

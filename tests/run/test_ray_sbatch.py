@@ -1,0 +1,158 @@
+"""`ray.sbatch` as it is rendered, with a ray.sub and a Slurm of the test's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from command_line import composed
+
+from nemo_rod.config import Config
+from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.run.launch.render import launch_folder, write_files
+from nemo_rod.run.stages import Stages
+
+JOB = "7"
+AT_WORK = "touch $HERE/at_work; while [[ ! -e $HERE/go ]]; do sleep 0.1; done; exit 3"
+STOPPED = 'echo "{\\"event\\": \\"stopped\\"}" >>"$HERE/record"; exit 1'
+# Slurm ends a job that it takes back, so that nothing comes of the pauses after a requeue
+SLEEP = '[[ $1 == 3600 || $1 == 300 ]] && touch "$HERE/waits"; exec /bin/sleep "$1"'
+
+
+class Job:
+    """A job of ray.sub, and what it asked of Slurm."""
+
+    def __init__(self, folder: Path, ray_sub: str, *overrides: str, restarts: int = 0) -> None:
+        self.folder, programs = folder, folder / "bin"
+        programs.mkdir()
+        for name, text in (
+            (programs / "scontrol", 'echo "$@" >>"$HERE/asked"'),
+            (programs / "sleep", SLEEP),
+            (folder / "ray.sub", ray_sub),
+        ):
+            name.write_text(f"#!/bin/bash\n{text}\n")
+            name.chmod(0o700)
+        self.logs = folder / "logs"
+        script = launch_folder(rendered(folder, *overrides)) / "ray.sbatch"
+        self.process = subprocess.Popen(
+            ["bash", str(script), str(folder / "record")],
+            env={
+                "HERE": str(folder),
+                "PATH": f"{programs}:{os.environ['PATH']}",
+                "BASE_LOG_DIR": str(self.logs),
+                "SLURM_JOB_ID": JOB,
+                "SLURM_RESTART_COUNT": str(restarts),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def near_its_limit(self) -> None:
+        """As Slurm sends it for --signal=B:USR1@...: to the job script alone."""
+        wait_for((self.folder / "at_work").exists)
+        self.process.send_signal(signal.SIGUSR1)
+
+    def asked(self) -> list[str]:
+        file = self.folder / "asked"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def waits_for_its_end(self) -> bool:
+        return (self.folder / "waits").exists() and self.process.poll() is None
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def rendered(folder: Path, *overrides: str) -> Config:
+    config = composed(
+        *("recipe=toy_synthetic", "launcher=ray", "cluster=b200_8", f"run_dir={folder}/run"),
+        *("cluster.image=/shared/image.sqsh", f"launcher.nemo_rl={folder}"),
+        *overrides,
+    )
+    write_files(launch_folder(config), ray.render(config, Stages(config).all()))
+    return config
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def started(*arguments: str, **options: int) -> Job:
+        jobs.append(Job(tmp_path, *arguments, **options))
+        return jobs[-1]
+
+    yield started
+    for job in jobs:
+        job.end()
+
+
+def test_jobs_are_told_of_their_time_limit(tmp_path: Path) -> None:
+    folder = launch_folder(rendered(tmp_path, "launcher.grace_seconds=120"))
+    script = (folder / "rod.sh").read_text()
+    assert "\n  --signal=B:USR1@120 \\\n" in script
+    record = tmp_path / "run" / "launch" / "stages" / "rod.jsonl"
+    assert script.endswith(f'  "$@" {folder}/ray.sbatch {record}\n')
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_job_ends_as_ray_sub_did(start: Callable[..., Job], status: int) -> None:
+    job = start(f"exit {status}")
+    assert job.process.wait(60) == status
+    assert job.asked() == []
+
+
+def test_near_its_time_limit_a_job_goes_back_into_the_queue(start: Callable[..., Job]) -> None:
+    job = start(AT_WORK)
+    job.near_its_limit()
+    wait_for(job.waits_for_its_end)
+    (job.folder / "go").touch()  # ray.sub ends before Slurm has ended the job
+    time.sleep(1)
+    assert job.waits_for_its_end()
+    assert job.asked() == [f"requeue {JOB}"]
+
+
+def test_a_job_that_may_not_be_requeued_has_the_rest_of_its_time(start: Callable[..., Job]) -> None:
+    job = start(AT_WORK, "launcher.requeues=2", restarts=2)
+    job.near_its_limit()
+    time.sleep(1)
+    assert job.process.poll() is None
+    (job.folder / "go").touch()
+    assert job.process.wait(60) == 3
+    assert job.asked() == []
+    assert "stopped for good after launcher.requeues=2" in job.process.communicate()[0]
+
+
+@pytest.mark.parametrize("ending", ["exit 75", "kill -TERM $$", STOPPED])
+def test_a_stage_that_was_asked_to_stop_goes_back(start: Callable[..., Job], ending: str) -> None:
+    job = start(ending)
+    wait_for(job.waits_for_its_end)
+    assert job.asked() == [f"requeue {JOB}"]
+
+
+def test_a_requeued_job_does_not_find_the_marks_of_its_first_attempt(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Its number, and so the folder of ray.sub's logs, is the same."""
+    folder = tmp_path / "logs" / f"{JOB}-logs"
+    folder.mkdir(parents=True)
+    for name in ("STARTED_RAY_HEAD", "ENDED", "ray-driver.log"):
+        (folder / name).touch()
+    job = start('ls "$BASE_LOG_DIR"/*; echo "$SLURM_OPEN_MODE"', restarts=1)
+    assert job.process.communicate(timeout=60)[0].split() == ["ray-driver.log", "append"]

@@ -1,0 +1,276 @@
+"""What launchers render: the same files as ever, sound shell, and the whole configuration.
+
+`UPDATE_GOLDEN=1 make test ARGS="-k test_render"` writes tests/golden/launch/ anew; read the diff.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from command_line import RECIPES, composed, nemo_rod
+from places import GOLDEN, ROOT
+
+from nemo_rod.config import Config
+from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.run.launch import slurm
+from nemo_rod.run.launch.render import launch_folder, read_launch, render_local, write_files
+from nemo_rod.run.stages import Stages
+
+RENDERED = GOLDEN / "launch"
+READ = ("toy", "german_nemotron_nano_12b_v2")  # whose files are compared whole; one has many nodes
+RENDER = {"local": render_local, "slurm": slurm.render, "ray": ray.render}
+CLUSTER = [
+    "cluster=b200_8",
+    "cluster.account=science",
+    "cluster.partition=batch",
+    "cluster.cpu_partition=cpu",
+    "cluster.image=/shared/nemo_rod.sqsh",
+    "cluster.mounts=[/shared/data:/data]",
+    "+cluster.sbatch={constraint: b200, reservation: null}",
+    "+cluster.env.HF_HOME=/shared/huggingface",
+    "launcher.nemo_rl=/shared/RL",
+]
+
+
+# these have arms that NeMo-RL's workers cannot train: with estimated scores, or until they converge
+ON_RAY = {
+    "toy": ["arms=[base,no_replay,fixed_32,merge_0.6,rod]"],
+    "toy_long_blocks": ["arms=[base,no_replay,rod]"],
+    "toy_paper": ["arms=[base,no_replay,rod]"],
+}
+
+
+@cache
+def launched(recipe: str, launcher: str, *overrides: str) -> Config:
+    arms = ON_RAY.get(recipe, []) if launcher == "ray" else []
+    return composed(f"recipe={recipe}", f"launcher={launcher}", *CLUSTER, *arms, *overrides)
+
+
+@cache
+def rendered(recipe: str, launcher: str, *overrides: str) -> Mapping[str, str]:
+    """The files of a whole run, with this machine's folder replaced."""
+    config = launched(recipe, launcher, *overrides)
+    files = RENDER[launcher](config, Stages(config).all())
+    return {name: text.replace(str(Path.cwd()), "/shared/project") for name, text in files.items()}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with contextlib.chdir(tmp_path_factory.mktemp("renders")):
+        yield
+
+
+@pytest.mark.parametrize("launcher", RENDER)
+@pytest.mark.parametrize("recipe", READ)
+def test_files_are_as_ever(recipe: str, launcher: str) -> None:
+    files = dict(rendered(recipe, launcher))
+    del files["config.yaml"]  # every key of every recipe: see the test below
+    if launcher == "ray":  # most is as with Slurm
+        same = rendered(recipe, "slurm")
+        files = {
+            name: without_parts(text, slurm.REQUEUE, ray.RAY)
+            for name, text in files.items()
+            if text.replace("/launch/ray", "/launch/slurm") != same.get(name)
+        }
+    else:
+        files = {
+            name: without_parts(text, slurm.REQUEUE, slurm.STAGE) for name, text in files.items()
+        }
+    text = "".join(f"=== {name}\n{text}\n" for name, text in sorted(files.items()))
+    golden = RENDERED / f"{recipe}.{launcher}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert golden.exists(), f"{golden} is missing; see the head of this file"
+    assert text == golden.read_text()
+
+
+def without_parts(text: str, *parts: Path) -> str:
+    """A script without the parts that it has of files of the package."""
+    return text.replace("\n".join(part.read_text() for part in parts), "")
+
+
+def test_golden_files_are_those_that_are_compared() -> None:
+    expected = {f"{recipe}.{launcher}.txt" for recipe in READ for launcher in RENDER}
+    assert {file.name for file in RENDERED.iterdir()} == expected
+
+
+@pytest.mark.parametrize("launcher", RENDER)
+def test_shell_is_sound(launcher: str) -> None:
+    scripts: dict[str, Path] = {}  # of those that differ in names and numbers alone, one
+    for recipe in RECIPES:
+        config = launched(recipe, launcher)
+        folder = launch_folder(config)
+        write_files(folder, RENDER[launcher](config, Stages(config).all()))
+        for script in [*folder.glob("*.sh"), *folder.glob("*.sbatch")]:
+            scripts.setdefault(re.sub(r"\w+", "word", script.read_text()), script)
+    check_shell([*scripts.values()])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_job_asks_for_the_processes_of_its_layout(recipe: str) -> None:
+    config, files = launched(recipe, "slurm"), rendered(recipe, "slurm")
+    for name in (name for name in config.arms if f"{name}.sbatch" in files):
+        asked = directives(files[f"{name}.sbatch"])
+        if "gpus-per-node" in asked:
+            gpus = int(asked["nodes"]) * int(asked["gpus-per-node"])
+            assert gpus == config.parallel.world_size, name
+        else:
+            assert name == "base" or name.startswith("merge_"), name
+
+
+def check_shell(scripts: Sequence[Path]) -> None:
+    assert scripts
+    loop = 'for script; do bash -n "$script" || exit 1; done'
+    subprocess.run(["bash", "-c", loop, "bash", *map(str, scripts)], check=True)
+    here = shutil.which("shellcheck", path=Path(sys.executable).parent)
+    program = here or shutil.which("shellcheck")
+    if program is None:
+        pytest.skip("shellcheck is not installed: make venv")
+    # a job script sets `command` for stage.sh, which is looked at by itself
+    command = [program, "--exclude=SC1091,SC2034", *map(str, scripts)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
+    config = launched(recipe, "slurm", "train.steps=7", "seed=3", "rebuild=[prepare]")
+    write_files(launch_folder(config), slurm.render(config, Stages(config).all()))
+    launcher, frozen = read_launch(Path(config.run_dir))
+    assert launcher == "slurm"
+    # a job runs its own stage, takes it up again where it was, and knows where it is
+    assert (frozen.launcher.kind, frozen.rebuild) == ("local", [])
+    assert frozen.run_dir == str(Path.cwd() / config.run_dir)
+    frozen.launcher.kind, frozen.rebuild, frozen.run_dir = "slurm", ["prepare"], config.run_dir
+    assert frozen == config
+
+
+def test_frozen_configuration_starts_a_command(tmp_path: Path) -> None:
+    config = launched("toy_synthetic", "local", "domain.block_size=32", f"run_dir={tmp_path}/run")
+    write_files(launch_folder(config), render_local(config, Stages(config).all()))
+    (line,) = re.findall(
+        r"nemo_rod\.cli (prepare .*)", (launch_folder(config) / "run.sh").read_text()
+    )
+    done = nemo_rod(*line.split(), "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/run/blocks" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]  # Hydra left nothing
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_job_comes_after_what_it_needs(recipe: str) -> None:
+    lines = re.findall(r"^submit (\S+)(.*)$", rendered(recipe, "slurm")["submit.sh"], re.MULTILINE)
+    before: set[str] = set()
+    for name, needs in lines:
+        assert set(needs.split()) <= before
+        assert bool(needs) == (name != "prepare")
+        before.add(name)
+    assert lines[-2][0] == "evaluate"
+    assert set(lines[-2][1].split()) == {"base", *launched(recipe, "slurm").arms}
+
+
+def directives(job: str) -> dict[str, str]:
+    """Options of a job script, by name."""
+    found = re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", job, re.MULTILINE)
+    return {name: value for name, value in found}
+
+
+def test_nodes_and_gpus_follow_the_layout() -> None:
+    whole = rendered(
+        "toy",
+        "slurm",
+        "parallel.data=16",
+        "train.batch_size=256",
+        "pretrain=null",
+        "model.hf=a/model",
+        "model.architecture=null",
+    )
+    rod = directives(whole["rod.sbatch"])
+    assert (rod["nodes"], rod["gpus-per-node"], rod["cpus-per-task"]) == ("2", "8", "112")
+    assert "exclusive" in rod and rod["mem"] == "0"
+    assert (rod["partition"], rod["signal"], rod["open-mode"]) == ("batch", "B:USR1@300", "append")
+    assert rod["reservation"] == ""  # an option without a value
+    merge = directives(whole["merge_0.2.sbatch"])
+    assert (merge["nodes"], merge["partition"], merge["mem"]) == ("1", "cpu", "64G")
+    assert not {"gpus-per-node", "exclusive"} & set(merge)
+    # a base that is only fetched needs no GPU either
+    assert "gpus-per-node" not in directives(whole["base.sbatch"])
+
+    part = directives(rendered("toy", "slurm", "cluster.gpu_option=gres")["rod.sbatch"])
+    assert (part["nodes"], part["gres"], part["cpus-per-task"]) == ("1", "gpu:2", "28")
+    assert "exclusive" not in part
+
+
+def srun_options(stage: str) -> dict[str, str]:
+    """Options of the srun that every job starts, by name."""
+    (block,) = re.findall(r"^srun_options=\(\n(.*?)^\)", stage, re.MULTILINE | re.DOTALL)
+    words = [line.strip().removeprefix("--").partition("=") for line in block.splitlines()]
+    return {name: value.strip("'") for name, _, value in words}
+
+
+def test_jobs_run_in_the_container_that_the_documents_promise() -> None:
+    files = rendered("toy", "slurm")
+    options = srun_options(files["stage.sh"])
+    here = "/shared/project"
+    assert options["container-image"] == "/shared/nemo_rod.sqsh"
+    assert options["container-mounts"].split(",") == [
+        f"{here}/runs/toy:{here}/runs/toy",
+        f"{here}:{here}",
+        "/shared/data:/data",
+    ]
+    assert options["container-workdir"] == here
+    assert options["no-container-mount-home"] == ""
+    assert " python3 -m nemo_rod.cli train " in files["rod.sbatch"]  # the image's
+    other = rendered("toy", "slurm", "cluster.python=/opt/other/bin/python3")["rod.sbatch"]
+    assert " /opt/other/bin/python3 -m nemo_rod.cli train " in other
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    promised = set(re.findall(r"^\| `--([\w-]*container[\w-]*)` \|", page, re.MULTILINE))
+    assert promised == {name for name in options if "container" in name}
+
+
+@pytest.mark.parametrize(("cluster", "count"), [("h100_8", 1), ("h200_8", 1), ("b200_8", 32)])
+def test_tensor_parallelism_has_the_connections_that_it_overlaps_with(
+    cluster: str, count: int
+) -> None:
+    """Megatron's overlap of tensor parallelism relies on one on Hopper."""
+    files = rendered("toy", "slurm", f"cluster={cluster}", "cluster.image=null")
+    assert f"export CUDA_DEVICE_MAX_CONNECTIONS={count}\n" in files["node.sh"]
+
+
+def test_without_an_image_jobs_run_the_python_that_submits() -> None:
+    files = rendered("toy", "slurm", "cluster.image=null")
+    assert not [name for name in srun_options(files["stage.sh"]) if "container" in name]
+    assert f" {sys.executable} -m nemo_rod.cli train " in files["rod.sbatch"]
+
+
+def test_secrets_stay_references_in_every_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_SECRET123")
+    config = composed(
+        *("recipe=toy", "launcher=slurm", *CLUSTER, f"run_dir={tmp_path}"),
+        "+cluster.env.TOKEN=${oc.env:HF_TOKEN}",
+    )
+    files = slurm.render(config, Stages(config).all())
+    assert not [name for name, text in files.items() if "SECRET" in text]
+    write_files(launch_folder(config), files)
+    assert {file.stat().st_mode & 0o777 for file in launch_folder(config).iterdir()} == {0o600}
+    monkeypatch.delenv("HF_TOKEN")  # a job of somebody else's, or a look from elsewhere
+    assert read_launch(tmp_path)[1].cluster.env["TOKEN"] == "${oc.env:HF_TOKEN}"
+    for value, said in (("hf_SECRET123", "is set"), (None, "is not set: HF_TOKEN is not in")):
+        environment = {"PATH": "/usr/bin:/bin", **({"HF_TOKEN": value} if value else {})}
+        command = ["bash", str(launch_folder(config) / "node.sh"), "printenv", "TOKEN"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.stdout.strip() == (value or "")
+        assert f"cluster.env.TOKEN {said}" in done.stderr
+        assert "SECRET" not in done.stderr

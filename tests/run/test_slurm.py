@@ -1,0 +1,283 @@
+"""A recipe on a real Slurm of two nodes: in order, together, interrupted, and failing.
+
+`make test-slurm` starts the Slurm on loopback and ends it. It needs Debian's `slurm-wlm` and
+`munge`, and takes some ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import composed
+from safetensors.torch import load_file
+from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
+from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
+
+from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.run.launch.slurm import render_stage
+from nemo_rod.run.stages import Stages
+
+pytestmark = pytest.mark.slurm
+
+ARMS = ("no_replay", "rod")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if missing := missing_programs():
+        pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
+
+
+def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """A recipe of the paper, whose eight replicas here fill eight nodes of one GPU each."""
+    options = [o for o in ON_SLURM if o != "cluster.gpu=pretended"]
+    run = ["recipe=german_qwen3_5_4b", "arms=[no_replay,rod,merge_0.4]", "rehearsal.steps=4"]
+    said = nemo_rod("rehearse", *run, *options, f"run_dir={tmp_path}/run", cluster=cluster)
+    table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())
+    assert {row["state"] for row in table["rows"]} <= {"done", "not seen"}
+    assert {"model", "no_replay", "rod", "merge_0.4", "report", "losses"} <= {
+        row["name"] for row in table["rows"]
+    }
+    assert "Rehearsal of german_qwen3_5_4b" in said
+    model = json.loads((tmp_path / "run_rehearsal" / "model" / "model.json").read_text())
+    assert len(model["ranks"]) == 2
+    job = (tmp_path / "run_rehearsal" / "launch" / "slurm" / "rod.sbatch").read_text()
+    assert "#SBATCH --nodes=2" in job
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def chain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """The recipe as a chain of jobs, interrupted in three ways."""
+    chain = Chain(cluster, tmp_path_factory.mktemp("chain"), {})
+    run = ["run", *RECIPE, *ON_SLURM, f"run_dir={chain.run_dir}"]
+    print(nemo_rod(*run, cluster=cluster))
+    again = subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", *run],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+    )
+    chain.said["again"] = again.stderr
+
+    chain.reach("no_replay", 1, 30)
+    chain.preempt("no_replay")
+    chain.said["preempted"] = chain.status()
+
+    # the signal that announces the time limit, as Slurm sends it for --signal=B:USR1@...
+    chain.reach("rod", 1, 30)
+    chain.said["running"] = chain.status()
+    cluster.ask("scancel", "--batch", "--signal=USR1", chain.numbers["rod"])
+    chain.wait_until_stopped("rod")
+
+    # a node fails
+    chain.reach("rod", 2, 100)
+    cluster.ask("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    wait_for(lambda: chain.job("rod")["Restarts"] == "2", 120, "rod did not go back")
+    with contextlib.suppress(subprocess.CalledProcessError):  # it may be back in service already
+        cluster.ask("scontrol", "update", "nodename=n2", "state=resume")
+
+    chain.wait()
+    chain.said["end"] = chain.status()
+    for name, text in chain.said.items():
+        print(f"--- status: {name}\n{text}")
+    return chain
+
+
+def test_every_job_completed_after_those_it_needs(chain: Chain) -> None:
+    for stage in chain.numbers:
+        assert chain.job(stage)["JobState"] == "COMPLETED"
+        assert chain.kinds(stage)[-1] == "done"
+    submit = (chain.run_dir / "launch" / "slurm" / "submit.sh").read_text()
+    for line in submit.splitlines():
+        if line.startswith("submit "):
+            _, stage, *needs = line.split()
+            for need in needs:
+                assert chain.events(need)[-1]["time"] <= chain.events(stage)[0]["time"]
+
+
+def test_two_nodes_trained_together(chain: Chain) -> None:
+    for stage in ("base", *ARMS):
+        assert {e["nodes"] for e in chain.events(stage) if e["event"] == "began"} == {"n[1-2]"}
+        assert (chain.run_dir / "logs" / f"{stage}.node1.log").exists()
+    # stages without GPU ask for one node
+    assert [e["nodes"] for e in chain.events("merge_0.6") if "nodes" in e] in (["n1"], ["n2"])
+
+
+def test_interrupted_jobs_went_back_into_the_queue(chain: Chain) -> None:
+    assert chain.kinds("no_replay") == ["began", "stopped", "began", "done"]
+    assert chain.job("no_replay")["Restarts"] == "1"
+    assert chain.kinds("rod")[:3] == ["began", "stopped", "began"]
+    assert chain.kinds("rod").count("began") == 3
+    assert chain.job("rod")["Restarts"] == "2"
+
+
+# What a stage may do, in shell: how the job script that all stages share takes it.
+ENDINGS = {
+    # what the stage does at its 1st, 2nd ... start; state of the job, its exit status, requeues
+    "done": (["exit 0"], "COMPLETED", "0:0", 0),
+    "failed": (["exit 3"], "FAILED", "3:0", 0),
+    "asked to stop": (["exit 75", "exit 0"], "COMPLETED", "0:0", 1),
+    "asked to stop before it could answer": (["kill -TERM $$", "exit 0"], "COMPLETED", "0:0", 1),
+    "asked to stop, and a node was slow to leave": (
+        ['echo "{\\"event\\": \\"stopped\\"}" >>"$RECORD"; kill -KILL $$', "exit 0"],
+        "COMPLETED",
+        "0:0",
+        1,
+    ),
+    "killed": (["kill -KILL $$"], "FAILED", "137:0", 0),
+    "stopped too often": (["exit 75", "exit 75", "exit 75", "exit 0"], "FAILED", "75:0", 2),
+    "near its time limit": (
+        ["trap 'exit 75' USR1; while true; do sleep 1; done", "exit 0"],
+        "COMPLETED",
+        "0:0",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_job_ends_as_its_stage_did(cluster: Cluster, tmp_path: Path, ending: str) -> None:
+    starts, state, status, requeues = ENDINGS[ending]
+    config = composed("recipe=toy_synthetic", *ON_SLURM, "launcher.requeues=2")
+    (tmp_path / "stage.sh").write_text(render_stage(config))
+    cases = "".join(f"  {number}) {start} ;;\n" for number, start in enumerate(starts))
+    (tmp_path / "start.sh").write_text(f"case ${{SLURM_RESTART_COUNT:-0}} in\n{cases}esac\n")
+    (tmp_path / "job.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --time=00:02:00 --signal=B:USR1@60 --requeue --open-mode=append\n"
+        "#SBATCH --cpus-per-task=1\n"
+        f"#SBATCH --output={tmp_path}/out\n"
+        f"export RECORD={tmp_path}/record\nrecord=$RECORD\n"
+        f"command=(bash {tmp_path}/start.sh)\nsource {tmp_path}/stage.sh\n"
+    )
+    number = cluster.ask("sbatch", "--parsable", str(tmp_path / "job.sbatch"))
+    wait_for(lambda: not cluster.ask("squeue", "-h", "-j", number), 400, "the job did not end")
+    job = cluster.job(number)
+    print((tmp_path / "out").read_text())
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == (state, status, str(requeues))
+
+
+def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "ray.sub").write_text("((SLURM_RESTART_COUNT > 0)) || { touch $AT; sleep 600; }\n")
+    pyxis = ["cluster.image=/an/image.sqsh", f"launcher.nemo_rl={tmp_path}", "launcher.requeues=2"]
+    config = composed("recipe=toy_synthetic", *ON_SLURM, *pyxis, "launcher=ray")
+    files = ray.render(config, Stages(config).all())
+    (tmp_path / "ray.sbatch").write_text(files["ray.sbatch"])
+    export = f"--export=ALL,AT={tmp_path}/began,BASE_LOG_DIR={tmp_path}"
+    options = ["--requeue", "--open-mode=append", f"--output={tmp_path}/out", "--cpus-per-task=1"]
+    script = [str(tmp_path / "ray.sbatch"), str(tmp_path / "record")]
+    number = cluster.ask("sbatch", "--parsable", export, *options, *script)
+    wait_for((tmp_path / "began").exists, 120, "the job did not begin")
+    cluster.ask("scancel", "--batch", "--signal=USR1", number)
+    wait_for(lambda: not cluster.ask("squeue", "-h", "-j", number), 400, "the job did not end")
+    print((tmp_path / "out").read_text())
+    job = cluster.job(number)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
+
+
+def test_interrupted_arms_are_those_that_were_not(chain: Chain, tmp_path: Path) -> None:
+    """Trained again on this machine in one go, they come out the same, to the bit."""
+    copy(chain.run_dir, "blocks", "base", "references", to=tmp_path)
+    for arm in ARMS:
+        print(nemo_rod("train", *RECIPE, f"arm={arm}", f"run_dir={tmp_path}"))
+        ours, theirs = (run / "arms" / arm for run in (chain.run_dir, tmp_path))
+        assert (ours / "curriculum.rod").read_bytes() == (theirs / "curriculum.rod").read_bytes()
+        one, other = (load_file(folder / "hf" / "model.safetensors") for folder in (ours, theirs))
+        assert one.keys() == other.keys()
+        assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_chain_ends_with_evaluation_and_report(chain: Chain) -> None:
+    for arm in ("base", *ARMS, "merge_0.6"):
+        result = json.loads((chain.run_dir / "arms" / arm / "evaluation.json").read_text())
+        assert result["loss"]["adaptation"]["dialect"] > 0
+    assert (chain.run_dir / "report" / "index.html").exists()
+
+
+def row(status: str, stage: str) -> str:
+    (line,) = [line for line in status.splitlines() if line.split()[:1] == [stage]]
+    return line
+
+
+def test_status_told_all_along_how_it_stood(chain: Chain) -> None:
+    preempted = chain.said["preempted"]
+    assert row(preempted, "base").split()[1] == "done"
+    assert row(preempted, "no_replay").split()[1] in ("requeued", "running", "completing")
+    assert "for references_specialist" in row(preempted, "rod")
+    running = row(chain.said["running"], "rod")
+    assert running.split()[1] == "running"
+    assert "n[1-2]" in running and "/200" in running and "loss" in running
+    assert {line.split()[1] for line in chain.said["end"].splitlines()[2:]} == {"done"}
+
+
+def test_second_launch_is_refused_while_one_is_at_work(chain: Chain) -> None:
+    assert "An earlier launch of" in chain.said["again"]
+    assert "nemo-rod cancel" in chain.said["again"]
+
+
+@pytest.fixture
+def begun(chain: Chain, tmp_path: Path) -> Chain:
+    """A run whose base is there, and nothing after it."""
+    copy(chain.run_dir, "blocks", "base", to=tmp_path)
+    return Chain(chain.cluster, tmp_path, {})
+
+
+def test_failed_stage_stops_its_dependents_and_no_other(begun: Chain) -> None:
+    # at this learning rate the loss is soon no number
+    options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}", "train.lr=1e30"]
+    nemo_rod("run", *options, cluster=begun.cluster)
+    assert "prepare" not in begun.numbers and "base" not in begun.numbers  # done before
+    begun.wait()
+    assert begun.job("no_replay")["JobState"] == "FAILED"
+    for stage in ("references_specialist", "rod", "merge_0.6", "evaluate", "report"):
+        assert begun.job(stage)["JobState"] == "CANCELLED"
+        assert begun.kinds(stage) == []
+    status = begun.status()
+    print(status)
+    states = {line.split()[0]: line.split()[1] for line in status.splitlines()[2:12]}
+    assert states["references_base"] == "done"
+    assert states["no_replay"] == "failed"
+    assert states["rod"] == states["report"] == "cancelled"
+    (failure,) = begun.events("no_replay")[-1:]
+    assert f"no_replay: failed: {failure['why']}" in status
+    assert "rank" in failure["why"] and "log:" in failure["why"]
+    assert "references_specialist: cancelled: no_replay did not end well" in status
+
+
+def test_refused_chain_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
+    options = [*RECIPE, *ON_SLURM, f"run_dir={tmp_path}"]
+    options += ["cluster.cpu_partition=work", "cluster.partition=nowhere"]  # prepare is taken
+    done = subprocess.run(
+        [sys.executable, "-m", "nemo_rod.cli", "run", *options],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "Slurm refused the chain: " in done.stderr
+    assert "invalid partition specified: nowhere" in done.stderr
+    assert not (tmp_path / "launch" / "slurm" / "jobs.tsv").exists()
+    wait_for(lambda: not cluster.ask("squeue", "-h"), 60, "a job was left behind")
+
+
+def test_cancel_ends_the_chain_and_nothing_comes_back(begun: Chain) -> None:
+    options = [*RECIPE, *ON_SLURM, f"run_dir={begun.run_dir}"]
+    nemo_rod("run", *options, cluster=begun.cluster)
+    begun.reach("no_replay", 1, 20)
+    assert "cancelled" in nemo_rod("cancel", str(begun.run_dir), cluster=begun.cluster)
+    begun.wait(120)
+    assert begun.job("no_replay")["JobState"] == "CANCELLED"
+    assert "no_replay  " in begun.status() and "done" not in row(begun.status(), "no_replay")
+    # nothing is lost: it resumes where it was
+    nemo_rod("train", *options, "arm=no_replay", cluster=begun.cluster)
+    begun.reach("no_replay", 2, 21)
+    nemo_rod("cancel", str(begun.run_dir), cluster=begun.cluster)
+    begun.wait(120)

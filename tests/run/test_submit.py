@@ -1,0 +1,163 @@
+"""What is submitted and what is refused, before Slurm is asked for anything."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from command_line import composed, nemo_rod
+from test_render import CLUSTER
+
+from nemo_rod.config import config_folder
+from nemo_rod.run.attempts import Record
+from nemo_rod.run.launch.slurm import render
+from nemo_rod.run.launch.submit import submit
+from nemo_rod.run.stages import Stages
+
+TWELVE = ["parallel.data=12", "train.batch_size=192", "pretrain.batch_size=288"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["launcher=slurm"], "launcher=slurm needs a cluster: add cluster=b200_8, or your own"),
+        (["launcher=slurm", "cluster=template"], "cluster.account is still 'YOUR_ACCOUNT': set it"),
+        (["launcher=slurm", *CLUSTER, "cluster.time='14400'"], "expected HH:MM:SS or D-HH:MM:SS"),
+        (["launcher=slurm", *CLUSTER, "cluster.gpu_option=gpus"], "expected gpus-per-node or gres"),
+        (
+            ["launcher=slurm", *CLUSTER, *TWELVE],
+            "The layout's 12 processes do not fill nodes of cluster.gpus_per_node=8",
+        ),
+        (
+            ["launcher=slurm", *CLUSTER, "cluster.mounts=['/a:/b,/c:/d']"],
+            "one entry for each mount",
+        ),
+        (["launcher=slurm", *CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
+        (
+            ["launcher=ray", *CLUSTER, "arms=[base,rod]", "launcher.nemo_rl=null"],
+            "set launcher.nemo_rl, or",
+        ),
+        (["launcher=slurm", *CLUSTER, "launcher.kind=pbs"], "expected local, slurm, ray"),
+    ],
+)
+def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        config = composed("recipe=toy", *overrides, "dry_run=true")
+        submit(config, Stages(config).all(), render)
+    assert not Path("runs").exists()
+
+
+def test_without_slurm_only_a_dry_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    config = composed("recipe=toy", "launcher=slurm", *CLUSTER, "cluster.image=null")
+    with pytest.raises(ValueError, match="needs sbatch, which is not on this machine"):
+        submit(config, Stages(config).all(), render)
+    config.dry_run = True
+    submit(config, Stages(config).all(), render)
+    assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
+
+
+def test_image_must_be_there_when_jobs_are_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    image = tmp_path / "rod.sqsh"
+    config = composed("recipe=toy", "launcher=slurm", *CLUSTER, f"cluster.image={image}")
+    with pytest.raises(ValueError, match=re.escape(f"cluster.image={image} is not there")):
+        submit(config, Stages(config).all(), render)
+    image.touch()
+    with pytest.raises(ValueError, match="needs sbatch"):  # the next thing it asks for
+        submit(config, Stages(config).all(), render)
+    config.cluster.image = "registry.example.com#team/nemo_rod:tag"
+    with pytest.raises(ValueError, match="needs sbatch"):
+        submit(config, Stages(config).all(), render)
+
+
+def test_template_makes_a_cluster_of_ones_own() -> None:
+    template = (config_folder() / "cluster" / "template.yaml").read_text()
+    Path("my/cluster").mkdir(parents=True)
+    Path("my/cluster/ours.yaml").write_text(template.replace("YOUR_", "OUR_"))
+    options = ["recipe=toy", "launcher=slurm", "cluster=ours", "dry_run=true"]
+    done = nemo_rod("run", "--config-dir", "my", *options)
+    assert done.returncode == 0, done.stderr
+    assert "17 jobs rendered, none submitted" in done.stderr
+    job = Path("runs/toy/launch/slurm/rod.sbatch").read_text()
+    assert "#SBATCH --account=OUR_ACCOUNT" in job
+    assert "#SBATCH --gpus-per-node=2" in job
+    assert "export HF_HOME=" in Path("runs/toy/launch/slurm/node.sh").read_text()
+
+
+def submitted(*overrides: str) -> dict[str, set[str]]:
+    """Names of the jobs that would be submitted, and what each comes after."""
+    config = composed(
+        "recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true", *overrides
+    )
+    submit(config, Stages(config).all(), render)
+    text = (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").read_text()
+    lines = re.findall(r"^submit (\S+)(.*)$", text, re.MULTILINE)
+    return {name: set(needs.split()) for name, needs in lines}
+
+
+def test_what_is_done_is_not_submitted_again() -> None:
+    small = "domain.sources.dialect.max_bytes=9000"
+    assert submitted(small)["base"] == {"prepare"}
+    done = nemo_rod("prepare", "recipe=toy_synthetic", small)
+    assert done.returncode == 0, done.stderr
+    left = submitted(small)
+    assert "prepare" not in left
+    assert left["base"] == set()
+    assert left["references_base"] == {"base"}
+    # but it is if it is to be made again
+    assert submitted(small, "rebuild=[prepare]")["base"] == {"prepare"}
+    with pytest.raises(ValueError, match=r"add rebuild=\[prepare\]"):
+        submitted("domain.sources.dialect.max_bytes=8000")
+
+
+def test_single_command_needs_what_comes_before() -> None:
+    config = composed("recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true")
+    with pytest.raises(ValueError, match=r"rod needs base, which is not there yet: run `nemo-rod "):
+        submit(config, [Stages(config).train("rod")], render)
+
+
+def test_blocks_are_there_with_all_of_their_files() -> None:
+    proof = Stages(composed("recipe=toy_synthetic")).prepare().proof
+    assert {file.name for file in proof} == {"manifest.json", "store.json"}
+
+
+def test_rebuild_moves_aside_and_keeps() -> None:
+    config = composed("recipe=toy_synthetic")
+    stage = Stages(config).train("rod")
+    for path in stage.results:
+        path.mkdir(parents=True)
+    (stage.folder / "kept").touch()
+    stage.move_aside()
+    assert not stage.folder.exists()
+    assert stage.folder.with_name("rod.replaced-1").joinpath("kept").exists()
+    assert stage.folder.with_name("rod.partial.replaced-1").exists()
+    assert stage.is_done() is False
+
+
+def test_record_tells_and_keeps_a_second_command_away(tmp_path: Path) -> None:
+    record = Record(tmp_path, "rod")
+    assert not record.is_held() and record.events() == []
+    with record.only_one(), record.attempt():
+        assert Record(tmp_path, "rod").is_held()
+        with (
+            pytest.raises(ValueError, match=r"Another nemo-rod is at work on rod in"),
+            Record(tmp_path, "rod").only_one(),
+        ):
+            pass
+        with Record(tmp_path, "base").only_one():  # another stage is another matter
+            pass
+    with pytest.raises(RuntimeError), record.attempt():
+        raise RuntimeError("rank 1: out\nof memory")
+    events = record.events()
+    assert [event["event"] for event in events] == ["began", "done", "began", "failed"]
+    assert events[-1]["why"] == "rank 1: out of memory"
+    assert not record.is_held()

@@ -1,0 +1,393 @@
+"""Recipe toy_paper in miniature: every arm is made, is what its name says, and is reported."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from command_line import composed, nemo_rod
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from test_paper_map import CELLS, quoted
+
+from nemo_rod.config import Config
+from nemo_rod.corpus import BlockStore
+from nemo_rod.run.stages import Stages
+from nemo_rod.run.variants import ArmSettings, arm_settings
+from nemo_rod.selection import Curriculum, References
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+BATCH, STEPS, LOOK, TOLERANCE, PATIENCE = 8, 20, 4, 0.02, 2
+REDUCED = (
+    "domain=synthetic", "parallel=single", "domain.sources.dialect.max_bytes=16000",
+    *(f"domain.sources.chain_{i}.max_bytes=40000" for i in range(3)),
+    *(f"~domain.sources.chain_{i}" for i in range(3, 9)),
+    "pretrain.steps=300", "pretrain.batch_size=16", "pretrain.micro_batch_size=16",
+    f"train.steps={STEPS}", f"train.batch_size={BATCH}", f"train.micro_batch_size={BATCH}",
+    "train.lr=2.0e-3", "scoring.micro_batch_size=64", "checkpoint.every=1000",
+    f"validation.every={LOOK}", "validation.blocks=8",
+    f"convergence.tolerance={TOLERANCE}", f"convergence.patience={PATIENCE}",
+)  # fmt: skip
+ASKED = ["base", "no_replay", "rod"]
+SECOND_SEED = ["base", "no_replay", "fixed_32", "rod"]
+
+
+def folder(recipe: str, seed: int = 1) -> str:
+    return f"runs/{recipe}/seed_{seed}"
+
+
+def command(root: Path, name: str, recipe: str, *more: str, seed: int = 1) -> str:
+    """What a command of the miniature says; it must end well."""
+    done = attempt(root, name, recipe, *more, seed=seed)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
+
+
+def attempt(
+    root: Path, name: str, recipe: str, *more: str, seed: int = 1
+) -> subprocess.CompletedProcess[str]:
+    where = (f"recipe={recipe}", f"seed={seed}", f"run_dir={folder(recipe, seed)}")
+    return nemo_rod(name, *where, *REDUCED, *more, cwd=root)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both recipes, a second seed of some arms, tasks of some, and the report over all of it."""
+    root = tmp_path_factory.mktemp("toy_paper")
+    command(root, "run", "toy_paper_small")
+    command(root, "run", "toy_paper")
+    first, second = (root / folder("toy_paper", seed) for seed in (1, 2))
+    for shared in ("blocks", "base", "references/base"):  # these serve any seed
+        shutil.copytree(first / shared, second / shared)
+    command(root, "run", "toy_paper", f"arms=[{','.join(SECOND_SEED)}]", seed=2)
+    asked = f"arms=[{','.join(ASKED)}]"
+    command(root, "evaluate", "toy_paper", asked, "tasks=held_out", "tasks.held_out=8")
+    settings = f"report.settings=[{folder('toy_paper_small')}]"
+    done = nemo_rod("report", "recipe=toy_paper", *REDUCED, settings, cwd=root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root
+
+
+@cache
+def config() -> Config:
+    where = ("recipe=toy_paper", "seed=1", f"run_dir={folder('toy_paper')}")
+    return composed(*where, *REDUCED)
+
+
+@cache
+def trained() -> dict[str, ArmSettings]:
+    found = {name: arm_settings(config(), name) for name in config().arms}
+    return {name: settings for name, settings in found.items() if settings.kind == "trained"}
+
+
+def arms(root: Path, recipe: str = "toy_paper") -> Path:
+    return root / folder(recipe) / "arms"
+
+
+def facts(root: Path, name: str) -> dict[str, Any]:
+    return json.loads((arms(root) / name / "arm.json").read_text())
+
+
+def results(root: Path) -> dict[str, Any]:
+    return json.loads((root / "runs/toy_paper/report/results.json").read_text())
+
+
+def recorded(root: Path, name: str, recipe: str = "toy_paper") -> Curriculum:
+    return Curriculum.open(arms(root, recipe) / name / "curriculum.rod", read_only=True)
+
+
+def chosen(curriculum: Curriculum) -> list[NDArray[np.int64]]:
+    return [record.block_ids[record.chosen] for record in curriculum]
+
+
+def num_replay(curriculum: Curriculum) -> list[int]:
+    """Replay blocks of every batch."""
+    return [int(curriculum.header.is_replay(ids).sum()) for ids in chosen(curriculum)]
+
+
+def num_blocks(root: Path) -> dict[str, int]:
+    sources = recorded(root, "rod").header.sources
+    counts = {
+        role: sum(s.count for s in sources if s.role == role) for role in ("adaptation", "replay")
+    }
+    return {f"num_{role}": count for role, count in counts.items()}
+
+
+# ---------------------------------------------------------------- the run as a whole
+
+
+def test_a_second_run_does_nothing_again(root: Path) -> None:
+    """Every stage is done, and none is done again."""
+    made = sorted((root / folder("toy_paper")).rglob("*manifest.json"))
+    made += sorted(arms(root).glob("*/evaluation.json"))
+    before = [file.stat().st_mtime_ns for file in made]
+    said = command(root, "run", "toy_paper").splitlines()
+    titles = [stage.title for stage in Stages(config()).all()]
+    number = len(titles)
+    for i, title in enumerate(titles[:-1], start=1):  # the report is always made anew
+        assert f"[{i}/{number}] {title}: done before" in said
+    assert [file.stat().st_mtime_ns for file in made] == before
+
+
+def test_every_arm_is_in_the_results_with_finite_numbers(root: Path) -> None:
+    found = results(root)
+    assert list(found["sources"]["replay"]) == ["chain_0", "chain_1", "chain_2"]
+    assert {*found["arms"]} == {*config().arms}
+    assert found["notes"] == []
+    for name, arm in found["arms"].items():
+        numbers = [arm[key] for key in ("adapt_loss", "val_forgetting", "compute", "seed")]
+        numbers += [arm["forgetting_by_source"][source] for source in found["sources"]["replay"]]
+        if name in trained():
+            numbers += [arm["replay_share"], *arm["share_by_decile"], arm["wall_seconds"]]
+            assert arm["trained_tokens"] == arm["design"]["steps"] * BATCH * 64
+        assert all(isinstance(n, int | float) and math.isfinite(n) for n in numbers), name
+    base, specialist = found["arms"]["base"], found["arms"]["no_replay"]
+    assert base["val_forgetting"] == 0 < specialist["val_forgetting"]
+    assert specialist["adapt_loss"] < base["adapt_loss"]
+
+
+def test_seeds_and_settings_stand_beside_the_run(root: Path) -> None:
+    found = results(root)
+    (other,) = found["replicates"]
+    assert (found["seed"], other["seed"]) == (1, 2)
+    assert {*other["arms"]} == {*SECOND_SEED}
+    assert other["arms"]["rod"]["adapt_loss"] != found["arms"]["rod"]["adapt_loss"]
+    assert other["arms"]["base"]["adapt_loss"] == found["arms"]["base"]["adapt_loss"]
+    (setting,) = found["settings"]
+    assert {*setting["arms"]} == {*composed("recipe=toy_paper_small").arms}
+    assert [name for name, arm in found["arms"].items() if arm["capability_change"]] == ASKED
+
+
+# ---------------------------------------------------------------- what the page promises
+
+# Only settings of the paper have its numbers beside ours.
+PROMISED = sorted(
+    {file for cells in CELLS for cell in cells for file in quoted(cell) if "report/" in file}
+    - {"report/tables/paper.md"}
+)
+
+
+@pytest.mark.parametrize("file", PROMISED)
+def test_every_promised_figure_and_table_is_there(root: Path, file: str) -> None:
+    path = root / "runs/toy_paper" / file
+    if path.suffix == ".svg":
+        picture = ElementTree.parse(path).getroot()
+        assert picture.tag.endswith("svg") and min(map(float, picture.get("viewBox").split()[2:]))
+        drawn = [e for e in picture.iter() if e.tag.rpartition("}")[2] in ("path", "use")]
+        axes = [e for e in picture.iter() if (e.get("id") or "").startswith("axes_")]
+        assert len(drawn) > 20 and axes
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+        assert f"{path.stem}-wide" in (root / "runs/toy_paper/report/index.html").read_text()
+    else:
+        head, rule, *rows = path.read_text().splitlines()
+        assert rows and set(rule) <= set("|:- ")
+        assert {line.count("|") for line in (rule, *rows)} == {head.count("|")}
+
+
+# ---------------------------------------------------------------- what makes an arm what it is
+
+
+def test_budgets_in_steps_and_in_compute(root: Path) -> None:
+    steps = {"max_replay": 40, "rod_beyond": 24, "rod_compute_matched": 12}
+    for name, settings in trained().items():
+        found = facts(root, name)
+        share = {"rod_quarter": 1 / 4, "rod_averages": 0}.get(name, 1)
+        scored = settings.selection.multiplier * share if settings.scores else 0
+        assert found["compute"] == pytest.approx(found["steps"] * (1 + scored / 3)), name
+        if not settings.variant.converge:
+            assert found["steps"] == steps.get(name, STEPS), name
+            assert len(recorded(root, name)) == found["steps"]
+    assert facts(root, "rod_compute_matched")["compute"] == pytest.approx(STEPS)
+
+
+def test_converged_arms_end_by_the_rule(root: Path) -> None:
+    """Two looks in a row without a better loss, then half an epoch of decay, four budgets at most.
+
+    With one adaptation source, the loss of a look is that source's.
+    """
+    ends = {}
+    for name in [name for name, settings in trained().items() if settings.variant.converge]:
+        found = facts(root, name)
+        kept = round((found["retention"] or 0) * num_blocks(root)["num_replay"])
+        decay = round((num_blocks(root)["num_adaptation"] + kept) / BATCH / 2)
+        lines = (arms(root) / name / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        best, waited, converged = math.inf, 0, 4 * STEPS
+        for row in rows:
+            loss = row.get("validation/adaptation/dialect/loss")
+            if loss is None or converged < 4 * STEPS:
+                continue
+            waited = 0 if loss < best - TOLERANCE else waited + 1
+            best = loss if waited == 0 else best
+            if waited == PATIENCE:
+                converged = row["step"] + 1
+        ends[name] = found["steps"]
+        assert found["steps"] == len(rows) == min(4 * STEPS, converged + decay), name
+        rates = [row["train/lr"] for row in rows[-decay:]]
+        assert rates == sorted(rates, reverse=True) and rates[-1] < 0.2 * max(rates), name
+    assert len(ends) == 4 and min(ends.values()) < 4 * STEPS
+
+
+def test_fixed_replay_keeps_what_makes_its_share(root: Path) -> None:
+    blocks = num_blocks(root)
+    for name, settings in trained().items():
+        if not settings.of.startswith("fixed_"):
+            continue
+        kept = round(facts(root, name)["retention"] * blocks["num_replay"])
+        share = int(settings.of.removeprefix("fixed_")) / 100
+        assert kept == round(share / (1 - share) * blocks["num_adaptation"]), name
+        curriculum = recorded(root, name)
+        ids = np.concatenate(chosen(curriculum))
+        assert len(set(ids[curriculum.header.is_replay(ids)])) <= kept
+    assert facts(root, "max_replay")["retention"] == 1
+    assert num_replay(recorded(root, "no_replay")) == [0] * STEPS
+
+
+def test_joint_selection_takes_the_highest_weighted_scores(root: Path) -> None:
+    scoring = {name: arm for name, arm in trained().items() if arm.of == "rod" and arm.scores}
+    joint = [name for name, arm in scoring.items() if arm.variant.share is None]
+    assert len(joint) == 14
+    for name in joint:
+        curriculum, start = recorded(root, name), facts(root, name)["kappa"]
+        assert start == trained()[name].selection.kappa
+        assert facts(root, name)["multiplier"] == trained()[name].selection.multiplier
+        lines = (arms(root) / name / "metrics.jsonl").read_text().splitlines()
+        kappas = [json.loads(line).get("rod/kappa", start) for line in lines]  # steered, or not
+        assert (len(set(kappas)) > 1) == (name == "rod_share_32")
+        for record, kappa in zip(curriculum, kappas, strict=True):
+            is_replay = curriculum.header.is_replay(record.block_ids)
+            weighed = np.where(is_replay, kappa, 1.0) * record.score.astype(np.float64)
+            order = sorted(range(len(weighed)), key=lambda i: (-weighed[i], i))
+            assert sorted(order[:BATCH]) == list(record.chosen), (name, record.step)
+    assert [facts(root, f"rod_kappa_{k}")["kappa"] for k in ("0.5", "2")] == [0.5, 2.0]
+    assert any(num_replay(recorded(root, "rod"))), "no step of RoD replays: nothing was compared"
+
+
+def test_with_too_few_new_candidates_replay_has_a_floor(root: Path) -> None:
+    """Of 1.5 candidates for a place half are new: a quarter of the batch must be replay.
+
+    The base has forgotten nothing yet: at the first step every replay score is exactly 0.
+    """
+    counts = {m: num_replay(recorded(root, n)) for m, n in (
+        (1.5, "rod_m1.5"), (2, "rod"), (4, "rod_m4"), (8, "rod_m8"),
+    )}  # fmt: skip
+    assert min(counts[1.5]) == counts[1.5][0] == BATCH // 4
+    assert [counts[m][0] for m in (2, 4, 8)] == [0, 0, 0]
+    for m, name in ((1.5, "rod_m1.5"), (8, "rod_m8")):
+        curriculum = recorded(root, name)
+        first = curriculum[0]
+        assert len(first.block_ids) == m * BATCH
+        assert not first.score[curriculum.header.is_replay(first.block_ids)].any()
+
+
+@pytest.mark.parametrize("new", ["random", "rho"])
+@pytest.mark.parametrize("replay", ["random", "rho"])
+def test_components_have_the_mean_share_of_rod(root: Path, new: str, replay: str) -> None:
+    name = f"{new}_{replay}"
+    share = sum(num_replay(recorded(root, "rod"))) / (BATCH * STEPS)
+    found = facts(root, name)
+    assert found["share"] == pytest.approx(share, abs=1e-12)
+    assert (found["share_of"], found["adaptation"], found["replay"]) == ("rod", new, replay)
+    curriculum = recorded(root, name)
+    assert num_replay(curriculum) == [round(share * BATCH)] * STEPS
+    assert (found["scored_tokens"] > 0) == ("rho" in (new, replay))
+    for record in curriculum:  # at random: the first of the shuffled pool
+        of_replay = curriculum.header.is_replay(record.block_ids)
+        for role, within in ((~of_replay, new), (of_replay, replay)):
+            places = np.flatnonzero(role)
+            if within == "rho":
+                places = places[np.argsort(-record.score[places], kind="stable")]
+            taken = [i for i in record.chosen if role[i]]
+            assert sorted(places[: len(taken)]) == taken, record.step
+
+
+@pytest.mark.parametrize("by", ["share", "source"])
+def test_controls_keep_counts_of_rod_but_not_its_blocks(root: Path, by: str) -> None:
+    rod, control = recorded(root, "rod"), recorded(root, f"control_{by}")
+    header = rod.header
+    group = header.is_replay if by == "share" else header.source_index
+    pairs = list(zip(chosen(control), chosen(rod), strict=True))
+    assert len(pairs) == STEPS
+    for ours, theirs in pairs:
+        assert sorted(group(ours)) == sorted(group(theirs))
+    assert any(set(ours) != set(theirs) for ours, theirs in pairs)
+    found = facts(root, f"control_{by}")
+    assert (found["follow"], found["follow_by"]) == ("rod", "role" if by == "share" else "source")
+    assert found["scored_tokens"] == 0
+
+
+def test_the_transferred_curriculum_is_the_smaller_models_in_order(root: Path) -> None:
+    ours, theirs = (
+        chosen(recorded(root, "rod_transfer")), chosen(recorded(root, "rod", "toy_paper_small"))
+    )  # fmt: skip
+    assert len(ours) == STEPS
+    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
+    assert any((a != b).any() for a, b in zip(ours, chosen(recorded(root, "rod")), strict=True))
+    found = facts(root, "rod_transfer")
+    assert found["scored_tokens"] == 0 and found["compute"] == found["steps"]
+    assert found["curriculum"] == folder("toy_paper_small")
+
+
+def test_references_of_the_smaller_model_and_of_the_base(root: Path) -> None:
+    """At the first step all arms have the base's losses: scores differ by the references alone."""
+    rod = recorded(root, "rod")
+    first = rod[0]
+    new = ~rod.header.is_replay(first.block_ids)
+    ids = first.block_ids[new]
+    own = losses(root, "toy_paper", "specialist")[ids]
+    small = losses(root, "toy_paper_small", "specialist")[ids]
+    base = losses(root, "toy_paper", "base_adaptation")[ids]
+    for name, reference in (
+        ("rod", own), ("rod_small_reference", small),
+        ("rod_min_reference", np.minimum(own, base)),
+    ):  # fmt: skip
+        record = recorded(root, name)[0]
+        assert (record.block_ids == first.block_ids).all()
+        np.testing.assert_array_equal(record.loss, first.loss)
+        np.testing.assert_array_equal(record.score[new], first.loss[new] - reference)
+        assert not record.score[~new].any()
+    assert (small != own).any()
+    assert facts(root, "rod_small_reference")["references"] == [folder("toy_paper_small")]
+    made_of = json.loads((arms(root) / "rod_small_reference" / "manifest.json").read_text())
+    theirs = json.loads((arms(root, "toy_paper_small") / "no_replay/manifest.json").read_text())
+    assert made_of["inputs"]["references.0"] == theirs["outputs"]["weights"]
+
+
+def losses(root: Path, recipe: str, model: str) -> References:
+    """Of a model of either recipe on new blocks, beside those of the base on replay."""
+    run = root / folder("toy_paper")
+    references = [run / "references/base", root / folder(recipe) / "references" / model]
+    return References.open(references, BlockStore(run / "blocks"))
+
+
+def test_merges_lie_between_base_and_specialist(root: Path) -> None:
+    base = load_file(root / folder("toy_paper") / "base/hf/model.safetensors")
+    specialist = load_file(arms(root) / "no_replay/hf/model.safetensors")
+    losses = [results(root)["arms"]["base"]["adapt_loss"]]
+    for weight in (0.2, 0.4, 0.6, 0.8):
+        name = f"merge_{weight}"
+        merged = load_file(arms(root) / name / "hf/model.safetensors")
+        assert merged.keys() == base.keys()
+        for key, value in merged.items():
+            expected = (1 - weight) * base[key].astype(np.float64) + weight * specialist[key]
+            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
+        losses.append(results(root)["arms"][name]["adapt_loss"])
+    losses.append(results(root)["arms"]["no_replay"]["adapt_loss"])
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_curriculum_that_is_too_short_is_refused_before_training(root: Path) -> None:
+    again = f"{{of: rod, curriculum: {folder('toy_paper_small')}, steps: {STEPS + 1}}}"
+    done = attempt(root, "train", "toy_paper", f"+variants.again={again}", "arm=again")
+    assert done.returncode == 2
+    assert f"was recorded with steps {STEPS}, but variants.again has {STEPS + 1}" in done.stderr
+    assert not (arms(root) / "again.partial").exists()

@@ -1,0 +1,268 @@
+"""Variants of arms: what a name stands for, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+from command_line import composed
+
+from nemo_rod.config import Config, Validation
+from nemo_rod.lab.plan.of_recipe import model_shape
+from nemo_rod.lab.plan.work import stage_works
+from nemo_rod.run.checks import check
+from nemo_rod.run.stages import Stages
+from nemo_rod.run.variants import BASE_REFERENCES, arm_settings
+from nemo_rod.selection.candidates import Candidates
+
+
+@cache
+def recipe(name: str = "toy") -> Config:
+    return composed(f"recipe={name}")
+
+
+def toy(**variants: str) -> Config:
+    """The toy with more variants, each as one would type it, checked."""
+    values = {name: yaml.safe_load(text) for name, text in variants.items()}
+    config = dataclasses.replace(recipe(), variants=recipe().variants | values)
+    check(config)
+    return config
+
+
+def test_variants_can_be_typed_on_the_command_line() -> None:
+    config = composed("recipe=toy", "+variants.mine={of: rod, selection: {kappa: 3}}")
+    assert arm_settings(config, "mine").selection.kappa == 3
+
+
+def test_a_variant_takes_every_key_it_does_not_set_from_what_it_varies() -> None:
+    config = toy(
+        a="{of: rod_m4, budget: 0.5, selection: {kappa: 2}, train: {lr: 1.0e-3}}",
+        b="{of: a, steps: 7, scoring: {micro_batch_size: 8}}",
+    )
+    a, b = arm_settings(config, "a"), arm_settings(config, "b")
+    assert (a.of, a.kind, a.scores) == ("rod", "trained", True)
+    assert (a.selection.multiplier, a.selection.kappa, a.selection.balance) == (4, 2, "exact")
+    assert (a.train.steps, a.train.lr, a.train.batch_size) == (160, 1e-3, 32)
+    assert (b.train.steps, b.train.lr, b.scoring.micro_batch_size) == (7, 1e-3, 8)
+    assert arm_settings(config, "rod").selection.multiplier == 2
+    assert config.scoring.micro_batch_size == 32
+
+
+def test_budgets() -> None:
+    config = toy(half="{of: rod_m4, compute: 0.5}")
+    steps = {name: arm_settings(config, name).train.steps for name in ("rod", *config.variants)}
+    assert steps["rod"] == 320
+    assert steps["rod_compute_matched"] == round(320 / (1 + 2 / 3))
+    assert steps["rod_quarter_compute_matched"] == round(320 / (1 + 2 / 3 / 4))
+    assert steps["half"] == round(0.5 * 320 / (1 + 4 / 3))
+    assert steps["rod_beyond"] == 384
+    assert steps["max_replay"] == 640
+    paper = recipe("german_qwen3_5_9b")
+    assert arm_settings(paper, "max_replay").train.steps == 5869
+
+
+def test_warm_up_and_decay_in_steps() -> None:
+    config = toy(
+        half="{of: rod, budget: 0.5}",
+        own="{of: rod, budget: 0.5, train: {decay_steps: 7}}",
+        stops="{of: no_replay, budget: 4, converge: true}",
+    )
+    config.validation.every = 20
+    train = {name: arm_settings(config, name).train for name in ("rod", "half", "own", "stops")}
+    # shares of the arm's own steps
+    assert (train["rod"].warmup, train["rod"].decay) == (16, 96)
+    assert (train["half"].warmup, train["half"].decay) == (8, 48)
+    assert (train["own"].warmup, train["own"].decay) == (8, 7)
+    assert (train["stops"].steps, train["stops"].warmup) == (1280, 16)
+    # steps of the recipe's length, or of the variant's own
+    config = dataclasses.replace(
+        config, train=dataclasses.replace(config.train, warmup_steps=10, decay_steps=64)
+    )
+    train = {name: arm_settings(config, name).train for name in train}
+    assert (train["rod"].warmup, train["rod"].decay) == (10, 64)
+    assert (train["half"].warmup, train["half"].decay) == (5, 32)
+    assert (train["own"].warmup, train["own"].decay) == (5, 7)
+    assert train["stops"].warmup == 10
+
+
+def test_a_run_that_is_cut_short_keeps_a_schedule() -> None:
+    train = dataclasses.replace(recipe().train, steps=7, warmup_steps=50, decay_steps=616)
+    assert (train.warmup, train.decay) == (6, 7)
+    # Megatron asserts that the warm-up is shorter than the whole schedule
+    assert dataclasses.replace(train, warmup_steps=None, warmup_fraction=0.99).warmup == 6
+    train = dataclasses.replace(train, warmup_fraction=0.1, warmup_steps=None)
+    assert train.warmup == 1
+
+
+def test_an_optimizer_on_the_host_needs_both_keys() -> None:
+    train = dataclasses.replace(recipe().train, optimizer_offload=True)
+    with pytest.raises(ValueError, match=r"needs train\.precision_aware_optimizer=true"):
+        check(dataclasses.replace(recipe(), train=train))
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ("{of: rodd}", "There is no arm 'rodd'"),
+        ("{of: bad}", "There is no arm 'bad'"),
+        ("{of: merge_0.4}", "varies merge_0.4, which is not trained"),
+        ("{of: no_replay, selection: {kappa: 2}}", "no_replay selects nothing: vary rod"),
+        ("{of: rod, retention: 0.5}", "retention is of fixed replay"),
+        ("{of: fixed_20, retention: 2}", "retention=2.0 is not valid"),
+        ("{of: rod, share: 1.5}", "share=1.5 is not valid"),
+        ("{of: rod, share: [1]}", "share=.1. is not valid"),
+        ("{of: rod, share: 0.3, follow: rod}", "sets share and follow: set one of them"),
+        (
+            "{of: rod, adaptation: rho}",
+            "bad.adaptation is set without share: set both, or neither",
+        ),
+        ("{of: rod, share: 0.3, replay: best}", "replay='best' is not valid"),
+        ("{of: rod, follow: rod, follow_by: block}", "follow_by='block' is not valid"),
+        ("{of: rod, follow: bad}", "follows itself"),
+        ("{of: rod, follow: base}", "follows base, which is not a trained arm"),
+        ("{of: rod, follow: rod, steps: 321}", "has 321 steps, but follows rod with 320"),
+        ("{of: rod, budget: 0}", "budget=0.0 is not valid: expected > 0"),
+        ("{of: rod, selection: {kapa: 2}}", "selection: Key 'kapa' not in 'Selection'"),
+        ("{of: rod, selection: {multiplier: 0.5}}", "selection.multiplier=0.5 is not valid"),
+        ("{of: rod, scoring: {micro_batch_size: x}}", "scoring: Value 'x'"),
+        ("{of: rod, selection: {target_share: 2}}", "target_share=2.0 is not valid"),
+        (
+            "{of: rod, selection: {replay_score: kl}}",
+            "replay_score='kl' is not valid: expected loss or distillation",
+        ),
+        (
+            "{of: rod_distillation, scoring: {teacher_top_k: 8}}",
+            "teacher_top_k=8 is not valid: a run stores its base.s predictions once",
+        ),
+        (
+            "{of: rod, selection: {target_share: 0.2, target_forgetting: 0.1}}",
+            "sets target_share and target_forgetting: set one of them",
+        ),
+        ("{of: rod, selection: {target_share: 0.2, kappa: 0}}", "kappa=0 cannot be steered"),
+        ("{of: rod, converge: true}", "converge is for arms without selection"),
+        ("{of: rod, train: {batch_size: 33}}", "train.batch_size=33 does not divide"),
+    ],
+)
+def test_a_variant_that_cannot_be_is_refused(values: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        toy(bad=values)
+
+
+@pytest.mark.parametrize("name", BASE_REFERENCES)
+def test_references_of_the_base_can_be_asked_for(name: str) -> None:
+    check(dataclasses.replace(recipe(), arm=name))
+
+
+@pytest.mark.parametrize("kind", ["ray", "nemo_rl"])
+@pytest.mark.parametrize(
+    ("name", "variant", "sentence"),
+    [
+        ("rod_distillation", None, "scores replay by distillation, which"),
+        ("rod_averages", None, r"has scoring\.every=\d+, which"),
+        ("mine", {"scoring": {"every": 0}}, r"has scoring\.every=0, which"),
+        ("no_replay_converged", None, "ends when it has converged, which"),
+        ("rod_share_32", None, r"steers kappa by selection\.target_share, which"),
+        ("mine", {"selection": {"target_forgetting": 0.1}}, r"steers kappa by .*forgetting, which"),
+    ],
+)
+def test_nemo_rl_refuses_what_its_workers_cannot(
+    name: str, variant: dict[str, Any] | None, sentence: str, kind: str
+) -> None:
+    config = copy.deepcopy(recipe())
+    if variant is not None:
+        config.variants[name] = {"of": "rod", **variant}
+    config.arms = ["base", "rod", name]
+    config.validation.every = 10
+    check(config)
+    config.launcher.kind = kind
+    with pytest.raises(ValueError, match=rf"^{name} {sentence}.* use launcher=local or slurm, or "):
+        check(config)
+    config.arms.remove(name)  # known, and not of this run
+    check(config)
+
+
+def test_what_distillation_keeps_is_in_the_plan() -> None:
+    config = dataclasses.replace(recipe(), arms=["base", "rod", "rod_distillation"])
+    blocks = {"num_adaptation": 100, "num_replay": 300, "held_adaptation": 1, "held_replay": 1}
+    disk = {work.name: work.disk for work in stage_works(config, model_shape(config), blocks)}
+    kept = disk["references_base_distillation"] - disk["references_base"]
+    size = config.domain.block_size
+    assert kept == 300 * (size * (16 * (2 + 2) + 2) + 12)  # 256 bytes need two bytes each
+
+
+def test_what_is_looked_at_while_it_trains_needs_looks() -> None:
+    for name, arm in (("converge", "no_replay_converged"), ("follow", "steered")):
+        variants = {"steered": {"of": "rod", "selection": {"target_forgetting": 0.1}}}
+        config = dataclasses.replace(
+            recipe("toy_synthetic"),
+            arms=["base", arm],
+            variants=recipe("toy_synthetic").variants | variants,
+        )
+        with pytest.raises(ValueError, match=f"validation.every=0 is not valid.*{arm} can {name}"):
+            check(config)
+
+
+def test_arms_that_a_recipe_trains_without_naming_them_are_checked() -> None:
+    converging = {"no_replay": {"of": "no_replay", "converge": True}}
+    steered = {"steered": {"of": "rod", "selection": {"target_forgetting": 0.1}}}
+    for arms, variants, name in (
+        (["rod"], converging, "no_replay can converge"),
+        (["merge_0.6"], converging, "no_replay can converge"),
+        (["mine"], {**steered, "mine": {"of": "rod", "share": "steered"}}, "steered can follow"),
+        (["mine"], {**steered, "mine": {"of": "rod", "follow": "steered"}}, "steered can follow"),
+    ):
+        config = dataclasses.replace(recipe("toy_synthetic"), arms=arms, variants=variants)
+        with pytest.raises(ValueError, match=f"validation.every=0 is not valid.* {name}"):
+            check(config)
+        check(dataclasses.replace(config, validation=Validation(every=2)))
+        check(dataclasses.replace(config, arm=arms[0]))  # it is trained by another command
+        check(dataclasses.replace(config, arms=["base", "max_replay"]))  # nothing needs it
+
+
+def test_steered_arms_say_what_they_follow() -> None:
+    blocks = {"num_adaptation": 100, "num_replay": 300, "digest": ""}
+    steering = Stages(recipe()).jobs.arm("rod_share_32", blocks).steering
+    assert steering == {"quantity": "share", "target": 0.32, "gain": 0.1, "start": 1.0}
+    assert Stages(recipe()).jobs.arm("rod", blocks).steering is None
+
+
+def test_variants_that_wait_for_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="waits for itself: x -> y -> x"):
+        toy(x="{of: rod, share: y}", y="{of: rod, follow: x}")
+    with pytest.raises(ValueError, match="leads back to itself"):
+        toy(x="{of: y}", y="{of: x}")
+
+
+def names(*arms: str) -> list[str]:
+    config = dataclasses.replace(recipe(), arms=list(arms))
+    return [stage.name for stage in Stages(config).models()]
+
+
+def test_stages_are_those_that_the_variants_need_in_order() -> None:
+    reference = ["prepare", "base", "references_base"]
+    select = ["no_replay", "references_specialist"]
+    assert names("control_share") == [*reference, *select, "rod", "control_share"]
+    assert names("rho_rho", "rod") == [*reference, *select, "rod", "rho_rho"]
+    assert names("rod_min_reference") == [
+        *(*reference, "references_base_adaptation", *select),
+        "rod_min_reference",
+    ]
+    assert names("max_replay") == ["prepare", "base", "max_replay"]
+    distilled = ["prepare", "base", "references_base_distillation", *select, "rod_distillation"]
+    assert names("rod_distillation") == distilled
+    assert names("rod", "rod_distillation")[2:4] == [
+        "references_base",
+        "references_base_distillation",
+    ]
+
+
+def test_half_the_retention_keeps_half_of_the_blocks_of_replay() -> None:
+    config = toy(some="{of: fixed_20, retention: 0.5}")
+    blocks = {"num_adaptation": 100, "num_replay": 300, "digest": ""}
+    pools = Stages(config).jobs.arm("some", blocks).pools()
+    assert isinstance(pools, Candidates)
+    assert (pools.num_kept_replay, pools.epoch_size) == (150, 250)

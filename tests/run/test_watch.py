@@ -1,0 +1,223 @@
+"""A frozen rank 0 is found: by the other ranks, and by the command that started it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from nemo_rod.config import Launcher
+from nemo_rod.jobs import EvaluateJob
+from nemo_rod.run.attempts import Record
+from nemo_rod.run.processes.torchrun import run_process
+from nemo_rod.signals import SignOfLife
+
+FREEZES = """
+import os, signal
+from nemo_rod.signals import SignOfLife
+SignOfLife.of_this_job().give()
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+LEAVES = """
+import time
+from nemo_rod.signals import SignOfLife
+sign = SignOfLife.of_this_job()
+sign.give()
+sign.end()
+time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize("program", [FREEZES, LEAVES])
+def test_command_finds_its_frozen_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr(SignOfLife, "patience", 2)
+    said = run_process([sys.executable, "-c", program], tmp_path / "log", Launcher())
+    gone = {"killed": "rank 0: gave no sign of life for 2 s"}
+    assert said == (gone if program is FREEZES else {})
+
+
+def test_torchruns_own_folder_is_gone_with_the_command(tmp_path: Path) -> None:
+    """Unless told where, it leaves one in the temporary folder for every job."""
+    from torch.distributed.run import get_args_parser
+
+    program = (
+        "import os; print(os.environ['PET_LOG_DIR'], os.path.isdir(os.environ['PET_LOG_DIR']))"
+    )
+    assert run_process([sys.executable, "-c", program], tmp_path / "log", Launcher()) == {}
+    folder, was_there = (tmp_path / "log").read_text().split()
+    assert was_there == "True" and not Path(folder).exists()
+    action = next(a for a in get_args_parser()._actions if a.dest == "log_dir")
+    assert type(action).__name__ == "env"  # torchrun reads PET_LOG_DIR
+
+
+def test_a_rank_that_freezes_in_its_first_second_will_be_missed() -> None:
+    """Who has never reported may still be starting, for as long as that takes."""
+    from torch.distributed import HashStore
+
+    from nemo_rod.megatron.watch import Watch
+
+    store = HashStore()
+    watch = Watch(store, 1, 2, stall_seconds=60, leave=lambda status: None)
+    watch.start()
+    reported = store.check(["alive/1"])
+    watch.close()
+    assert reported
+
+
+def test_other_ranks_find_a_frozen_rank_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch.distributed import HashStore
+
+    from nemo_rod.megatron import watch
+
+    monkeypatch.setattr(watch, "GONE_SECONDS", 2.0)
+    store, left = HashStore(), threading.Event()
+    store.set("alive/0", f"{time.time_ns()} 3 ")  # and nothing after it
+    other = watch.Watch(store, 1, 2, stall_seconds=60, leave=lambda status: left.set())
+    other.start()
+    assert left.wait(60)
+    other.close()
+    assert "nemo-rod error on rank 0: its process is gone" in capsys.readouterr().out
+
+
+def test_rank_may_be_silent_for_as_long_as_one_call_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import HashStore
+
+    from nemo_rod.megatron import watch
+
+    store, heard, now = HashStore(), {}, [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    first = watch.Watch(store, 0, 2, stall_seconds=600)
+    store.set("alive/0", "1 5 ")
+    store.set("alive/1", "1 3 ")
+    for now[0] in (0.0, 45.0):  # a checkpoint of a large model is planned and pickled
+        first._listen(heard, {})
+    assert not store.check([watch.FAULT_KEY])
+    store.set("alive/0", "2 5 ")
+    now[0] = 61.0
+    first._listen(heard, {})
+    assert store.get(watch.FAULT_KEY) == b"rank 1: its process is gone"
+
+
+class Counted:
+    """A store that counts the questions it is asked."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.questions = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.questions += 1
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("world_size", [2, 1024])
+def test_rank_0_asks_as_often_for_two_ranks_as_for_a_thousand(world_size: int) -> None:
+    from torch.distributed import HashStore
+
+    from nemo_rod.megatron.watch import Watch
+
+    store = HashStore()
+    for rank in range(world_size):
+        store.set(f"alive/{rank}", f"{rank} 5 ")
+    counted = Counted(store)
+    watch = Watch(counted, 0, world_size, stall_seconds=60)
+    assert watch._reports()[world_size - 1] == [str(world_size - 1), "5", ""]
+    assert counted.questions == 2
+    store.delete_key("alive/1")  # not started yet
+    assert watch._reports().keys() == {*range(world_size)} - {1}
+
+
+def test_reader_of_a_slow_disk_is_named_before_the_watch_ends_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from torch.distributed import HashStore
+
+    from nemo_rod.megatron.watch import Watch
+
+    left = threading.Event()
+    watches = [
+        Watch(store, rank, 3, stall_seconds=8, leave=lambda status: left.set())
+        for store in [HashStore()]
+        for rank in range(3)
+    ]
+    for watch in watches:
+        watch.beat()
+        watch.start()
+    watches[2].announce("reads blocks of /slow/tokens-00007.bin")  # the others wait for it
+    said = ""
+    while "no progress" not in said:
+        assert not left.wait(0.2), "ended without a warning"
+        said += capsys.readouterr().out
+    where = r"while it reads blocks of /slow/tokens-00007.bin"
+    assert re.search(rf"progress: rank 2: no progress for \d+ s {where}; .* ends the job", said)
+    assert left.wait(60)
+    for watch in watches:
+        watch.close()
+    said += capsys.readouterr().out
+    assert re.search(rf"nemo-rod error on rank 2: stalled for \d+ s {where}, longer than", said)
+
+
+HOLDS = """
+import sys
+from dataclasses import fields
+from pathlib import Path
+from nemo_rod.config import Launcher
+from nemo_rod.jobs import EvaluateJob
+from nemo_rod.run.processes.torchrun import run_process
+from nemo_rod.run.attempts import Record
+child = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
+with Record(Path(sys.argv[1]), "rod").only_one():
+    run_process([sys.executable, "-c", child], Path(sys.argv[1]) / "log", Launcher())
+"""
+
+
+def test_lock_of_a_stage_outlives_a_killed_command(tmp_path: Path) -> None:
+    command = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)])
+    log = tmp_path / "log"
+    while not (log.exists() and "up" in log.read_text()):
+        assert command.poll() is None
+        time.sleep(0.1)
+    (child,) = psutil.Process(command.pid).children()
+    command.kill()
+    command.wait()
+    assert Record(tmp_path, "rod").is_held()
+    child.kill()
+    psutil.wait_procs([child], timeout=30)
+    assert not Record(tmp_path, "rod").is_held()
+
+
+@pytest.mark.parametrize("stall_seconds", [0.0, 1.0, 1800.0, 86_400.0])
+def test_collectives_wait_longer_than_the_watch(stall_seconds: float) -> None:
+    job = EvaluateJob(
+        **{field.name: None for field in fields(EvaluateJob)} | {"stall_seconds": stall_seconds}
+    )
+    never = 7 * 86_400  # what no watch ends still ends some day
+    assert 60 * job.collective_minutes >= (stall_seconds + 600 if stall_seconds else never)
+
+
+def test_the_process_group_has_the_timeout_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_rod.megatron import __main__ as program
+
+    class Begun(Exception):
+        pass
+
+    def begin(*_: Any, timeout: timedelta, **__: Any) -> None:
+        raise Begun(timeout)
+
+    monkeypatch.setattr(program.dist, "init_process_group", begin)
+    with pytest.raises(Begun) as begun:
+        program._run(SimpleNamespace(collective_minutes=40), None)  # type: ignore[arg-type]
+    assert begun.value.args == (timedelta(minutes=40),)
