@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nemo_rod import parts
+
 _OPEN = {">": "(", ">=": "["}
 
 
@@ -43,6 +45,12 @@ def one_of(default: str | None, *others: str) -> Any:
     expected = f"{', '.join(others_names)} or {last}" if others_names else last
     bound = Bound(expected, names.__contains__)
     return key(default, bound)
+
+
+def registered(kind: str) -> Bound:
+    """Returns the bound of names that are registered for a kind of part (`parts.py`)."""
+    ours = ", ".join(parts.OURS[kind])
+    return Bound(f"{ours}, or what a package registers", lambda found: found in parts.names(kind))
 
 
 def check_bounds(section: Any, prefix: str = "") -> None:

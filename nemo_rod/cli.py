@@ -23,42 +23,15 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from nemo_rod.commands import cancel, curriculum, run_stages, status
+from nemo_rod import parts
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.help import USAGE
+from nemo_rod.commands.run_stages import STAGES, on_all_nodes, one_stage
 from nemo_rod.commands.values_only import values_only
-from nemo_rod.config import Config, config_folder
-from nemo_rod.hosts import reference_command as reference
-from nemo_rod.hosts.nemo_rl import train_command as train
-from nemo_rod.lab import doctor
-from nemo_rod.lab import merge_command as merge
-from nemo_rod.lab.inspect import command as inspect
-from nemo_rod.lab.plan.of_recipe import plan
-from nemo_rod.lab.rehearsal import command as rehearse
-from nemo_rod.lab.report import serve
+from nemo_rod.config import Config, config_class, config_folder
 from nemo_rod.run.checks import to_config
 from nemo_rod.signals import Stopped, leave_ray
 
-# Commands that take a recipe, in Hydra's grammar, and commands that take paths, through argparse.
-_OF_RECIPES: dict[str, Callable[[Config], None]] = {
-    "run": run_stages.run,
-    "plan": plan,
-    "rehearse": rehearse.rehearse,
-    **{name: partial(run_stages.one_stage, name) for name in run_stages.STAGES},
-}
-_OF_PATHS: dict[str, Callable[[Arguments], None]] = {
-    "status": status.declare,
-    "serve": serve.declare,
-    "cancel": cancel.declare,
-    "inspect": inspect.declare,
-    "curriculum": curriculum.declare,
-    "doctor": doctor.declare,
-    "train": train.declare,
-    "reference": reference.declare,
-    "merge": merge.declare,
-}
-# Options and keys that identify the path form of a command.
-_MARKS = {"train": {"--config"}, "reference": {"--config", "job"}, "merge": {"lambda"}}
 _FORMER = {"score": "reference"}  # deprecated names, removed in the next release
 _HELP = ("-h", "--help")
 _BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell says of a program that a closed pipe ended
@@ -82,20 +55,34 @@ def _run_command() -> None:
         return
     if command in _FORMER:
         command = _renamed(command)
-    if command not in {*_OF_RECIPES, *_OF_PATHS}:
-        expected = ", ".join(dict.fromkeys([*_OF_RECIPES, *_OF_PATHS]))
-        _leave(f"There is no command '{command}': expected one of {expected}.")
-    if takes_paths(command, words):
+    with _errors_in_one_sentence():
+        if command not in {*recipe_commands(), *parts.names("commands")}:
+            expected = ", ".join(dict.fromkeys([*recipe_commands(), *parts.names("commands")]))
+            raise ValueError(f"There is no command '{command}': expected one of {expected}.")
+        of_paths = takes_paths(command, words)
+    if of_paths:
         _with_paths(command, words)
         return
     _check_grammar(words)
     sys.argv = [f"nemo-rod {command}", *words]
-    ConfigStore.instance().store(name="schema", node=Config)
-    task = _checked(_OF_RECIPES[command])
+    ConfigStore.instance().store(name="schema", node=config_class())
+    task = _checked(_of_recipes(command))
     with values_only(_leave):
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(
             task
         )()
+
+
+def recipe_commands() -> list[str]:
+    """Returns the commands that take a recipe: whole runs, and one for each kind of stage."""
+    return [*parts.names("recipe_commands"), *STAGES, *parts.names("stages")]
+
+
+def _of_recipes(command: str) -> Callable[[Config], None]:
+    if command in parts.names("recipe_commands"):
+        action: Callable[[Config], None] = parts.load("recipe_commands", command)
+        return action
+    return partial(one_stage, command)
 
 
 def takes_paths(command: str, words: Sequence[str]) -> bool:
@@ -105,20 +92,24 @@ def takes_paths(command: str, words: Sequence[str]) -> bool:
     belongs to the path form alone, if the first word of `merge` is a folder, or if the first word
     asks for help.
     """
-    if command not in _OF_RECIPES or command not in _OF_PATHS:
-        return command in _OF_PATHS
+    if command not in recipe_commands() or command not in parts.names("commands"):
+        return command in parts.names("commands")
     first = words[0] if words else "-"
     names = {word.partition("=")[0] for word in words if "=" in word or word.startswith("--")}
     is_folder = not ("=" in first or first.startswith("-"))
-    return bool(names & _MARKS[command]) or first in _HELP or (command == "merge" and is_folder)
+    return (
+        bool(names & parts.load("commands", command).MARKS)
+        or first in _HELP
+        or (command == "merge" and is_folder)
+    )
 
 
-def path_parser() -> Arguments:
-    """Returns the parser for all command lines in path form (`takes_paths`)."""
+def path_parser(only: str | None = None) -> Arguments:
+    """Returns the parser for command lines in path form (`takes_paths`), of one command or all."""
     parser = Arguments(prog="nemo-rod", add_help=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, declare in _OF_PATHS.items():
-        declare(commands.add_parser(name))
+    for name in parts.names("commands") if only is None else [only]:
+        parts.load("commands", name).declare(commands.add_parser(name))
     return parser
 
 
@@ -153,7 +144,7 @@ def _check_grammar(words: Sequence[str]) -> None:
 def _with_paths(command: str, words: Sequence[str]) -> None:
     with _errors_in_one_sentence():
         try:
-            options = path_parser().parse_args([command, *words])
+            options = path_parser(command).parse_args([command, *words])
             options.main(options)
             sys.stdout.flush()
         except BrokenPipeError:  # of `nemo-rod status RUN_DIR | head`
@@ -171,7 +162,7 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
             config = to_config(composed)
             config.run_dir = _run_dir(config)
             try:
-                run_stages.on_all_nodes(command, config)
+                on_all_nodes(command, config)
             except Stopped as stop:
                 _leave(str(stop), status=Stopped.exit_status)
 

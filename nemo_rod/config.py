@@ -6,17 +6,20 @@ refuses unknown keys. A recipe sets only what differs from these defaults.
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import MISSING
 
-from nemo_rod.bounds import Bound, key, one_of
+from nemo_rod import parts
+from nemo_rod.bounds import Bound, key, one_of, registered
 from nemo_rod.loggers import LOGGERS, are_loggers
 
+Part = TypeVar("Part")
 MAX_LOGITS_BYTES = 512 * 2**20  # fp32 logits that scoring holds at once on one rank
 # a value of cluster.env that is taken from the environment of the job, and written nowhere
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -28,6 +31,7 @@ SHARE = Bound(
     "a share in [0, 1], or a trained arm",
     lambda found: isinstance(found, str) or (isinstance(found, int | float) and 0 <= found <= 1),
 )
+LAUNCHER = registered("launchers")
 SHOWN = Bound(f"some of {', '.join(LOGGERS)}, such as [tensorboard,wandb]", are_loggers)
 
 
@@ -246,68 +250,13 @@ class Cluster:
 class Launcher:
     """How and where the stages run."""
 
-    kind: str = one_of("local", "slurm", "ray", "nemo_rl")  # torchrun, Slurm, Ray, NeMo-RL on Ray
+    kind: str = key("local", LAUNCHER)  # torchrun here, Slurm, NeMo-RL on Ray, or a registered one
     threads: int = key(1, ">= 1")  # OMP threads per process
     stall_seconds: float = key(1800.0, ">= 0")  # time without progress that ends a job; 0: never
     # sbatch --signal takes at most that
     grace_seconds: int = key(300, "in [1, 65535]")  # time to save and stop after a stop signal
     requeues: int = key(100, ">= 0")  # times that a Slurm job may be requeued before it fails
     nemo_rl: str | None = None  # NeMo-RL checkout whose ray.sub is submitted by launcher=ray
-
-
-@dataclass
-class Tasks:
-    """Benchmarks that lm-eval runs on every arm, by capability (paper, appendix B.5).
-
-    `tasks=paper` is the paper's list, `tasks=held_out` needs no network, `tasks=none` runs nothing.
-    """
-
-    capabilities: dict[str, list[str]] = field(default_factory=dict)  # capability -> lm-eval tasks
-    include: str | None = None  # folder of all task definitions, in place of lm-eval's own
-    held_out: int = key(0, ">= 0")  # questions from each replay source's held-out blocks; 0: none
-    backend: str = one_of("hf", "vllm")  # model backend of lm-eval
-    arguments: dict[str, Any] = field(default_factory=dict)  # options, such as tensor_parallel_size
-    batch_size: int = key(16, ">= 1")  # requests per forward pass
-    few_shot: int | None = key(None, ">= 0")  # examples before a question; null: the task's default
-    limit: int | None = key(None, ">= 1")  # questions per task at most, for trials; null: all
-    seed: int = key(1234, "in [0, 2**32)")  # determines the choice of examples
-
-
-@dataclass
-class Report:
-    """What the report shows beside this run. These folders are only read."""
-
-    seeds: list[str] = field(default_factory=list)  # runs of the same recipe with other seeds
-    settings: list[str] = field(default_factory=list)  # runs of other recipes, shown side by side
-
-
-@dataclass
-class Rehearsal:
-    """How `nemo-rod rehearse` runs a recipe in small, before it is paid for (docs/rehearsal.md)."""
-
-    run_dir: str | None = None  # folder of the rehearsal; null: run_dir with "_rehearsal"
-    steps: int = key(8, ">= 2")  # updates of an arm with train.steps; the others in proportion
-    processes: int | None = key(None, ">= 1")  # at most; null: the GPUs here, or what CPU needs
-    part: str | None = one_of(None, "materials", "model", "losses")  # its own stages, for launchers
-
-
-@dataclass
-class Plan:
-    """Assumptions of `nemo-rod plan`. All of them are estimates, so all of them are keys.
-
-    A null value is taken from the profile of the processor in nemo_rod/lab/plan/speed.py.
-    """
-
-    adaptation_tokens: float | None = key(None, "> 0")  # corpus size; null: counted, or source caps
-    replay_tokens: float | None = key(None, "> 0")  # corpus size; null: counted, or source caps
-    peak_tflops: float | None = key(None, "> 0")  # dense peak TFLOP/s of a GPU in model.precision
-    utilisation: float | None = key(None, "> 0")  # share of the peak that training reaches
-    backward: float | None = key(None, "> 0")  # time of a backward pass, in forward passes
-    offload_rate: float = key(20e9, "> 0")  # bytes of its state that a host updates, per GPU and s
-    expert_imbalance: float = key(1.5, ">= 1")  # tokens of the busiest expert GPU over the mean
-    memory_reserve: float = key(0.1, "in [0, 1)")  # share kept for CUDA, NCCL and fragmentation
-    tokenise_rate: float = key(450_000.0, "> 0")  # tokens made of text per second and core
-    read_rate: float = key(100e6, "> 0")  # bytes of text read per second
 
 
 @dataclass
@@ -331,17 +280,30 @@ class Config:
     train: Optimisation = field(default_factory=Optimisation)
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
-    tasks: Tasks = field(default_factory=Tasks)
-    report: Report = field(default_factory=Report)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
     logger: Any = key(None, SHOWN)  # where metrics are shown besides metrics.jsonl; null: nowhere
     convergence: Convergence = field(default_factory=Convergence)
     launcher: Launcher = field(default_factory=Launcher)
     cluster: Cluster = field(default_factory=Cluster)
-    plan: Plan = field(default_factory=Plan)
-    rehearsal: Rehearsal = field(default_factory=Rehearsal)
-    nemo_rl: dict[str, Any] = field(default_factory=dict)  # keys of NeMo-RL, for launcher=nemo_rl
+
+
+@functools.cache
+def config_class() -> type[Config]:
+    """Returns `Config` with the sections of all registered parts, each by its name."""
+    kinds = {name: parts.load("sections", name) for name in parts.names("sections")}
+    sections = [
+        (name, dict[str, Any] if kind is dict else kind, field(default_factory=kind))
+        for name, kind in kinds.items()
+    ]
+    return make_dataclass("Config", sections, bases=(Config,))
+
+
+def section(config: Config, kind: type[Part]) -> Part:
+    """Returns the section of a configuration that belongs to a part, by its class."""
+    value = next(value for value in vars(config).values() if type(value) is kind)
+    assert isinstance(value, kind)
+    return value
 
 
 def config_folder() -> Path:

@@ -6,25 +6,22 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 
-from nemo_rod.config import Launcher
+from nemo_rod.config import Config
 from nemo_rod.run.handover import Stage
+from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.processes.pythons import python_with_megatron
 
-_OF_MODELS = ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge")
-# command of a stage -> the extra of nemo-rod and the modules that it imports
+# extra of nemo-rod that a stage needs -> the modules that it imports
 _NEEDS = {
-    "prepare": ("data", ("tokenizers", "transformers")),
-    "pretrain": ("bridge", _OF_MODELS),
-    "reference": ("bridge", _OF_MODELS),
-    "train": ("bridge", _OF_MODELS),
-    "export": ("bridge", _OF_MODELS),
-    "evaluate": ("bridge", _OF_MODELS),
-    "merge": ("eval", ("torch", "safetensors")),
-    "report": ("report", ("jinja2", "matplotlib")),
+    "": (),
+    "data": ("tokenizers", "transformers"),
+    "bridge": ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge"),
+    "eval": ("torch", "safetensors"),
+    "report": ("jinja2", "matplotlib"),
 }
 
 
-def check_packages(stages: Iterable[Stage], launcher: Launcher) -> None:
+def check_packages(stages: Iterable[Stage], config: Config) -> None:
     """Refuses stages that would end in a missing package, before the first of them begins.
 
     NeMo-RL, as a launcher, brings its own packages, and so does the environment of its workers.
@@ -35,13 +32,12 @@ def check_packages(stages: Iterable[Stage], launcher: Launcher) -> None:
     missing: dict[str, str] = {}  # module -> extra
     names = []
     for stage in stages:
-        extra, modules = _NEEDS[stage.command.split()[0]]
-        elsewhere = launcher.kind == "nemo_rl" or python_with_megatron() != sys.executable
-        if elsewhere and extra == "bridge":
+        here = launcher_of(config).environment and python_with_megatron() == sys.executable
+        if stage.extra == "bridge" and not here:
             continue
-        lacks = [module for module in modules if not can_be_found(module)]
+        lacks = [module for module in _NEEDS[stage.extra] if not can_be_found(module)]
         for module in lacks:
-            missing.setdefault(module, extra)
+            missing.setdefault(module, stage.extra)
         names += [stage.name] if lacks else []
     if missing:
         extras = ",".join(dict.fromkeys(missing.values()))

@@ -7,17 +7,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from nemo_rod import parts
 from nemo_rod.commands.packages import check_packages
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
-from nemo_rod.hosts.ray import launcher as ray
-from nemo_rod.lab.plan.of_recipe import check_before_submitting
 from nemo_rod.run.attempts import Record
-from nemo_rod.run.evaluate import evaluate_stage
 from nemo_rod.run.exports import evaluate_export_stage, export_stage
 from nemo_rod.run.handover import Stage
-from nemo_rod.run.launch import slurm
-from nemo_rod.run.launch.render import launch_folder, render_local, write_files
+from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.submit import check_idle, submit
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.processes.torchrun import run_torchrun
@@ -25,9 +22,8 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import BASE_REFERENCES, SPECIALIST, arm_settings
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
-STAGES = ("prepare", "pretrain", "reference", "train", "merge", "evaluate", "export", "report")
+STAGES = ("prepare", "pretrain", "reference", "train", "export")  # beside the registered ones
 _REPORT_SECONDS = 300.0  # to wait for a report that another command builds
-RENDERERS = {"slurm": slurm.render, "ray": ray.render}  # of launchers that submit, not run here
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -56,16 +52,17 @@ def _leave_it_to_the_first_node(number: int, _: object) -> None:
 
 def run(config: Config) -> None:
     """Runs every stage of the recipe, then evaluation and report."""
-    stages = Stages(config).all()
-    if config.launcher.kind not in RENDERERS and not config.dry_run:
+    stages = Stages(config)
+    every = stages.all()
+    if not (stages.launcher.submits or config.dry_run):
         check_idle(config)
-        check_packages([stage for stage in stages if not stage.is_there()], config.launcher)
-        write_files(launch_folder(config), render_local(config, stages))
-    _carry_out(config, stages)
+        check_packages([stage for stage in every if not stage.is_there()], config)
+        write_files(launch_folder(config), stages.launcher.render(config, every))
+    _carry_out(stages, every)
 
 
 def one_stage(command: str, config: Config) -> None:
-    """Carries out a command of `STAGES`: the stages of its name, of one arm or of all.
+    """Carries out a command: the stages of its name, of one arm or of all.
 
     Raises:
         ValueError: if the recipe has none for the command.
@@ -73,26 +70,27 @@ def one_stage(command: str, config: Config) -> None:
     stages = Stages(config)
     match command:
         case "prepare":
-            found = [stages.prepare()]
+            chosen = [stages.prepare()]
         case "pretrain":
-            found = [stages.make_base()]
+            chosen = [stages.make_base()]
         case "reference":
-            found = [stages.reference(name) for name in _references(config)]
+            chosen = [stages.reference(name) for name in _references(config)]
         case "train":
-            found = [stages.train(name) for name in _arms(config, "trained")]
-        case "merge":
-            found = [stages.merge(name) for name in _arms(config, "merged")]
+            names = [config.arm] if config.arm else config.arms
+            trained = [name for name in names if arm_settings(config, name).kind == "trained"]
+            chosen = [stages.train(name) for name in trained]
         case "export":
-            found = [export_stage(stages.jobs)]
+            chosen = [export_stage(stages.jobs)]
         case "evaluate" if config.step is not None:
-            found = [export_stage(stages.jobs), evaluate_export_stage(stages.jobs)]
-        case "evaluate":
-            found = [evaluate_stage(stages.jobs)]
-        case "report":
-            found = [stages.report()]
+            chosen = [export_stage(stages.jobs), evaluate_export_stage(stages.jobs)]
         case _:
-            raise AssertionError(command)
-    _carry_out(config, found)
+            chosen = stages.part(command)
+    if not chosen:
+        names = [config.arm] if config.arm else config.arms
+        raise ValueError(
+            f"There is nothing to {command} among {names}: name an arm with arm=... or arms=[...]."
+        )
+    _carry_out(stages, chosen)
 
 
 def _references(config: Config) -> list[str]:
@@ -107,26 +105,18 @@ def _references(config: Config) -> list[str]:
     return [references[config.arm]] if config.arm else ["base", "specialist"]
 
 
-def _arms(config: Config, kind: str) -> list[str]:
-    names = [config.arm] if config.arm else config.arms
-    found = [name for name in names if arm_settings(config, name).kind == kind]
-    if not found:
-        raise ValueError(
-            f"There is no {kind} arm among {names}: name one with arm=... or arms=[...]."
-        )
-    return found
-
-
-def _carry_out(config: Config, stages: list[Stage]) -> None:
-    known = [stage.name for stage in [*Stages(config).all(), *stages] if stage.results]
+def _carry_out(stages: Stages, chosen: list[Stage]) -> None:
+    config = stages.config
+    known = [stage.name for stage in [*stages.all(), *chosen] if stage.results]
     for name in config.rebuild:
         if name not in known:
             raise ValueError(f"rebuild=[{name}] names no stage: expected some of {known}.")
-    if config.launcher.kind in RENDERERS:
-        check_before_submitting(config)
-        submit(config, stages, RENDERERS[config.launcher.kind])
+    if stages.launcher.submits:
+        for name in parts.names("checks"):
+            parts.load("checks", name)(config)
+        submit(stages, chosen)
     else:
-        _here(config, stages)
+        _here(config, chosen)
 
 
 def _here(config: Config, stages: list[Stage]) -> None:
@@ -136,8 +126,8 @@ def _here(config: Config, stages: list[Stage]) -> None:
         if config.dry_run:
             state = "done" if stage.is_there() else "to do"
             say(f"{label}: {state}  (nemo-rod {stage.command}, {stage.folder})")
-            if stage.preview:
-                say(f"    {stage.preview()}")
+            if stage.preview and (line := stage.preview()):
+                say(f"    {line}")
             continue
         record = Record(Path(config.run_dir), stage.name)
         # `nemo-rod serve` builds the report, too, and takes seconds
@@ -147,7 +137,7 @@ def _here(config: Config, stages: list[Stage]) -> None:
             if stage.is_done():
                 say(f"{label}: done before")
                 continue
-            check_packages([stage], config.launcher)
+            check_packages([stage], config)
             say(label)
             start = time.monotonic()
             with record.attempt():

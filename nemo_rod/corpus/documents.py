@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_rod import parts
 from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.corpus.formats import (
     MAX_DOCUMENT_BYTES,
@@ -32,7 +33,6 @@ from nemo_rod.corpus.formats import (
 from nemo_rod.files import check_name
 
 ROLES = ("adaptation", "replay")
-KINDS = ("text", "jsonl", "parquet", "huggingface", "debian", "synthetic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class SourceSpec:
     Attributes:
         name: Name of the source in reports; also a folder name.
         role: ``adaptation`` or ``replay``.
-        kind: ``text`` (a file is a document), ``jsonl``, ``parquet``, ``huggingface``, or a toy:
-            ``debian`` or ``synthetic`` (modules of `nemo_rod.lab.toy`).
+        kind: ``text`` (a file is a document), ``jsonl``, ``parquet``, ``huggingface``, a toy
+            (``debian`` or ``synthetic``), or a registered reader (`nemo_rod.parts`).
         files: Globs (** for any depth), read in sorted path order. Text and jsonl files may be
             compressed (.gz or .zst). For the toys: packages or generators.
         text_field: Field with the text (jsonl, parquet, huggingface); dotted if nested.
@@ -86,14 +86,15 @@ class SourceSpec:
     def __post_init__(self) -> None:
         check_name("source", self.name)
         self._one_of("role", ROLES)
-        self._one_of("kind", KINDS)
-        wanted, other = ("path", "files") if self.kind == "huggingface" else ("files", "path")
+        self._one_of("kind", parts.names("readers"))
         if isinstance(self.files, str) or not isinstance(self.files, Sequence):
             self._refuse("files", "a list of globs", self.files)
-        if not getattr(self, wanted):
-            self._refuse(wanted, f"a value for kind {self.kind}", getattr(self, wanted))
-        if getattr(self, other):
-            self._refuse(other, f"nothing for kind {self.kind}", getattr(self, other))
+        if self.kind in parts.OURS["readers"]:  # a reader of another package may use either
+            needed, other = ("path", "files") if self.kind == "huggingface" else ("files", "path")
+            if not getattr(self, needed):
+                self._refuse(needed, f"a value for kind {self.kind}", getattr(self, needed))
+            if getattr(self, other):
+                self._refuse(other, f"nothing for kind {self.kind}", getattr(self, other))
         if type(self.subsample) not in (int, float) or not 0.0 < self.subsample <= 1.0:
             self._refuse("subsample", "a share in (0, 1]", self.subsample)
         for cap in ("max_files", "max_documents", "max_bytes", "max_tokens"):
@@ -206,24 +207,23 @@ class Documents:
 
 def open_inputs(spec: SourceSpec) -> list[Input]:
     """The inputs of a source, in the order in which they are read."""
-    extract = Extract(spec.text_field, parse_filter(spec.filter))
-    if spec.kind == "huggingface":
-        from nemo_rod.corpus.hub import HuggingFaceDataset
+    inputs: list[Input] = parts.load("readers", spec.kind, key=f"source {spec.name}: kind")(spec)
+    return inputs
 
-        return [HuggingFaceDataset(spec, extract)]
-    if spec.kind == "debian":
-        from nemo_rod.lab.toy.debian import debian_input
 
-        return [debian_input(spec.files)]
-    if spec.kind == "synthetic":
-        from nemo_rod.lab.toy.synthetic import synthetic_input
+def extract_of(spec: SourceSpec) -> Extract:
+    """Returns the extraction of a record's text by the source's `text_field` and `filter`."""
+    return Extract(spec.text_field, parse_filter(spec.filter))
 
-        return [synthetic_input(item) for item in spec.files]
+
+def read_files(spec: SourceSpec) -> list[Input]:
+    """Returns the local files of a source of kind text, jsonl or parquet, in order."""
     kinds = {"text": TextFile, "jsonl": JsonLines, "parquet": ParquetTable}
-    return [kinds[spec.kind](path, name, extract) for path, name in _match(spec)]
+    extract = extract_of(spec)
+    return [kinds[spec.kind](path, name, extract) for path, name in matching_files(spec)]
 
 
-def _match(spec: SourceSpec) -> list[tuple[Path, str]]:
+def matching_files(spec: SourceSpec) -> list[tuple[Path, str]]:
     """Paths of a source, with names relative to the fixed part of the glob: data may move."""
     names: dict[str, str] = {}
     for pattern in spec.files:

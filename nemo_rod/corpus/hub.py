@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.documents import SourceSpec, extract_of
 from nemo_rod.corpus.formats import Extract, Input, spread
 from nemo_rod.trust import is_commit
 
 ALL_SPLITS = "all"
+
+
+def read_dataset(spec: SourceSpec) -> list[Input]:
+    """Returns the Hugging Face dataset of a source, as one input."""
+    return [HuggingFaceDataset(spec, extract_of(spec))]
 
 
 class HuggingFaceDataset(Input):

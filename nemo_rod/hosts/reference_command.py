@@ -54,6 +54,9 @@ class ReferenceCommand:
     )
 
 
+MARKS = {"--config", "job"}  # words of the forms without a recipe
+
+
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod reference` without a recipe."""
     parser.usage, parser.description = _USAGE, _DESCRIPTION

@@ -1,12 +1,9 @@
 """The selector and the scorer on NVIDIA's trainer: Megatron-core and Megatron-Bridge.
 
-Importing this package makes both importable without CUDA (`cpu/`) and without TransformerEngine
-(`plain/`).
+Importing this package makes both importable without CUDA and without TransformerEngine.
 """
 
-from nemo_rod import cpu
-from nemo_rod.cpu import plain
+from nemo_rod import parts
 
-plain.prepare()
-cpu.install()
-plain.patch()
+PLATFORM = parts.load("platforms", "cpu")
+PLATFORM.prepare()

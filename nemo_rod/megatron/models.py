@@ -9,11 +9,9 @@ import torch
 from megatron.bridge import AutoBridge
 from megatron.core import parallel_state
 
-from nemo_rod import cpu
 from nemo_rod.config import Parallel
-from nemo_rod.cpu import plain, trainers
-from nemo_rod.cpu.plain import conversion, layers
 from nemo_rod.jobs import ModelJob
+from nemo_rod.megatron import PLATFORM
 from nemo_rod.megatron.gaps import refuse_gaps
 from nemo_rod.megatron.objective import next_token_alone, refuse_other_losses
 from nemo_rod.megatron.scoring.text_positions import number_text
@@ -46,9 +44,7 @@ def model_provider(
         ValueError: the model does not support the layout, or the number of processes does not
             match it; or the checkpoint has code of its own that may not run.
     """
-    trainers.install_megatron_bridge()
-    if plain.needed():
-        conversion.convert_experts_as_modules()
+    PLATFORM.prepare_bridge()
     with code_of_its_own(f"The checkpoint {hf}"):
         bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=trust_remote_code)
     provider = bridge.to_megatron_provider(load_weights=True)
@@ -68,11 +64,7 @@ def model_provider(
     if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
         # Bridge is content with TransformerEngine, but the output layer's fusion is Apex's
         provider.gradient_accumulation_fusion = False
-    if plain.needed():
-        layers.use(provider)
-    if cpu.needed():
-        # the interleaved schedule may free an output that gloo is still sending
-        provider.deallocate_pipeline_outputs = False
+    PLATFORM.adapt(provider)
     return bridge, provider
 
 

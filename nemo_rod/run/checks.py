@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring, Selection
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
+from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.variants import BASE_REFERENCES, ArmSettings, arm_settings, trained_arms
 
@@ -71,11 +72,9 @@ def check(config: Config) -> None:
         )
     _check_selection("selection", config.selection)
     _check_scoring("scoring", config.scoring, config)
-    if config.tasks.capabilities and config.tasks.held_out:
-        raise ValueError(
-            "tasks.capabilities and tasks.held_out are both set: ask them in two runs, because the "
-            "forgetting of tasks is the mean over all capabilities."
-        )
+    for value in vars(config).values():  # sections of other parts check themselves
+        if hasattr(value, "check"):
+            value.check()
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)
@@ -106,7 +105,7 @@ def _check_base(config: Config) -> None:
 
 def _check_loggers(config: Config) -> None:
     """Refuses a logger that this environment lacks, and an account's secret in a file."""
-    if config.launcher.kind == "local":  # elsewhere, jobs may have another environment
+    if launcher_of(config).environment:
         check_installed(logger_names(config.logger))
     for name in SECRETS:
         if name in config.cluster.env:
@@ -119,8 +118,7 @@ def _check_loggers(config: Config) -> None:
 def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm of this run that its launcher, or its validation, cannot serve."""
     name, every = arm.name, config.validation.every
-    if config.launcher.kind in ("ray", "nemo_rl"):
-        _check_on_nemo_rl(name, arm)
+    launcher_of(config).check_arm(arm)
     if arm.distilled and arm.scoring.every != 1:
         raise ValueError(
             f"{name} has scoring.every={arm.scoring.every} and scores replay by distillation: "
@@ -135,27 +133,6 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
         raise ValueError(
             f"validation.every=0 is not valid: expected >= 1, so that {name} can {why}."
         )
-
-
-def _check_on_nemo_rl(name: str, arm: ArmSettings) -> None:
-    """Refuses an arm that NeMo-RL's workers, which train with launcher=ray or nemo_rl, cannot."""
-    scoring, selection = arm.scoring, arm.selection
-    target = "target_share" if selection.target_share is not None else "target_forgetting"
-    steered = arm.scores and getattr(selection, target) is not None
-    for cannot, what, instead in (
-        (arm.distilled, "scores replay by distillation", "set selection.replay_score=loss"),
-        (arm.scores and scoring.every != 1, f"has scoring.every={scoring.every}",
-         "set scoring.prefix instead"),
-        (arm.scores and scoring.precision is not None,
-         f"has scoring.precision={scoring.precision}", "leave scoring.precision unset"),
-        (arm.variant.converge, "ends when it has converged", "give it a number of steps"),
-        (steered, f"steers kappa by selection.{target}", "set selection.kappa alone"),
-    ):  # fmt: skip
-        if cannot:
-            raise ValueError(
-                f"{name} {what}, which NeMo-RL's workers cannot: use launcher=local or slurm, or "
-                f"{instead}."
-            )
 
 
 def _check_low_precision(name: str, arm: ArmSettings, config: Config) -> None:

@@ -15,8 +15,9 @@ from nemo_rod.config import Parallel
 from nemo_rod.files import read_json, write_json
 from nemo_rod.jobs import ExportJob
 from nemo_rod.run.base_model import checkpoint_digest
-from nemo_rod.run.evaluate import FILE, is_measured, measured, partial_folder
 from nemo_rod.run.handover import HandOver, Inputs, Stage, outputs, partial, recorded_inputs
+from nemo_rod.run.held_out_losses import FILE, is_measured, measured, partial_folder
+from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.model_jobs import ModelJobs
 
 
@@ -103,11 +104,10 @@ def _what(jobs: ModelJobs) -> tuple[str, int, Path]:
             f"arm={config.arm} step={config.step} names no checkpoint: expected both, such as "
             "arm=rod step=1200."
         )
-    kind = config.launcher.kind
-    if kind == "nemo_rl" or (kind == "ray" and config.arm != "base"):  # ray trains no base there
+    if not launcher_of(config).exports(config.arm):
         raise ValueError(
-            f"launcher={kind} does not export a step: NeMo-RL's examples/converters convert its "
-            "checkpoints."
+            f"launcher={config.launcher.kind} does not export a step: NeMo-RL's "
+            "examples/converters convert its checkpoints."
         )
     return config.arm, config.step, export_folder(jobs, config.arm, config.step)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Stage:
     results: tuple[Path, ...] = ()
     needs: tuple[str, ...] = ()  # names of the stages whose results it uses
     runs_model: bool = True  # whether it starts processes that run a model, on GPUs if available
+    extra: str = "bridge"  # extra of nemo-rod whose packages it needs; "" for none
     # runs the checks possible beforehand and returns a line about what it would do
     preview: Callable[[], str] | None = None
 
@@ -78,6 +79,7 @@ class HandOver:
         *,
         needs: tuple[str, ...] = (),
         runs_model: bool = True,
+        extra: str = "bridge",
         void: tuple[Path, ...] = (),
     ) -> Stage:
         """Returns the `Stage` that makes the folder, and voids files elsewhere if it does again."""
@@ -92,6 +94,7 @@ class HandOver:
             results=(self.folder, partial(self.folder), *void),
             needs=needs,
             runs_model=runs_model,
+            extra=extra,
         )
 
     def is_done(self) -> bool:
@@ -133,6 +136,22 @@ class HandOver:
         (unfinished / "inputs.json").unlink()
         share(unfinished.rglob("*.safetensors"))
         os.replace(unfinished, self.folder)
+
+
+def in_order(stages: Iterable[Stage]) -> list[Stage]:
+    """Returns stages in an order in which they can run, otherwise as given.
+
+    Raises:
+        ValueError: if stages wait for each other.
+    """
+    left = {stage.name: stage for stage in stages}
+    ordered: list[Stage] = []
+    while left:
+        ready = next((s for s in left.values() if not left.keys() & {*s.needs}), None)
+        if ready is None:
+            raise ValueError(f"The stages {', '.join(left)} wait for each other: correct `needs`.")
+        ordered.append(left.pop(ready.name))
+    return ordered
 
 
 def partial(folder: Path) -> Path:

@@ -9,12 +9,11 @@ from typing import Any
 
 from nemo_rod.config import Config, Optimisation, Scoring, Selection
 from nemo_rod.files import digest, read_lines, write_json
-from nemo_rod.hosts.nemo_rl.from_job import run_on_nemo_rl
-from nemo_rod.jobs import Job, ReferenceJob, TrainJob, write_job
+from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.loggers import logger_names
 from nemo_rod.published import open_to_readers
 from nemo_rod.run.handover import outputs
-from nemo_rod.run.processes.torchrun import run_job
+from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import ArmSettings, arm_settings
 from nemo_rod.selection import Curriculum, replay_share
@@ -49,13 +48,7 @@ class ModelJobs:
         """Runs a job, with its file in `folder`."""
         file = folder / "job.json"
         write_job(job, file)
-        # NeMo-RL's workers train and score; held-out losses of many models need none of them
-        on_workers = isinstance(job, TrainJob | ReferenceJob)
-        if self.config.launcher.kind == "nemo_rl" and on_workers:
-            run_on_nemo_rl(job, self.config)
-            return
-        log, processes = self.results.log(job.name), job.parallel.world_size
-        run_job(file, world_size=processes, launcher=self.config.launcher, log=log)
+        launcher_of(self.config).run_job(job, file, self.config, self.results.log(job.name))
 
     def settings(self, name: str) -> ArmSettings:
         """Returns every setting of an arm, with its variant applied."""

@@ -13,22 +13,19 @@ the parallel layout is only noted, so that a base and its references serve any l
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nemo_rod import parts
 from nemo_rod.config import Config
-from nemo_rod.files import read_json, write_json
-from nemo_rod.hosts.nemo_rl.recipe_keys import overrides_of_scoring, overrides_of_training
 from nemo_rod.jobs import ReferenceJob
 from nemo_rod.run.arm_references import ArmReferences
 from nemo_rod.run.base_model import checkpoint_digest
-from nemo_rod.run.evaluate import MEASURED, evaluate_stage
-from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten
+from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order
+from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.model_jobs import ModelJobs, decided, follows_forgetting, trained_as
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import BASE_REFERENCES, REFERENCES, SPECIALIST, trained_arms
-from nemo_rod.selection.arms import merge_weight
 
 
 class Stages:
@@ -38,13 +35,20 @@ class Stages:
         self.config = config
         self.results = RunFolder(Path(config.run_dir), config.recipe)
         self.jobs = ModelJobs(config, self.results)
+        self.launcher = launcher_of(config)
 
     def all(self) -> list[Stage]:
         """Returns every stage of the recipe, in an order in which they can run."""
-        return [*self.models(), evaluate_stage(self.jobs), self.report()]
+        others = [stage for name in parts.names("stages") for stage in self.part(name)]
+        return in_order([*self.models(), *others])
+
+    def part(self, name: str) -> list[Stage]:
+        """Returns the stages of a registered part."""
+        stages: list[Stage] = parts.load("stages", name)(self)
+        return stages
 
     def models(self) -> list[Stage]:
-        """Returns every stage up to the models of the recipe's arms."""
+        """Returns every stage up to the models that the recipe trains."""
         trained = trained_arms(self.config)
         used = {name for arm in trained for name in arm.own_references}
         stages = [self.prepare(), self.make_base()]
@@ -53,9 +57,7 @@ class Stages:
             stages.append(self.train(SPECIALIST))
         if "specialist" in used:
             stages.append(self.reference("specialist"))
-        stages += [self.train(arm.name) for arm in trained if arm.name != SPECIALIST]
-        names = [name for name in self.config.arms if self.jobs.settings(name).kind == "merged"]
-        return stages + [self.merge(name) for name in dict.fromkeys(names)]
+        return stages + [self.train(arm.name) for arm in trained if arm.name != SPECIALIST]
 
     def prepare(self) -> Stage:
         """Returns the stage from text to blocks."""
@@ -80,11 +82,13 @@ class Stages:
             checks_itself=True,
             proof=("manifest.json", "store.json"),
         )
-        return blocks.stage("prepare", "text -> blocks", runs_model=False)
+        return blocks.stage("prepare", "text -> blocks", runs_model=False, extra="data")
 
     def make_base(self) -> Stage:
         """Returns the stage of the base: trained here, or a link to the pretrained checkpoint."""
         model, optimisation = self.config.model, self.config.pretrain
+
+        from nemo_rod.run.evaluate import measured_files
 
         def inputs() -> Inputs:
             compared = dataclasses.asdict(model)
@@ -126,7 +130,7 @@ class Stages:
             "the base model" if model.hf else "train the base model from nothing",
             needs=("prepare",),
             runs_model=model.hf is None,
-            void=tuple(self.results.arm("base") / file for file in MEASURED),
+            void=measured_files(self.results.arm("base")),
         )
 
     def reference(self, name: str) -> Stage:
@@ -145,10 +149,10 @@ class Stages:
                 made_of["scoring.teacher_top_k"] = top_k
             if precision is not None:
                 made_of["scoring.precision"] = precision
-            return made_of | overrides_of_scoring(self.config)
+            return made_of | self.launcher.inputs(self.config, scoring=True)
 
         def make(folder: Path) -> dict[str, Any]:
-            self._check_pretrained()
+            self.check_pretrained()
             job = ReferenceJob(
                 **self.jobs.common(f"references/{name}", folder),
                 model=str(self.results.checkpoint(arm)),
@@ -188,10 +192,10 @@ class Stages:
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}
             if settings.scores and settings.scoring.precision is not None:
                 made_of["scoring.precision"] = settings.scoring.precision
-            return made_of | overrides_of_training(self.config) | references.inputs()
+            return made_of | self.launcher.inputs(self.config, scoring=False) | references.inputs()
 
         def make(folder: Path) -> dict[str, Any]:
-            self._check_pretrained()
+            self.check_pretrained()
             arm, start = self.jobs.arm(name), self.results.checkpoint("base")
             self.jobs.train(folder, start, arm, references.folders)
             self.jobs.describe(folder, arm)
@@ -204,86 +208,7 @@ class Stages:
             f"train arm={name}", f"train {name}", needs=("base", *needs)
         )
 
-    def merge(self, name: str) -> Stage:
-        """Returns the stage of (1 - lambda) base + lambda specialist (paper, appendix B.4)."""
-        weight = merge_weight(name)
-
-        def inputs() -> Inputs:
-            return {
-                "base": self.results.weights("base"),
-                "specialist": self.results.weights(SPECIALIST),
-                "lambda": weight,
-            }
-
-        def make(folder: Path) -> dict[str, Any]:
-            from nemo_rod.lab.merging import merge_checkpoints
-
-            base, specialist = map(self.results.checkpoint, ("base", SPECIALIST))
-            if not (folder / "hf").exists():  # whole, if an interrupted attempt left it
-                merge_checkpoints(base, specialist, folder / "hf", weight)
-            description = {
-                **read_json(self.results.arm(SPECIALIST) / "arm.json", "steps"),
-                "arm": name,
-                "kind": "merged",
-                "lambda": weight,
-                "pools": None,
-                "policy": None,
-                "wall_seconds": 0.0,
-            }
-            write_json(folder / "arm.json", description)
-            return {"weights": checkpoint_digest(folder / "hf")}
-
-        return HandOver(name, self.results.arm(name), inputs, make).stage(
-            f"merge arm={name}",
-            f"merge base and specialist at {weight:g}",
-            needs=("base", SPECIALIST),
-            runs_model=False,
-        )
-
-    def report(self) -> Stage:
-        """Returns the stage of the report: tables, figures, page and verdicts, over all seeds."""
-        report = self.results.path / "report"
-
-        def run() -> None:
-            from nemo_rod.lab.report import format_checks
-
-            results, page = self.build_report(), report / "index.html"
-            print(format_checks(results) if results else f"No arm is evaluated yet: see {page}.")
-
-        return Stage(
-            name="report",
-            command="report",
-            title=f"report, in {report / 'index.html'}",
-            folder=report,
-            proof=(report / "index.html",),
-            is_done=lambda: False,  # cheap, and there may be new seeds
-            run=run,
-            needs=("evaluate",),
-            runs_model=False,
-        )
-
-    def build_report(self) -> dict[str, Any] | None:
-        """Writes the report's files; returns its results, or None before any evaluation."""
-        from nemo_rod.lab.report import build_report, has_begun
-        from nemo_rod.run.prepared_blocks import block_texts
-
-        run_dir = self.results.path
-        seeds = sorted(run_dir.glob("*seed_*"))
-        runs = [run for run in (run_dir, *seeds) if has_begun(run)]
-        if not runs:
-            command = self.results.command("run")
-            raise ValueError(f"{run_dir} holds no arm: run `nemo-rod {command}` first.")
-        return build_report(
-            runs[0],
-            recipe=self.config.recipe,
-            replicates=[*runs[1:], *map(Path, self.config.report.seeds)],
-            settings=list(map(Path, self.config.report.settings)),
-            report_dir=run_dir / "report",
-            arms=self.config.arms,
-            texts=partial(block_texts, runs[0] / "blocks"),
-        )
-
-    def _check_pretrained(self) -> None:
+    def check_pretrained(self) -> None:
         """Refuses a pretrained base whose tokenizer is no longer that of the blocks.
 
         Its weights do not depend on the blocks, so it stays when they are prepared again.

@@ -47,18 +47,16 @@ _OF_TRAINING = (
 
 
 def overrides_of_training(config: Config) -> Inputs:
-    """Returns the overrides that decide what an arm becomes; none with other launchers."""
+    """Returns the overrides that decide what an arm becomes."""
     return _overrides(config, without=_OF_THE_MACHINE)
 
 
 def overrides_of_scoring(config: Config) -> Inputs:
-    """Returns the overrides that decide a model's losses; none with other launchers."""
+    """Returns the overrides that decide a model's losses."""
     return _overrides(config, without=(*_OF_THE_MACHINE, *_OF_TRAINING))
 
 
 def _overrides(config: Config, *, without: Sequence[str]) -> Inputs:
-    if config.launcher.kind not in ("nemo_rl", "ray"):
-        return {}
     given = {key: flatten(key, config.nemo_rl[key]) for key in _DECIDING if config.nemo_rl.get(key)}
     found = {key: value for section in given.values() for key, value in section.items()}
     return {

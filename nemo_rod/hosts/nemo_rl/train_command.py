@@ -18,6 +18,9 @@ all arms of a recipe, in Hydra's grammar: `nemo-rod train recipe=NAME --cfg job`
 that form."""
 
 
+MARKS = {"--config"}  # words of the form without a recipe of ours
+
+
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod train --config`."""
     parser.usage, parser.description = _USAGE, _DESCRIPTION

@@ -13,6 +13,7 @@ import shlex
 from pathlib import Path
 
 from nemo_rod.config import Cluster, Config
+from nemo_rod.hosts.nemo_rl.launcher import NemoRL
 from nemo_rod.hosts.ray import ray_node
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import containers, slurm
@@ -38,21 +39,40 @@ set -euo pipefail
 """
 
 
-def render(config: Config, stages: list[Stage]) -> dict[str, str]:
-    """Returns the files of `launcher=ray`, by name."""
-    files = slurm.render(config, stages)
-    if containers.in_apptainer(config):
-        return files | {
-            f"{stage.name}.sbatch": slurm.render_job(config, stage, _with_ray(config, stage))
-            for stage in stages
-            if _on_nemo_rl(stage)
-        }
-    files["ray.sbatch"] = _render_ray_sbatch(config)
-    for stage in filter(_on_nemo_rl, stages):
-        del files[f"{stage.name}.sbatch"]
-        files[f"{stage.name}.sh"] = _render_ray(config, stage)
-    files["submit.sh"] = slurm.render_submit(config, stages, _SUBMIT_ONE)
-    return files
+class RayOnSlurm(NemoRL):
+    """Submits every stage as a job; those of NeMo-RL start a Ray cluster."""
+
+    submits = True
+
+    def exports(self, arm: str) -> bool:
+        """Returns whether steps of an arm can be exported; Megatron-Bridge trains the base."""
+        return arm == "base"
+
+    def check_cluster(self, config: Config) -> None:
+        """Refuses a cluster without a container that holds NeMo-RL."""
+        if config.cluster.image is None:
+            raise ValueError("launcher=ray needs a container with NeMo-RL: set cluster.image.")
+        if config.launcher.nemo_rl is None and config.cluster.container == "pyxis":
+            raise ValueError(
+                "launcher=ray submits ray.sub of NeMo-RL's checkout: set launcher.nemo_rl, or "
+                "cluster.container=apptainer, which does without."
+            )
+
+    def render(self, config: Config, stages: list[Stage]) -> dict[str, str]:
+        """Returns the files of the launch, by name."""
+        files = slurm.render(config, stages)
+        if containers.in_apptainer(config):
+            return files | {
+                f"{stage.name}.sbatch": slurm.render_job(config, stage, _with_ray(config, stage))
+                for stage in stages
+                if _on_nemo_rl(stage)
+            }
+        files["ray.sbatch"] = _render_ray_sbatch(config)
+        for stage in filter(_on_nemo_rl, stages):
+            del files[f"{stage.name}.sbatch"]
+            files[f"{stage.name}.sh"] = _render_ray(config, stage)
+        files["submit.sh"] = slurm.render_submit(config, stages, _SUBMIT_ONE)
+        return files
 
 
 def _on_nemo_rl(stage: Stage) -> bool:

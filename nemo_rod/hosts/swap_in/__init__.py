@@ -25,11 +25,11 @@ and the resume offset of the train split by the multiplier; it passes the job's 
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from typing import Any
 
-HOSTS = ("megatron_bridge", "megatron_lm", "nemo2")
+from nemo_rod import parts
+
 MULTIPLIER = 2  # candidates per trained sample, by default
 
 
@@ -37,7 +37,7 @@ def install(host: str, *args: Any, **options: Any) -> Any:
     """Makes a job choose what it trains on: swaps the selector into its host's training loop.
 
     Args:
-        host: name of the host, one of `HOSTS`.
+        host: name of the host, a registered one (`nemo_rod.parts`).
         args: the job: the ConfigContainer of Megatron-Bridge's `pretrain(cfg, ...)`; nothing for
             Megatron-LM; model, data and trainer of NeMo's `llm.pretrain(model, data, trainer)`.
         options: by keyword:
@@ -69,7 +69,7 @@ def reference(host: str, *args: Any, **options: Any) -> None:
     which writes the losses instead of training, and exits.
 
     Args:
-        host: name of the host, one of `HOSTS`.
+        host: name of the host, a registered one (`nemo_rod.parts`).
         args: the job that will select, as for `install`; on Megatron-Bridge, also its forward step.
         options: by keyword:
             role: "adaptation", for the specialist, or "replay", for the model that training starts
@@ -96,6 +96,4 @@ def score(host: str, *args: Any, **options: Any) -> None:
 
 
 def _module(host: str) -> Any:
-    if host not in HOSTS:
-        raise ValueError(f"There is no host {host!r}: expected one of {', '.join(HOSTS)}.")
-    return importlib.import_module(f"nemo_rod.hosts.swap_in.{host}")
+    return parts.load("hosts", host)

@@ -8,13 +8,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nemo_rod.config import Config, Optimisation, Scoring
+from nemo_rod.config import Config, Optimisation, Scoring, section
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
 from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.lab.plan.fits import refuse_full_host, refuse_what_does_not_fit
 from nemo_rod.lab.plan.flops import forward_flops, recomputed_share
 from nemo_rod.lab.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
 from nemo_rod.lab.plan.plan_text import format_plan
+from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape, read_shape
 from nemo_rod.lab.plan.speed import Processor, Speed, processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works, trained_stages
@@ -86,7 +87,7 @@ def make_plan(config: Config) -> PlanResult:
             "utilisation": profile.utilisation,
             "backward": profile.backward,
             "source": profile.source,
-            **{key: getattr(config.plan, key) for key in _ASSUMED},
+            **{key: getattr(section(config, Plan), key) for key in _ASSUMED},
         },
         memory=max(memories.values(), key=lambda memory: memory.total),
         stages=costs,
@@ -167,8 +168,8 @@ def _memory(config: Config, shape: Shape, train: Optimisation, scoring: Scoring)
         num_micro_batches=train.batch_size // (train.micro_batch_size * parallel.data),
         scoring_micro_batch_size=scoring.micro_batch_size,
         split_optimizer=bool(cluster.gpu) if split is None else split,
-        expert_imbalance=config.plan.expert_imbalance,
-        reserve=config.plan.memory_reserve,
+        expert_imbalance=section(config, Plan).expert_imbalance,
+        reserve=section(config, Plan).memory_reserve,
         recompute=train.recompute,
         grad_reduce=train.grad_reduce,
         precision_aware=train.precision_aware_optimizer,
@@ -202,7 +203,7 @@ def _setup(
         block_size=size,
         micro_batch_size=train.micro_batch_size,
         scoring_micro_batch_size=settings.scoring.micro_batch_size,
-        host_seconds=memory.host / config.plan.offload_rate if memory else 0.0,
+        host_seconds=memory.host / section(config, Plan).offload_rate if memory else 0.0,
     )
 
 

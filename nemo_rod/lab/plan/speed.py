@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nemo_rod.config import Config
+from nemo_rod.config import Config, section
+from nemo_rod.lab.plan.section import Plan
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def processor(config: Config, *, has_experts: bool) -> Processor:
     Raises:
         ValueError: for a GPU or a precision without a profile, unless `plan` states the peak.
     """
-    name, plan = config.cluster.gpu, config.plan
+    name, plan = config.cluster.gpu, section(config, Plan)
     if name is None:
         found = CPU
     elif name in PROCESSORS:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from nemo_rod.config import Config
+from nemo_rod.config import Config, section
 from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.lab.plan.costs import Work
 from nemo_rod.lab.plan.memory import BYTES
+from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.prepared_blocks import source_specs
@@ -40,7 +41,7 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
     domain, stated = config.domain, list[bool]()
     found: dict[str, Any] = {}
     for role in ROLES:
-        tokens = getattr(config.plan, f"{role}_tokens")
+        tokens = getattr(section(config, Plan), f"{role}_tokens")
         stated.append(tokens is not None)
         if tokens is None and role == "replay" and domain.replay_ratio is not None:
             blocks = found["num_adaptation"] + found["held_adaptation"]
@@ -131,7 +132,7 @@ def _preparing(config: Config, blocks: dict[str, Any]) -> float:
         tokens += count
         # assumes sources of equal size
         read += count * _bytes_per_token(config) * fmean(1 / share for share in taken)
-    plan = config.plan
+    plan = section(config, Plan)
     return max(tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate)
 
 

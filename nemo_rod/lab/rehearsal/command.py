@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from nemo_rod.commands.text import say
-from nemo_rod.config import Config
+from nemo_rod.config import Config, config_class, section
 from nemo_rod.files import write_json
 from nemo_rod.lab.plan.costs import PlanResult
 from nemo_rod.lab.plan.of_recipe import make_plan
@@ -24,6 +24,7 @@ from nemo_rod.lab.rehearsal.materials import TABLE, describe, is_rehearsal
 from nemo_rod.lab.rehearsal.rehearsal_stages import RehearsalStages
 from nemo_rod.lab.rehearsal.rehearsal_table import DONE, FAILED, UNSEEN, Row, as_dict, format_table
 from nemo_rod.lab.rehearsal.rehearsed_stages import carried_out
+from nemo_rod.lab.rehearsal.section import Rehearsal
 from nemo_rod.lab.rehearsal.small_layout import small_layout
 from nemo_rod.run.attempts import Record
 from nemo_rod.run.checks import check, to_config
@@ -44,8 +45,9 @@ def rehearse(config: Config) -> None:
         ValueError: if there is no shrunken form, or the folder is not a rehearsal's.
         RuntimeError: if a part of the rehearsal failed.
     """
-    if config.rehearsal.part is not None:
-        run_part(config, config.rehearsal.part)
+    options = section(config, Rehearsal)
+    if options.part is not None:
+        run_part(config, options.part)
         return
     folder = rehearsal_folder(config)
     model = small_model(config)
@@ -55,7 +57,7 @@ def rehearse(config: Config) -> None:
     if others := other_runs(config):
         rows.append(_looked("other runs", lambda: ", ".join(_recipe_of(r).recipe for r in others)))
     if not any(row.state == FAILED for row in rows) and not config.dry_run:
-        scale = config.rehearsal.steps / config.train.steps
+        scale = options.steps / config.train.steps
         rows += _rehearsed(config, folder, model, scale)
     plan = _plan(config)
     print(format_table(config.recipe, rows, plan))
@@ -93,7 +95,9 @@ def rehearsal_folder(config: Config) -> Path:
         ValueError: if it is, or touches, the folder of the real run, or holds something else.
     """
     real = Path(config.run_dir).absolute().resolve()
-    folder = Path(config.rehearsal.run_dir or f"{str(config.run_dir).rstrip('/')}_rehearsal")
+    folder = Path(
+        section(config, Rehearsal).run_dir or f"{str(config.run_dir).rstrip('/')}_rehearsal"
+    )
     found = folder.absolute().resolve()
     if found == real or real in found.parents or found in real.parents:
         raise ValueError(
@@ -131,7 +135,7 @@ def check_idle_and_clear(folder: Path) -> None:
     """Removes an earlier rehearsal, unless it is at work."""
     if folder.is_dir():
         for run in (folder, *folder.glob("others/*")):
-            config = Config()
+            config = config_class()()
             config.run_dir = str(run)
             check_idle(config)
             for record in run.glob("launch/stages/*.jsonl"):
@@ -151,8 +155,8 @@ def _rehearsed(
         inner = Places(folder.absolute()).other(run)
         rows += _rehearsed(other, inner, small_model(other), scale, f"{prefix}{other.recipe}: ")
     small = make_rehearsal(config, folder, model, scale)
-    stages = RehearsalStages(small).all()
-    return rows + [replace(row, name=prefix + row.name) for row in carried_out(small, stages)]
+    rehearsed = carried_out(RehearsalStages(small))
+    return rows + [replace(row, name=prefix + row.name) for row in rehearsed]
 
 
 def make_rehearsal(config: Config, folder: Path, model: SmallModel | None, scale: float) -> Config:
@@ -188,8 +192,9 @@ def _looked(name: str, look: Callable[[], str]) -> Row:
 
 def _processes(config: Config) -> int | None:
     """Returns the most processes that can run; None if there is no limit."""
-    if config.rehearsal.processes is not None or config.launcher.kind != "local":
-        return config.rehearsal.processes
+    asked = section(config, Rehearsal).processes
+    if asked is not None or config.launcher.kind != "local":
+        return asked
     if not _has_gpu():
         return None
     import torch

@@ -32,8 +32,7 @@ class RehearsalStages:
         """Returns every stage, in an order in which they can run."""
         materials, (prepare, *others) = self.materials(), self.stages.all()
         before = [materials, _after(prepare, materials)]
-        on_megatron_bridge = self.config.launcher.kind in ("local", "slurm")
-        if self.config.model.hf is not None and on_megatron_bridge:
+        if self.config.model.hf is not None and self.stages.launcher.bridge:
             before.append(self.model())
         return [*before, *(_after(stage, *before) for stage in others), self.losses()]
 

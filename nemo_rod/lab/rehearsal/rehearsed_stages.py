@@ -8,10 +8,10 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
-from nemo_rod.commands.run_stages import RENDERERS
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
 from nemo_rod.files import read_json
+from nemo_rod.lab.rehearsal.rehearsal_stages import RehearsalStages
 from nemo_rod.lab.rehearsal.rehearsal_table import DONE, FAILED, LEFT_OUT, Row
 from nemo_rod.run.attempts import Record
 from nemo_rod.run.handover import Stage
@@ -23,10 +23,15 @@ _SENTENCES = (ValueError, OSError, RuntimeError)  # errors that say what to do
 _LOOK_SECONDS = 5.0  # between two looks at a queue
 
 
-def carried_out(config: Config, stages: list[Stage]) -> list[Row]:
+def carried_out(rehearsal: RehearsalStages) -> list[Row]:
     """Runs or submits the stages and waits for them; returns how each ended."""
-    run_all = _submitted if config.launcher.kind in RENDERERS else _run_here
-    return [_with_finding(config, row) for row in run_all(config, stages)]
+    config, stages = rehearsal.config, rehearsal.all()
+    if rehearsal.stages.launcher.submits:
+        submit(rehearsal.stages, stages)
+        rows = _waited_for(config, stages)
+    else:
+        rows = _run_here(config, stages)
+    return [_with_finding(config, row) for row in rows]
 
 
 def _run_here(config: Config, stages: list[Stage]) -> list[Row]:
@@ -57,9 +62,8 @@ def _run_here(config: Config, stages: list[Stage]) -> list[Row]:
     return list(rows.values())
 
 
-def _submitted(config: Config, stages: list[Stage]) -> list[Row]:
-    """Submits the stages and waits for the end of the last; what ran is in the stages' records."""
-    submit(config, stages, RENDERERS[config.launcher.kind])
+def _waited_for(config: Config, stages: list[Stage]) -> list[Row]:
+    """Waits for the end of the last submitted stage; what ran is in the stages' records."""
     while queue.alive(Path(config.run_dir)):
         time.sleep(_LOOK_SECONDS)
     rows: dict[str, Row] = {}

@@ -52,7 +52,7 @@ def main(options: Namespace) -> None:
     run_dir, every = options.run_dir, options.every or _EVERY
     _, config = read_launch(run_dir)
     stages = Stages(config)
-    report = stages.report().folder
+    report = stages.results.path / "report"
     report.mkdir(parents=True, exist_ok=True)
     port = _PORT if options.port is None else options.port
     server = serve(report, port=port, every=every)
@@ -61,7 +61,7 @@ def main(options: Namespace) -> None:
 
     def build() -> None:
         with record.only_one():  # a run that is at its report builds the same files
-            stages.build_report()
+            build(stages)
 
     try:
         keep_fresh(run_dir, build, every=every)

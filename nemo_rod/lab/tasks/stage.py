@@ -8,9 +8,10 @@ import os
 import sys
 from pathlib import Path
 
-from nemo_rod.config import DTYPES, Config
+from nemo_rod.config import DTYPES, Config, section
 from nemo_rod.files import interpreting, read_json, write_json
 from nemo_rod.lab.tasks.lm_eval_job import TaskJob, check_installed, missing_tasks
+from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.handover import flatten, refuse_changes
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.processes.torchrun import refuse_bad_ending, run_process
@@ -21,53 +22,53 @@ JOB, ANSWERED = "tasks.job.json", "tasks.answered.json"
 PARTIAL = (JOB, ANSWERED, "tasks.answered.partial.json")
 
 
-def has_tasks(config: Config) -> bool:
+def wanted(config: Config) -> bool:
     """Returns whether the recipe has tasks."""
-    return bool(config.tasks.capabilities or config.tasks.held_out)
+    tasks = section(config, Tasks)
+    return bool(tasks.capabilities or tasks.held_out)
 
 
-def check_tasks(config: Config) -> str:
+def check(config: Config) -> str:
     """Returns one line about the tasks of the recipe.
 
     Raises:
         ValueError: if lm-eval or its backend is not installed, or lm-eval does not know a task.
     """
-    check_installed(config.tasks.backend)
-    if config.tasks.held_out:
-        return f"tasks: {config.tasks.held_out} questions of each replay source's held-out blocks"
-    names = [name for listed in config.tasks.capabilities.values() for name in listed]
-    missing = missing_tasks(config.tasks.capabilities, config.tasks.include)
-    if missing:
+    tasks = section(config, Tasks)
+    check_installed(tasks.backend)
+    if tasks.held_out:
+        return f"tasks: {tasks.held_out} questions of each replay source's held-out blocks"
+    names = [name for listed in tasks.capabilities.values() for name in listed]
+    unknown = missing_tasks(tasks.capabilities, tasks.include)
+    if unknown:
         raise ValueError(
-            f"lm-eval does not know {len(missing)} of the {len(names)} tasks of tasks.capabilities "
-            f"({', '.join(missing)}): correct their names, or install the version that has them."
+            f"lm-eval does not know {len(unknown)} of the {len(names)} tasks of tasks.capabilities "
+            f"({', '.join(unknown)}): correct their names, or install the version that has them."
         )
     return (
-        f"tasks: all {len(names)} names of {len(config.tasks.capabilities)} capabilities are known "
+        f"tasks: all {len(names)} names of {len(tasks.capabilities)} capabilities are known "
         "to the installed lm-eval"
     )
 
 
-def not_asked(jobs: ModelJobs, names: list[str]) -> list[str]:
+def missing(jobs: ModelJobs, names: list[str]) -> list[str]:
     """Returns the arms without a `tasks.json`; refuses one of another configuration or weights."""
-    if not has_tasks(jobs.config):
-        return []
-    check_installed(jobs.config.tasks.backend)
+    check_installed(section(jobs.config, Tasks).backend)
     return [name for name in names if not _is_asked(jobs, name)]
 
 
-def ask_arms(jobs: ModelJobs, names: list[str]) -> None:
+def measure(jobs: ModelJobs, names: list[str]) -> None:
     """Writes `tasks.json` for the arms without one.
 
     Raises:
-        ValueError: see `not_asked`.
+        ValueError: see `missing`.
         Stopped: if it was asked to stop; the answers so far are kept.
         RuntimeError: if a process failed, with the reason.
     """
-    if not (missing := not_asked(jobs, names)):
+    if not (unasked := missing(jobs, names)):
         return
     capabilities, include = _capabilities(jobs)
-    for name in missing:
+    for name in unasked:
         folder = jobs.results.arm(name)
         folder.mkdir(parents=True, exist_ok=True)
         answered, file = folder / ANSWERED, folder / JOB
@@ -82,7 +83,7 @@ def ask_arms(jobs: ModelJobs, names: list[str]) -> None:
 
 def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
     """Returns tasks by capability, and the folder with their definitions if not lm-eval's own."""
-    tasks = jobs.config.tasks
+    tasks = section(jobs.config, Tasks)
     if not tasks.held_out:
         return tasks.capabilities, tasks.include
     from nemo_rod.corpus import load_tokenizer
@@ -103,7 +104,7 @@ def _job(
     capabilities: dict[str, list[str]],
     include: str | None = None,
 ) -> TaskJob:
-    tasks, model = jobs.config.tasks, jobs.config.model
+    tasks, model = section(jobs.config, Tasks), jobs.config.model
     trusted = {"trust_remote_code": True} if model.trust_remote_code else {}
     return TaskJob(
         name=name,
@@ -129,7 +130,7 @@ def _is_asked(jobs: ModelJobs, name: str) -> bool:
     with interpreting(path):
         made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
     # Tasks from held-out blocks derive from the run's own blocks, whose digest is compared.
-    tasks = jobs.config.tasks
+    tasks = section(jobs.config, Tasks)
     asked = recorded["configuration"]["capabilities"] if tasks.held_out else tasks.capabilities
     job = _job(jobs, name, path, asked)
     now = {**flatten("tasks", json.loads(json.dumps(job.configuration()))), **job.inputs}

@@ -25,13 +25,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from nemo_rod.corpus.formats import TextList
+from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.formats import Input, TextList
 from nemo_rod.lab.toy.roff import strip_roff
 
 PYTHON = "python-stdlib"
 _INSTEAD = "use recipe=toy_synthetic, which needs no packages"
 _MAX_FILE_BYTES = 64_000  # a toy source of 0.7 MB should not be one file
 _MIN_DOCUMENT_BYTES = 200  # anything shorter is a stub
+
+
+def read_packages(spec: SourceSpec) -> list[Input]:
+    """Returns the packages of a source of kind ``debian``, as one input."""
+    return [debian_input(spec.files)]
 
 
 def debian_input(packages: Sequence[str], cache_dir: Path | None = None) -> TextList:

@@ -21,7 +21,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.formats import TextList
+from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.formats import Input, TextList
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 NUM_LETTERS = 48  # of the alphabet that a chain uses
@@ -34,6 +35,11 @@ _PROFILES = (
     (24, 16, 8, 6, 4, 2, 2, 1, 1),
     (16, 12, 8, 8, 6, 4, 4, 2, 2, 1, 1),
 )
+
+
+def read_generators(spec: SourceSpec) -> list[Input]:
+    """Returns the generators of a source of kind ``synthetic``, one input each."""
+    return [synthetic_input(generator) for generator in spec.files]
 
 
 def synthetic_input(generator: str) -> TextList:

@@ -1,1 +1,21 @@
-"""Where the stages of a run execute: here, or as Slurm jobs with or without Ray."""
+"""Where the stages of a run execute: here, or as Slurm jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nemo_rod import parts
+from nemo_rod.config import Config
+
+if TYPE_CHECKING:
+    from nemo_rod.run.launch.local import Local
+
+
+def launcher_of(config: Config) -> Local:
+    """Returns the launcher that `launcher.kind` names.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    launcher: Local = parts.load("launchers", config.launcher.kind, key="launcher.kind")()
+    return launcher

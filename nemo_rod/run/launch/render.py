@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.config import Config
+from nemo_rod.config import Config, config_class
 from nemo_rod.run.checks import to_config
 from nemo_rod.run.handover import Stage
 
@@ -29,12 +29,6 @@ defaults:
 hydra:
   output_subdir: null
   run: {dir: .}
-"""
-_LOCAL = """\
-#!/bin/bash
-# The whole run on this machine, one command after the other; each skips what is done.
-set -euo pipefail
-cd {cwd}
 """
 
 
@@ -76,15 +70,6 @@ def stage_command(config: Config, stage: Stage) -> str:
     return shlex.join([python_of(config), "-m", "nemo_rod.cli", command, *config_path, *overrides])
 
 
-def render_local(config: Config, stages: list[Stage]) -> dict[str, str]:
-    """Returns the files of `launcher=local` or `nemo_rl`, which run here, by name."""
-    kind = config.launcher.kind  # the frozen configuration is of launcher.kind=local
-    host = "" if kind == "local" else f" launcher.kind={kind}"
-    lines = [stage_command(config, stage) + host for stage in stages]
-    script = _LOCAL.format(cwd=shlex.quote(str(Path.cwd()))) + "\n".join(lines) + "\n"
-    return {"config.yaml": frozen_config(config), "run.sh": script}
-
-
 def read_launch(run_dir: Path) -> tuple[str, Config]:
     """Returns the latest launch of a run folder: the launcher's name and its configuration.
 
@@ -100,7 +85,7 @@ def read_launch(run_dir: Path) -> tuple[str, Config]:
         values: Any = OmegaConf.load(files[-1])
         for key in ("defaults", "hydra"):
             del values[key]
-        composed = OmegaConf.merge(OmegaConf.structured(Config), values)
+        composed = OmegaConf.merge(OmegaConf.structured(config_class()), values)
     except Exception as error:  # YAML's and OmegaConf's have no class in common
         reason = "".join(str(error).splitlines()[:1])
         raise ValueError(

@@ -21,6 +21,7 @@ from nemo_rod.config import REFERENCE, Config
 from nemo_rod.run.attempts import Record
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import containers
+from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.queue import slurm_logs
 from nemo_rod.run.launch.render import frozen_config, launch_folder, stage_command
 
@@ -74,6 +75,17 @@ if [[ -n ${{{name}:-}} ]]; then
 else
   echo "cluster.env.{key} is not set: {name} is not in the environment of this job" >&2
 fi"""
+
+
+class Slurm(Local):
+    """Submits every stage as a job of its own."""
+
+    submits = True
+    environment = False
+
+    def render(self, config: Config, stages: list[Stage]) -> dict[str, str]:
+        """Returns the files of the launch, by name; what the stages need besides is done."""
+        return render(config, stages)
 
 
 def render(config: Config, stages: list[Stage]) -> dict[str, str]:

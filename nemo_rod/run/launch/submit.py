@@ -5,25 +5,23 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from nemo_rod.config import Config
 from nemo_rod.run.handover import Stage
-from nemo_rod.run.launch import queue
+from nemo_rod.run.launch import launcher_of, queue
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
 
-Render = Callable[[Config, list[Stage]], dict[str, str]]
 
-
-def submit(config: Config, stages: list[Stage], render: Render) -> None:
-    """Renders all unfinished stages and, without `dry_run`, submits them.
+def submit(stages: Stages, chosen: list[Stage]) -> None:
+    """Renders the unfinished ones of some stages and, without `dry_run`, submits them.
 
     Raises:
         ValueError: if the cluster's configuration is invalid, Slurm is missing, or an earlier
             launch is still running.
     """
+    config = stages.config
     _check_cluster(config)
     folder = launch_folder(config)
     check_idle(config)
@@ -32,39 +30,39 @@ def submit(config: Config, stages: list[Stage], render: Render) -> None:
             f"launcher={config.launcher.kind} needs sbatch, which is not on this machine: run it "
             "on a login node, or add dry_run=true to render the files alone."
         )
-    stages = _not_done(config, stages)
-    write_files(folder, render(config, stages))
+    left = _not_done(stages, chosen)
+    write_files(folder, stages.launcher.render(config, left))
     if config.dry_run:
-        _say(f"{len(stages)} jobs rendered, none submitted: bash {folder / 'submit.sh'}")
+        _say(f"{len(left)} jobs rendered, none submitted: bash {folder / 'submit.sh'}")
         return
     done = subprocess.run(["bash", str(folder / "submit.sh")], stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise ValueError(f"Slurm refused the chain: {done.stderr.strip()}")
     everything = queue.read_jobs(Path(config.run_dir))
     jobs = {n: job for n, job in everything.items() if job.launcher == config.launcher.kind}
-    titles = {stage.name: stage.title for stage in stages}
+    titles = {stage.name: stage.title for stage in left}
     for number, job in jobs.items():
         _say(f"{number:>10}  {titles[job.stage]}")
     _say(f"Submitted {len(jobs)} jobs. How they fare: nemo-rod status {config.run_dir}")
 
 
-def _not_done(config: Config, stages: list[Stage]) -> list[Stage]:
+def _not_done(stages: Stages, chosen: list[Stage]) -> list[Stage]:
     """Returns the stages to submit."""
-    known = {stage.name: stage for stage in Stages(config).all()}
-    chosen: dict[str, Stage] = {}
-    for stage in stages:
+    config, known = stages.config, {stage.name: stage for stage in stages.all()}
+    left: dict[str, Stage] = {}
+    for stage in chosen:
         again = stage.name in config.rebuild
         for need in stage.needs:
-            if need not in chosen and need in known and not known[need].is_there():
+            if need not in left and need in known and not known[need].is_there():
                 raise ValueError(
                     f"{stage.name} needs {need}, which is not there yet: run `nemo-rod "
                     f"{known[need].command} recipe={config.recipe}` first."
                 )
-        if again or any(need in chosen for need in stage.needs) or not stage.is_done():
-            chosen[stage.name] = stage
+        if again or any(need in left for need in stage.needs) or not stage.is_done():
+            left[stage.name] = stage
         if again and not config.dry_run:
             stage.move_aside()
-    return list(chosen.values())
+    return list(left.values())
 
 
 def check_idle(config: Config) -> None:
@@ -117,13 +115,7 @@ def _check_cluster(config: Config) -> None:
             f"The layout's {world_size} processes do not fill nodes of "
             f"cluster.gpus_per_node={cluster.gpus_per_node}: change parallel.data, or the cluster."
         )
-    if launcher.kind == "ray" and cluster.image is None:
-        raise ValueError("launcher=ray needs a container with NeMo-RL: set cluster.image.")
-    if launcher.kind == "ray" and launcher.nemo_rl is None and cluster.container == "pyxis":
-        raise ValueError(
-            "launcher=ray submits ray.sub of NeMo-RL's checkout: set launcher.nemo_rl, or "
-            "cluster.container=apptainer, which does without."
-        )
+    launcher_of(config).check_cluster(config)
 
 
 def _check_image(image: str, *, must_exist: bool) -> None:

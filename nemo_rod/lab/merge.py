@@ -1,0 +1,101 @@
+"""`nemo-rod merge`: the merged arms of a recipe, or two given checkpoints."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.commands.arguments import Arguments, Key
+from nemo_rod.files import read_json, write_json
+from nemo_rod.lab.merging import merge_checkpoints
+from nemo_rod.run.base_model import checkpoint_digest
+from nemo_rod.run.handover import HandOver, Inputs, Stage
+from nemo_rod.run.stages import Stages
+from nemo_rod.run.variants import SPECIALIST
+from nemo_rod.selection.arms import arm_kind, merge_weight
+
+MARKS = {"lambda"}  # words of the form with two folders
+
+_USAGE = """\
+nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT
+       nemo-rod merge recipe=NAME [arm=merge_WEIGHT] [KEY=VALUE ...]"""
+_DESCRIPTION = """\
+Interpolates linearly between the weights of two checkpoints.
+
+With lambda=, or when the first argument is a folder, between any two folders: checkpoints of
+Hugging Face, or Megatron's distributed ones. Otherwise the merged arms of a recipe, in Hydra's
+grammar: `nemo-rod merge recipe=NAME --cfg job` shows all keys of that form."""
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod merge` with two folders."""
+    parser.usage, parser.description = _USAGE, _DESCRIPTION
+    parser.add_argument("base", metavar="BASE", help="checkpoint that lambda=0 gives")
+    parser.add_argument("adapted", metavar="ADAPTED", help="checkpoint that lambda=1 gives")
+    parser.add_argument("out", metavar="OUT", help="folder of the merged checkpoint")
+    parser.add_keys(
+        Key(
+            name="lambda",
+            value="WEIGHT",
+            help="weight of ADAPTED, from 0 to 1",
+            expected="a number from 0 (BASE) to 1 (ADAPTED)",
+            read=float,
+            required=True,
+        )
+    )
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
+    """Merges the two checkpoints.
+
+    Raises:
+        ValueError: if the checkpoints cannot be merged.
+    """
+    weight = vars(options)["lambda"]
+    merge_checkpoints(options.base, options.adapted, options.out, weight)
+    print(f"{options.out}: {1 - weight:g} of {options.base} and {weight:g} of {options.adapted}")
+
+
+def merge_stages(stages: Stages) -> list[Stage]:
+    """Returns a stage for every merged arm: of `arm`, or of the recipe."""
+    config = stages.config
+    names = [config.arm] if config.arm else dict.fromkeys(config.arms)
+    return [_stage(stages, name) for name in names if arm_kind(name) == "merged"]
+
+
+def _stage(stages: Stages, name: str) -> Stage:
+    """Returns the stage of (1 - lambda) base + lambda specialist (paper, appendix B.4)."""
+    weight, results = merge_weight(name), stages.results
+
+    def inputs() -> Inputs:
+        return {
+            "base": results.weights("base"),
+            "specialist": results.weights(SPECIALIST),
+            "lambda": weight,
+        }
+
+    def make(folder: Path) -> dict[str, Any]:
+        base, specialist = map(results.checkpoint, ("base", SPECIALIST))
+        if not (folder / "hf").exists():  # whole, if an interrupted attempt left it
+            merge_checkpoints(base, specialist, folder / "hf", weight)
+        description = {
+            **read_json(results.arm(SPECIALIST) / "arm.json", "steps"),
+            "arm": name,
+            "kind": "merged",
+            "lambda": weight,
+            "pools": None,
+            "policy": None,
+            "wall_seconds": 0.0,
+        }
+        write_json(folder / "arm.json", description)
+        return {"weights": checkpoint_digest(folder / "hf")}
+
+    return HandOver(name, results.arm(name), inputs, make).stage(
+        f"merge arm={name}",
+        f"merge base and specialist at {weight:g}",
+        needs=("base", SPECIALIST),
+        runs_model=False,
+        extra="eval",
+    )

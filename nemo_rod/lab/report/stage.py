@@ -1,0 +1,59 @@
+"""The stage of the report: tables, figures, page and verdicts, over all seeds."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import section
+from nemo_rod.lab.report.section import Report
+from nemo_rod.run.handover import Stage
+from nemo_rod.run.prepared_blocks import block_texts
+from nemo_rod.run.stages import Stages
+
+
+def report_stages(stages: Stages) -> list[Stage]:
+    """Returns the stage of the report, which always runs: it is cheap, and seeds may be new."""
+    report = stages.results.path / "report"
+
+    def run() -> None:
+        from nemo_rod.lab.report import format_checks
+
+        results, page = build(stages), report / "index.html"
+        print(format_checks(results) if results else f"No arm is evaluated yet: see {page}.")
+
+    stage = Stage(
+        name="report",
+        command="report",
+        title=f"report, in {report / 'index.html'}",
+        folder=report,
+        proof=(report / "index.html",),
+        is_done=lambda: False,
+        run=run,
+        needs=("evaluate",),
+        runs_model=False,
+        extra="report",
+    )
+    return [stage]
+
+
+def build(stages: Stages) -> dict[str, Any] | None:
+    """Writes the report's files; returns its results, or None before any evaluation."""
+    from nemo_rod.lab.report import build_report, has_begun
+
+    run_dir, shown = stages.results.path, section(stages.config, Report)
+    seeds = sorted(run_dir.glob("*seed_*"))
+    runs = [run for run in (run_dir, *seeds) if has_begun(run)]
+    if not runs:
+        command = stages.results.command("run")
+        raise ValueError(f"{run_dir} holds no arm: run `nemo-rod {command}` first.")
+    return build_report(
+        runs[0],
+        recipe=stages.config.recipe,
+        replicates=[*runs[1:], *map(Path, shown.seeds)],
+        settings=list(map(Path, shown.settings)),
+        report_dir=run_dir / "report",
+        arms=stages.config.arms,
+        texts=partial(block_texts, runs[0] / "blocks"),
+    )

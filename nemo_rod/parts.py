@@ -1,0 +1,128 @@
+"""Parts, found by name: ours in one table of strings, others through entry points of packages.
+
+    [project.entry-points."nemo_rod.policies"]      # in the pyproject.toml of any package
+    newest = "my_package.policies:Newest"
+
+A part is imported when it is asked for, so the table is the only place of the house that knows what
+stands outside it. Every kind has one protocol for ours and for others; docs/extending.md has an
+example of each.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+# kind -> name -> "module" or "module:attribute"
+OURS: dict[str, dict[str, str]] = {
+    # (**options) -> selection.policies.Policy
+    "policies": {"joint": "nemo_rod.selection.policies:Joint"},
+    # (loss_C, reference_C) -> score_C, float32 in nats per token
+    "scores": {"reducible_loss": "nemo_rod.selection.policies:reducible_loss"},
+    # (SourceSpec) -> list[corpus.formats.Input]
+    "readers": {
+        "text": "nemo_rod.corpus.documents:read_files",
+        "jsonl": "nemo_rod.corpus.documents:read_files",
+        "parquet": "nemo_rod.corpus.documents:read_files",
+        "huggingface": "nemo_rod.corpus.hub:read_dataset",
+        "debian": "nemo_rod.lab.toy.debian:read_packages",
+        "synthetic": "nemo_rod.lab.toy.synthetic:read_generators",
+    },
+    # subclasses of run.launch.local.Local
+    "launchers": {
+        "local": "nemo_rod.run.launch.local:Local",
+        "slurm": "nemo_rod.run.launch.slurm:Slurm",
+        "ray": "nemo_rod.hosts.ray.launcher:RayOnSlurm",
+        "nemo_rl": "nemo_rod.hosts.nemo_rl.launcher:NemoRL",
+    },
+    # (folder, run_name) -> loggers.Logger; None: one of the trainer's own
+    "loggers": {"tensorboard": "", "wandb": "", "mlflow": ""},
+    # modules with install(...) and reference(...); see hosts.swap_in
+    "hosts": {
+        "megatron_bridge": "nemo_rod.hosts.megatron_bridge",
+        "megatron_lm": "nemo_rod.hosts.megatron_lm",
+        "nemo2": "nemo_rod.hosts.nemo2",
+    },
+    # modules that make NVIDIA's stack work where something is missing; see cpu/__init__.py
+    "platforms": {"cpu": "nemo_rod.cpu"},
+    # (run.stages.Stages) -> list[run.handover.Stage]: the stages beside those of run.stages
+    "stages": {
+        "merge": "nemo_rod.lab.merge:merge_stages",
+        "evaluate": "nemo_rod.run.evaluate:evaluate_stages",
+        "report": "nemo_rod.lab.report.stage:report_stages",
+    },
+    # modules with FILE, PARTIAL, check, missing and measure; see run.evaluate.Measurement
+    "measurements": {"losses": "nemo_rod.run.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
+    # (Config) -> None: refuses, before a run is submitted, what cannot work there
+    "checks": {"memory": "nemo_rod.lab.plan.of_recipe:check_before_submitting"},
+    # (Config) -> None: commands that take a recipe in Hydra's grammar, besides the stages
+    "recipe_commands": {
+        "run": "nemo_rod.commands.run_stages:run",
+        "plan": "nemo_rod.lab.plan.of_recipe:plan",
+        "rehearse": "nemo_rod.lab.rehearsal.command:rehearse",
+    },
+    # modules with declare(parser): commands that take paths
+    "commands": {
+        "status": "nemo_rod.commands.status",
+        "serve": "nemo_rod.lab.report.serve",
+        "cancel": "nemo_rod.commands.cancel",
+        "inspect": "nemo_rod.lab.inspect.command",
+        "curriculum": "nemo_rod.commands.curriculum",
+        "doctor": "nemo_rod.lab.doctor",
+        "train": "nemo_rod.hosts.nemo_rl.train_command",
+        "reference": "nemo_rod.hosts.reference_command",
+        "merge": "nemo_rod.lab.merge",
+    },
+    # dataclasses: sections of the configuration that belong to parts
+    "sections": {
+        "tasks": "nemo_rod.lab.tasks.section:Tasks",
+        "report": "nemo_rod.lab.report.section:Report",
+        "plan": "nemo_rod.lab.plan.section:Plan",
+        "rehearsal": "nemo_rod.lab.rehearsal.section:Rehearsal",
+        "nemo_rl": "builtins:dict",  # keys of NeMo-RL itself
+    },
+}
+
+
+def names(kind: str) -> list[str]:
+    """Returns the names that are registered for a kind of part, ours first."""
+    return [*OURS[kind], *(name for name in _others(kind) if name not in OURS[kind])]
+
+
+def load(kind: str, name: str, *, key: str = "") -> Any:
+    """Imports a part and returns it.
+
+    Args:
+        kind: kind of the part, a key of `OURS`.
+        name: its name.
+        key: configuration key that names it, for the error.
+
+    Raises:
+        ValueError: if no part has the name, or the package that registered it cannot provide it.
+    """
+    if name in OURS[kind]:
+        home, _, attribute = OURS[kind][name].partition(":")
+        module = importlib.import_module(home)
+        return getattr(module, attribute) if attribute else module
+    others = _others(kind)
+    where = f"{key}={name}" if key else f"'{name}'"
+    if name not in others:
+        raise ValueError(
+            f"{where} names none of the {kind.replace('_', ' ')}: expected one of "
+            f"{', '.join(names(kind))}; docs/extending.md says how a package adds one."
+        )
+    try:
+        return others[name].load()
+    except (ImportError, AttributeError) as error:
+        package = others[name].dist.name if others[name].dist else others[name].value
+        raise ValueError(
+            f"{where} is registered by {package}, but cannot be imported ({error}): correct or "
+            "remove that package."
+        ) from error
+
+
+@functools.cache
+def _others(kind: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=f"nemo_rod.{kind}")}
