@@ -38,7 +38,7 @@ test: $(READY) ## run the fast tests; ARGS="-k name" is handed to pytest
 
 # Whatever touches NVIDIA's functions: signatures, refusals, and every kind of job in one process.
 SECOND := $(addprefix tests/,project/test_upstream.py megatron/test_forward_only.py \
-  megatron/test_identity.py megatron/test_layouts.py megatron/test_distillation.py \
+  megatron/test_identity.py megatron/test_layouts.py \
   plan/test_shapes.py evaluation/test_merging_architectures.py swap_in/test_units.py \
   swap_in/test_refusals.py commands/test_cli.py)
 

@@ -22,7 +22,7 @@ from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring import logits
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
-from nemo_rod.selection import Selector, open_references
+from nemo_rod.selection import References, Selector
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.dealing import scoring_passes
 
@@ -124,7 +124,7 @@ class Bench:
             "rod", num_adaptation=counts[0], num_replay=counts[1], batch_size=self.s.batch,
             seed=0, multiplier=MULTIPLIER, balance="expected", kappa=1.0, eighths=eighths,
         )  # fmt: skip
-        chooses = Selector.of(arm, self.store, open_references(self.references, self.store))
+        chooses = Selector.of(arm, self.store, References.open(self.references, self.store))
         size = self.s.scoring_micro_batch
         return RoDSelector(chooses, self.store, scoring_micro_batch_size=size)
 

@@ -26,7 +26,7 @@ from nemo_rod.jobs import TrainJob, read_job
 from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Selector, choose
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal
-from nemo_rod.selection.references import open_references
+from nemo_rod.selection.references import References
 
 WARM_UP = 4  # rounds
 # plain has transfer and rod beside it, whatever the turn begins with
@@ -108,7 +108,7 @@ def main() -> None:
         checkpoint_every=10 * steps,
     )
     store, arm = BlockStore(job.blocks), job.arm
-    references = open_references(job.references, store)
+    references = References.open(job.references, store)
     clock = Clock()
 
     # before there is any selector: each takes it along

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,13 +28,13 @@ from nemo_rod import parts
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.help import USAGE
 from nemo_rod.commands.run_stages import STAGES, on_all_nodes, one_stage
-from nemo_rod.commands.values_only import values_only
 from nemo_rod.config import Config, config_class, config_folder
 from nemo_rod.run.checks import to_config
 from nemo_rod.signals import Stopped, leave_ray
 
 _FORMER = {"score": "reference"}  # deprecated names, removed in the next release
 _HELP = ("-h", "--help")
+_ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
 _BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell says of a program that a closed pipe ended
 
 
@@ -67,10 +68,12 @@ def _run_command() -> None:
     sys.argv = [f"nemo-rod {command}", *words]
     ConfigStore.instance().store(name="schema", node=config_class())
     task = _checked(_of_recipes(command))
-    with values_only(_leave):
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(
-            task
-        )()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's errors come here, not to the terminal
+    start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")
+    try:
+        start(task)()
+    except Exception as error:  # those of the task have ended there
+        _leave(_not_composed(error))
 
 
 def recipe_commands() -> list[str]:
@@ -124,14 +127,14 @@ def _renamed(command: str) -> str:
 
 
 def _check_grammar(words: Sequence[str]) -> None:
-    """Refuses a word that Hydra would answer with what its lexer calls it."""
+    """Refuses a word that Hydra would answer with what its lexer calls it, or with a traceback."""
     parser = OverridesParser.create()
     options = ["", *words]
     for before, word in zip(options, words, strict=False):
         if word.startswith("-") or (before.startswith("-") and "=" not in before):
             continue  # an option, or its value
         try:
-            parser.parse_override(word)
+            override = parser.parse_override(word)
         except HydraException as error:
             reason = str(error).splitlines()[0]
             name, _, value = word.partition("=")
@@ -139,6 +142,36 @@ def _check_grammar(words: Sequence[str]) -> None:
                 f"{word} is no override in Hydra's grammar ({reason}): expected KEY=VALUE, with "
                 f"other letters than ASCII's in quotes inside of quotes, \"{name}='{value}'\"."
             )
+        group, value = override.key_or_group, override.value()
+        names = value if isinstance(value, list) else [value]
+        choices = sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
+        if choices and any(isinstance(name, int | float) for name in names):
+            _leave(
+                f"{word} is a value where Hydra expects the name of a file: choose one of "
+                f"{', '.join(choices)}; a name of digits needs quotes inside of quotes, "
+                f"\"{group}='1'\"."
+            )
+
+
+def _not_composed(error: Exception) -> str:
+    """Returns the reason why Hydra cannot compose a configuration, its options included."""
+    if not isinstance(error, HydraException):  # not foreseen by Hydra
+        reason = f"{type(error).__name__}: {error}"
+        for frame, _ in traceback.walk_tb(error.__traceback__):  # most of them name no file
+            if frame.f_code.co_name == "load_config" and "config_path" in frame.f_locals:
+                file = f"{frame.f_locals['config_path']}.yaml"
+                return f"{file} is no configuration ({reason}): correct the file."
+        return f"Hydra cannot compose the recipe ({reason}): {_ALL_KEYS}."
+    text = str(error).partition("\nConfig search path:")[0]
+    lines = [line for line in text.splitlines() if line.strip()]
+    options = [line.strip() for line in lines if line.startswith("\t")]
+    reasons = [line.strip().rstrip(".:") for line in lines if not line.startswith("\t")]
+    cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
+    if cause:
+        if not cause.endswith("not in struct"):  # Hydra's "+KEY=VALUE" works in dictionaries alone
+            del reasons[1:]
+        reasons += [cause, _ALL_KEYS]
+    return "; ".join(reasons) + (f": {', '.join(options)}." if options else ".")
 
 
 def _with_paths(command: str, words: Sequence[str]) -> None:
@@ -158,13 +191,16 @@ def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
     """Wraps a command: composed tree -> `Config`."""
 
     def task(composed: DictConfig) -> None:
-        with _errors_in_one_sentence():
-            config = to_config(composed)
-            config.run_dir = _run_dir(config)
-            try:
+        try:
+            with _errors_in_one_sentence():
+                config = to_config(composed)
+                config.run_dir = _run_dir(config)
                 on_all_nodes(command, config)
-            except Stopped as stop:
-                _leave(str(stop), status=Stopped.exit_status)
+        except Stopped as stop:
+            _leave(str(stop), status=Stopped.exit_status)
+        except Exception:  # a mistake of ours
+            traceback.print_exc()
+            raise SystemExit(1) from None
 
     return task
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field, make_dataclass
+from fnmatch import fnmatch
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,24 @@ SHARE = Bound(
     lambda found: isinstance(found, str) or (isinstance(found, int | float) and 0 <= found <= 1),
 )
 LAUNCHER = registered("launchers")
+# keys of 0.0 and names of arms (`arms.NAME`): why they went and what to do, for one release
+FORMER_KEYS = {
+    "selection.replay_score": "distilled scores kept only half of the gain; remove the key",
+    "scoring.teacher_top_k": "distilled scores kept only half of the gain; remove the key",
+    "arms.rod_distillation": "distilled scores kept only half of the gain; remove the arm",
+    "variants.*.references": (
+        "the lowest loss of several references changed almost nothing; set reference to the folder "
+        "of the one run whose specialist counts, or remove the key"
+    ),
+    "arms.rod_min_reference": (
+        "the lowest loss of several references changed almost nothing; remove the arm"
+    ),
+    "selection.target_share": "a steered kappa lay nearer to fixed replay; set selection.kappa",
+    "selection.target_forgetting": "a steered kappa lay nearer to fixed replay; set selection.kappa",
+    "selection.gain": "kappa is constant; remove the key",
+    "arms.rod_share_32": "a steered kappa lay nearer to fixed replay; remove the arm",
+    "rod.choose_in": "NeMo-RL's workers alone choose; remove the key",
+}
 SHOWN = Bound(f"some of {', '.join(LOGGERS)}, such as [tensorboard,wandb]", are_loggers)
 
 
@@ -100,10 +119,6 @@ class Selection:
     multiplier: float = key(2.0, "in [1, 1024]")  # candidates per trained block (m)
     balance: str = one_of("expected", "exact")  # halves of a pool: in the mean (paper), or exactly
     kappa: float = key(1.0, ">= 0")  # weight of the replay scores against the adaptation scores
-    target_share: float | None = key(None, "in (0, 1)")  # steers kappa to this share of replay
-    target_forgetting: float | None = key(None, "> 0")  # steers kappa to this F_val of replay, nats
-    gain: float = key(0.1, "> 0")  # change of ln kappa per step or validation for an error of 100 %
-    replay_score: str = one_of("loss", "distillation")  # loss less the base's, or distilled from it
     on_nonfinite: str = one_of("refuse", "exclude")  # non-finite score: end the run or drop a block
 
     def of_arm(self, scoring: Scoring) -> dict[str, Any]:
@@ -144,7 +159,7 @@ class Variant:
     follow: str | None = None  # arm whose recorded counts are repeated, with blocks drawn at random
     follow_by: str | None = one_of(None, "role", "source")  # with follow: whose counts; null: role
     curriculum: str | None = None  # folder of a run, or of its arm, whose batches are trained on
-    references: list[str] | None = None  # lowest loss counts: specialist, base, another run
+    reference: str | None = None  # folder of a run whose specialist counts; null: this run's
 
 
 @dataclass
@@ -155,7 +170,6 @@ class Scoring:
     prefix: str = one_of("1", "1/2", "1/4", "1/8")  # scored share of a candidate, from its start
     every: int = key(1, ">= 0")  # steps between scorings (0: first only); source averages between
     precision: str | None = one_of(None, "fp8")  # of that pass and of references; null: the model's
-    teacher_top_k: int = key(16, ">= 1")  # tokens kept per prediction for distillation; one per run
 
     @property
     def eighths(self) -> int:
@@ -304,6 +318,23 @@ def section(config: Config, kind: type[Part]) -> Part:
     value = next(value for value in vars(config).values() if type(value) is kind)
     assert isinstance(value, kind)
     return value
+
+
+def blamed_key(error: BaseException | None) -> str:
+    """Returns the dotted key that an error of OmegaConf's, or its cause, is about; "" for none."""
+    while error is not None:
+        if key := getattr(error, "full_key", None):
+            return str(key)
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def former_key(name: str) -> str:
+    """Returns the sentence about a dotted key, or `arms.NAME`, that was removed; otherwise ""."""
+    for pattern, advice in FORMER_KEYS.items():
+        if fnmatch(name, pattern) or fnmatch(name, f"*.{pattern}"):
+            return f"{name} was removed in 0.1: {advice}."
+    return ""
 
 
 def config_folder() -> Path:

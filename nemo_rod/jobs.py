@@ -68,7 +68,6 @@ class ReferenceJob(ModelJob):
     model: str  # Hugging Face checkpoint
     role: str  # "adaptation" or "replay"
     model_digest: str  # digest of the checkpoint's weights
-    teacher_top_k: int | None = None  # see `config.Scoring`; None for losses alone
     scoring_precision: str | None = None  # of the pass; None for `precision`
 
 

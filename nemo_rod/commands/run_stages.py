@@ -19,7 +19,7 @@ from nemo_rod.run.launch.submit import check_idle, submit
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.processes.torchrun import run_torchrun
 from nemo_rod.run.stages import Stages
-from nemo_rod.run.variants import BASE_REFERENCES, SPECIALIST, arm_settings
+from nemo_rod.run.variants import SPECIALIST, arm_settings
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 STAGES = ("prepare", "pretrain", "reference", "train", "export")  # beside the registered ones
@@ -95,12 +95,11 @@ def one_stage(command: str, config: Config) -> None:
 
 def _references(config: Config) -> list[str]:
     """Returns that of replay by the base and of adaptation by the specialist, or one alone."""
-    references = {SPECIALIST: "specialist", **{name: name for name in BASE_REFERENCES}}
+    references = {SPECIALIST: "specialist", "base": "base"}
     if config.arm is not None and config.arm not in references:
         raise ValueError(
-            f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, base_adaptation "
-            "for the base on adaptation blocks, base_distillation for its predictions on replay, "
-            "or no arm for the first two."
+            f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, or no "
+            "arm for both."
         )
     return [references[config.arm]] if config.arm else ["base", "specialist"]
 

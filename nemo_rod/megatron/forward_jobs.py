@@ -17,40 +17,28 @@ from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.models import build
 from nemo_rod.megatron.ranks import is_recorder, of_any_rank
 from nemo_rod.megatron.reference_pass import is_complete, write_references
-from nemo_rod.megatron.scoring.distillation import TopKTargets
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.watch import UNWATCHED, Signs
 from nemo_rod.progress import Progress
 from nemo_rod.selection import block_loss
-from nemo_rod.selection.references.folder import LOSS_DEFINITION, role_manifest
-from nemo_rod.selection.references.teacher import distilled_loss
+from nemo_rod.selection.references.folder import role_manifest
 
 
 def reference(job: ReferenceJob, signs: Signs = UNWATCHED) -> None:
     """Writes a model's losses on all training blocks of one role (paper, "reference caching").
 
     Raises:
-        ValueError: `teacher_top_k` is larger than the vocabulary, or this machine lacks the
-            precision of the pass.
+        ValueError: this machine lacks the precision of the pass.
     """
     out = Path(job.out)
     if is_complete(out):  # an earlier run was interrupted only during the hand-over
         return
     refuse_unavailable(job.scoring_precision)
     store = BlockStore(job.blocks, on_read=signs.announce)
-    top_k = job.teacher_top_k
-    if top_k is not None and top_k > store.vocab_size:
-        raise ValueError(
-            f"scoring.teacher_top_k={top_k} is more than the {store.vocab_size} tokens of the "
-            "blocks' tokenizer: choose fewer"
-        )
-    loss = LOSS_DEFINITION if top_k is None else distilled_loss(top_k)
     precision = arithmetic(job.precision, job.scoring_precision)
-    manifest = role_manifest(
-        store, job.role, model=job.model_digest, precision=precision, loss=loss
-    )
-    scorer = _scorer(job, job.model, store, signs, top_k, job.scoring_precision)
+    manifest = role_manifest(store, job.role, model=job.model_digest, precision=precision)
+    scorer = _scorer(job, job.model, store, signs, job.scoring_precision)
     write_references(scorer, out, manifest=manifest, name=job.name)
 
 
@@ -115,17 +103,14 @@ def _scorer(
     model: str,
     store: BlockStore,
     signs: Signs,
-    top_k: int | None = None,
     scoring_precision: str | None = None,
 ) -> MegatronScorer:
     _, chunks = build(job, model, store.block_size)
-    groups = ProcessGroupCollection.use_mpu_process_groups()
     return MegatronScorer(
         chunks,
         store,
-        groups,
+        ProcessGroupCollection.use_mpu_process_groups(),
         micro_batch_size=job.scoring_micro_batch_size,
         beat=signs.beat,
-        targets=None if top_k is None else TopKTargets(top_k, store.vocab_size, groups),
         precision=scoring_precision,
     )

@@ -14,12 +14,10 @@ import numpy as np
 import torch.distributed as dist
 
 from nemo_rod.megatron.ranks import from_recorder, is_recorder
-from nemo_rod.megatron.scoring.distillation import TopKTargets
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.progress import Progress
 from nemo_rod.selection import ReferenceManifest, ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.arrays import Mask
-from nemo_rod.selection.references.teacher import TeacherWriter, make_room
 
 _BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
 
@@ -38,9 +36,6 @@ def write_references(
 ) -> None:
     """Scores the blocks that the manifest names and writes their losses. Collective.
 
-    If the scorer has `TopKTargets`, their predictions are written as well, and reach the disk
-    before the log marks a block as done.
-
     Args:
         losses: the scorer, whose store has the blocks.
         out: folder of the references.
@@ -48,38 +43,28 @@ def write_references(
         name: title of the progress line.
     """
     ids = np.arange(manifest.start, manifest.stop)
-    targets = losses.targets if isinstance(losses.targets, TopKTargets) else None
-    if targets is not None and is_recorder():
-        make_room(out, manifest, targets.vocab_size)
     packed = from_recorder(lambda: np.packbits(~np.isin(ids, logged_ids(out, manifest))))
     missing = np.unpackbits(packed, count=len(ids)).astype(bool)
     groups = losses.groups
     # one rank per replica writes, as all have the same sums
     writes = all(g.rank() == g.size() - 1 for g in (groups.pp, groups.tp, groups.cp))
     writer = ReferenceWriter(out, rank=groups.dp.rank(), manifest=manifest) if writes else None
-    teacher = TeacherWriter(out, manifest, targets.vocab_size) if writes and targets else None
     progress = Progress(name, len(ids), unit="blocks")
     done = len(ids) - int(missing.sum())
     progress.start(done)
     size = losses.micro_batch_size
     for part in whole_micro_batches(missing, size, groups.dp.size()):
         rows, sums = losses.own_part_sums(ids[part])
-        kept = targets.take() if targets else None
         if writer is not None:
             assert sums is not None, "the writing rank is of the last stage"
             wanted = rows_to_write(part, missing, rows)
             own = ids[part[rows[wanted]]]
-            hashes = losses.store.hashes(own)
-            if teacher is not None and kept is not None:
-                teacher.write(own, kept[0][wanted], kept[1][wanted], hashes)
-            writer.append(own, sums[wanted], hashes)
+            writer.append(own, sums[wanted], losses.store.hashes(own))
         if is_recorder():
             done += int(missing[np.unique(part)].sum())
             progress.step(done)
     if writer is not None:
         writer.close()
-    if teacher is not None:
-        teacher.close()
     dist.barrier()
     if is_recorder():
         compact(out, manifest=manifest, hashes=losses.store.hashes)

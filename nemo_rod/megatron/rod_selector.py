@@ -21,12 +21,10 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import checked_micro_batches, for_each
 from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.ranks import refuse_different_choices
-from nemo_rod.megatron.scoring.distillation import SoftTargets
 from nemo_rod.megatron.scoring.forward_only import replaced
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import Choice, Selector
 from nemo_rod.selection.dealing import deal
-from nemo_rod.selection.references.teacher import Teacher
 
 
 class RoDSelector:
@@ -37,8 +35,6 @@ class RoDSelector:
         store: Store that holds the blocks.
         scoring_micro_batch_size: Blocks in one forward-only pass of one replica.
         scoring_precision: "fp8" scores in FP8, None in the model's precision.
-        teacher: The base's predictions on replay, if replay is scored by distillation from it;
-            None scores by losses.
         beat: Heartbeat, called whenever this rank makes progress.
 
     Attributes:
@@ -54,20 +50,15 @@ class RoDSelector:
         *,
         scoring_micro_batch_size: int = 1,
         scoring_precision: str | None = None,
-        teacher: Teacher | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        self.selector, self.store, self.teacher = selector, store, teacher
+        self.selector, self.store = selector, store
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.scoring_precision = scoring_precision
         self.choice: Choice | None = None
         self.on_choice: Callable[[Choice], None] = lambda choice: None
         self.step_seconds = 0.0
         self._heard: Callable[[], np.ndarray] | None = None
-
-    def set_kappa(self, kappa: float) -> None:
-        """Weighs replay scores by another kappa from the next step on."""
-        self.selector.set_kappa(kappa)
 
     def wrap(self, train_step: Callable) -> Callable:
         """Wraps the selector around a trainer's `train_step`.
@@ -119,7 +110,6 @@ class RoDSelector:
                     groups,
                     micro_batch_size=self.scoring_micro_batch_size,
                     beat=self.beat,
-                    targets=SoftTargets(self.teacher, groups.tp) if self.teacher else None,
                     precision=self.scoring_precision,
                 )
                 choice = self.choice = self.selector.choose(step, losses)

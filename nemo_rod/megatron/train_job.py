@@ -23,7 +23,6 @@ from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob, arithmetic
 from nemo_rod.megatron.bridge_config import bridge_config, recompute, refuse_optimizer
 from nemo_rod.megatron.callbacks.early_end import UntilConverged
-from nemo_rod.megatron.callbacks.kappa import SteeredKappa
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.show_metrics import Loggers
 from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
@@ -38,11 +37,9 @@ from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.watch import UNWATCHED, Signs
 from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
 from nemo_rod.progress import Progress
-from nemo_rod.selection import CurriculumHeader, ReferenceLosses, Selector, open_references
+from nemo_rod.selection import CurriculumHeader, ReferenceLosses, References, Selector
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.convergence import Rule
-from nemo_rod.selection.kappa_controller import Steering
-from nemo_rod.selection.references.teacher import open_teacher
 from nemo_rod.signals import Stopped
 from nemo_rod.upstream import changes, functions
 
@@ -74,7 +71,6 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = (), signs: Signs = UNWA
         store,
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         scoring_precision=job.scoring_precision,
-        teacher=open_teacher(job.references, store),
         beat=signs.beat,
     )
     header = curriculum_header(job.arm, store, references, config=job.config_digest)
@@ -109,7 +105,7 @@ def _references(job: TrainJob, store: BlockStore) -> ReferenceLosses | None:
     if not job.references:
         return None
     precision = arithmetic(job.precision, job.scoring_precision)
-    return open_references(job.references, store, distilled=True, precision=precision)
+    return References.open(job.references, store, precision=precision)
 
 
 def _provider(job: TrainJob, block_size: int) -> tuple[Any, Any]:
@@ -127,7 +123,7 @@ def _provider(job: TrainJob, block_size: int) -> tuple[Any, Any]:
 
 
 def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -> list[Callback]:
-    """What measures, records, shows and steers a run; each reads those before it."""
+    """What measures, records and shows a run; each reads those before it."""
     out, steps, chooser = Path(job.out), job.optimisation.steps, selector.selector
     validation = Validation(
         BlockStore(job.blocks, split="holdout"),
@@ -137,16 +133,11 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
         micro_batch_size=job.scoring_micro_batch_size,
         beat=selector.beat,
     )
-    steered = []
-    if job.arm.steering is not None:
-        steered.append(SteeredKappa(Steering(**job.arm.steering), selector, validation))
-    measured = [validation, *steered]
-    recorder = Recorder(out, selector, measured, header, Progress(job.name, steps))
+    recorder = Recorder(out, selector, validation, header, Progress(job.name, steps))
     selector.on_choice = recorder.on_choice
-    every = [validation, recorder]
+    every: list[Callback] = [validation, recorder]
     if job.loggers:
         every.append(Loggers(recorder, validation))
-    every += steered
     if chooser.averages is not None and chooser.references is not None:
         every.append(ResumedAverages(chooser.averages, chooser.references, out))
     if job.convergence is not None:

@@ -8,11 +8,11 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod.bounds import check_bounds
-from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring, Selection
+from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.prepared_blocks import source_specs
-from nemo_rod.run.variants import BASE_REFERENCES, ArmSettings, arm_settings, trained_arms
+from nemo_rod.run.variants import ArmSettings, arm_settings, trained_arms
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -70,7 +70,6 @@ def check(config: Config) -> None:
             "domain.holdout_fraction=0 leaves no block on which arms could be evaluated: set it to "
             "more than 0, such as 0.01, or set domain.holdout_floor."
         )
-    _check_selection("selection", config.selection)
     _check_scoring("scoring", config.scoring, config)
     for value in vars(config).values():  # sections of other parts check themselves
         if hasattr(value, "check"):
@@ -85,7 +84,7 @@ def check(config: Config) -> None:
     if config.arm is None:
         trained = trained_arms(config)
     else:  # other commands train what it needs
-        trained = [arm_settings(config, config.arm)] if config.arm not in BASE_REFERENCES else []
+        trained = [arm_settings(config, config.arm)] if config.arm != "base" else []
     for arm in trained:
         _check_trained(config, arm)
 
@@ -119,19 +118,11 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm of this run that its launcher, or its validation, cannot serve."""
     name, every = arm.name, config.validation.every
     launcher_of(config).check_arm(arm)
-    if arm.distilled and arm.scoring.every != 1:
-        raise ValueError(
-            f"{name} has scoring.every={arm.scoring.every} and scores replay by distillation: "
-            "set scoring.every=1, since training does not tell how far a block's predictions "
-            "have moved."
-        )
     if arm.scores and arm.scoring.precision is not None:
         _check_low_precision(name, arm, config)
-    steered = arm.scores and arm.selection.target_forgetting is not None
-    if (arm.variant.converge or steered) and every == 0:
-        why = "converge" if arm.variant.converge else "follow its forgetting"
+    if arm.variant.converge and every == 0:
         raise ValueError(
-            f"validation.every=0 is not valid: expected >= 1, so that {name} can {why}."
+            f"validation.every=0 is not valid: expected >= 1, so that {name} can converge."
         )
 
 
@@ -160,17 +151,12 @@ def _check_arm(config: Config, name: str) -> None:
     if name not in config.variants:
         return
     _check_optimisation(f"variants.{name}.train", arm.train, config.parallel)
-    _check_selection(f"variants.{name}.selection", arm.selection)
     _check_scoring(f"variants.{name}.scoring", arm.scoring, config)
-    for key, why in (
-        ("teacher_top_k", "stores its base's predictions once"),
-        ("precision", "has references of one precision"),
-    ):
-        if (found := getattr(arm.scoring, key)) != getattr(config.scoring, key):
-            raise ValueError(
-                f"variants.{name}.scoring.{key}={found} is not valid: a run {why}; set "
-                f"scoring.{key} for all its arms."
-            )
+    if arm.scoring.precision != config.scoring.precision:
+        raise ValueError(
+            f"variants.{name}.scoring.precision={arm.scoring.precision} is not valid: a run has "
+            "references of one precision; set scoring.precision for all its arms."
+        )
     row = [name]
     while (before := arm_settings(config, row[-1]).recorded_by) is not None:
         if before in row:
@@ -184,14 +170,6 @@ def _check_arm(config: Config, name: str) -> None:
                 f"variants.{name} has {arm.train.steps} steps, but follows {before} with "
                 f"{followed.train.steps}: set variants.{name}.steps to that, or to fewer."
             )
-
-
-def _check_selection(where: str, value: Selection) -> None:
-    share, forgetting = value.target_share, value.target_forgetting
-    if share is not None and forgetting is not None:
-        raise ValueError(f"{where} sets target_share and target_forgetting: set one of them.")
-    if value.kappa == 0 and (share or forgetting):
-        raise ValueError(f"{where}.kappa=0 cannot be steered: set what it begins with.")
 
 
 def _check_scoring(where: str, value: Scoring, config: Config) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import Config, Optimisation, Scoring, Selection
+from nemo_rod.config import Config, Optimisation, Scoring
 from nemo_rod.files import digest, read_lines, write_json
 from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.loggers import logger_names
@@ -19,7 +19,6 @@ from nemo_rod.run.variants import ArmSettings, arm_settings
 from nemo_rod.selection import Curriculum, replay_share
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.convergence import Rule
-from nemo_rod.selection.kappa_controller import Steering
 
 _OF_THE_MACHINE = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
 
@@ -86,8 +85,6 @@ class ModelJobs:
                 _refuse_unfit(file, settings, counted["digest"])
             follow_by = (variant.follow_by or "role") if variant.follow else None
             changed |= {"kappa": None, "recorded": str(file), "follow_by": follow_by}
-        elif arm.kappa is not None:
-            changed["steering"] = _steering(settings.selection)
         return dataclasses.replace(arm, **changed)
 
     def recorded(self, settings: ArmSettings) -> Path | None:
@@ -169,7 +166,6 @@ class ModelJobs:
             "convergence": dataclasses.asdict(rule) if rule else None,
             "policy": type(arm.policy()).__name__,
             "kappa": arm.kappa,
-            "steering": arm.steering,
             "share": arm.share,
             "share_of": variant.share if isinstance(variant.share, str) else None,
             "adaptation": arm.adaptation if arm.share is not None else None,
@@ -177,8 +173,7 @@ class ModelJobs:
             "follow": variant.follow,
             "follow_by": arm.follow_by,
             "curriculum": variant.curriculum,
-            "references": settings.references if settings.scores else [],
-            "replay_score": "distillation" if settings.distilled else None,
+            "references": [variant.reference or "specialist"] if settings.scores else [],
             "scoring": dataclasses.asdict(settings.scoring) if settings.scores else None,
             "train": dataclasses.asdict(settings.train),
             "trained_tokens": steps * arm.batch_size * block_size,
@@ -189,23 +184,9 @@ class ModelJobs:
         write_json(folder / "arm.json", description)
 
 
-def _steering(selection: Selection) -> dict[str, Any] | None:
-    """Returns what steers kappa; None if kappa is constant."""
-    targets = {"share": selection.target_share, "forgetting": selection.target_forgetting}
-    for quantity, target in targets.items():
-        if target is not None:
-            return dataclasses.asdict(Steering(quantity, target, selection.gain, selection.kappa))  # type: ignore[arg-type]
-    return None
-
-
-def follows_forgetting(arm: Arm) -> bool:
-    """Returns whether an arm is steered by held-out losses, which `validation` defines."""
-    return arm.steering is not None and arm.steering["quantity"] == "forgetting"
-
-
 def decided(arm: Arm) -> dict[str, Any]:
     """Returns what an arm trains on, as plain values: its curriculum by content, not by path."""
-    values = dataclasses.asdict(arm)
+    values = arm.as_digested()
     if arm.recorded is not None:
         values["recorded"] = digest(Path(arm.recorded).read_bytes())
     return values

@@ -23,9 +23,9 @@ from nemo_rod.run.arm_references import ArmReferences
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order
 from nemo_rod.run.launch import launcher_of
-from nemo_rod.run.model_jobs import ModelJobs, decided, follows_forgetting, trained_as
+from nemo_rod.run.model_jobs import ModelJobs, decided, trained_as
 from nemo_rod.run.run_folder import RunFolder
-from nemo_rod.run.variants import BASE_REFERENCES, REFERENCES, SPECIALIST, trained_arms
+from nemo_rod.run.variants import REFERENCES, SPECIALIST, trained_arms
 
 
 class Stages:
@@ -52,7 +52,8 @@ class Stages:
         trained = trained_arms(self.config)
         used = {name for arm in trained for name in arm.own_references}
         stages = [self.prepare(), self.make_base()]
-        stages += [self.reference(name) for name in BASE_REFERENCES if name in used]
+        if "base" in used:
+            stages.append(self.reference("base"))
         if SPECIALIST in (arm.name for arm in trained):
             stages.append(self.train(SPECIALIST))
         if "specialist" in used:
@@ -135,8 +136,7 @@ class Stages:
 
     def reference(self, name: str) -> Stage:
         """Returns the stage that scores all blocks of one role with one model (`REFERENCES`)."""
-        arm, role, predictions = REFERENCES[name]
-        top_k = self.config.scoring.teacher_top_k if predictions else None
+        arm, role = REFERENCES[name]
         precision = self.config.scoring.precision
 
         def inputs() -> Inputs:
@@ -145,8 +145,6 @@ class Stages:
                 "model": self.results.weights(arm),
                 "model.precision": self.config.model.precision,
             }
-            if top_k is not None:
-                made_of["scoring.teacher_top_k"] = top_k
             if precision is not None:
                 made_of["scoring.precision"] = precision
             return made_of | self.launcher.inputs(self.config, scoring=True)
@@ -158,7 +156,6 @@ class Stages:
                 model=str(self.results.checkpoint(arm)),
                 role=role,
                 model_digest=self.results.weights(arm),
-                teacher_top_k=top_k,
                 scoring_precision=precision,
             )
             self.jobs.run(job, folder)
@@ -167,8 +164,8 @@ class Stages:
         title = f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}"
         folder = self.results.reference(name)
         return HandOver(f"references_{name}", folder, inputs, make, self._note()).stage(
-            f"reference arm={arm if name == 'specialist' else name}",
-            title if top_k is None else f"store the base's predictions on every {role} block",
+            f"reference arm={arm}",
+            title,
             needs=("prepare", arm),
         )
 
@@ -186,7 +183,6 @@ class Stages:
             made_of |= flatten("arm", decided(arm))
             if (rule := self.jobs.convergence(arm)) is not None:
                 made_of |= flatten("convergence", dataclasses.asdict(rule))
-            if rule is not None or follows_forgetting(arm):
                 made_of |= flatten("validation", dataclasses.asdict(self.config.validation))
             made_of |= flatten("train", trained_as(settings.train))
             made_of |= {"seed": self.config.seed, "model.precision": self.config.model.precision}

@@ -23,7 +23,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod.bounds import check_bounds
-from nemo_rod.config import Config, Optimisation, Scoring, Selection, Variant
+from nemo_rod.config import (
+    Config,
+    Optimisation,
+    Scoring,
+    Selection,
+    Variant,
+    blamed_key,
+    former_key,
+)
 from nemo_rod.files import check_name
 from nemo_rod.selection.arms import arm_kind
 
@@ -35,22 +43,17 @@ class Reference(NamedTuple):
 
     model: str
     role: str
-    predictions: bool = False  # whether the model's predictions of every token are stored, too
 
 
 REFERENCES = {
     "base": Reference("base", "replay"),
     "specialist": Reference(SPECIALIST, "adaptation"),
-    "base_adaptation": Reference("base", "adaptation"),  # if the base counts beside the specialist
-    "base_distillation": Reference("base", "replay", predictions=True),
 }
-# further names for `reference arm=`
-BASE_REFERENCES = tuple(name for name, found in REFERENCES.items() if found.model == "base")
 Section = TypeVar("Section", Optimisation, Selection, Scoring, Variant)
 
 _SECTIONS = ("train", "selection", "scoring")
 _BUDGETS = ("steps", "budget", "compute")
-_OF_ROD = ("selection", "scoring", "share", "follow", "curriculum", "references")
+_OF_ROD = ("selection", "scoring", "share", "follow", "curriculum", "reference")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,29 +81,17 @@ class ArmSettings:
         return self.of == "rod" and not (variant.follow or variant.curriculum)
 
     @property
-    def references(self) -> list[str]:
-        """Models whose lowest loss is subtracted from that of an adaptation block."""
-        return self.variant.references or ["specialist"]
-
-    @property
     def own_references(self) -> list[str]:
         """The keys of `REFERENCES` that the arm's own run computes; none without scoring."""
         if not self.scores:
             return []
-        of_new_blocks = {"specialist": "specialist", "base": "base_adaptation"}
-        of_replay = "base_distillation" if self.distilled else "base"
-        return [of_replay, *(of_new_blocks[n] for n in self.references if n in of_new_blocks)]
+        return ["base", "specialist"] if self.variant.reference is None else ["base"]
 
     @property
     def recorded_by(self) -> str | None:
         """The arm of this run that must record its curriculum first; None if there is none."""
         share = self.variant.share
         return share if isinstance(share, str) else self.variant.follow
-
-    @property
-    def distilled(self) -> bool:
-        """Whether replay is scored by distillation from the base."""
-        return self.scores and self.selection.replay_score == "distillation"
 
 
 def arm_settings(config: Config, name: str) -> ArmSettings:
@@ -110,6 +101,8 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
         ValueError: if there is no such arm, or its variant is invalid; one sentence.
     """
     root, variants = _chain(config, name)
+    if former := former_key(f"arms.{root}"):
+        raise ValueError(former)
     where, merged = f"variants.{name}", _merged(variants)
     if arm_kind(root) != "trained" and variants:
         raise ValueError(f"{where} varies {root}, which is not trained: vary a trained arm.")
@@ -249,6 +242,8 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
     try:
         merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(values), replaced))
     except OmegaConfBaseException as error:
+        if former := former_key(f"{where}.{blamed_key(error)}"):
+            raise ValueError(former) from None
         sentence = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"{where}: {sentence}; docs/configuration.md has its keys.") from None
     check_bounds(merged, f"{where}.")

@@ -26,7 +26,6 @@ from nemo_rod.selection.policies import (
     threshold,
 )
 from nemo_rod.selection.references import (
-    LowestReferences,
     ReferenceLosses,
     ReferenceManifest,
     References,
@@ -35,7 +34,6 @@ from nemo_rod.selection.references import (
     compact,
     logged_ids,
     num_targets,
-    open_references,
     remove_logs,
 )
 from nemo_rod.selection.selector import BlockScorer, Selector
@@ -49,7 +47,6 @@ __all__ = [
     "FixedShare",
     "FollowedPools",
     "Joint",
-    "LowestReferences",
     "OnNonfinite",
     "Policy",
     "Pool",
@@ -68,7 +65,6 @@ __all__ = [
     "compact",
     "logged_ids",
     "num_targets",
-    "open_references",
     "reducible_loss",
     "remove_logs",
     "replay_share",

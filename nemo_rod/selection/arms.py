@@ -19,7 +19,7 @@ Alternatives for a variant of `rod`:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,6 @@ class Arm:
         multiplier: Candidates per trained block (m).
         retention: Fraction of the replay blocks in use.
         kappa: Weight of replay scores; None trains on the whole pool.
-        steering: What kappa follows (`kappa_controller.Steering`); None keeps it constant.
         eighths: How many leading eighths of every candidate are scored.
         scored_every: Steps between two scoring passes, 0 for none after the first; at other steps,
             scores are estimated from averages by source. None scores at every step.
@@ -67,7 +66,6 @@ class Arm:
     multiplier: float = 1.0
     retention: float = 1.0
     kappa: float | None = None
-    steering: dict[str, Any] | None = None
     eighths: int = NUM_PARTS
     scored_every: int | None = None
     share: float | None = None
@@ -116,6 +114,10 @@ class Arm:
             return None
         count = len(store.sources)
         return SourceAverages(store.source_index, count, every=self.scored_every, seed=self.seed)
+
+    def as_digested(self) -> dict[str, Any]:
+        """The values as digests take them, with fields that arms of earlier versions had, too."""
+        return asdict(self) | {"steering": None}
 
     @property
     def num_candidates(self) -> int:

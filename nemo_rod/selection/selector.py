@@ -25,7 +25,7 @@ from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
 from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.fidelity import fidelity, metrics_of, prefix_fidelity
-from nemo_rod.selection.policies import Joint, Policy, reducible_loss
+from nemo_rod.selection.policies import Policy, reducible_loss
 from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses, block_loss
 
 COMPARED_EVERY = 10  # steps between comparisons with what prefixes would have chosen
@@ -140,10 +140,6 @@ class Selector:
         assert self.averages is not None
         score_C = self.averages.estimate(pool)
         return choose_by_estimates(score_C, pool, self.policy, self.batch_size)
-
-    def set_kappa(self, kappa: float) -> None:
-        """Weighs replay scores by a new kappa from the next step on."""
-        self.policy = Joint(kappa)
 
     def learn(self, choice: Choice, sums: Nats) -> Choice:
         """Updates the averages with the training losses of a step chosen by estimated scores.

@@ -12,7 +12,7 @@ import pytest
 from command_line import RECIPES, composed, nemo_rod
 from places import ROOT
 
-from nemo_rod.config import config_folder
+from nemo_rod.config import FORMER_KEYS, config_folder
 from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.variants import arm_settings
 
@@ -53,10 +53,6 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
         (["selection.balance=half"], "selection.balance='half' is not valid: expected expected or"),
         (["selection.multiplier=0.5"], "selection.multiplier=0.5 is not valid"),
         (["model.hf=a/model"], "must name its base model once"),
-        (
-            ["scoring.every=4", "selection.replay_score=distillation"],
-            "rod has scoring.every=4 and scores replay by distillation",
-        ),
         (["scoring.every=-1"], "scoring.every=-1 is not valid: expected >= 0."),
         (["scoring.every=4", "launcher=nemo_rl"], "rod has scoring.every=4, which NeMo-RL's"),
         (["scoring.every=4", "scoring.prefix=1/2"], "scoring sets every=4 and prefix=1/2"),
@@ -140,6 +136,36 @@ def test_what_hydra_cannot_compose_is_one_sentence(words: list[str], sentence: s
     done = nemo_rod("run", *words)
     assert done.returncode == 2
     assert done.stderr == f"nemo-rod: {sentence}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "key"),
+    [
+        (["selection.replay_score=loss"], "selection.replay_score", "selection.replay_score"),
+        (
+            ["+variants.x={of: rod, scoring: {teacher_top_k: 8}}"],
+            "variants.x.scoring.teacher_top_k",
+            "scoring.teacher_top_k",
+        ),
+        (
+            ["+variants.x={of: rod, references: [runs/a]}"],
+            "variants.x.references",
+            "variants.*.references",
+        ),
+        (["arms=[rod_distillation]"], "arms.rod_distillation", "arms.rod_distillation"),
+        (["recipe=former"], "selection.replay_score", "selection.replay_score"),
+    ],
+)
+def test_a_former_key_is_answered_in_one_sentence(
+    words: list[str], typed: str, key: str, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe").mkdir()
+    text = "# @package _global_\ndefaults: [toy, _self_]\nselection: {replay_score: loss}\n"
+    (tmp_path / "recipe" / "former.yaml").write_text(text)
+    recipe = [] if words == ["recipe=former"] else ["recipe=toy"]
+    done = nemo_rod("run", "--config-dir", tmp_path, *recipe, *words)
+    assert done.returncode == 2
+    assert done.stderr == f"nemo-rod: {typed} was removed in 0.1: {FORMER_KEYS[key]}.\n"
 
 
 def test_a_recipe_that_is_no_yaml_is_named(tmp_path: Path) -> None:
@@ -229,28 +255,6 @@ def test_the_readmes_own_recipe_composes(tmp_path: Path) -> None:
     assert "train fixed_20: to do" in done.stderr
 
 
-FOREIGN = {
-    "hydra.callbacks": "hydra: {callbacks: {x: {_target_: os.system, command: touch pwned}}}",
-    "hydra.job_logging": """\
-hydra:
-  job_logging:
-    version: 1
-    handlers: {x: {"()": os.system, command: touch pwned}}
-    root: {handlers: [x]}
-""",
-    # a class is called with the formatter's texts, and `logging` has `os`
-    "hydra.hydra_logging": """\
-hydra:
-  hydra_logging:
-    version: 1
-    root: {handlers: []}
-    formatters: {f: {class: logging.os.execl, format: /bin/touch, datefmt: touch, style: pwned}}
-""",
-    "hydra.job.env_set": "hydra: {job: {env_set: {LD_PRELOAD: ./x.so}}}",
-    "model.architecture._target_": "model: {architecture: {_target_: os.system}}",
-}
-
-
 def test_a_recipe_may_name_its_run_folder(tmp_path: Path) -> None:
     recipe = tmp_path / "my" / "recipe" / "theirs.yaml"
     recipe.parent.mkdir(parents=True)
@@ -261,27 +265,6 @@ def test_a_recipe_may_name_its_run_folder(tmp_path: Path) -> None:
     assert "here/x/blocks" in nemo_rod(*words, "run_dir=here/x", cwd=tmp_path).stderr
     done = nemo_rod("run", "recipe=toy", "run_dir=")
     assert (done.returncode, "run_dir is empty" in done.stderr) == (2, True)
-
-
-@pytest.mark.parametrize("what", FOREIGN)
-def test_recipes_that_would_run_code_are_refused(tmp_path: Path, what: str) -> None:
-    (tmp_path / "my" / "recipe").mkdir(parents=True)
-    head = "# @package _global_\ndefaults: [/recipe/toy_synthetic, _self_]\n"
-    (tmp_path / "my" / "recipe" / "theirs.yaml").write_text(head + FOREIGN[what] + "\n")
-    run = ["run", "--config-dir", "my", "recipe=theirs", "dry_run=true"]
-    done = nemo_rod(*run, cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert f"The recipe sets {what}" in done.stderr and "NEMO_ROD_ALLOW_CODE=1" in done.stderr
-    assert not (tmp_path / "pwned").exists()
-
-
-def test_recipes_may_run_code_where_that_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NEMO_ROD_ALLOW_CODE", "1")
-    hook = "+hydra.callbacks={x:{_target_:hydra.experimental.callback.Callback}}"
-    done = nemo_rod("run", "recipe=toy", hook, "dry_run=true", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 # A run_dir whose files cannot be made, and what there is in its place.

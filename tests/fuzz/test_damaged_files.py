@@ -42,7 +42,7 @@ from nemo_rod.run.attempts import Record
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.render import read_launch
 from nemo_rod.run.stages import Stages
-from nemo_rod.selection import Curriculum, open_references
+from nemo_rod.selection import Curriculum, References
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.references import ReferenceWriter, logged_ids
@@ -86,7 +86,7 @@ def read_store(root: Path) -> None:
 def read_references(root: Path) -> None:
     store = BlockStore(root / "run/blocks")
     folders = [root / "run/references" / name for name in ("base", "specialist")]
-    references = open_references(folders, store)
+    references = References.open(folders, store)
     assert np.isfinite(references[np.arange(len(store))]).all()
 
 
@@ -141,7 +141,7 @@ def resume_training(root: Path) -> None:
     if not isinstance(job, TrainJob):  # another stage's whole file: the worker does what it says,
         return  # and a stage writes its job.json anew before it starts a worker
     folders = [root / "run/references" / name for name in ("base", "specialist")]
-    references = open_references(folders, store)
+    references = References.open(folders, store)
     header = curriculum_header(job.arm, store, references, config=job.config_digest)
     before = (folder / "curriculum.rod").read_bytes()
     Journal(folder, header, step=4)

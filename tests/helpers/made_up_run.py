@@ -28,7 +28,7 @@ from nemo_rod.run.launch import slurm
 from nemo_rod.run.launch.render import write_files
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages
-from nemo_rod.selection import ReferenceWriter, Selector, compact, open_references
+from nemo_rod.selection import References, ReferenceWriter, Selector, compact
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.references.folder import role_manifest
@@ -138,7 +138,7 @@ def _run(jobs: ModelJobs, job: Job, folder: Path) -> None:
 
 def _train(job: TrainJob, folder: Path) -> None:
     arm, store = job.arm, BlockStore(job.blocks)
-    references = open_references(job.references, store) if job.references else None
+    references = References.open(job.references, store) if job.references else None
     selector = Selector.of(arm, store, references)
     journal = Journal(
         folder, curriculum_header(arm, store, references, config=job.config_digest), step=0

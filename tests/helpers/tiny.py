@@ -174,7 +174,7 @@ class Setting:
             **options,
         )
 
-    def reference(self, name: str, model: Path, role: str, top_k: int | None = None) -> Path:
+    def reference(self, name: str, model: Path, role: str) -> Path:
         out = self.root / "references" / name
         out.mkdir(parents=True)
         job = ReferenceJob(
@@ -189,7 +189,6 @@ class Setting:
             model=str(model),
             role=role,
             model_digest=name,
-            teacher_top_k=top_k,
         )
         write_job(job, out / "job.json")
         self.torchrun(1, "nemo_rod.megatron", out / "job.json")

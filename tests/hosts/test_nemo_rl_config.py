@@ -31,17 +31,17 @@ from nemo_rod.selection import Joint, Pool, ReferenceWriter, TakeAll, choose, co
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.dealing import deal
+from nemo_rod.selection.references import References
 from nemo_rod.selection.references.folder import role_manifest
 
 RECIPES = sorted((ROOT / "recipes" / "nemo_rl").glob("*.yaml"))
 
 GOOD: dict[str, Any] = {
-    "rod": {"choose_in": "workers", "steps": 3, "worker": "a.B", "hf": False,
+    "rod": {"steps": 3, "worker": "a.B", "hf": False,
             "blocks": "blocks", "out": "out",
             "selection": {
                 "balance": "expected",
                 "on_nonfinite": "refuse",
-                "replay_score": "loss",
             },
             "scoring": {"micro_batch_size": 4, "prefix": "1", "every": 1, "precision": None}},
     "policy": {
@@ -49,7 +49,6 @@ GOOD: dict[str, Any] = {
         "train_micro_batch_size": 2,
         "sequence_packing": {"enabled": False},
         "dynamic_batching": {"enabled": False},
-        "dtensor_cfg": {"tensor_parallel_size": 1, "context_parallel_size": 1},
         "megatron_cfg": {
             "enabled": True,
             "tensor_model_parallel_size": 2,
@@ -87,7 +86,6 @@ def test_good_configuration_passes() -> None:
 @pytest.mark.parametrize(
     "key, value, sentence",
     [
-        ("rod.choose_in", "cloud", "rod.choose_in='cloud' is not valid: expected workers or dr"),
         ("rod.steps", 0, "rod.steps=0 is not valid: expected >= 1."),
         ("rod.selection.kappa", -1, "rod.selection.kappa=-1.0 is not valid: expected >= 0."),
         ("rod.worker", None, "rod.worker is None: expected a worker class"),
@@ -95,7 +93,6 @@ def test_good_configuration_passes() -> None:
         ("rod.selection.on_nonfinite", "skip", "expected refuse or exclude"),
         ("rod.scoring.every", 4, "rod.scoring.every is 4: expected 1: NeMo-RL's workers"),
         ("rod.scoring.precision", "fp8", "rod.scoring.precision is 'fp8': expected null"),
-        ("rod.selection.replay_score", "distillation", "expected loss: NeMo-RL's workers cannot"),
         ("rod.scoring.prefix", "2/3", "prefix='2/3' is not valid: expected 1, 1/2, 1/4 or 1/8."),
         ("policy.generation", {"temperature": 0.7}, "policy.generation is 'a section'"),
         ("policy.dynamic_batching.enabled", True, "policy.dynamic_batching.enabled is True"),
@@ -114,27 +111,14 @@ def test_what_cannot_run_is_refused(key: str, value: Any, sentence: str) -> None
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("eighths", [4, 8])
 @pytest.mark.parametrize("job", [True, False])
-def test_stock_workers_read_whole_blocks(job: bool, whole: bool) -> None:
-    arm = rod_arm(eighths=8 if whole else 4)
-    hand_written = {"arm": "rod", "seed": 5, "variant": dataclasses.asdict(arm) if job else None}
-    config = changed("rod.scoring.prefix", "1/2" if not (job or whole) else "1")
-    config["rod"] |= {**hand_written, "choose_in": "workers"}
+def test_an_arm_is_built_from_a_job_or_from_the_keys(job: bool, eighths: int) -> None:
+    arm = rod_arm(eighths=eighths)
+    config = changed("rod.scoring.prefix", "1" if job or eighths == 8 else "1/2")
+    variant = dataclasses.asdict(arm) if job else None
+    config["rod"] |= {"arm": "rod", "seed": 5, "variant": variant}
     assert algorithm.build_arm(config, STORE) == arm
-    config["rod"] |= {"choose_in": "driver", "worker": None}
-    check(config)
-    if whole:
-        assert algorithm.build_arm(config, STORE) == arm
-        return
-    with pytest.raises(ValueError, match="prefix is '1/2': expected 1 where stock workers score"):
-        algorithm.build_arm(config, STORE)
-
-
-def test_stock_workers_train_arms_without_scores_whatever_the_prefix() -> None:
-    config = changed("rod.scoring.prefix", "1/2")
-    config["rod"] |= {"arm": "no_replay", "seed": 5, "variant": None, "choose_in": "driver"}
-    assert not algorithm.build_arm(config, STORE).policy().needs_scores
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -421,7 +405,7 @@ def test_references_in_a_precision_that_workers_lack_are_refused() -> None:
 
 def test_references_are_of_the_policys_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(algorithm, "open_references", lambda *args, **kw: asked.append((args, kw)))
+    monkeypatch.setattr(References, "open", lambda *args, **kw: asked.append((args, kw)))
     store: Any = "store"
     config = {"rod": {"references": ["r"]}, "policy": {"precision": "bfloat16"}}
     algorithm.references_of(config, store)

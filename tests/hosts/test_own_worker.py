@@ -1,6 +1,6 @@
 """NeMo-RL's own Megatron worker, with RoD inside, as users get it: `rod.worker` is left alone.
 
-Its setup, `train`, `get_logprobs`, and saving and loading of checkpoints run unchanged on the
+Its setup, `train`, and saving and loading of checkpoints run unchanged on the
 Megatron-Bridge and Megatron-LM that the checkout pins, under real Ray. Only CUDA, NCCL and
 TransformerEngine have stand-ins (`tests/workers/nemo_rl_cpu/without_cuda.py`). Needs a checkout
 with its submodules and Python 3.12: `make test-nemo-rl-worker`.
@@ -97,8 +97,3 @@ def test_own_worker_refuses_a_checkpoint_with_a_gap(runs: Runs) -> None:
     assert started.returncode != 0
     assert f"{gap} leaves 1 parameter(s) of the model without a tensor (" in said, said[-5000:]
     assert f"1 tensor(s) without a place in the model ({name}_of_others)" in said
-
-
-def test_own_log_probabilities_choose_the_same(runs: Runs, trained: Path) -> None:
-    """`choose_in=driver` scores by the worker's own `get_logprobs`."""
-    assert chosen_ids(runs.train("own_driver", *OWN, "rod.choose_in=driver")) == chosen_ids(trained)

@@ -61,7 +61,7 @@ def test_only_sizes_and_places_change(recipe: str) -> None:
         assert rehearsed["path"].startswith(str(Path.cwd() / "somewhere" / "else" / "made"))
     for name, variant in config.variants.items():
         changed = {k for k in variant if variant[k] != small.variants[name][k]}
-        assert changed <= {"steps", "curriculum", "references", "train"}, name
+        assert changed <= {"steps", "curriculum", "reference", "train"}, name
 
 
 def test_steps_keep_their_proportion() -> None:
@@ -190,7 +190,7 @@ def test_transfers_name_the_runs_that_are_rehearsed_first() -> None:
     config, small = derived("german_qwen3_5_9b")
     assert other_runs(config) == {run: ["no_replay", "rod"]}
     other = Path.cwd() / "somewhere/else/others/runs--german_qwen3_5_4b"
-    assert small.variants["rod_small_reference"]["references"] == [str(other)]
+    assert small.variants["rod_small_reference"]["reference"] == str(other)
     assert small.variants["rod_transfer"]["curriculum"] == str(other / "arms" / "rod")
     assert other_runs(composed("recipe=german_qwen3_5_35b_a3b")) == {run: ["rod"]}
     config, small = derived("german_nemotron_3_nano_30b_a3b")

@@ -20,7 +20,7 @@ from command_line import composed
 
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.jobs import ReferenceJob, TrainJob, arithmetic
-from nemo_rod.selection import ReferenceWriter, compact, open_references
+from nemo_rod.selection import References, ReferenceWriter, compact
 from nemo_rod.selection.references.folder import role_manifest
 
 # importing Megatron warns of what a machine without CUDA lacks
@@ -184,8 +184,8 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
             rf"'{precision}'"
         )
         with pytest.raises(ValueError, match=sentence):
-            open_references(folders, blocks, precision=precision)
-    assert open_references(folders, blocks) is not None
+            References.open(folders, blocks, precision=precision)
+    assert References.open(folders, blocks) is not None
 
 
 @pytest.mark.parametrize(

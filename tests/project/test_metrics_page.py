@@ -11,7 +11,7 @@ from nemo_rod.selection import Joint, Pool, choose, selection_metrics
 from nemo_rod.selection.fidelity import PREFIXES, Fidelity, metrics_of
 
 OF_CALLERS = {  # of the update, the trainer and the journal
-    *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead", "rod/kappa"),
+    *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),
     *("throughput/tokens_per_second", "throughput/model_tflops_per_gpu"),
     *(f"timing/train/{part}" for part in ("scoring", "update", "lookup", "selection", "total")),
     "validation/<role>/<source>/loss",

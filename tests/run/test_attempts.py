@@ -99,19 +99,18 @@ def refusal_of(before: Config, after: Config, stage: Callable[[Config], Stage]) 
 
 
 @pytest.mark.parametrize(
-    ("selection", "refused"),
+    ("variant", "refused"),
     [
-        ({"target_forgetting": 0.1}, "made with validation.every=2, but now it is 3"),
-        ({"target_share": 0.3}, ""),
-        ({}, ""),
+        ({"of": "no_replay", "converge": True}, "made with validation.every=2, but now it is 3"),
+        ({"of": "rod"}, ""),
     ],
 )
-def test_an_arm_that_follows_its_forgetting_depends_on_the_looks(
-    selection: dict[str, float], refused: str, run_dir: Path
+def test_an_arm_that_ends_when_it_has_converged_depends_on_the_looks(
+    variant: dict[str, object], refused: str, run_dir: Path
 ) -> None:
     before, after = (recipe(run_dir, f"validation.every={every}") for every in (2, 3))
     for config in (before, after):
-        config.variants["mine"] = {"of": "rod", "selection": selection}
+        config.variants["mine"] = variant
     said = refusal_of(before, after, lambda config: Stages(config).train("mine"))
     assert refused in said and bool(said) == bool(refused)
 
@@ -126,7 +125,7 @@ CLIP = {"policy": {"max_grad_norm": 0.1}}
         ("nemo_rl", CLIP, "nemo_rl.policy.max_grad_norm=nothing, but now it is 0.1", ""),
         ("ray", CLIP, "nemo_rl.policy.max_grad_norm=nothing, but now it is 0.1", ""),
         ("local", CLIP, "", ""),
-        ("nemo_rl", {"rod": {"choose_in": "driver"}}, "nemo_rl.rod.choose_in=nothing", ""),
+        ("nemo_rl", {"rod": {"worker": "a.B"}}, "nemo_rl.rod.worker=nothing", ""),
         ("nemo_rl", {"policy": {"hf_config_overrides": {"x": 1}}},
          "nemo_rl.policy.hf_config_overrides.x=nothing",
          "nemo_rl.policy.hf_config_overrides.x=nothing"),

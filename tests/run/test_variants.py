@@ -12,11 +12,9 @@ import yaml
 from command_line import composed
 
 from nemo_rod.config import Config, Validation
-from nemo_rod.lab.plan.of_recipe import model_shape
-from nemo_rod.lab.plan.work import stage_works
 from nemo_rod.run.checks import check
 from nemo_rod.run.stages import Stages
-from nemo_rod.run.variants import BASE_REFERENCES, arm_settings
+from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection.candidates import Candidates
 
 
@@ -129,20 +127,6 @@ def test_an_optimizer_on_the_host_needs_both_keys() -> None:
         ("{of: rod, selection: {kapa: 2}}", "selection: Key 'kapa' not in 'Selection'"),
         ("{of: rod, selection: {multiplier: 0.5}}", "selection.multiplier=0.5 is not valid"),
         ("{of: rod, scoring: {micro_batch_size: x}}", "scoring: Value 'x'"),
-        ("{of: rod, selection: {target_share: 2}}", "target_share=2.0 is not valid"),
-        (
-            "{of: rod, selection: {replay_score: kl}}",
-            "replay_score='kl' is not valid: expected loss or distillation",
-        ),
-        (
-            "{of: rod_distillation, scoring: {teacher_top_k: 8}}",
-            "teacher_top_k=8 is not valid: a run stores its base.s predictions once",
-        ),
-        (
-            "{of: rod, selection: {target_share: 0.2, target_forgetting: 0.1}}",
-            "sets target_share and target_forgetting: set one of them",
-        ),
-        ("{of: rod, selection: {target_share: 0.2, kappa: 0}}", "kappa=0 cannot be steered"),
         ("{of: rod, converge: true}", "converge is for arms without selection"),
         ("{of: rod, train: {batch_size: 33}}", "train.batch_size=33 does not divide"),
     ],
@@ -152,21 +136,13 @@ def test_a_variant_that_cannot_be_is_refused(values: str, sentence: str) -> None
         toy(bad=values)
 
 
-@pytest.mark.parametrize("name", BASE_REFERENCES)
-def test_references_of_the_base_can_be_asked_for(name: str) -> None:
-    check(dataclasses.replace(recipe(), arm=name))
-
-
 @pytest.mark.parametrize("kind", ["ray", "nemo_rl"])
 @pytest.mark.parametrize(
     ("name", "variant", "sentence"),
     [
-        ("rod_distillation", None, "scores replay by distillation, which"),
         ("rod_averages", None, r"has scoring\.every=\d+, which"),
         ("mine", {"scoring": {"every": 0}}, r"has scoring\.every=0, which"),
         ("no_replay_converged", None, "ends when it has converged, which"),
-        ("rod_share_32", None, r"steers kappa by selection\.target_share, which"),
-        ("mine", {"selection": {"target_forgetting": 0.1}}, r"steers kappa by .*forgetting, which"),
     ],
 )
 def test_nemo_rl_refuses_what_its_workers_cannot(
@@ -185,35 +161,21 @@ def test_nemo_rl_refuses_what_its_workers_cannot(
     check(config)
 
 
-def test_what_distillation_keeps_is_in_the_plan() -> None:
-    config = dataclasses.replace(recipe(), arms=["base", "rod", "rod_distillation"])
-    blocks = {"num_adaptation": 100, "num_replay": 300, "held_adaptation": 1, "held_replay": 1}
-    disk = {work.name: work.disk for work in stage_works(config, model_shape(config), blocks)}
-    kept = disk["references_base_distillation"] - disk["references_base"]
-    size = config.domain.block_size
-    assert kept == 300 * (size * (16 * (2 + 2) + 2) + 12)  # 256 bytes need two bytes each
-
-
 def test_what_is_looked_at_while_it_trains_needs_looks() -> None:
-    for name, arm in (("converge", "no_replay_converged"), ("follow", "steered")):
-        variants = {"steered": {"of": "rod", "selection": {"target_forgetting": 0.1}}}
-        config = dataclasses.replace(
-            recipe("toy_synthetic"),
-            arms=["base", arm],
-            variants=recipe("toy_synthetic").variants | variants,
-        )
-        with pytest.raises(ValueError, match=f"validation.every=0 is not valid.*{arm} can {name}"):
-            check(config)
+    arm = "no_replay_converged"
+    config = dataclasses.replace(recipe("toy_synthetic"), arms=["base", arm])
+    with pytest.raises(ValueError, match=f"validation.every=0 is not valid.*{arm} can converge"):
+        check(config)
 
 
 def test_arms_that_a_recipe_trains_without_naming_them_are_checked() -> None:
     converging = {"no_replay": {"of": "no_replay", "converge": True}}
-    steered = {"steered": {"of": "rod", "selection": {"target_forgetting": 0.1}}}
+    other = {"other": {"of": "no_replay", "converge": True}}
     for arms, variants, name in (
         (["rod"], converging, "no_replay can converge"),
         (["merge_0.6"], converging, "no_replay can converge"),
-        (["mine"], {**steered, "mine": {"of": "rod", "share": "steered"}}, "steered can follow"),
-        (["mine"], {**steered, "mine": {"of": "rod", "follow": "steered"}}, "steered can follow"),
+        (["mine"], {**other, "mine": {"of": "rod", "share": "other"}}, "other can converge"),
+        (["mine"], {**other, "mine": {"of": "rod", "follow": "other"}}, "other can converge"),
     ):
         config = dataclasses.replace(recipe("toy_synthetic"), arms=arms, variants=variants)
         with pytest.raises(ValueError, match=f"validation.every=0 is not valid.* {name}"):
@@ -221,13 +183,6 @@ def test_arms_that_a_recipe_trains_without_naming_them_are_checked() -> None:
         check(dataclasses.replace(config, validation=Validation(every=2)))
         check(dataclasses.replace(config, arm=arms[0]))  # it is trained by another command
         check(dataclasses.replace(config, arms=["base", "max_replay"]))  # nothing needs it
-
-
-def test_steered_arms_say_what_they_follow() -> None:
-    blocks = {"num_adaptation": 100, "num_replay": 300, "digest": ""}
-    steering = Stages(recipe()).jobs.arm("rod_share_32", blocks).steering
-    assert steering == {"quantity": "share", "target": 0.32, "gain": 0.1, "start": 1.0}
-    assert Stages(recipe()).jobs.arm("rod", blocks).steering is None
 
 
 def test_variants_that_wait_for_each_other_are_refused() -> None:
@@ -247,17 +202,7 @@ def test_stages_are_those_that_the_variants_need_in_order() -> None:
     select = ["no_replay", "references_specialist"]
     assert names("control_share") == [*reference, *select, "rod", "control_share"]
     assert names("rho_rho", "rod") == [*reference, *select, "rod", "rho_rho"]
-    assert names("rod_min_reference") == [
-        *(*reference, "references_base_adaptation", *select),
-        "rod_min_reference",
-    ]
     assert names("max_replay") == ["prepare", "base", "max_replay"]
-    distilled = ["prepare", "base", "references_base_distillation", *select, "rod_distillation"]
-    assert names("rod_distillation") == distilled
-    assert names("rod", "rod_distillation")[2:4] == [
-        "references_base",
-        "references_base_distillation",
-    ]
 
 
 def test_half_the_retention_keeps_half_of_the_blocks_of_replay() -> None:

@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_curriculum import SOURCES, Store
-from test_references import ArrayStore, complete, manifest, sums_of, write
 
 from nemo_rod.selection import Curriculum, CurriculumHeader, FollowedPools, Joint, replay_share
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.choice import Choice
-from nemo_rod.selection.references import References, compact, open_references
 
 STEPS, K = 9, 8
 ROD = make_arm(
@@ -87,23 +85,3 @@ def test_other_pools_that_hold_too_few_are_refused(recorded):
 def test_mean_share_counts_every_block(recorded):
     trained = [block for record in recorded for block in record.block_ids[record.chosen]]
     assert replay_share(recorded) == sum(block >= 40 for block in trained) / len(trained)
-
-
-def test_of_several_references_of_a_block_the_lowest_counts(tmp_path):
-    store, ids = ArrayStore(100), np.arange(100)
-    replay = complete(tmp_path / "replay", 40, 100)
-    specialist = complete(tmp_path / "specialist", 0, 40)
-    base = tmp_path / "base"
-    better = np.where(np.arange(40) % 3 == 0, -1, 1)[:, None]  # on every third block
-    m = manifest(0, 40, model="model-2")
-    write(base, 0, range(40), m, sums=(sums_of(range(40)) + better).astype(np.float32))
-    compact(base, manifest=m, hashes=store.hashes)
-
-    lowest = open_references([specialist, replay, base], store)
-    one, other = (References.open([folder, replay], store) for folder in (specialist, base))
-    assert (lowest[ids] == np.minimum(one[ids], other[ids])).all()
-    assert (lowest[ids][:40:3] == other[ids][:40:3]).all()
-    assert (lowest[ids][40:] == one[ids][40:]).all()
-    assert (lowest.prefix(ids, 3) == np.minimum(one.prefix(ids, 3), other.prefix(ids, 3))).all()
-    assert len({lowest.digest, one.digest, other.digest}) == 3
-    assert open_references([specialist, replay], store).digest == one.digest

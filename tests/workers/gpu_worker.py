@@ -31,7 +31,7 @@ from _memory import peak_beyond
 from nemo_rod.corpus import BlockStore
 from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
-from nemo_rod.selection import Selector, open_references
+from nemo_rod.selection import References, Selector
 from nemo_rod.selection.arms import make_arm
 
 BATCH = 8
@@ -80,7 +80,7 @@ class Case:
         rod = {"multiplier": 2, "balance": "expected", "kappa": 1.0} if name == "rod" else {}
         arm = make_arm(name, **counts, batch_size=BATCH, seed=5, **rod)
         references = [self.folder / "references" / role for role in ("adaptation", "replay")]
-        return Selector.of(arm, store, open_references(references, store))
+        return Selector.of(arm, store, References.open(references, store))
 
 
 def sums(case: Case) -> dict[str, Any]:

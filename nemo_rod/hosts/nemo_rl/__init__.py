@@ -4,7 +4,6 @@
                                                  pool -> losses -> scores -> top-k -> train()
     curriculum, metrics    <-- ids, losses and scores of one rank --
 
-The workers read blocks from the store by id: no token crosses Ray. `learners.py` implements this
-mode and one that needs only stock workers; all differences between NeMo-RL's versions are in
-`compat.py`.
+The workers read blocks from the store by id: no token crosses Ray. All differences between
+NeMo-RL's versions are in `compat.py`.
 """

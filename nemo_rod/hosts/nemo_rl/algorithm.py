@@ -12,8 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from fractions import Fraction
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,15 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
 from nemo_rod.files import digest, digest_of_files, write_json
 from nemo_rod.hosts.nemo_rl import compat, conversions
-from nemo_rod.hosts.nemo_rl.learners import Learner, make_learner
+from nemo_rod.hosts.nemo_rl.learners import InWorkers, make_learner
 from nemo_rod.hosts.nemo_rl.remote import WorkerFailed, call_all, sentence
 from nemo_rod.hosts.nemo_rl.settings import short_precision
 from nemo_rod.hosts.nemo_rl.shown import end_runs, keep_runs, log, model_speed, use_loggers
 from nemo_rod.loggers import Prepared
-from nemo_rod.selection import CurriculumHeader, ReferenceLosses, open_references
+from nemo_rod.selection import CurriculumHeader, ReferenceLosses, References
 from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.held_out import START_FILE
-from nemo_rod.selection.references import NUM_PARTS
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 from nemo_rod.trust import refuse_code_of_its_own
 
@@ -50,7 +48,7 @@ class Run:
     policy: Any  # NeMo-RL's, like the next one, the logger and the checkpointer
     cluster: Any
     arm: Arm
-    learner: Learner
+    learner: InWorkers
     header: CurriculumHeader
     logger: Any
     checkpointer: Any
@@ -141,25 +139,15 @@ def open_store(config: dict[str, Any]) -> BlockStore:
 def references_of(config: dict[str, Any], store: BlockStore) -> ReferenceLosses:
     """Opens the references; refuses those of another store, or another precision."""
     precision = short_precision(config["policy"])
-    return open_references(config["rod"]["references"], store, precision=precision)
+    return References.open(config["rod"]["references"], store, precision=precision)
 
 
 def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
     """Returns the configured arm, with its pools and policy.
 
     Raises:
-        ValueError: there is no such arm, or stock workers cannot score it.
+        ValueError: there is no such arm.
     """
-    arm = _arm(config, store)
-    if config["rod"]["choose_in"] == "driver" and arm.eighths != NUM_PARTS:
-        raise ValueError(
-            f"rod.scoring.prefix is '{Fraction(arm.eighths, NUM_PARTS)}': expected 1 where stock "
-            "workers score: they read whole blocks."
-        )
-    return arm
-
-
-def _arm(config: dict[str, Any], store: BlockStore) -> Arm:
     rod = config["rod"]
     if rod["variant"] is not None:
         return Arm(**rod["variant"])
@@ -191,8 +179,7 @@ def make_policy(
     set_seed(rod["seed"])
     use_gpus = ray.cluster_resources().get("GPU", 0) > 0
     cluster = compat.make_cluster(config["cluster"], use_gpus=use_gpus)
-    if rod["worker"]:
-        compat.register_worker(rod["worker"])
+    compat.register_worker(rod["worker"])
     policy = Policy(
         cluster=cluster,
         config=policy_cfg,
@@ -292,16 +279,16 @@ def _digest(config: dict[str, Any], arm: Arm) -> str:
     if rod["config_digest"] is not None:
         return str(rod["config_digest"])
     megatron = policy["megatron_cfg"]
-    section = megatron if megatron["enabled"] else policy
-    optimizer = section.get("optimizer") or {}
+    optimizer = megatron.get("optimizer") or {}
     decides = {
         "model": conversions.identity(policy["model_name"]),
         **{key: policy[key] for key in ("precision", "train_global_batch_size")},
-        "arm": asdict(arm) | ({"recorded": digest_of_files([Path(recorded)])} if recorded else {}),
+        "arm": arm.as_digested()
+        | ({"recorded": digest_of_files([Path(recorded)])} if recorded else {}),
         "steps": rod["steps"],
         "on_nonfinite": rod["selection"]["on_nonfinite"],
         "optimizer": {k: v for k, v in optimizer.items() if k not in _OF_THE_MACHINE},
-        "scheduler": section.get("scheduler"),
+        "scheduler": megatron.get("scheduler"),
     }
     return digest(json.dumps(decides, sort_keys=True, default=str).encode())
 

@@ -85,17 +85,14 @@ def _refuse(job: TrainJob | ReferenceJob) -> None:
             f"{job.name} has scoring.precision={job.scoring_precision}, which NeMo-RL's workers "
             f"cannot score in: {elsewhere}, or leave it unset."
         )
-    if isinstance(job, ReferenceJob):
-        refused: dict[str, Any] = {"stores the base's predictions": job.teacher_top_k}
-    else:
+    if isinstance(job, TrainJob):
         refused = {
             "ends when it has converged": job.convergence,
-            "steers kappa": job.arm.steering,
             "estimates scores between scoring passes": job.arm.scored_every,
         }
-    for what, value in refused.items():
-        if value is not None:
-            raise ValueError(f"{job.name} {what}: {elsewhere}.")
+        for what, value in refused.items():
+            if value is not None:
+                raise ValueError(f"{job.name} {what}: {elsewhere}.")
     if parallel.context > 1 or parallel.virtual_pipeline > 1:
         raise ValueError(
             f"parallel.context={parallel.context} and virtual_pipeline="

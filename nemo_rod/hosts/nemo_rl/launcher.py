@@ -21,17 +21,13 @@ class NemoRL(Local):
 
     def check_arm(self, arm: ArmSettings) -> None:
         """Refuses an arm that NeMo-RL's workers cannot train."""
-        scoring, selection = arm.scoring, arm.selection
-        target = "target_share" if selection.target_share is not None else "target_forgetting"
-        steered = arm.scores and getattr(selection, target) is not None
+        scoring = arm.scoring
         for cannot, what, instead in (
-            (arm.distilled, "scores replay by distillation", "set selection.replay_score=loss"),
             (arm.scores and scoring.every != 1, f"has scoring.every={scoring.every}",
              "set scoring.prefix instead"),
             (arm.scores and scoring.precision is not None,
              f"has scoring.precision={scoring.precision}", "leave scoring.precision unset"),
             (arm.variant.converge, "ends when it has converged", "give it a number of steps"),
-            (steered, f"steers kappa by selection.{target}", "set selection.kappa alone"),
         ):  # fmt: skip
             if cannot:
                 raise ValueError(

@@ -7,19 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.nemo_rl.algorithm import make_policy, open_store
-from nemo_rod.hosts.nemo_rl.learners import InWorkers, LogprobScorer, num_replicas
+from nemo_rod.hosts.nemo_rl.learners import InWorkers, num_replicas
 from nemo_rod.hosts.nemo_rl.settings import short_precision
 from nemo_rod.hosts.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
-from nemo_rod.selection import (
-    BlockScorer,
-    ReferenceWriter,
-    compact,
-    logged_ids,
-    remove_logs,
-)
+from nemo_rod.selection import ReferenceWriter, compact, logged_ids, remove_logs
 from nemo_rod.selection.references.folder import holds, role_manifest
 
 _BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
@@ -53,9 +46,11 @@ def write_reference(config: dict[str, Any]) -> None:
     policy_cfg["megatron_cfg"]["train_iters"] = 1  # required, although nothing is trained
     policy, cluster = make_policy(config, train=False)
     try:
-        scorer = _scorer(policy, store, config)
+        micro_batch_size = rod["scoring"]["micro_batch_size"]
+        task = Task(blocks=rod["blocks"], scoring_micro_batch_size=micro_batch_size)
+        scorer = InWorkers(policy, task, stall_seconds=rod["stall_seconds"])
         missing = ~np.isin(ids, logged_ids(out, manifest))
-        size = rod["scoring"]["micro_batch_size"] * _BATCHES_PER_CALL * num_replicas(policy)
+        size = micro_batch_size * _BATCHES_PER_CALL * num_replicas(policy)
         writer = ReferenceWriter(out, rank=0, manifest=manifest)
         progress = Progress("reference", len(ids), unit="blocks", prefix="")
         progress.start(len(ids) - int(missing.sum()))
@@ -70,11 +65,3 @@ def write_reference(config: dict[str, Any]) -> None:
         policy.worker_group.shutdown(force=True)
         cluster.shutdown()
     compact(out, manifest=manifest, hashes=store.hashes)
-
-
-def _scorer(policy: Any, store: BlockStore, config: dict[str, Any]) -> BlockScorer:
-    rod = config["rod"]
-    if rod["choose_in"] == "driver":
-        return LogprobScorer(policy, store)
-    task = Task(blocks=rod["blocks"], scoring_micro_batch_size=rod["scoring"]["micro_batch_size"])
-    return InWorkers(policy, task, stall_seconds=rod["stall_seconds"])

@@ -14,7 +14,16 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod.bounds import check_bounds, key, one_of
-from nemo_rod.config import DTYPES, Optimisation, Scoring, Selection, Validation, config_folder
+from nemo_rod.config import (
+    DTYPES,
+    Optimisation,
+    Scoring,
+    Selection,
+    Validation,
+    blamed_key,
+    config_folder,
+    former_key,
+)
 from nemo_rod.hosts.nemo_rl import compat
 
 
@@ -34,14 +43,13 @@ class RoD:
     warmup_steps: int | None = key(None, ">= 0")  # the same in steps; null: by warmup_fraction
     decay_steps: int | None = key(None, ">= 1")  # the same in steps; null: by decay_fraction
     seed: int = 42  # seed of the candidate stream
-    choose_in: str = one_of("workers", "driver")  # "driver": for workers that cannot be extended
     hf: bool = False  # whether to write a Hugging Face checkpoint to <out>/hf at the end
     role: str | None = one_of(None, "adaptation", "replay")  # what `nemo-rod reference` scores
     tokenizer: str | None = None  # of the blocks; null: policy.tokenizer.name
     eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS
     trust_remote_code: bool = False  # NeMo-RL runs code beside a checkpoint: true if you trust it
     model_digest: str | None = None  # digest of the scored weights, for the references' manifest
-    worker: str | None = MISSING  # full name of the Ray worker class; null for NeMo-RL's own
+    worker: str | None = MISSING  # full name of the Ray worker class
     stall_seconds: float = key(1800.0, ">= 0")  # without an answer, after which to end; 0: never
     selection: Selection = field(default_factory=Selection)
     scoring: Scoring = field(default_factory=Scoring)
@@ -68,7 +76,7 @@ def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     try:
         config = parse_hydra_overrides(_on_defaults(load_config(recipe)), list(overrides))
     except (OverridesError, OmegaConfBaseException) as error:
-        raise ValueError(f"{recipe}: {error}") from None
+        raise ValueError(former_key(blamed_key(error)) or f"{recipe}: {error}") from None
     return resolve(config)
 
 
@@ -88,7 +96,8 @@ def _on_defaults(config: DictConfig) -> DictConfig:
         try:
             merged = merge_with_override(merged, layer)
         except OmegaConfBaseException as error:
-            raise ValueError(" ".join(str(error).split())) from None
+            sentence = former_key(blamed_key(error)) or " ".join(str(error).split())
+            raise ValueError(sentence) from None
     return merged
 
 
@@ -135,23 +144,16 @@ def check(config: dict[str, Any]) -> None:
     """Refuses settings that cannot run or would change what is trained, by a ValueError."""
     policy, rod = config["policy"], config["rod"]
     check_bounds(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RoD), rod)), "rod.")
-    megatron, in_workers = policy["megatron_cfg"], rod["choose_in"] == "workers"
-    parallel = megatron if megatron["enabled"] else policy["dtensor_cfg"]
-    context, fused = parallel["context_parallel_size"], compat.fused_loss_key(megatron)
-    replay_score = rod["selection"]["replay_score"]
+    megatron = policy["megatron_cfg"]
+    context, fused = megatron["context_parallel_size"], compat.fused_loss_key(megatron)
     for fine, name, found, expected in (
-        (replay_score == "loss", "rod.selection.replay_score", replay_score,
-         "loss: NeMo-RL's workers cannot score by distillation"),
         (rod["scoring"]["every"] == 1, "rod.scoring.every", rod["scoring"]["every"],
          "1: NeMo-RL's workers do not tell what each block costs in training"),
         (rod["scoring"]["precision"] is None, "rod.scoring.precision", rod["scoring"]["precision"],
          "null: NeMo-RL's workers score in the model's precision"),
-        (megatron["enabled"] or not in_workers, "policy.megatron_cfg.enabled", False,
-         "true, or rod.choose_in=driver with rod.worker=null"),
-        (rod["worker"] or not in_workers, "rod.worker", None,
-         "a worker class with RoD's methods, or rod.choose_in=driver"),
-        (in_workers or not rod["hf"], "rod.hf", True,
-         "false where stock workers train; NeMo-RL's examples/converters convert"),
+        (megatron["enabled"], "policy.megatron_cfg.enabled", False,
+         "true: workers of NeMo-RL's other backend cannot choose"),
+        (rod["worker"], "rod.worker", rod["worker"], "a worker class with RoD's methods"),
         (not policy["sequence_packing"]["enabled"], "policy.sequence_packing.enabled", True,
          "false: it reorders blocks, and they are full already"),
         (not policy["dynamic_batching"]["enabled"], "policy.dynamic_batching.enabled", True,
@@ -171,10 +173,7 @@ def _check_sizes(config: dict[str, Any]) -> None:
     policy, cluster = config["policy"], config["cluster"]
     megatron = policy["megatron_cfg"]
     world = cluster["gpus_per_node"] * cluster["num_nodes"]
-    if megatron["enabled"]:
-        size = megatron["tensor_model_parallel_size"] * megatron["pipeline_model_parallel_size"]
-    else:
-        size = policy["dtensor_cfg"]["tensor_parallel_size"]
+    size = megatron["tensor_model_parallel_size"] * megatron["pipeline_model_parallel_size"]
     if world % size:
         raise ValueError(
             f"cluster.num_nodes={cluster['num_nodes']} x gpus_per_node={cluster['gpus_per_node']} "

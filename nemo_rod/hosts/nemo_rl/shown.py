@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.hosts.nemo_rl.learners import Learner
+from nemo_rod.hosts.nemo_rl.learners import InWorkers
 from nemo_rod.loggers import (
     LOGGERS,
     Prepared,
@@ -62,7 +62,7 @@ def log(logger: Any, row: dict[str, Any], *, step: int) -> None:
 
 
 def model_speed(
-    learner: Learner, choice: Choice, metrics: dict[str, Any], arm: Arm, num_gpus: int
+    learner: InWorkers, choice: Choice, metrics: dict[str, Any], arm: Arm, num_gpus: int
 ) -> dict[str, float]:
     """Returns `throughput/model_tflops_per_gpu`, if NeMo-RL can count this model's operations.
 

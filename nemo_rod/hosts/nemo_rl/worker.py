@@ -17,7 +17,7 @@ import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.nemo_rl import compat
-from nemo_rod.selection import OnNonfinite, Selector, open_references
+from nemo_rod.selection import OnNonfinite, References, Selector
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.dealing import deal
 from nemo_rod.selection.held_out import source_losses
@@ -39,7 +39,7 @@ class Task:
     def selector(self, store: BlockStore) -> Selector:
         """Returns the selector of the arm, with its references."""
         assert self.arm is not None
-        references = open_references(self.references, store) if self.references else None
+        references = References.open(self.references, store) if self.references else None
         return Selector.of(self.arm, store, references, self.on_nonfinite)
 
 
@@ -159,7 +159,7 @@ class RoDWorkerMixin:
 
 
 def update_metrics(loss: Any, trained: dict[str, Any], seconds: float) -> dict[str, float]:
-    """Returns an update's metrics, from the result of a worker's or a policy's `train`.
+    """Returns an update's metrics, from the result of a worker's `train`.
 
     The loss is one value or one per global batch. `flops`, the operations of the update, are there
     if NeMo-RL has counted them.

@@ -15,7 +15,6 @@ from nemo_rod.run.handover import Stage
 from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
-from nemo_rod.selection.references.teacher import record_type
 
 BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
 REFERENCE_BYTES = 44  # per block: sums, hash, checksum
@@ -100,10 +99,8 @@ def _work(
         return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
     if command == "reference":
         reference = REFERENCES[name.removeprefix("references_")]
-        count, kept = blocks[f"num_{reference.role}"], REFERENCE_BYTES
-        if reference.predictions:
-            kept += record_type(size, config.scoring.teacher_top_k, shape.vocab_size).itemsize
-        return Work(name=name, read=count, disk=count * kept)
+        count = blocks[f"num_{reference.role}"]
+        return Work(name=name, read=count, disk=count * REFERENCE_BYTES)
     if settings is None:  # a merge, or a base that is there already
         return Work(name=name, disk=weights)
     optimisation = settings.train

@@ -108,10 +108,9 @@ def other_runs(config: Config) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in config.arms:
         variant = arm_settings(config, name).variant
-        for run in variant.references or []:
-            if run not in ("specialist", "base"):
-                # its specialist's losses are made for an arm that scores
-                found.setdefault(run, []).extend(["no_replay", "rod"])
+        if variant.reference is not None:
+            # its specialist's losses are made for an arm that scores
+            found.setdefault(variant.reference, []).extend(["no_replay", "rod"])
         if variant.curriculum is not None:
             run, arm = run_and_arm(variant.curriculum)
             found.setdefault(run, []).append(arm)
@@ -155,11 +154,8 @@ def _variant(variant: Any, places: Places, scale: float) -> Any:
     if changed.get("curriculum") is not None:
         run, arm = run_and_arm(changed["curriculum"])
         changed["curriculum"] = str(places.other(run) / "arms" / arm)
-    if changed.get("references") is not None:
-        changed["references"] = [
-            run if run in ("specialist", "base") else str(places.other(run))
-            for run in changed["references"]
-        ]
+    if changed.get("reference") is not None:
+        changed["reference"] = str(places.other(changed["reference"]))
     for section in ("train", "scoring"):
         if changed.get(section):
             kept = dict(changed[section])

@@ -26,9 +26,8 @@ from nemo_rod.lab.report.history import History, read_history
 ROLES = ("adaptation", "replay")
 # Keys of `arm.json` on an arm's design, in contrast to its costs.
 DESIGN = (
-    "of", "steps", "budget", "multiplier", "scored_eighths", "retention", "kappa", "steering",
-    "share", "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
-    "replay_score",
+    "of", "steps", "budget", "multiplier", "scored_eighths", "retention", "kappa", "share",
+    "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
 )  # fmt: skip
 
 # Costs of a base that was not trained here.
@@ -42,8 +41,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("retention", "kappa"), _NUMBER),
     "share": (*_NUMBER, str),
     **dict.fromkeys(("kind", "of", "adaptation", "replay", "follow", "follow_by"), (str,)),
-    **dict.fromkeys(("curriculum", "replay_score"), (str,)),
-    "steering": (dict,),
+    "curriculum": (str,),
     "references": (list,),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
-from nemo_rod.megatron.callbacks.kappa import SteeredKappa
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder, peak_memory
 from nemo_rod.megatron.rod_selector import RoDSelector
@@ -27,13 +25,13 @@ from nemo_rod.selection.references import NUM_PARTS
 class Recorder(Callback):
     """Writes one record in `curriculum.rod` and one line in `metrics.jsonl` for every step.
 
-    The line has the `metrics` of the measuring callbacks, too. `row` are all metrics of the step
-    that just ended, on the recording rank.
+    The line has the metrics of the validation, too. `row` are all metrics of the step that just
+    ended, on the recording rank.
     """
 
     folder: Path
     selector: RoDSelector
-    measured: Sequence[Validation | SteeredKappa]
+    validation: Validation
     header: CurriculumHeader
     progress: Progress
     journal: Journal | None = field(default=None, init=False)
@@ -70,9 +68,7 @@ class Recorder(Callback):
         assert self.journal is not None and self.selector.choice is not None
         # the step counter advances after this callback, so it still holds the step that ran
         step = context.state.train_state.step
-        metrics = self._training(context, self.selector.choice)
-        for one in self.measured:
-            metrics |= one.metrics
+        metrics = self._training(context, self.selector.choice) | self.validation.metrics
         row = self.row = self.journal.append(step, self.selector.choice, metrics)
         note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
         self.progress.step(step + 1, note)

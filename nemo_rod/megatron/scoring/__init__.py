@@ -4,7 +4,6 @@ MegatronScorer(chunks, store, groups)  scorer.py: sums of token losses of blocks
 scoring_pass(schedule, ...)            scoring_pass.py: a trainer's own schedule, forward only
 forward_only(chunks)                   forward_only.py: hazards, each guarded or refused
 sliced_logits(chunks)                  logits.py: token losses without ever holding all logits
-distillation.py                        cross entropy with a teacher's kept predictions
 text_positions.py                      positions for vision-language models
 
 Everywhere, `model` is the list of the model's chunks on this rank, wrapped for data parallelism or

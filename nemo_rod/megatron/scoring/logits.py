@@ -15,9 +15,8 @@ took two fifths of the scoring of a model of 0.5B parameters with 151,936 tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,20 +28,16 @@ from nemo_rod.megatron.scoring.forward_only import replaced
 
 _FP32_BYTES = 4
 
-# (positions of a slice, its logits [s, B, V / tp], its ordinary loss) -> token losses [B, s]
-SliceLoss = Callable[[slice, torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor]
-
 
 @contextmanager
-def sliced_logits(model: list, slice_loss: SliceLoss | None = None) -> Iterator[None]:
+def sliced_logits(model: list) -> Iterator[None]:
     """Makes the model's last stage compute its loss in slices of the sequence.
 
-    Only for forward passes without gradients: a backward pass would keep every slice anyway. The
-    replacement for the model's own loss may call that.
+    Only for forward passes without gradients: a backward pass would keep every slice anyway.
     """
     heads = [module for chunk in model for module in chunk.modules() if _is_head(module)]
     for module in heads:
-        _slice_head(module, slice_loss or (lambda _where, _logits, own: own()))
+        _slice_head(module)
     try:
         with ExitStack() as stack:
             if torch.cuda.is_available() and _engine_has_cross_entropy():
@@ -69,7 +64,7 @@ def _is_head(module: Any) -> bool:
     return "output_layer" in module._modules and module.post_process
 
 
-def _slice_head(module: Any, slice_loss: SliceLoss) -> None:
+def _slice_head(module: Any) -> None:
     """Shadows two methods of one module.
 
     The output layer returns its input, and the loss applies the layer slice by slice.
@@ -88,13 +83,12 @@ def _slice_head(module: Any, slice_loss: SliceLoss) -> None:
         try:
             if split:  # the layer itself would first gather the whole sequence
                 hidden_SBH = gather_from_sequence_parallel_region(hidden_SBH, group=layer.tp_group)
-            parts, start = [], 0
+            parts = []
             for labels_Bs, hidden_sBH in zip(
                 labels_BS.split(length, dim=1), hidden_SBH.split(length, dim=0), strict=True
             ):
-                where = slice(start, start := start + labels_Bs.shape[1])
                 logits_sBV = logits_of(hidden_sBH, **given)[0]
-                parts.append(slice_loss(where, logits_sBV, partial(loss_of, labels_Bs, logits_sBV)))
+                parts.append(loss_of(labels_Bs, logits_sBV))
                 del logits_sBV  # before the next slice is made
         finally:
             layer.sequence_parallel = split

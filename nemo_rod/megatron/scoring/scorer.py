@@ -20,13 +20,11 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.megatron.batches import Batch, for_each, micro_batches, prefixes
-from nemo_rod.megatron.scoring.distillation import Targets
 from nemo_rod.megatron.scoring.forward_only import (
     gather_weights,
     overlaps_tensor_parallel,
     refuse_unsafe,
 )
-from nemo_rod.megatron.scoring.logits import has_head
 from nemo_rod.megatron.scoring.low_precision import low_precision, refuse_unfit
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
 from nemo_rod.selection.blocks import HashedBlocks
@@ -48,7 +46,6 @@ class MegatronScorer:
             order; by default `micro_batches`.
         forward_step: function that reads a micro-batch and runs the model on it; by default plain
             causal language modelling.
-        targets: targets of the losses of plain causal language modelling; None for next tokens.
         precision: "fp8" for a pass in FP8 (`low_precision.py`), None for one in the model's own.
 
     Raises:
@@ -65,15 +62,12 @@ class MegatronScorer:
         beat: Callable[[], None] = lambda: None,
         batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
         forward_step: ForwardStep | None = None,
-        targets: Targets | None = None,
         precision: str | None = None,
     ) -> None:
         self.model, self.store, self.groups = model, store, groups
         self.micro_batch_size, self.beat = micro_batch_size, beat
-        self.batches, self.targets = batches, targets or Targets()
-        self.forward_step = forward_step or partial(
-            plain_forward_step, cp=groups.cp, begin=self.targets.begin
-        )
+        self.batches = batches
+        self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp)
         self.config = get_model_config(model[0])
         ddp_config = getattr(model[0], "ddp_config", None)
         refuse_unsafe(self.config, ddp_config, splits_context=True, between_steps=True)
@@ -136,12 +130,7 @@ class MegatronScorer:
         else:
             assert isinstance(self.store, BlockStore), "other blocks come with their batches"
             plain = micro_batches(self.store, block_ids, size, length=length)
-        every = []
-        for chunk, own in zip(self.model, for_each(plain, len(self.model)), strict=True):
-            if has_head(chunk):
-                own = self.targets.batches(own, block_ids, size)
-            every.append(prefixes(own, length))
-        return every
+        return [prefixes(own, length) for own in for_each(plain, len(self.model))]
 
     def _forward(
         self, block_ids: np.ndarray, eighths: int = NUM_PARTS
@@ -164,7 +153,6 @@ class MegatronScorer:
                 beat=self.beat,
                 cp=self.groups.cp,
                 num_parts=eighths,
-                slice_loss=self.targets.loss,
                 data_iterator=batches if len(batches) > 1 else batches[0],
                 num_microbatches=len(mine) // size,
                 seq_length=length,

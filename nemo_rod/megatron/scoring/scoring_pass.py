@@ -15,7 +15,7 @@ from megatron.core.utils import get_model_config
 
 from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.scoring.forward_only import forward_only
-from nemo_rod.megatron.scoring.logits import SliceLoss, sliced_logits
+from nemo_rod.megatron.scoring.logits import sliced_logits
 from nemo_rod.selection.references import NUM_PARTS
 
 # (micro-batches, chunk of the model) -> the chunk's output and the mask of its losses
@@ -30,7 +30,6 @@ def scoring_pass(
     beat: Callable[[], None] = lambda: None,
     cp: dist.ProcessGroup | None = None,
     num_parts: int = NUM_PARTS,
-    slice_loss: SliceLoss | None = None,
     **options: Any,
 ) -> list[torch.Tensor]:
     """Runs a trainer's schedule forward-only for the losses of its samples.
@@ -42,7 +41,6 @@ def scoring_pass(
         beat: heartbeat, called after every micro-batch.
         cp: the context-parallel group, if `forward_step` returns only this rank's positions.
         num_parts: number of equal parts of every sample over which losses are summed.
-        slice_loss: replacement for the model's own loss.
         options: further arguments of the schedule.
 
     Returns:
@@ -56,8 +54,7 @@ def scoring_pass(
         beat()
         return output, partial(partial_sums, loss_mask, cp=cp, num_parts=num_parts)
 
-    slices = sliced_logits(model, slice_loss)
-    with forward_only(model, get_model_config(model[0])), slices:
+    with forward_only(model, get_model_config(model[0])), sliced_logits(model):
         outputs = schedule(
             forward_step_func=step,
             model=model,
@@ -72,18 +69,12 @@ def scoring_pass(
 
 
 def plain_forward_step(
-    batches: Iterator[Batch],
-    model: Any,
-    *,
-    cp: dist.ProcessGroup | None = None,
-    begin: Callable[[Batch], None] | None = None,
+    batches: Iterator[Batch], model: Any, *, cp: dist.ProcessGroup | None = None
 ) -> tuple[Any, torch.Tensor]:
     """Models one micro-batch causally; returns token losses `[b, S / cp]` and their mask."""
     batch = next(batches)
     if cp is not None:
         batch = {name: own_positions(tensor, cp) for name, tensor in batch.items()}
-    if begin is not None:
-        begin(batch)
     output = model(
         input_ids=batch["tokens"],
         position_ids=batch["position_ids"],

@@ -3,7 +3,7 @@
 A step is recorded as soon as it is chosen, and the disk write overlaps with its update. A run that
 is killed meanwhile leaves the record of a step that never completed, and drops it when it resumes.
 The metrics of a step go to the disk as soon as it has completed, ahead of any checkpoint and beside
-whatever follows. A resume reads them, for instance for kappa, and refuses to go on without them.
+whatever follows. A resume reads them, such as for convergence, and refuses to go on without them.
 """
 
 from __future__ import annotations

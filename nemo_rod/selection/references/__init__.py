@@ -3,22 +3,20 @@
     writer.append(block_ids, sums)         rank_log.py: one log per rank, while blocks are scored
     compact(folder)                        compaction.py: turns logs into arrays, dense by block id
     folder.sums, folder.heads              folder.py: a complete folder and its manifest
-    references[block_ids]                  lookup.py, lowest.py: by id; hash_index.py: by content
+    references[block_ids]                  lookup.py: by id; hash_index.py: by content
     block_loss(sums, ...)                  block_loss.py: eighths of a block -> nats per token
 
-`teacher.py` stores the base model's predictions for the self-distillation score.
+All of it needs NumPy alone.
 """
 
 from nemo_rod.selection.references.block_loss import block_loss, num_targets
 from nemo_rod.selection.references.compaction import compact, remove_logs
 from nemo_rod.selection.references.folder import NUM_PARTS, ReferenceManifest
 from nemo_rod.selection.references.lookup import ReferenceLosses, References
-from nemo_rod.selection.references.lowest import LowestReferences, open_references
 from nemo_rod.selection.references.rank_log import ReferenceWriter, logged_ids
 
 __all__ = [
     "NUM_PARTS",
-    "LowestReferences",
     "ReferenceLosses",
     "ReferenceManifest",
     "ReferenceWriter",
@@ -27,6 +25,5 @@ __all__ = [
     "compact",
     "logged_ids",
     "num_targets",
-    "open_references",
     "remove_logs",
 ]

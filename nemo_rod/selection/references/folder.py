@@ -85,9 +85,7 @@ class ReferenceManifest:
         )
 
 
-def role_manifest(
-    store: Blocks, role: str, *, model: str, precision: str, loss: str = LOSS_DEFINITION
-) -> ReferenceManifest:
+def role_manifest(store: Blocks, role: str, *, model: str, precision: str) -> ReferenceManifest:
     """Return the manifest of references for all blocks of a role; see `ReferenceManifest`.
 
     Raises:
@@ -111,7 +109,6 @@ def role_manifest(
         start=start,
         stop=stop,
         precision=precision,
-        loss=loss,
     )
 
 

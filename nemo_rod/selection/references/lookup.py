@@ -34,7 +34,6 @@ from nemo_rod.selection.references.folder import (
     record_checks,
 )
 from nemo_rod.selection.references.hash_index import HashIndex
-from nemo_rod.selection.references.teacher import teacher_top_k
 
 
 class ReferenceLosses(Protocol):
@@ -85,7 +84,6 @@ class References(ReferenceLosses):
         paths: Iterable[str | Path],
         store: HashedBlocks | None = None,
         *,
-        distilled: bool = False,
         precision: str | None = None,
     ) -> Self:
         """Open one or more compacted folders.
@@ -94,7 +92,6 @@ class References(ReferenceLosses):
             paths: The folders, in any order.
             store: The block store that they must belong to and cover; None allows `find` and
                 `sums` only.
-            distilled: Whether the caller can score with a distilled loss (`teacher.py`).
             precision: Arithmetic of the caller's scoring pass; None accepts any.
 
         Raises:
@@ -108,7 +105,7 @@ class References(ReferenceLosses):
         if not folders:
             raise ValueError("no folder of references was given: name at least one")
         for folder in folders:
-            _refuse_foreign(folder, folders[0].manifest, store, distilled)
+            _refuse_foreign(folder, folders[0].manifest, store)
             _refuse_other_precision(folder, precision)
         _check_tiling(folders, None if store is None else len(store))
         return cls(folders, store)
@@ -224,20 +221,11 @@ class References(ReferenceLosses):
         return records_C
 
 
-def _refuse_foreign(
-    folder: Folder, first: ReferenceManifest, store: HashedBlocks | None, distilled: bool
-) -> None:
+def _refuse_foreign(folder: Folder, first: ReferenceManifest, store: HashedBlocks | None) -> None:
     """Raise a ValueError if a folder is of another store, tokenizer or loss definition."""
     found = folder.manifest
-    is_distilled = teacher_top_k(found.loss) is not None
-    if is_distilled and not distilled:
-        raise ValueError(
-            f"{folder.path} is of the self-distillation score, which this job cannot compute: give "
-            "references/base, or train with selection.replay_score=distillation and launcher="
-            "local or slurm"
-        )
     checks = [
-        ("loss definition", found.loss, found.loss if is_distilled else first.loss),
+        ("loss definition", found.loss, first.loss),
         ("block store", found.store, first.store if store is None else store.digest),
         (
             "tokenizer",

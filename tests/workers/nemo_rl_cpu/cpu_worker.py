@@ -160,7 +160,7 @@ class CpuWorkerImpl(OnCpu, RoDWorkerMixin):
 
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        metrics = self._schedule(forward_step, data, mbs, forward_only=False)
+        metrics = self._schedule(forward_step, data, mbs)
         _, grad_norm, _ = self.optimizer.step()
         lr = self.optimizer.param_groups[0]["lr"]
         self.scheduler.step(increment=gbs)
@@ -177,42 +177,7 @@ class CpuWorkerImpl(OnCpu, RoDWorkerMixin):
             "all_mb_metrics": {"lr": [lr] * count, "wd": [0.0] * count},
         }
 
-    def get_logprobs(self, *, data, micro_batch_size=None):
-        from megatron.core import parallel_state
-        from nemo_rl.distributed.batched_data_dict import BatchedDataDict
-        from nemo_rl.distributed.model_utils import get_next_token_logprobs_from_logits
-
-        size = micro_batch_size or self.cfg["logprob_batch_size"]
-        self.model.eval()
-
-        def forward_step(batches, model):
-            batch = next(batches)
-            logits = model(
-                input_ids=batch["input_ids"],
-                position_ids=_positions(batch["input_ids"]),
-                attention_mask=None,
-            )
-            return logits, partial(logprobs_of, batch)
-
-        def logprobs_of(batch, logits, non_loss_data=True):
-            logprobs = get_next_token_logprobs_from_logits(
-                input_ids=batch["input_ids"],
-                next_token_logits=logits,
-                vocab_parallel_rank=parallel_state.get_tensor_model_parallel_rank(),
-                vocab_parallel_group=parallel_state.get_tensor_model_parallel_group(),
-                context_parallel_group=parallel_state.get_context_parallel_group(),
-            )
-            return torch.cat([torch.zeros(len(logprobs), 1), logprobs], dim=1)
-
-        with torch.no_grad():
-            parts = self._schedule(forward_step, data, size, forward_only=True)
-        groups = self._rod_groups()
-        logprobs = torch.cat(parts) if parts else torch.empty(data["input_ids"].shape)
-        dist.broadcast(logprobs, group=groups.pp, group_src=groups.pp.size() - 1)
-        self.model.train()
-        return BatchedDataDict(logprobs=logprobs)
-
-    def _schedule(self, forward_step, data, size, *, forward_only):
+    def _schedule(self, forward_step, data, size):
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         return get_forward_backward_func()(
@@ -222,8 +187,7 @@ class CpuWorkerImpl(OnCpu, RoDWorkerMixin):
             num_microbatches=data.size // size,
             seq_length=data["input_ids"].shape[1],
             micro_batch_size=size,
-            forward_only=forward_only,
-            collect_non_loss_data=forward_only,
+            forward_only=False,
         )
 
 
