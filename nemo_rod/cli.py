@@ -142,8 +142,8 @@ def _check_grammar(words: Sequence[str]) -> None:
                 f"{word} is no override in Hydra's grammar ({reason}): expected KEY=VALUE, with "
                 f"other letters than ASCII's in quotes inside of quotes, \"{name}='{value}'\"."
             )
-        group, value = override.key_or_group, override.value()
-        names = value if isinstance(value, list) else [value]
+        group, chosen = override.key_or_group, override.value()
+        names = chosen if isinstance(chosen, list) else [chosen]
         choices = sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
         if choices and any(isinstance(name, int | float) for name in names):
             _leave(

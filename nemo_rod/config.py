@@ -32,7 +32,7 @@ SHARE = Bound(
     "a share in [0, 1], or a trained arm",
     lambda found: isinstance(found, str) or (isinstance(found, int | float) and 0 <= found <= 1),
 )
-LAUNCHER = registered("launchers")
+LAUNCHER, POLICY, SCORE = map(registered, ("launchers", "policies", "scores"))
 # keys of 0.0 and names of arms (`arms.NAME`): why they went and what to do, for one release
 FORMER_KEYS = {
     "selection.replay_score": "distilled scores kept only half of the gain; remove the key",
@@ -45,8 +45,8 @@ FORMER_KEYS = {
     "arms.rod_min_reference": (
         "the lowest loss of several references changed almost nothing; remove the arm"
     ),
-    "selection.target_share": "a steered kappa lay nearer to fixed replay; set selection.kappa",
-    "selection.target_forgetting": "a steered kappa lay nearer to fixed replay; set selection.kappa",
+    "selection.target_share": "it came out nearer to fixed replay; set selection.kappa",
+    "selection.target_forgetting": "it came out nearer to fixed replay; set selection.kappa",
     "selection.gain": "kappa is constant; remove the key",
     "arms.rod_share_32": "a steered kappa lay nearer to fixed replay; remove the arm",
     "rod.choose_in": "NeMo-RL's workers alone choose; remove the key",
@@ -119,6 +119,9 @@ class Selection:
     multiplier: float = key(2.0, "in [1, 1024]")  # candidates per trained block (m)
     balance: str = one_of("expected", "exact")  # halves of a pool: in the mean (paper), or exactly
     kappa: float = key(1.0, ">= 0")  # weight of the replay scores against the adaptation scores
+    policy: str = key("joint", POLICY)  # turns scores into the batch
+    policy_options: dict[str, Any] = field(default_factory=dict)  # arguments of another policy
+    score: str = key("reducible_loss", SCORE)  # from losses and reference losses to scores
     on_nonfinite: str = one_of("refuse", "exclude")  # non-finite score: end the run or drop a block
 
     def of_arm(self, scoring: Scoring) -> dict[str, Any]:
@@ -127,6 +130,9 @@ class Selection:
             "multiplier": self.multiplier,
             "balance": self.balance,
             "kappa": self.kappa,
+            "policy_name": self.policy,
+            "policy_options": self.policy_options or None,
+            "score_name": self.score,
             "eighths": scoring.eighths,
             "scored_every": None if scoring.every == 1 else scoring.every,
         }

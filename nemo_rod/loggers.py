@@ -1,4 +1,4 @@
-"""Where metrics are shown besides `metrics.jsonl`: TensorBoard, W&B and MLflow, on every host.
+"""Where metrics are shown besides `metrics.jsonl`: TensorBoard, W&B, MLflow, registered loggers.
 
 The hosts' own loggers write. What is kept here is what makes a resumed run one curve: the ids of
 its runs, in `loggers.json` of the run's folder, and TensorBoard's mark of a restart. Accounts and
@@ -15,12 +15,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from nemo_rod import parts
 from nemo_rod.files import read_json, read_lines, write_json
 
-LOGGERS = ("tensorboard", "wandb", "mlflow")
+LOGGERS = tuple(parts.OURS["loggers"])  # the hosts' own; packages register others
 PROJECT = "nemo-rod"  # of W&B, and MLflow's experiment, unless the environment names one
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 
@@ -35,17 +36,35 @@ def logger_names(found: Any) -> tuple[str, ...]:
 def are_loggers(found: Any) -> bool:
     """Returns whether a value of `logger=` is valid."""
     is_list = isinstance(found, str | list | tuple)
-    return is_list and all(name in LOGGERS for name in logger_names(found))
+    return is_list and all(name in parts.names("loggers") for name in logger_names(found))
 
 
 def check_installed(names: Sequence[str]) -> None:
     """Refuses a logger whose package is missing, with a ValueError that names it and its extra."""
     for name in names:
-        if importlib.util.find_spec(name) is None:
+        if name not in LOGGERS:
+            parts.load("loggers", name, key="logger")
+        elif importlib.util.find_spec(name) is None:
             raise ValueError(
                 f"logger={name} is set, but the package {name} is not installed: pip install "
                 f"'nemo-rod[{name}]' brings it, or leave the logger out."
             )
+
+
+class Logger(Protocol):
+    """A registered logger: `parts.load("loggers", name)(folder, run_name)` makes one."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Shows metrics by name, under the number of steps done."""
+
+    def finish(self) -> None:
+        """Ends the run in the logger."""
+
+
+def registered_loggers(names: Sequence[str], folder: Path, run_name: str) -> list[Logger]:
+    """Makes the loggers among `names` that packages have registered, for a run in `folder`."""
+    others = [name for name in names if name not in LOGGERS]
+    return [parts.load("loggers", name, key="logger")(folder, run_name) for name in others]
 
 
 def project(variable: str) -> str:

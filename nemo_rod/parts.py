@@ -116,10 +116,9 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
     try:
         return others[name].load()
     except (ImportError, AttributeError) as error:
-        package = others[name].dist.name if others[name].dist else others[name].value
         raise ValueError(
-            f"{where} is registered by {package}, but cannot be imported ({error}): correct or "
-            "remove that package."
+            f"{where} is registered as {others[name].value}, which cannot be imported ({error}): "
+            "correct or remove the package that registers it."
         ) from error
 
 

@@ -137,7 +137,7 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
     selector.on_choice = recorder.on_choice
     every: list[Callback] = [validation, recorder]
     if job.loggers:
-        every.append(Loggers(recorder, validation))
+        every.append(Loggers(recorder, validation, job.loggers, job.run_name))
     if chooser.averages is not None and chooser.references is not None:
         every.append(ResumedAverages(chooser.averages, chooser.references, out))
     if job.convergence is not None:

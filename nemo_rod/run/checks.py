@@ -7,12 +7,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.variants import ArmSettings, arm_settings, trained_arms
+from nemo_rod.selection.arms import registered_policy
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -118,6 +120,10 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
     """Refuses an arm of this run that its launcher, or its validation, cannot serve."""
     name, every = arm.name, config.validation.every
     launcher_of(config).check_arm(arm)
+    if arm.scores and arm.variant.share is None:
+        chosen = arm.selection
+        registered_policy(chosen.policy, chosen.policy_options, kappa=chosen.kappa)
+        parts.load("scores", chosen.score, key="selection.score")
     if arm.scores and arm.scoring.precision is not None:
         _check_low_precision(name, arm, config)
     if arm.variant.converge and every == 0:

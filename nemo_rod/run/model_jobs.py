@@ -165,6 +165,7 @@ class ModelJobs:
             "retention": arm.retention if arm.balance == "corpus" else None,
             "convergence": dataclasses.asdict(rule) if rule else None,
             "policy": type(arm.policy()).__name__,
+            "score": arm.score_name if settings.scores else None,
             "kappa": arm.kappa,
             "share": arm.share,
             "share_of": variant.share if isinstance(variant.share, str) else None,

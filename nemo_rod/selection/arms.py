@@ -19,17 +19,18 @@ Alternatives for a variant of `rod`:
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
+from nemo_rod import parts
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Balance, Candidates, Pools, retention_for_share
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
 from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.policies import FixedShare, Joint, Policy, TakeAll, Within
+from nemo_rod.selection.policies import FixedShare, Joint, Policy, Score, TakeAll, Within
 from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses
 
 
@@ -47,6 +48,9 @@ class Arm:
         multiplier: Candidates per trained block (m).
         retention: Fraction of the replay blocks in use.
         kappa: Weight of replay scores; None trains on the whole pool.
+        policy_name: Registered policy that chooses from the scores (`nemo_rod.parts`).
+        policy_options: Arguments of a registered policy; None for none.
+        score_name: Registered score: from losses and reference losses to the scores.
         eighths: How many leading eighths of every candidate are scored.
         scored_every: Steps between two scoring passes, 0 for none after the first; at other steps,
             scores are estimated from averages by source. None scores at every step.
@@ -66,6 +70,9 @@ class Arm:
     multiplier: float = 1.0
     retention: float = 1.0
     kappa: float | None = None
+    policy_name: str = "joint"
+    policy_options: dict[str, Any] | None = None
+    score_name: str = "reducible_loss"
     eighths: int = NUM_PARTS
     scored_every: int | None = None
     share: float | None = None
@@ -106,18 +113,26 @@ class Arm:
         if self.share is not None:
             return FixedShare(self.share, self.adaptation, self.replay)
         assert self.kappa is not None
-        return Joint(self.kappa)
+        return registered_policy(self.policy_name, self.policy_options, kappa=self.kappa)
+
+    def score(self) -> Score:
+        """How losses and reference losses become scores."""
+        score: Score = parts.load("scores", self.score_name, key="selection.score")
+        return score
 
     def averages(self, store: Blocks) -> SourceAverages | None:
         """The estimator of scores between scoring passes; None if every pool is scored."""
         if self.scored_every is None:
             return None
         count = len(store.sources)
-        return SourceAverages(store.source_index, count, every=self.scored_every, seed=self.seed)
+        return SourceAverages(
+            store.source_index, count, every=self.scored_every, seed=self.seed, score=self.score()
+        )
 
     def as_digested(self) -> dict[str, Any]:
-        """The values as digests take them, with fields that arms of earlier versions had, too."""
-        return asdict(self) | {"steering": None}
+        """The values as digests take them: without defaults, so that new fields change none."""
+        defaults = {item.name: item.default for item in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
     @property
     def num_candidates(self) -> int:
@@ -150,6 +165,30 @@ class Arm:
         if self.scored_every is None:
             return 1.0
         return 1 / self.scored_every if self.scored_every else 0.0
+
+
+def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float) -> Policy:
+    """Returns a policy by its registered name; `kappa` is of "joint" alone.
+
+    Raises:
+        ValueError: No policy has this name, or it does not take the options.
+    """
+    if name == "joint":
+        return Joint(kappa)
+    make = parts.load("policies", name, key="selection.policy")
+    if kappa != 1:
+        raise ValueError(
+            f"selection.kappa={kappa} weighs the scores of selection.policy=joint, not of {name}: "
+            "remove it, or set selection.policy_options."
+        )
+    try:
+        policy: Policy = make(**(options or {}))
+    except TypeError as error:
+        raise ValueError(
+            f"selection.policy={name} does not take selection.policy_options={options} ({error}): "
+            "correct the options."
+        ) from None
+    return policy
 
 
 def curriculum_header(

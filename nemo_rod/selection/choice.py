@@ -14,7 +14,7 @@ import numpy as np
 
 from nemo_rod.selection.arrays import Ids, Mask, Nats
 from nemo_rod.selection.candidates import Pool
-from nemo_rod.selection.policies import Policy, reducible_loss, threshold
+from nemo_rod.selection.policies import Policy, Score, reducible_loss, threshold
 
 OnNonfinite = Literal["refuse", "exclude"]
 
@@ -64,6 +64,7 @@ def choose(
     loss_C: Nats | None = None,
     reference_C: Nats | None = None,
     on_nonfinite: OnNonfinite = "refuse",
+    score: Score = reducible_loss,
 ) -> Choice:
     """Selects from a pool, by reducible loss if the policy needs scores.
 
@@ -77,6 +78,7 @@ def choose(
         reference_C: Reference losses, of the same shape, dtype and unit.
         on_nonfinite: "refuse" a pool with another non-finite score, or "exclude" such candidates
             as if they were padding, and count them.
+        score: Turns losses into scores.
 
     Raises:
         ValueError: A score is not finite and not excluded, or too few candidates remain.
@@ -87,7 +89,7 @@ def choose(
         return Choice(pool, None, None, chosen, seconds=seconds)
     assert loss_C is not None and reference_C is not None
     start = time.perf_counter()
-    score_C = reducible_loss(loss_C, reference_C)
+    score_C = score(loss_C, reference_C)
     score_C[np.isneginf(loss_C)] = -np.inf
     bad_C = ~np.isfinite(score_C) & ~np.isneginf(loss_C)
     if bad_C.any():

@@ -25,7 +25,7 @@ from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.curriculum.log import StepRecord
 from nemo_rod.selection.permutation import derive_key
-from nemo_rod.selection.policies import reducible_loss
+from nemo_rod.selection.policies import Score, reducible_loss
 from nemo_rod.selection.references import ReferenceLosses
 
 # A mean over fewer blocks is too noisy; one over many more lags behind the learning model.
@@ -42,6 +42,7 @@ class SourceAverages:
         num_sources: Number of sources (M).
         every: Steps between two scoring passes; 0 for none after the first.
         seed: Seed of the draws.
+        score: Turns losses and reference losses into scores.
 
     Attributes:
         mean: Mean reducible loss of each source's recent blocks, nats, float64 [M]; NaN before any.
@@ -55,8 +56,10 @@ class SourceAverages:
         *,
         every: int,
         seed: int,
+        score: Score = reducible_loss,
     ) -> None:
         self._source_index, self._every, self._seed = source_index, every, seed
+        self._score = score
         self.mean = np.full(num_sources, np.nan)
         self.variance = np.zeros(num_sources)
         self._blocks = np.zeros(num_sources, dtype=np.int64)  # roughly, blocks in the mean
@@ -115,7 +118,7 @@ class SourceAverages:
     def replay(self, records: Iterable[StepRecord], references: ReferenceLosses) -> None:
         """Rebuilds the averages from a run's records, from its first step on."""
         for record in records:
-            rho_C = reducible_loss(record.loss, references[record.block_ids])
+            rho_C = self._score(record.loss, references[record.block_ids])
             self.observe(record.step, record.block_ids, rho_C)
 
     @property

@@ -51,6 +51,13 @@ class Policy(Protocol):
         """
 
 
+class Score(Protocol):
+    """Turns losses into scores."""
+
+    def __call__(self, loss_C: Floats, reference_C: Floats, /) -> Nats:
+        """Return scores, float32 [C], from losses and reference losses, nats per token [C]."""
+
+
 def reducible_loss(loss_C: Floats, reference_C: Floats) -> Nats:
     """Return rho = loss - reference loss, in nats (paper, Eq. "rho").
 

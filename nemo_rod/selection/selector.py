@@ -25,7 +25,7 @@ from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
 from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.fidelity import fidelity, metrics_of, prefix_fidelity
-from nemo_rod.selection.policies import Policy, reducible_loss
+from nemo_rod.selection.policies import Policy, Score, reducible_loss
 from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses, block_loss
 
 COMPARED_EVERY = 10  # steps between comparisons with what prefixes would have chosen
@@ -54,6 +54,7 @@ class Selector:
         eighths: How many leading eighths of every candidate are scored. Its score is that of this
             prefix: the model's loss minus the reference loss on the same tokens.
         averages: Estimates the scores of steps without a scoring pass; None scores every pool.
+        score: Turns losses and reference losses into scores.
 
     Raises:
         ValueError: The policy needs scores, but there are no references.
@@ -70,6 +71,7 @@ class Selector:
         on_nonfinite: OnNonfinite = "refuse",
         eighths: int = NUM_PARTS,
         averages: SourceAverages | None = None,
+        score: Score = reducible_loss,
     ) -> None:
         if policy.needs_scores and references is None:
             raise ValueError(
@@ -78,6 +80,7 @@ class Selector:
         self.pools, self.policy = pools, policy
         self.batch_size, self.block_size, self.references = batch_size, block_size, references
         self.on_nonfinite, self.eighths, self.averages = on_nonfinite, eighths, averages
+        self.score = score
         self._drawn = Ahead(self._draw)
 
     @classmethod
@@ -103,6 +106,7 @@ class Selector:
             on_nonfinite=on_nonfinite,
             eighths=arm.eighths,
             averages=arm.averages(store),
+            score=arm.score(),
         )
 
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
@@ -122,7 +126,13 @@ class Selector:
         loss_C = block_loss(sums, self.block_size, self.eighths)
         scored = time.perf_counter()
         choice = choose(
-            pool, self.policy, self.batch_size, loss_C, reference_C, self.on_nonfinite
+            pool,
+            self.policy,
+            self.batch_size,
+            loss_C,
+            reference_C,
+            self.on_nonfinite,
+            self.score,
         ).preceded_by(lookup=drawn - begin, scoring=scored - drawn)
         if self.averages is not None:
             return self._observed(choice)
@@ -154,7 +164,7 @@ class Selector:
         """
         assert self.averages is not None and self.references is not None
         loss_K = block_loss(sums, self.block_size)
-        score_K = reducible_loss(loss_K, self.references[choice.block_ids])
+        score_K = self.score(loss_K, self.references[choice.block_ids])
         self.averages.observe(choice.pool.step, choice.block_ids, score_K)
         loss_C = np.full(len(choice.pool.block_ids), np.nan, dtype=np.float32)
         loss_C[choice.chosen] = loss_K
@@ -171,7 +181,7 @@ class Selector:
     def _score(self, pool: Pool, sums: Nats, eighths: int) -> Nats:
         assert self.references is not None
         loss_C = block_loss(sums, self.block_size, eighths)
-        return reducible_loss(loss_C, self.references.prefix(pool.block_ids, eighths))
+        return self.score(loss_C, self.references.prefix(pool.block_ids, eighths))
 
     def _observed(self, choice: Choice) -> Choice:
         """Updates the averages with a pool's scores; adds what estimates would have chosen."""

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from nemo_rod.config import DTYPES, Config
+from nemo_rod.hosts.nemo_rl.recipe_keys import overrides
 from nemo_rod.jobs import Job, ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS, project
 
@@ -29,7 +30,7 @@ def run_on_nemo_rl(job: Job, config: Config) -> None:
     values["rod"] |= {"eod": domain.eod, "trust_remote_code": trusted}
     if config.model.special_tokens == "renamed":  # compared with the base's when that was fetched
         values["rod"]["tokenizer"] = domain.tokenizer
-    merged: Any = OmegaConf.to_container(OmegaConf.merge(values, config.nemo_rl))
+    merged: Any = OmegaConf.to_container(OmegaConf.merge(values, overrides(config)))
     command = "train" if isinstance(job, TrainJob) else "reference"
     cluster.run(command, settings.compose(merged))
 
@@ -89,6 +90,7 @@ def _refuse(job: TrainJob | ReferenceJob) -> None:
         refused = {
             "ends when it has converged": job.convergence,
             "estimates scores between scoring passes": job.arm.scored_every,
+            "logs to a logger that NeMo-RL lacks": {*job.loggers} - {*LOGGERS} or None,
         }
         for what, value in refused.items():
             if value is not None:

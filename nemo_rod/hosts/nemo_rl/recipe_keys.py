@@ -7,6 +7,7 @@ elsewhere, the layout and what saves memory may change between two attempts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.run.handover import Inputs, flatten
@@ -46,6 +47,12 @@ _OF_TRAINING = (
 )  # fmt: skip
 
 
+def overrides(config: Config) -> dict[str, Any]:
+    """Returns the section `nemo_rl`: keys of NeMo-RL itself."""
+    keys: dict[str, Any] = vars(config)["nemo_rl"]
+    return keys
+
+
 def overrides_of_training(config: Config) -> Inputs:
     """Returns the overrides that decide what an arm becomes."""
     return _overrides(config, without=_OF_THE_MACHINE)
@@ -57,7 +64,8 @@ def overrides_of_scoring(config: Config) -> Inputs:
 
 
 def _overrides(config: Config, *, without: Sequence[str]) -> Inputs:
-    given = {key: flatten(key, config.nemo_rl[key]) for key in _DECIDING if config.nemo_rl.get(key)}
+    keys = overrides(config)
+    given = {key: flatten(key, keys[key]) for key in _DECIDING if keys.get(key)}
     found = {key: value for section in given.values() for key, value in section.items()}
     return {
         f"nemo_rl.{key}": value

@@ -19,6 +19,7 @@ from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape, read_shape
 from nemo_rod.lab.plan.speed import Processor, Speed, processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works, trained_stages
+from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.prepared_blocks import unpinned
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, ArmSettings
@@ -260,7 +261,7 @@ def _notes(
             f"domain.replay_ratio={config.domain.replay_ratio:g} thins replay after prepare has "
             "tokenised all of it: that takes more time than planned, and more disk until then."
         )
-    if config.tasks.capabilities:
+    if section(config, Tasks).capabilities:
         notes.append("evaluate is planned without the questions of tasks.")
     if config.scoring.precision is not None:
         notes.append(

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import Config, Optimisation, Parallel
+from nemo_rod.config import Config, Optimisation, Parallel, section
 from nemo_rod.lab.rehearsal.forms import BLOCK_SIZE
 from nemo_rod.lab.rehearsal.made_documents import small_source
 from nemo_rod.lab.rehearsal.special_tokens import special_tokens
+from nemo_rod.lab.report.section import Report
+from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.variants import arm_settings
 
@@ -95,11 +97,12 @@ def rehearsal_of(config: Config, folder: Path, *, parallel: Parallel, scale: flo
     small.cluster.gpu_memory_gib = 0.0  # the plan knows none of these small models' needs
     small.cluster.gpus_per_node = _per_node(config, parallel)
     small.cluster.node_memory_gib = 0.0
-    small.report.seeds, small.report.settings = [], []
-    small.tasks.limit = min(config.tasks.limit or _HELD_OUT_QUESTIONS, _HELD_OUT_QUESTIONS)
-    small.tasks.held_out = min(config.tasks.held_out, _HELD_OUT_QUESTIONS)
-    if config.tasks.capabilities:
-        small.tasks.include = str(places.tasks)
+    shown, tasks = section(small, Report), section(small, Tasks)
+    shown.seeds, shown.settings = [], []
+    tasks.limit = min(tasks.limit or _HELD_OUT_QUESTIONS, _HELD_OUT_QUESTIONS)
+    tasks.held_out = min(tasks.held_out, _HELD_OUT_QUESTIONS)
+    if tasks.capabilities:
+        tasks.include = str(places.tasks)
     return small
 
 
@@ -156,12 +159,12 @@ def _variant(variant: Any, places: Places, scale: float) -> Any:
         changed["curriculum"] = str(places.other(run) / "arms" / arm)
     if changed.get("reference") is not None:
         changed["reference"] = str(places.other(changed["reference"]))
-    for section in ("train", "scoring"):
-        if changed.get(section):
-            kept = dict(changed[section])
+    for part in ("train", "scoring"):
+        if changed.get(part):
+            kept = dict(changed[part])
             for chosen_here in ("batch_size", "micro_batch_size"):
                 kept.pop(chosen_here, None)
-            changed[section] = kept | _small_steps_of(kept, scale)
+            changed[part] = kept | _small_steps_of(kept, scale)
     return changed
 
 

@@ -17,7 +17,7 @@ from nemo_rod.lab.plan.fits import refuse_what_does_not_fit
 from nemo_rod.lab.plan.of_recipe import make_plan
 from nemo_rod.lab.rehearsal.first_documents import first_documents
 from nemo_rod.lab.rehearsal.special_tokens import SpecialTokens, published_file, special_tokens
-from nemo_rod.lab.tasks.stage import check_tasks, has_tasks
+from nemo_rod.lab.tasks import stage as tasks
 from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.trust import name_and_revision
 
@@ -41,8 +41,8 @@ def looks(config: Config) -> dict[str, Callable[[], str]]:
     found["access"] = lambda: look_at_access(config)
     if any(source.get("kind") == "huggingface" for source in config.domain.sources.values()):
         found["documents"] = lambda: look_at_documents(config)
-    if has_tasks(config):
-        found["tasks"] = lambda: check_tasks(config)
+    if tasks.wanted(config):
+        found["tasks"] = lambda: tasks.check(config)
     return found
 
 

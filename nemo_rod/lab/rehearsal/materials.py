@@ -6,12 +6,13 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-from nemo_rod.config import Config
+from nemo_rod.config import Config, section
 from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.rehearsal.derive import Places, made_tokenizers
 from nemo_rod.lab.rehearsal.forms import SmallModel
 from nemo_rod.lab.rehearsal.special_tokens import SpecialTokens, special_tokens, write_tokenizer
+from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.prepared_blocks import source_specs
 
 DESCRIPTION, TABLE = "rehearsal.json", "table.json"
@@ -38,7 +39,9 @@ def describe(config: Config, folder: Path, model: SmallModel | None) -> None:
             "model": model and dataclasses.asdict(model),
             "precision": config.model.precision,
             "sources": [dataclasses.asdict(spec) for spec in source_specs(config.domain)],
-            "tasks": sorted({n for names in config.tasks.capabilities.values() for n in names}),
+            "tasks": sorted(
+                {n for names in section(config, Tasks).capabilities.values() for n in names}
+            ),
             # what was found here, for a node may have another cache
             "tokenizers": {
                 target: dataclasses.asdict(special_tokens(name))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments, Key, every_key, whole_number
 from nemo_rod.commands.text import say
+from nemo_rod.lab.report.stage import build
 from nemo_rod.run.attempts import Record
 from nemo_rod.run.launch.render import read_launch
 from nemo_rod.run.stages import Stages
@@ -59,12 +60,12 @@ def main(options: Namespace) -> None:
     print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends)", flush=True)
     record = Record(run_dir, "report")
 
-    def build() -> None:
+    def refresh() -> None:
         with record.only_one():  # a run that is at its report builds the same files
             build(stages)
 
     try:
-        keep_fresh(run_dir, build, every=every)
+        keep_fresh(run_dir, refresh, every=every)
     except KeyboardInterrupt:
         server.shutdown()
 

@@ -1,8 +1,9 @@
-"""Shows every step's metrics in Megatron-Bridge's own loggers: TensorBoard, W&B, MLflow."""
+"""Shows every step's metrics in Megatron-Bridge's own loggers and in registered ones."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import LoggerConfig
 
 from nemo_rod.jobs import TrainJob
-from nemo_rod.loggers import keep_run, mark_restart, project, recorded, show
+from nemo_rod.loggers import (
+    Logger,
+    keep_run,
+    known_metrics,
+    mark_restart,
+    project,
+    recorded,
+    registered_loggers,
+    show,
+)
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.validation import Validation
 from nemo_rod.megatron.ranks import is_recorder
@@ -22,12 +32,16 @@ class Loggers(Callback):
 
     recorder: Recorder
     validation: Validation
+    names: Sequence[str]  # as in `logger=`
+    run_name: str
+    others: list[Logger] = field(default_factory=list, init=False)
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Marks where a resumed run begins, and shows the losses at step 0."""
         state, step = context.state, context.state.train_state.step
         if not is_recorder():
             return
+        self.others = registered_loggers(self.names, self.recorder.folder, self.run_name)
         if step > 0 and state.tensorboard_logger:
             mark_restart(state.tensorboard_logger, step + 1)
         if step > 0 and (wandb := state.wandb_logger):
@@ -36,12 +50,22 @@ class Loggers(Callback):
         if mlflow := getattr(state, "mlflow_logger", None):
             keep_run(self.recorder.folder, "mlflow", mlflow.active_run().info.run_id)
         if self.validation.metrics:
-            show(state, 0, self.validation.metrics)
+            self._show(state, 0, self.validation.metrics)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Shows the step's row, as number of the steps done."""
         if is_recorder() and self.recorder.row:
-            show(context.state, self.recorder.row["step"] + 1, self.recorder.row)
+            self._show(context.state, self.recorder.row["step"] + 1, self.recorder.row)
+
+    def on_train_end(self, context: CallbackContext) -> None:
+        """Ends the run in the registered loggers."""
+        for logger in self.others:
+            logger.finish()
+
+    def _show(self, state: Any, done: int, metrics: Mapping[str, Any]) -> None:
+        show(state, done, metrics)
+        for logger in self.others:
+            logger.log(known_metrics(metrics), done)
 
 
 def logger_config(job: TrainJob) -> LoggerConfig:
