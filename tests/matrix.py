@@ -34,11 +34,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "same_choice_and_training",
     ),
     "resume": (*PYTEST, "-m", "slow", "tests/megatron/test_resume.py", "-k", "single or dp2"),
-    "export": (
-        *PYTEST,
-        "tests/megatron/test_layouts.py",
-        "tests/lab/test_merging_bridge.py",
-    ),
+    "export": (*PYTEST, "tests/megatron/test_layouts.py"),
     "swap-in": (*PYTEST, "-m", "swap_in", "tests/hosts/test_bridge.py"),
 }
 

@@ -23,8 +23,8 @@ nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT
 _DESCRIPTION = """\
 Interpolates linearly between the weights of two checkpoints.
 
-With lambda=, or when the first argument is a folder, between any two folders: checkpoints of
-Hugging Face, or Megatron's distributed ones. Otherwise the merged arms of a recipe, in Hydra's
+With lambda=, or when the first argument is a folder, between any two Hugging Face checkpoints.
+Otherwise the merged arms of a recipe, in Hydra's
 grammar: `nemo-rod merge recipe=NAME --cfg job` shows all keys of that form."""
 
 

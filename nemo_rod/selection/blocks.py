@@ -34,7 +34,6 @@ class HashedBlocks(Protocol):
 class Blocks(HashedBlocks, Protocol):
     """The blocks of corpora: those of adaptation first, then those of replay, source by source."""
 
-    vocab_size: int  # every token lies in [0, vocab_size)
     num_adaptation: int
 
     @property

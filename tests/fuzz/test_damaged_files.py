@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from damage import Damage, damaged, damages
 from hypothesis import HealthCheck, given, settings
-from made_up_run import MEASURED_WITH, make_checkpoint, make_run, make_texts, recipe
+from made_up_run import MEASURED_WITH, make_run, make_texts, recipe
 from sandbox import Sandbox
 
 from nemo_rod.commands import curriculum as curriculum_command
@@ -185,14 +185,10 @@ def read_records(root: Path) -> None:
     queue.read_jobs(root / "run")
 
 
-def merge(kind: str, root: Path) -> None:
+def merge(root: Path) -> None:
     out = root / "out"
     shutil.rmtree(out, ignore_errors=True)
-    folders = {
-        "torch_dist": (root / "checkpoints/one", root / "checkpoints/other"),
-        "hf": (root / "run/base/hf", root / "run/arms/no_replay/hf"),
-    }
-    merge_checkpoints(*folders[kind], out, 0.5)
+    merge_checkpoints(root / "run/base/hf", root / "run/arms/no_replay/hf", out, 0.5)
 
 
 def read_texts(kind: str, pattern: str, root: Path) -> None:
@@ -228,10 +224,8 @@ READERS = {
                                 read_records, 10_000),
     "launched configuration": Reader(("run/launch/slurm/config.yaml",),
                                      lambda root: read_launch(root / "run"), 500),
-    "Megatron checkpoints": Reader(("checkpoints/**/*", "checkpoints/**/.metadata"),
-                                   partial(merge, "torch_dist"), 2_000, writes=True),
     "Hugging Face checkpoints": Reader(("run/*/hf/*", "run/arms/no_replay/hf/*"),
-                                       partial(merge, "hf"), 3_000, writes=True),
+                                       merge, 3_000, writes=True),
     "jsonl": Reader(("texts/plain.jsonl",), partial(read_texts, "jsonl", "plain.jsonl"), 3_000),
     "jsonl.gz": Reader(("texts/packed.jsonl.gz",), partial(read_texts, "jsonl", "*.gz"), 2_000),
     "jsonl.zst": Reader(("texts/packed.jsonl.zst",), partial(read_texts, "jsonl", "*.jsonl.zst"),
@@ -246,8 +240,6 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
     root = tmp_path_factory.mktemp("seeds")
     make_run(root / "run")
     make_texts(root / "texts")
-    for name, value in (("one", 1.0), ("other", 2.0)):
-        make_checkpoint(root / "checkpoints" / name, value)
     return Sandbox(root)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,21 +75,6 @@ def make_run(run_dir: Path) -> None:
     unfinished = run_dir / "references" / "unfinished"
     (log,) = _write_logs(run_dir / "blocks", unfinished, "replay", "x")
     log.close()
-
-
-def make_checkpoint(folder: Path, value: float) -> None:
-    """Makes a checkpoint of Megatron-LM's in the format torch_dist."""
-    import torch
-    from torch.distributed.checkpoint import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    weights = folder / "iter_0000004"
-    weights.mkdir(parents=True)
-    state = {"a.weight": torch.full((4, 3), value), "b.bias": torch.full((5,), value)}
-    save(state, storage_writer=FileSystemWriter(weights), no_dist=True)
-    (weights / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
-    torch.save({"args": Namespace(num_layers=2), "checkpoint_version": 3.0}, weights / "common.pt")
-    (folder / "latest_checkpointed_iteration.txt").write_text("4")
 
 
 def make_texts(folder: Path) -> None:

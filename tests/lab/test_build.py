@@ -18,15 +18,15 @@ import pytest
 
 from nemo_rod.lab.report import build_report, format_checks
 from nemo_rod.lab.report.arm_names import parse_arm
-from nemo_rod.lab.report.cheaper import cheaper_table
 from nemo_rod.lab.report.figures import FIGURES
-from nemo_rod.lab.report.figures.canvas import Canvas, inline_svg
-from nemo_rod.lab.report.figures.frontier import frontier
+from nemo_rod.lab.report.figures.canvas import inline_svg, new_figure
 from nemo_rod.lab.report.figures.labels import Label, place_labels
+from nemo_rod.lab.report.figures.plane import frontier
 from nemo_rod.lab.report.figures.sources import forgetting_profile, sampling_ratio
+from nemo_rod.lab.report.page import summarise
+from nemo_rod.lab.report.paper_tables import cheaper_table
 from nemo_rod.lab.report.results import results_of
 from nemo_rod.lab.report.run_files import read_run
-from nemo_rod.lab.report.summary import summarise
 from nemo_rod.lab.report.table import arms_table
 from nemo_rod.lab.report.verdicts import judge
 from nemo_rod.selection.candidates import Pool
@@ -510,7 +510,7 @@ def test_the_page_is_one_well_formed_file_that_requests_nothing(
     within = [use for use in reader.uses if use != "curriculum.html"]
     assert all(use.startswith("#") and use[1:] in reader.ids for use in within)
     assert "@import" not in page and not re.search(r"url\((?!#)", page)
-    assert page.count("<svg") == 2 * 5
+    assert page.count("<svg") == 5
     assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(reader.ids)
     for arm in ("no replay", "fixed 32 %", "merge 0.6", "RoD compute matched"):
         assert arm in page
@@ -519,7 +519,7 @@ def test_the_page_is_one_well_formed_file_that_requests_nothing(
 
 
 def test_inline_figures_follow_the_theme(results: dict[str, Any]) -> None:
-    figure = frontier(results, Canvas())
+    figure = frontier(results)
     assert figure is not None
     svg = inline_svg(figure, "x")
     colours = set(re.findall(r"#[0-9a-f]{6}\b", svg))
@@ -527,12 +527,11 @@ def test_inline_figures_follow_the_theme(results: dict[str, Any]) -> None:
     assert "var(--rod)" in svg and "<style" not in svg
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_labels_in_figures_do_not_overlap(results: dict[str, Any], narrow: bool) -> None:
+def test_labels_in_figures_do_not_overlap(results: dict[str, Any]) -> None:
     for draw, shown in (
         (frontier, results), (forgetting_profile, [results]), (sampling_ratio, [results]),
     ):  # fmt: skip
-        figure = draw(shown, Canvas(narrow))  # type: ignore[operator]
+        figure = draw(shown)  # type: ignore[operator]
         assert figure is not None
         for axes in figure.axes:
             texts = [text for text in axes.texts if text.get_text() and not text.get_rotation()]
@@ -544,7 +543,7 @@ def test_labels_in_figures_do_not_overlap(results: dict[str, Any], narrow: bool)
 
 
 def test_what_two_panels_show_is_named_in_one(results: dict[str, Any]) -> None:
-    figure = frontier(results, Canvas())
+    figure = frontier(results)
     assert figure is not None
     arms = {parse_arm(name).label for name in results["arms"]}
     wide, near = ({text.get_text() for text in axes.texts} & arms for axes in figure.axes[:2])
@@ -553,7 +552,7 @@ def test_what_two_panels_show_is_named_in_one(results: dict[str, Any]) -> None:
 
 
 def test_labels_keep_off_lines_where_there_is_room() -> None:
-    figure = Canvas().figure(4)
+    figure = new_figure(4)
     axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
@@ -681,7 +680,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
     report = run.folder / "report"
     drawn = set(FIGURES) - {"under_way"}  # these arms have no training loss
     assert {file.stem for file in (report / "figures").iterdir()} == drawn
-    assert (report / "index.html").read_text().count("<svg") == 2 * len(drawn)
+    assert (report / "index.html").read_text().count("<svg") == len(drawn)
     assert [setting["recipe"] for setting in results["settings"]] == ["other"]
     assert "<h2>Cheaper scoring</h2>" in (report / "index.html").read_text()
     arms, read = results["arms"], {}

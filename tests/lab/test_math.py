@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
-from nemo_rod.lab.report.claims import Bounds
 from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
 from nemo_rod.lab.report.figures.during_training import exposures
 from nemo_rod.lab.report.figures.labels import spread
 from nemo_rod.lab.report.history import read_history
-from nemo_rod.lab.report.profile import profiles_of
+from nemo_rod.lab.report.results import profiles_of
 from nemo_rod.lab.report.style import COLOURS, arm_colour, with_variables
+from nemo_rod.lab.report.verdicts import Bounds
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow

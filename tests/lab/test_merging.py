@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ pytest.importorskip("safetensors")
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from nemo_rod import cli  # noqa: E402
 from nemo_rod.lab.merging import merge_checkpoints  # noqa: E402
 
 Tensors = dict[str, "torch.Tensor"]
@@ -287,3 +290,51 @@ def test_predictors_that_training_left_out_are_not_merged(tmp_path: Path) -> Non
     both = write(tmp_path / "both", {**other, "mtp.fc.weight": torch.zeros(2, 2)})
     merge_checkpoints(base, both, tmp_path / "whole", 0.5)
     assert_equal(read(tmp_path / "whole"), {**expected, "mtp.fc.weight": torch.full((2, 2), 0.5)})
+
+
+@pytest.mark.parametrize(
+    "file", ["latest_checkpointed_iteration.txt", ".metadata", "iter_0000004/.metadata"]
+)
+@pytest.mark.parametrize("side", ["base", "adapted"])
+def test_a_checkpoint_of_megatron_is_to_be_exported_first(
+    tmp_path: Path, side: str, file: str
+) -> None:
+    for folder in ("base", "adapted"):
+        write(tmp_path / folder, tensors_of(0))
+    (tmp_path / side / file).parent.mkdir(exist_ok=True)
+    (tmp_path / side / file).write_text("4")
+    with pytest.raises(ValueError, match=rf"{side} is a .* Megatron.s .*nemo-rod export"):
+        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_takes_two_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def nemo_rod(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["nemo-rod", *arguments])
+        try:
+            cli.main()
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    out = str(tmp_path / "out")
+    sides = [tensors_of(0), tensors_of(1)]
+    folders = [
+        *(str(write(tmp_path / n, t)) for n, t in zip(("base", "adapted"), sides, strict=True)),
+        out,
+    ]
+    assert nemo_rod("merge", *folders, "lambda=0.25") == 0
+    expected = {name: torch.lerp(tensor, sides[1][name], 0.25) for name, tensor in sides[0].items()}
+    assert_equal(read(tmp_path / "out"), expected)
+    assert capsys.readouterr().out.startswith(f"{out}: 0.75 of {folders[0]} and 0.25 of ")
+    for arguments, sentence in (
+        (["merge", *folders, "lambda=0.25"], "already holds files"),
+        (["merge", *folders, "lambda=half"], "lambda=half is not valid"),
+        (["merge", *folders], "expected nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT"),
+        (["merge", *folders[:2], "lambda=0.5"], "expected nemo-rod merge BASE ADAPTED OUT"),
+        (["merge", *folders[:2], str(tmp_path / "new"), "lambda=2"], "lambda is 2.0"),
+    ):
+        assert nemo_rod(*arguments) == 2
+        assert sentence in capsys.readouterr().err

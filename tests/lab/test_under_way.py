@@ -9,7 +9,6 @@ import pytest
 from test_build import FakeRun, write_run
 
 from nemo_rod.lab.report import build_report
-from nemo_rod.lab.report.figures.canvas import Canvas
 from nemo_rod.lab.report.figures.progress_curves import under_way
 from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 
@@ -65,7 +64,7 @@ def test_a_page_before_any_evaluation_says_what_is_missing(begun: FakeRun) -> No
     page = (report / "index.html").read_text()
     assert "Missing from this page: base, no replay, fixed 32 %, RoD." in page
     assert '<progress max="1" value="0.4">' in page and "4 of 10" in page
-    assert page.count("<svg") == 2 and "<script" not in page
+    assert page.count("<svg") == 1 and "<script" not in page
     assert not (report / "results.json").exists()
 
 
@@ -83,7 +82,7 @@ def test_a_page_with_some_arms_evaluated_shows_them_and_the_rest(tmp_path: Path)
 
 def test_curves_begin_before_the_first_step(begun: FakeRun) -> None:
     parts = parts_of(begun.folder)
-    figure = under_way(parts, Canvas())
+    figure = under_way(parts)
     assert figure is not None
     lines = {
         axes.texts[0].get_text(): [list(map(tuple, line.get_xydata())) for line in axes.lines]
@@ -92,7 +91,7 @@ def test_curves_begin_before_the_first_step(begun: FakeRun) -> None:
     assert lines["held-out replay loss, sources alike (nats)"] == [[(0, 3), (2, 2.5), (4, 2.5)]]
     assert lines["share of replay (%)"] == [[(1, 25), (2, 25), (3, 25), (4, 25)]]
     assert [len(line) for line in lines["training loss (nats)"]] == [4]
-    assert under_way([part for part in parts if part.label == "base"], Canvas()) is None
+    assert under_way([part for part in parts if part.label == "base"]) is None
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

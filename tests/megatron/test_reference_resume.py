@@ -55,7 +55,7 @@ def deadly(name, owner, at):
         global steps
         steps += 1
         if steps == at:
-            if name in ("write", "pwrite"):  # torn: the first half gets there
+            if name == "write":  # torn: the first half gets there
                 real(arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments, **more)
@@ -67,7 +67,7 @@ def rank(job, number, size, port, at):
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
     }
-    for name in ("write", "pwrite", "fsync", "replace", "truncate", "posix_fallocate"):
+    for name in ("write", "fsync", "replace", "truncate", "posix_fallocate"):
         deadly(name, os, at)
     deadly("unlink", Path, at)
     sys.argv = ["job", job]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import pickle
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nemo_rod.files import check_name, read_json, read_lines
@@ -63,43 +59,3 @@ def test_record_that_was_cut_goes_on(tmp_path: Path) -> None:
 def test_names_are_those_of_folders(name: str) -> None:
     with pytest.raises(ValueError, match=r"arm name .* must consist of letters"):
         check_name("arm", name)
-
-
-class Evil:
-    """A pickle of it makes a file when it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, (str(self.path),)
-
-
-def test_pickles_of_checkpoints_run_nothing(tmp_path: Path) -> None:
-    import torch
-    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, save
-
-    from nemo_rod.lab.merging.pickles import load_metadata, load_state
-    from nemo_rod.lab.merging.torch_dist import Checkpoint
-
-    tensor = torch.arange(6, dtype=torch.bfloat16).view(2, 3)
-    save({"w": tensor, "n": 1}, storage_writer=FileSystemWriter(tmp_path / "c"), no_dist=True)
-    whole = load_metadata(tmp_path / "c" / ".metadata")
-    read = FileSystemReader(tmp_path / "c").read_metadata()
-    assert whole.state_dict_metadata == read.state_dict_metadata
-    state = {"args": argparse.Namespace(a=torch.float32, s={1}, n=np.float64(2)), "w": tensor}
-    torch.save(state, tmp_path / "common.pt")
-    found = load_state(tmp_path / "common.pt", tmp_path)
-    assert found["args"] == state["args"] and torch.equal(found["w"], tensor)
-
-    evil = Evil(tmp_path / "made")
-    (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(evil))
-    torch.save(evil, tmp_path / "common.pt")
-    with pytest.raises(ValueError, match=r"\.metadata is no state .* \(it names posix\.mkdir\)"):
-        Checkpoint(tmp_path / "c", lambda name: True)
-    with pytest.raises(ValueError, match=r"common\.pt is no state of a checkpoint"):
-        load_state(tmp_path / "common.pt", tmp_path / "common.pt")
-    assert not (tmp_path / "made").exists()
-    torch.jit.save(torch.jit.script(torch.nn.Identity()), tmp_path / "common.pt")
-    with pytest.raises(ValueError, match=r"common\.pt is no state .* \(it is a program of Torch"):
-        load_state(tmp_path / "common.pt", tmp_path / "common.pt")

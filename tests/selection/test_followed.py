@@ -1,4 +1,4 @@
-"""Pools that follow a recorded run keep its counts; several references give the lowest loss."""
+"""Pools that follow a recorded run keep its counts."""
 
 from __future__ import annotations
 

@@ -11,14 +11,13 @@ from typing import Any
 
 from nemo_rod.files import interpreting, write_whole
 from nemo_rod.lab.report.arm_names import parse_arm
-from nemo_rod.lab.report.cheaper import cheaper_table
 from nemo_rod.lab.report.explorer import Texts, explore, render_explorer
 from nemo_rod.lab.report.page import render_page, render_under_way
 from nemo_rod.lab.report.paper_tables import PAPER_TABLES
 from nemo_rod.lab.report.results import results_of
-from nemo_rod.lab.report.run_files import Run, Shown, arm_folders, has_evaluated_arm, read_run
+from nemo_rod.lab.report.run_files import Run, arm_folders, has_evaluated_arm, read_run
 from nemo_rod.lab.report.table import TABLES
-from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
+from nemo_rod.lab.report.under_way import has_begun, parts_of
 from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
 
 
@@ -57,6 +56,9 @@ def build_report(
     Raises:
         ValueError: If the run has not begun, or a file is damaged.
     """
+    from nemo_rod.lab.report.figures import FIGURES, draw
+    from nemo_rod.lab.report.figures.canvas import inline_svg, save
+
     run_dir = Path(run_dir)
     out, parts = report_dir or run_dir / "report", parts_of(run_dir, arms)
     name = recipe or run_dir.resolve().name
@@ -65,7 +67,10 @@ def build_report(
         run = replace(read_run(run_dir), recipe=name)
     explorer = write_explorer(run_dir, out, recipe=name, texts=texts)
     if not is_evaluated_yet:
-        _write_under_way(out, name, parts, explorer=explorer)
+        figure = draw("under_way", [], parts)
+        svg = inline_svg(figure, "under_way") if figure else None
+        page = render_under_way(name, parts, svg, explorer=explorer)
+        write_whole(out / "index.html", page.encode())
         return None
     results = judged(run)
     results["replicates"] = []
@@ -77,16 +82,30 @@ def build_report(
     results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
     others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
-    _write(out, [(run, results), *others], parts, explorer=explorer)
-    return results
-
-
-def _write_under_way(out: Path, recipe: str, parts: Sequence[Part], *, explorer: bool) -> None:
-    from nemo_rod.lab.report.figures import draw
-
-    drawn = draw("under_way", [], parts)
-    page = render_under_way(recipe, parts, drawn and drawn[1], explorer=explorer)
+    for name in ("tables", "figures"):
+        # stale files of removed arms would contradict the rest.
+        shutil.rmtree(out / name, ignore_errors=True)
+        (out / name).mkdir(parents=True)
+    shown = [(run, results), *others]
+    tables = {}
+    for make in (*TABLES, *PAPER_TABLES):
+        table = make(results)
+        tables[table.name] = table
+        if not table.rows:
+            continue
+        stem = out / "tables" / table.name
+        stem.with_suffix(".csv").write_text(table.to_csv(), encoding="utf-8")
+        stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
+    pictures = {}
+    for name in FIGURES:
+        if figure := draw(name, shown, parts):
+            pictures[name] = inline_svg(figure, name)
+            save(figure, out / "figures" / name)
+    text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+    write_whole(out / "results.json", text.encode())
+    page = render_page(results, tables, pictures, parts, explorer=explorer)
     write_whole(out / "index.html", page.encode())
+    return results
 
 
 def write_explorer(run_dir: Path, out: Path, *, recipe: str, texts: Texts | None) -> bool:
@@ -110,38 +129,6 @@ def write_explorer(run_dir: Path, out: Path, *, recipe: str, texts: Texts | None
             return True
     (out / "curriculum.html").unlink(missing_ok=True)
     return False
-
-
-def _write(
-    report_dir: Path, shown: Sequence[Shown], parts: Sequence[Part], *, explorer: bool
-) -> None:
-    """Writes tables, figures, results and the page."""
-    from nemo_rod.lab.report.figures import FIGURES, draw
-    from nemo_rod.lab.report.figures.canvas import save
-
-    for name in ("tables", "figures"):
-        # Stale files of removed arms would contradict the rest.
-        shutil.rmtree(report_dir / name, ignore_errors=True)
-        (report_dir / name).mkdir(parents=True)
-    results = shown[0][1]
-    tables = {}
-    for make in (*TABLES, *PAPER_TABLES, cheaper_table):
-        table = make(results)
-        tables[table.name] = table
-        if not table.rows:
-            continue
-        stem = report_dir / "tables" / table.name
-        stem.with_suffix(".csv").write_text(table.to_csv(), encoding="utf-8")
-        stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
-    pictures = {}
-    for name in FIGURES:
-        if drawn := draw(name, shown, parts):
-            figure, pictures[name] = drawn
-            save(figure, report_dir / "figures" / name)
-    text = json.dumps(results, indent=2, allow_nan=False) + "\n"
-    write_whole(report_dir / "results.json", text.encode())
-    page = render_page(results, tables, pictures, parts, explorer=explorer)
-    write_whole(report_dir / "index.html", page.encode())
 
 
 def judged(run: Run) -> dict[str, Any]:

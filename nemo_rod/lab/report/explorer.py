@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.lab.report.templates import render
+from nemo_rod.lab.report.page import render
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum, CurriculumArrays
 

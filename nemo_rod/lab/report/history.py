@@ -1,10 +1,12 @@
 """Summary of a curriculum for the report: counts and mean scores per step.
 
-Shape suffixes: T = steps, C = candidates, O = sources.
+Shape suffixes: T = steps, C = candidates, O = sources, X = candidates of
+any steps.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,19 +100,26 @@ def read_history(path: Path) -> History:
         if len(arrays.step) == 0:
             raise ValueError(f"{path} holds no step, expected one per update; train the arm again")
         is_replay_O = np.array([row.role == "replay" for row in header.sources], dtype=bool)
-        pieces = [
-            slice(start, start + _STEPS_AT_ONCE)
-            for start in range(0, len(arrays.step), _STEPS_AT_ONCE)
-        ]
-        parts = [
-            _summarise(
-                header.source_index(arrays.block_ids[piece]),
-                is_replay_O,
-                arrays.score[piece],
-                arrays.chosen[piece],
-            )
-            for piece in pieces
-        ]
+        num_sources, parts = len(is_replay_O), []
+        for start in range(0, len(arrays.step), _STEPS_AT_ONCE):
+            piece = slice(start, start + _STEPS_AT_ONCE)
+            source_TC = header.source_index(arrays.block_ids[piece])
+            score_TC, chosen_TC = arrays.score[piece], arrays.chosen[piece]
+            # Padding has source -1, counted in an extra column that is dropped.
+            is_replay_TC = np.append(is_replay_O, False)[source_TC] & (source_TC >= 0)
+            is_adaptation_TC = np.append(~is_replay_O, False)[source_TC] & (source_TC >= 0)
+            row_T1 = np.arange(len(source_TC))[:, None] * (num_sources + 1)
+            cell_TC = row_T1 + np.where(source_TC < 0, num_sources, source_TC)
+            shape = (len(source_TC), num_sources + 1)
+            counts = [
+                np.bincount(cell_X, minlength=math.prod(shape)).reshape(shape)[:, :-1]
+                for cell_X in (cell_TC.ravel(), cell_TC[chosen_TC])
+            ]
+            means = [
+                finite_mean(score_TC, axis=1, where=is_of_role_TC)
+                for is_of_role_TC in (is_adaptation_TC, is_replay_TC)
+            ]
+            parts.append((*counts, *means))
         candidates_TO, chosen_TO, rho_adaptation_T, rho_replay_T = (
             np.concatenate(column) for column in zip(*parts, strict=True)
         )
@@ -125,31 +134,6 @@ def read_history(path: Path) -> History:
             rho_adaptation_T=rho_adaptation_T,
             rho_replay_T=rho_replay_T,
         )
-
-
-def _summarise(
-    source_TC: Counts,
-    is_replay_O: npt.NDArray[np.bool_],
-    score_TC: npt.NDArray[np.float32],
-    chosen_TC: npt.NDArray[np.bool_],
-) -> tuple[Counts, Counts, Floats, Floats]:
-    """Returns candidates and chosen blocks per source [T, O], and mean scores [T] per role."""
-    num_sources = len(is_replay_O)
-    # Padding has source -1, counted in an extra column that is dropped.
-    is_replay_TC = np.append(is_replay_O, False)[source_TC] & (source_TC >= 0)
-    is_adaptation_TC = np.append(~is_replay_O, False)[source_TC] & (source_TC >= 0)
-    row_T1 = np.arange(len(source_TC))[:, None] * (num_sources + 1)
-    cell_TC = row_T1 + np.where(source_TC < 0, num_sources, source_TC)
-    size = len(source_TC) * (num_sources + 1)
-    shape = (len(source_TC), num_sources + 1)
-    candidates_TO = np.bincount(cell_TC.ravel(), minlength=size).reshape(shape)
-    chosen_TO = np.bincount(cell_TC[chosen_TC], minlength=size).reshape(shape)
-    return (
-        candidates_TO[:, :-1],
-        chosen_TO[:, :-1],
-        finite_mean(score_TC, axis=1, where=is_adaptation_TC),
-        finite_mean(score_TC, axis=1, where=is_replay_TC),
-    )
 
 
 def finite_mean(value: npt.NDArray[Any], *, axis: int, where: Any = True) -> Floats:

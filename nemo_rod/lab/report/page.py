@@ -1,30 +1,50 @@
 """The report as one HTML file, without scripts or requests, figures inlined as SVG.
 
-Markup, style and fixed prose are in the template `page.html`; what it fills in is prepared here.
+Markup, style and fixed prose are in the Jinja2 templates beside this file; what they fill in is
+prepared here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from nemo_rod.lab.report import table
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.style import COLOURS, arm_colour
-from nemo_rod.lab.report.summary import summarise
-from nemo_rod.lab.report.templates import render
 from nemo_rod.lab.report.under_way import Part
+from nemo_rod.lab.report.verdicts import check_rows
 
 Results = Mapping[str, Any]
-Pictures = Mapping[str, tuple[str, str]]  # name -> SVG for desktops, SVG for phones
+
+
+def render(template: str, **values: Any) -> str:
+    """Returns a filled-in page; values are escaped, and missing ones refused."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup, escape
+
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    subscript = Markup("F<sub>val</sub>")
+    made.filters["typeset"] = lambda text: escape(text).replace("F_val", subscript)
+    for theme, name in enumerate(("light", "dark")):
+        values[name] = " ".join(f"--{role}: {pair[theme]};" for role, pair in COLOURS.items())
+    return made.get_template(template).render(values)
 
 
 def render_page(
     results: Results,
     tables: Mapping[str, table.Table],
-    pictures: Pictures,
+    pictures: Mapping[str, str],
     parts: Sequence[Part],
     *,
     explorer: bool,
@@ -40,15 +60,45 @@ def render_page(
     """
     runs = [results, *results["replicates"]]
     base = results["arms"].get("base") or {"adapt_loss": None}
+    rod, comparison = (results[key].get("rod", {}) for key in ("arms", "comparisons"))
     names = [parse_arm(name) for name in results["arms"]]
     role_of = {colours[0]: role for role, colours in COLOURS.items()}
+    seeds = [str(run["seed"]) for run in runs if run["seed"] is not None]
+    subtitle = f"{len(names)} arms"
+    if seeds:
+        subtitle += f" · seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
+    measured = {check["id"]: check["measured"] for check in results["checks"]}
+    reference = parse_arm(results["reference_arm"] or "").label
+    against = "adaptation loss against fixed replay of equal forgetting (nats)"
+    tiles = [
+        (f"forgetting, relative to {reference}", measured["forgetting_ratio"], table.times),
+        (against, measured["chord_gap"], table.signed(3)),
+        ("mean replay share, emergent", rod.get("replay_share"), table.percent),
+        ("compute, relative to fixed replay", comparison.get("compute_ratio"), table.times),
+    ]
+    columns = {column.key: column for column in tables["checks"].columns}
+    checks = [
+        {
+            "verdict": row["verdict"],
+            "css": row["verdict"] if row["verdict"] in ("holds", "fails") else "open",
+            "claim": row["claim"] + ("" if row["kind"] == "claim" else f" ({row['kind']})"),
+            "measured": ", ".join(
+                text
+                for key, column in columns.items()
+                if key.startswith("measured") and (text := column.cell(row))
+            ),
+            "bound": columns["bound"].cell(row),
+            "note": row["note"],
+        }
+        for row in tables["checks"].rows
+    ]
     return render(
         "page.html",
         recipe=results["recipe"],
-        subtitle=_subtitle(runs),
+        subtitle=subtitle,
         summary=summarise(results),
-        tiles=_tiles(results),
-        checks=_checks(tables["checks"]),
+        tiles=[(name, show(value)) for name, value, show in tiles if value is not None],
+        checks=checks,
         tables=tables,
         marks={arm.name: f"var(--{role_of[arm_colour(arm, names)]})" for arm in names},
         notes=results["notes"],
@@ -66,11 +116,11 @@ def render_page(
 
 
 def render_under_way(
-    recipe: str, parts: Sequence[Part], figure: tuple[str, str] | None, *, explorer: bool
+    recipe: str, parts: Sequence[Part], figure: str | None, *, explorer: bool
 ) -> str:
     """Returns the page of a run of which no arm has been evaluated yet; see `render_page`.
 
-    The figure, in two widths, is of how training goes; None without a step.
+    The figure, as inline SVG, is of how training goes; None without a step.
     """
     return render(
         "under_way.html", recipe=recipe, figure=figure, explorer=explorer, disagreements=[],
@@ -88,43 +138,80 @@ def _standing(parts: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def _subtitle(runs: Sequence[Results]) -> str:
-    seeds = [str(run["seed"]) for run in runs if run["seed"] is not None]
-    words = [f"{len(runs[0]['arms'])} arms"]
-    if seeds:
-        words.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}")
-    return " · ".join(words)
-
-
-def _tiles(results: Results) -> list[tuple[str, str]]:
-    checks = {check["id"]: check["measured"] for check in results["checks"]}
-    rod = results["arms"].get("rod", {})
+def summarise(results: Results) -> str:
+    """Returns plain sentences on the outcome, on failed claims and on those not judged."""
+    rod = results["arms"].get("rod")
     comparison = results["comparisons"].get("rod", {})
-    reference = parse_arm(results["reference_arm"] or "").label
-    tiles = [
-        (f"forgetting, relative to {reference}", checks["forgetting_ratio"], table.times),
-        (
-            "adaptation loss against fixed replay of equal forgetting (nats)",
-            checks["chord_gap"],
-            table.signed(3),
-        ),
-        ("mean replay share, emergent", rod.get("replay_share"), table.percent),
-        ("compute, relative to fixed replay", comparison.get("compute_ratio"), table.times),
-    ]
-    return [(name, show(value)) for name, value, show in tiles if value is not None]
+    checks = {check["id"]: check for check in results["checks"]}
+    measured = {name: check["measured"] for name, check in checks.items()}
+    if rod is None:
+        text = ["RoD was not run, so there is nothing to compare the baselines with yet."]
+    elif rod["val_forgetting"] is None:
+        text = ["The base model was not evaluated, so what the arms forgot is unknown."]
+    else:
+        text = [
+            f"RoD reaches an adaptation loss of {rod['adapt_loss']:.3f} nats per token and forgets "
+            f"{rod['val_forgetting']:.3f} nats of what the base model knew."
+        ]
 
+    def side(value: float) -> str:
+        return "below" if value < 0 else "above"
 
-def _checks(checks: table.Table) -> list[dict[str, str]]:
-    bound = next(column for column in checks.columns if column.key == "bound")
-    measured = [column for column in checks.columns if column.key.startswith("measured")]
-    return [
-        {
-            "verdict": row["verdict"],
-            "css": row["verdict"] if row["verdict"] in ("holds", "fails") else "open",
-            "claim": row["claim"] + ("" if row["kind"] == "claim" else f" ({row['kind']})"),
-            "measured": ", ".join(text for column in measured if (text := column.cell(row))),
-            "bound": bound.cell(row),
-            "note": row["note"],
-        }
-        for row in checks.rows
-    ]
+    against_fixed = []
+    if (ratio := measured["forgetting_ratio"]) is not None:
+        less = f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'}".replace("%", " %")
+        reference = parse_arm(results["reference_arm"]).label
+        against_fixed.append(f"at equal trained tokens it forgets {less} than {reference}")
+    if (gap := measured["chord_gap"]) is not None:
+        against_fixed.append(
+            f"its adaptation loss is {abs(gap):.3f} nats {side(gap)} fixed replay of equal "
+            "forgetting"
+            + (" (extrapolated beyond the fixed arms)" if comparison["extrapolated"] else "")
+        )
+    if against_fixed:
+        sentence = ", and ".join(against_fixed)
+        text.append(sentence[:1].upper() + sentence[1:] + ".")
+
+    if rod is not None and rod["replay_share"] is not None:
+        share = f"Nobody set its replay share: it averages {100 * rod['replay_share']:.0f} %"
+        if deciles := rod["share_by_decile"]:
+            share += f", from {100 * deciles[0]:.0f} % in the first tenth of the run to "
+            share += f"{100 * deciles[-1]:.0f} % in the last"
+        text.append(share + ".")
+
+    if ratio := comparison.get("compute_ratio"):
+        text.append(f"RoD's scoring makes each of its runs cost {ratio:.2f} times as much.")
+    check, averages = checks["compute_matched_gap"], measured["averages_gap"]
+    if check["measured"] is None:
+        if rod is not None:
+            text.append(f"How RoD fares at equal compute was not judged ({check['note']}).")
+    elif check["verdict"] != "fails":
+        nats = abs(check["measured"])
+        text.append(f"At equal compute it is still {nats:.3f} nats below fixed replay.")
+    else:
+        text.append(
+            "At equal compute it loses to fixed replay: scoring leaves it fewer updates, and its "
+            f"adaptation loss ends {check['measured']:.3f} nats above fixed replay's."
+        )
+        if averages is not None:
+            text.append(
+                "With scores estimated from averages by source, which need no scoring pass, it "
+                f"ends {abs(averages):.3f} nats {side(averages)} it."
+            )
+
+    held, failed, open_ = (
+        [row["claim"] for row in check_rows(results) if (row["kind"], row["verdict"]) == key]
+        for key in (("claim", "holds"), ("claim", "fails"), ("claim", "not judged"))
+    )
+    judged, num_runs = len(held) + len(failed), 1 + len(results["replicates"])
+    seeds = f" in each of {num_runs} runs" if num_runs > 1 else ""
+    if not judged:
+        return " ".join([*text, "No claim could be judged."])
+    if failed:
+        text.append(f"Of the {judged} claims that could be judged, {len(held)} hold{seeds}.")
+        text.append("What does not hold: " + "; ".join(failed) + ".")
+    else:
+        text.append(f"All {judged} claims that could be judged hold{seeds}.")
+    if open_:
+        text.append("Not judged: " + "; ".join(open_) + ".")
+    return " ".join(text)

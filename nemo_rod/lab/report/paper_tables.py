@@ -1,15 +1,28 @@
-"""The paper's tables with our numbers: frontier, transfer, budgets, base losses, capabilities."""
+"""The paper's tables with our numbers, and the arms that score less."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from nemo_rod.lab.report.arm_names import parse_arm
-from nemo_rod.lab.report.designs import continued, helped
+from nemo_rod.lab.report.designs import cheaper, continued, helped, scored_share
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
-from nemo_rod.lab.report.table import ARM, Column, Table, decimals, in_order, percent, signed, times
+from nemo_rod.lab.report.table import (
+    ARM,
+    Column,
+    Format,
+    Table,
+    decimals,
+    in_order,
+    mean_and_range,
+    percent,
+    signed,
+    times,
+)
+from nemo_rod.selection.fidelity import PREFIXES
 
 Results = Mapping[str, Any]
 _MEASURES = {
@@ -18,6 +31,21 @@ _MEASURES = {
     "task_forgetting": ("task forgetting", decimals(3)),
     "replay_share": ("replay share", percent),
 }
+
+
+_PREFIX_OF = {eighths: name for name, eighths in PREFIXES.items()}
+# gap: distance of an arm's adaptation loss below the chord of fixed replay, at equal F_val;
+# kept: its gain over RoD's, for equal trained tokens; the last three are of RoD's own steps
+_CHEAPER = (
+    Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
+    Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
+    Column("replay_share", "Replay share", percent),
+    Column("gap", "Against fixed replay of equal F_val (nats)", signed(4)),
+    Column("kept", "Kept of RoD's gain", percent),
+    Column("overlap", "Same choice, in RoD's steps", percent),
+    Column("share_drift", "Its replay share, less RoD's", signed(3)),
+    Column("rank_correlation", "Rank correlation of scores", decimals(2)),
+)
 
 
 def paper_table(results: Results) -> Table:
@@ -107,4 +135,59 @@ def capabilities_table(results: Results) -> Table:
     return Table("capabilities", tuple(columns), tuple(rows))
 
 
-PAPER_TABLES = (paper_table, budgets_table, transfer_table, base_loss_table, capabilities_table)
+def cheaper_table(results: Results) -> Table:
+    """Returns RoD and every arm that scores less: means over seeds, and their range.
+
+    It shows the cost of each, the share of the gain that it keeps, and what scoring the same prefix
+    would have chosen in the steps of RoD itself.
+    """
+    runs = [results, *results["replicates"]]
+    by_run: list[dict[str, dict[str, Any]]] = []
+    for run in runs:
+        arms, comparisons = run["arms"], run["comparisons"]
+        rod = arms.get("rod")
+        by_run.append({})
+        for name in cheaper(arms):
+            arm, gap = arms[name], comparisons[name]["gap"]
+            keys = ("compute", "adapt_loss", "val_forgetting", "replay_share")
+            row = {key: arm[key] for key in keys}
+            row |= {"scored": scored_share(arm), "gap": gap, "kept": None}
+            if rod and gap is not None and rod["trained_tokens"] == arm["trained_tokens"]:
+                whole = comparisons["rod"]["gap"]
+                row["kept"] = gap / whole if whole < 0 else None
+            prefix = _PREFIX_OF.get(arm["design"]["scored_eighths"], "")
+            by_run[-1][name] = {**row, **run["prefixes"].get(prefix, {})}
+    rows = []
+    for name in in_order(name for run in by_run for name in run):
+        of_runs = [run[name] for run in by_run if name in run]
+        row = {"arm": name, "scored": of_runs[0]["scored"], "compute": of_runs[0]["compute"]}
+        for key in (column.key for column in _CHEAPER):
+            row[key], row[f"{key}_range"] = mean_and_range(run.get(key) for run in of_runs)
+        rows.append(row)
+    columns = [
+        ARM,
+        Column("scored", "Of the candidates is scored", percent),
+        Column("compute", "Work (plain steps)", decimals(0)),
+    ]
+    for measure in _CHEAPER:
+        title = measure.title + (", mean" if len(runs) > 1 else "")
+        columns.append(replace(measure, title=title))
+        spread = f"{measure.key}_range"
+        if any(row.get(spread) is not None for row in rows):
+            is_detail = measure.key not in ("gap", "kept")
+            columns.append(Column(spread, "Range", _unsigned(measure.show), is_detail=is_detail))
+    return Table("cheaper", tuple(columns), tuple(rows))
+
+
+def _unsigned(show: Format) -> Format:
+    return lambda value: show(value).lstrip("+")
+
+
+PAPER_TABLES = (
+    paper_table,
+    budgets_table,
+    transfer_table,
+    base_loss_table,
+    capabilities_table,
+    cheaper_table,
+)

@@ -9,7 +9,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
-    profile                    fits over sources, see `profile.py`
+    profile                    fits over sources, see `profiles_of`
     prefixes                   mean effect of scoring only a prefix, in RoD's steps
 
 Comparisons with fixed replay use the chord (`chord.py`) through the fixed arms and the no-replay
@@ -22,13 +22,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nemo_rod.lab.report.chord import Chord, ChordPoint
-from nemo_rod.lab.report.profile import profiles_of
+from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
 from nemo_rod.lab.report.run_files import ROLES, Arm, Run
 from nemo_rod.selection.forgetting import forgetting_by_source
 
 SCHEMA = 1
-REFERENCE_PERCENT = 32.0  # the fixed share for which the thresholds of `claims.py` were determined
+REFERENCE_PERCENT = 32.0  # for this fixed share, the thresholds of `verdicts.py` were set
 COSTS = ("trained_tokens", "scored_tokens", "compute", "wall_seconds")  # keys of `arm.json`
 BUDGET_TOLERANCE = 0.01  # relative difference up to which budgets count as equal
 
@@ -68,6 +67,54 @@ def results_of(run: Run) -> dict[str, Any]:
         "disagreements": run.disagreements,
         "notes": notes + _notes(run),
     }
+
+
+def profiles_of(arms: Mapping[str, Mapping[str, Any]], reference: str | None) -> dict[str, Any]:
+    """Returns the profile of every arm except the base and no replay, by name.
+
+    Forgetting and sampling by source against vulnerability (paper, "forgetting profiles"):
+
+        slope, intercept      least squares of an arm's forgetting on no-replay forgetting
+        pearson_r             of its sampling ratios with no-replay forgetting
+        pearson_r_residual    of its sampling ratios with residual forgetting under fixed replay
+
+    A single source with far more forgetting than the others can determine all of them. Therefore
+    each also exists `_without` the source whose no-replay forgetting is farthest from the mean.
+
+    Args:
+        arms: Arms of a results dictionary.
+        reference: The fixed-replay arm that defines residual forgetting.
+    """
+    vulnerability = arms.get("no_replay", {}).get("forgetting_by_source") or {}
+    residual = arms[reference]["forgetting_by_source"] or {} if reference else {}
+    influential = outlier(vulnerability)
+    profiles = {}
+    for name, arm in arms.items():
+        if name in ("base", "no_replay"):
+            continue
+        profile: dict[str, Any] = {}
+        left, ratio = arm["forgetting_by_source"] or {}, known(arm["sampling_ratio_by_source"])
+        # where no source is influential, there is nothing to fit without one
+        for suffix, is_used in (
+            ("", lambda source: True),
+            ("_without", lambda source: influential not in (None, source)),
+        ):
+            over, over_residual = (
+                {source: value for source, value in values.items() if is_used(source)}
+                for values in (vulnerability, residual)
+            )
+            slope, intercept = linear_fit(over, left) or (None, None)
+            profile |= {"without": influential} if suffix else {}
+            profile |= {f"slope{suffix}": slope, f"intercept{suffix}": intercept}
+            profile[f"pearson_r{suffix}"] = pearson(ratio, over)
+            profile[f"pearson_r_residual{suffix}"] = pearson(ratio, over_residual)
+        profiles[name] = profile
+    return profiles
+
+
+def known(values: Mapping[str, float | None] | None) -> dict[str, float]:
+    """Returns the values that there are."""
+    return {name: value for name, value in (values or {}).items() if value is not None}
 
 
 def reference_arm(run: Run) -> str | None:

@@ -69,11 +69,6 @@ def arm_colour(arm: ArmName, arms: Iterable[ArmName]) -> str:
     return light(f"fixed-{round(place * (NUM_FIXED - 1))}")
 
 
-def css_variables(theme: int) -> str:
-    """Returns declarations of all colours; theme 0 is light, 1 is dark."""
-    return " ".join(f"--{role}: {pair[theme]};" for role, pair in COLOURS.items())
-
-
 def with_variables(svg: str) -> str:
     """Replaces every known light colour in an SVG by its CSS variable."""
     for role, (colour, _) in COLOURS.items():

@@ -89,22 +89,17 @@ def arms_table(results: Results) -> Table:
         if forgetting:
             row["mean_forgetting"] = sum(max(0.0, v) for v in forgetting.values()) / len(forgetting)
         for budget in ("tokens", "compute"):
-            row[f"at_equal_{budget}"] = _standing(comparison, budget)
+            value = comparison[f"gap_at_equal_{budget}"]
+            if comparison["on_chord"]:
+                value = "on the chord"
+            elif comparison["gap"] is not None and value is None:
+                value = "other budget"
+            row[f"at_equal_{budget}"] = value
         rows.append(row)
     used = tuple(
         column for column in columns if any(row.get(column.key) is not None for row in rows)
     )
     return Table("arms", used, tuple(rows))
-
-
-def _standing(comparison: Mapping[str, Any], budget: str) -> float | str | None:
-    """Returns an arm's gap to the chord at an equal budget, or words on why there is none."""
-    if comparison["on_chord"]:
-        return "on the chord"
-    if comparison["gap"] is None:
-        return None
-    value: float | None = comparison[f"gap_at_equal_{budget}"]
-    return "other budget" if value is None else value
 
 
 def sources_table(results: Results) -> Table:

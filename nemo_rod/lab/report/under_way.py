@@ -93,15 +93,11 @@ def _part(folder: Path, label: str, *, arm: Path | None = None) -> Part:
         state = "trained" if arm else "there"
     else:
         state, folder = ("in progress", partial) if partial.is_dir() else ("missing", folder)
-    return Part(label, state, *_steps(folder))
-
-
-def _steps(folder: Path) -> tuple[int | None, int | None, Rows, dict[str, float]]:
-    """Returns steps done, steps of all, metrics, and the losses before the first step."""
     names = ("metrics.jsonl", "job.json", "validation_start.json")
     metrics, job, start = (folder / name for name in names)
     if not metrics.is_file():
-        return None, None, [], {}
+        return Part(label, state)
     rows = read_lines(metrics)
     steps = read_json(job).get("optimisation", {}).get("steps") if job.is_file() else None
-    return len(rows), steps, rows, read_json(start) if start.is_file() else {}
+    before = read_json(start) if start.is_file() else {}
+    return Part(label, state, len(rows), steps, rows, before)

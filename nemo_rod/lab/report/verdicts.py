@@ -5,20 +5,273 @@ with the reason. Thresholds have a margin to the results of repeated runs of a s
 are three kinds: a "claim" is a promise of the method; "informative" checks are too noisy or too
 dependent on the setting to promise; a "limitation" is known to fail for small models and is shown
 for transparency.
+
+A measurement returns the number and a note, or raises why it cannot be judged in this run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
 
 from nemo_rod.lab.report.arm_names import parse_arm
-from nemo_rod.lab.report.claims import ACROSS_SEEDS, RULES, Bounds, NotJudged, Rule, View
 from nemo_rod.lab.report.run_files import Run
 
 Results = Mapping[str, Any]
 Verdict = Literal["holds", "fails", "not judged"]
+CheckKind = Literal["claim", "informative", "limitation"]
+Measurement = tuple[float, str]  # number, note
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The expected range of a measured number; a strict range excludes its ends."""
+
+    low: float | None = None
+    high: float | None = None
+    strict: bool = False
+
+    def hold(self, value: float) -> bool:
+        """Returns whether a value is in the range."""
+        above = self.low is None or (value > self.low if self.strict else value >= self.low)
+        below = self.high is None or (value < self.high if self.strict else value <= self.high)
+        return above and below
+
+    def __str__(self) -> str:
+        """Returns the range in plain characters, e.g. "<= 0.85"."""
+        if self.low is not None and self.high is not None:
+            return f"= {self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
+        equals = "" if self.strict else "="
+        return f">{equals} {self.low:g}" if self.low is not None else f"<{equals} {self.high:g}"
+
+
+class NotJudged(Exception):
+    """Why a number cannot be judged in a run."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The input of a measurement: a run's files and the results computed from them."""
+
+    run: Run
+    results: Results
+
+    @property
+    def reference(self) -> str | None:
+        """The fixed-replay arm with which RoD is compared."""
+        name: str | None = self.results["reference_arm"]
+        return name
+
+    def arms(self, *names: str | None) -> list[Results]:
+        """Returns the results of arms whose forgetting can be compared."""
+        arms = self.results["arms"]
+        if None in names:
+            raise NotJudged("no fixed-replay arm was run")
+        for name in names:
+            if name not in arms:
+                raise NotJudged(f"arm {name} was not run")
+        if "base" not in arms:
+            raise NotJudged("the base model was not evaluated")
+        return [arms[name] for name in names]
+
+    def pair(self) -> list[Results]:
+        """Returns the results of RoD and of the reference arm, trained on equally many tokens."""
+        arms = self.arms("rod", self.reference)
+        if not self.results["comparisons"]["rod"]["same_tokens"]:
+            raise NotJudged(f"rod and {self.reference} were not trained on equally many tokens")
+        return arms
+
+    def rod(self) -> Results:
+        """Returns the results of RoD, which need no comparison."""
+        if "rod" not in self.run.arms:
+            raise NotJudged("arm rod was not run")
+        arm: Results = self.results["arms"]["rod"]
+        return arm
+
+
+def _forgetting_ratio(view: View) -> Measurement:
+    rod, fixed = view.pair()
+    return _ratio(rod["val_forgetting"], fixed["val_forgetting"], f"{view.reference} forgets")
+
+
+def _chord_gap(view: View) -> Measurement:
+    view.pair()
+    return _gap(view, "rod")
+
+
+def _max_source_ratio(view: View) -> Measurement:
+    worst = [max((arm["forgetting_by_source"] or {}).values(), default=None) for arm in view.pair()]
+    return _ratio(worst[0], worst[1], f"some source of {view.reference} is forgotten")
+
+
+def _slope_ratio(view: View) -> Measurement:
+    view.pair()
+    view.arms("no_replay")
+    profile = view.results["profile"]
+    needs = f"the profile of {view.reference} rises over three sources or more"
+    return _ratio(profile["rod"]["slope"], profile[view.reference]["slope"], needs)
+
+
+def _ratio(ours: float | None, theirs: float | None, needs: str) -> Measurement:
+    if ours is None or theirs is None or theirs <= 0:
+        raise NotJudged(f"only defined if {needs}")
+    return ours / theirs, ""
+
+
+def _correlation(key: str) -> Callable[[View], Measurement]:
+    def measure(view: View) -> Measurement:
+        view.arms("rod", "no_replay" if key == "pearson_r" else view.reference)
+        value = view.results["profile"]["rod"][key]
+        if value is None:
+            raise NotJudged("needs three replay sources that differ in forgetting and in sampling")
+        sources = view.results["arms"]["rod"]["sampling_ratio_by_source"] or {}
+        return value, f"over {sum(v is not None for v in sources.values())} sources"
+
+    return measure
+
+
+def _first_step_share(view: View) -> Measurement:
+    view.rod()
+    history = view.run.arms["rod"].history
+    if history is None:
+        raise NotJudged("rod has no curriculum.rod")
+    if history.step_T[0] != 0:
+        raise NotJudged(f"the curriculum begins at step {history.step_T[0]}")
+    num_adaptation = int(history.candidates_TO[0, ~history.is_replay_O].sum())
+    forced = history.batch_size - num_adaptation
+    note = f"the first pool held {forced} adaptation block(s) too few to fill the batch"
+    return float(history.share_T[0]), note if forced > 0 else ""
+
+
+def _decile_growth(view: View) -> Measurement:
+    deciles = view.rod()["share_by_decile"]
+    if deciles is None:
+        raise NotJudged("rod has no curriculum.rod of ten steps or more")
+    return deciles[-1] - deciles[0], ""
+
+
+def _mean_share(view: View) -> Measurement:
+    share = view.rod()["replay_share"]
+    if share is None:
+        raise NotJudged("rod has no curriculum.rod")
+    return share, ""
+
+
+def _merge_gap(lam: float) -> Callable[[View], Measurement]:
+    def measure(view: View) -> Measurement:
+        for name in view.results["arms"]:
+            parsed = parse_arm(name)
+            if parsed.kind == "merge" and math.isclose(parsed.value, lam):
+                view.arms(name)
+                return _gap(view, name)
+        raise NotJudged(f"arm merge_{lam:g} was not run")
+
+    return measure
+
+
+def _at_equal_compute(name: str) -> Callable[[View], Measurement]:
+    def measure(view: View) -> Measurement:
+        view.arms(name, view.reference)
+        if not view.results["comparisons"][name]["same_compute"]:
+            raise NotJudged(f"{name} and {view.reference} did not use the same compute")
+        return _gap(view, name)
+
+    return measure
+
+
+def _gap(view: View, name: str) -> Measurement:
+    if not view.results["chord"]:
+        raise NotJudged("fewer than two fixed-replay arms with forgetting above zero span no chord")
+    comparison = view.results["comparisons"][name]
+    if comparison["gap"] is None:
+        raise NotJudged(f"{name} shows no forgetting above zero to compare at")
+    note = f"the forgetting of {name} lies beyond the chord: extrapolated"
+    return comparison["gap"], note if comparison["extrapolated"] else ""
+
+
+def _mean_gap(per_run: Sequence[Results]) -> Measurement:
+    checks = [check for results in per_run for check in results["checks"]]
+    gaps = [check["measured"] for check in checks if check["id"] == "chord_gap"]
+    gaps = [gap for gap in gaps if gap is not None]
+    if len(gaps) < 2:
+        raise NotJudged("fewer than two runs were judged")
+    return math.fsum(gaps) / len(gaps), f"mean of {len(gaps)} runs"
+
+
+class Rule(NamedTuple):
+    """A check: its id, kind, range, measurement and wording (`{reference}` is the fixed arm)."""
+
+    id: str
+    kind: CheckKind
+    bounds: Bounds
+    measure: Callable[[Any], Measurement]  # of a `View`, or of results over seeds
+    claim: str
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "forgetting_ratio", "claim", Bounds(high=0.85), _forgetting_ratio,
+        "RoD's forgetting F_val over that of {reference}",
+    ),
+    Rule(
+        "chord_gap", "claim", Bounds(high=-0.008), _chord_gap,
+        "RoD's adaptation loss minus fixed replay's at equal forgetting (nats)",
+    ),
+    Rule(
+        "max_source_ratio", "claim", Bounds(high=0.8), _max_source_ratio,
+        "Forgetting of the worst source, RoD over {reference}",
+    ),
+    Rule(
+        "slope_ratio", "claim", Bounds(high=0.5), _slope_ratio,
+        "Slope of the forgetting profile, RoD over {reference}",
+    ),
+    Rule(
+        "r_residual", "claim", Bounds(low=0.75, strict=True),
+        _correlation("pearson_r_residual"),
+        "Pearson r of sampling ratio with forgetting under {reference}",
+    ),
+    Rule(
+        "r_no_replay", "informative", Bounds(low=0.3, strict=True),
+        _correlation("pearson_r"),
+        "Pearson r of sampling ratio with forgetting under no replay",
+    ),
+    Rule(
+        "first_step_share", "claim", Bounds(low=0.0, high=0.0), _first_step_share,
+        "Replay share of the first step",
+    ),
+    Rule(
+        "decile_growth", "claim", Bounds(low=0.2), _decile_growth,
+        "Replay share, last minus first tenth of the run",
+    ),
+    Rule(
+        "mean_share", "informative", Bounds(low=0.25, high=0.45), _mean_share,
+        "Mean replay share",
+    ),
+    Rule(
+        "merge_0.6_gap", "claim", Bounds(low=0.03), _merge_gap(0.6),
+        "Merge 0.6: adaptation loss minus fixed replay's at equal forgetting (nats)",
+    ),
+    Rule(
+        "merge_0.8_gap", "claim", Bounds(low=0.03), _merge_gap(0.8),
+        "Merge 0.8: adaptation loss minus fixed replay's at equal forgetting (nats)",
+    ),
+    Rule(
+        "compute_matched_gap", "limitation", Bounds(high=0.0),
+        _at_equal_compute("rod_compute_matched"),
+        "At equal compute: RoD's adaptation loss minus fixed replay's (nats)",
+    ),
+    Rule(
+        "averages_gap", "claim", Bounds(high=0.0), _at_equal_compute("rod_averages"),
+        "The same of RoD that estimates scores from averages by source (nats)",
+    ),
+)  # fmt: skip
+
+ACROSS_SEEDS = Rule(
+    "chord_gap_mean", "claim", Bounds(high=-0.015), _mean_gap,
+    "Mean over seeds: adaptation loss below fixed replay at equal forgetting",
+)  # fmt: skip
 
 
 def judge(run: Run, results: Results) -> list[dict[str, Any]]:
@@ -34,20 +287,30 @@ def judge_across_seeds(per_run: Sequence[Results]) -> list[dict[str, Any]]:
 
 
 def check_rows(results: Results) -> list[dict[str, Any]]:
-    """Returns every check with its verdict over all runs, and what each run measured and noted."""
+    """Returns every check with its verdict over all runs, and what each run measured and noted.
+
+    One failure fails a check, else one "holds" suffices. Equal notes of all runs appear once.
+    """
     runs, labels = [results, *results["replicates"]], run_labels(results)
     groups = [*zip(*(run["checks"] for run in runs), strict=True)]
     groups += [(check,) for check in results["checks_across_seeds"]]
-    return [
-        {key: checks[0][key] for key in ("id", "claim", "kind")}
-        | {
-            "bound": str(Bounds(**checks[0]["bounds"])),
-            "verdict": _overall([check["verdict"] for check in checks]),
-            "measured": [check["measured"] for check in checks],
-            "notes": _joint([check["note"] for check in checks], labels),
-        }
-        for checks in groups
-    ]
+    rows = []
+    for checks in groups:
+        verdicts, notes = ([check[key] for check in checks] for key in ("verdict", "note"))
+        if len(set(notes)) == 1:
+            noted = notes[:1] if notes[0] else []
+        else:
+            noted = [f"{label}: {note}" for note, label in zip(notes, labels, strict=True) if note]
+        rows.append(
+            {key: checks[0][key] for key in ("id", "claim", "kind")}
+            | {
+                "bound": str(Bounds(**checks[0]["bounds"])),
+                "verdict": next((v for v in ("fails", "holds") if v in verdicts), "not judged"),
+                "measured": [check["measured"] for check in checks],
+                "notes": noted,
+            }
+        )
+    return rows
 
 
 def run_labels(results: Results) -> list[str]:
@@ -75,20 +338,6 @@ def format_checks(results: Results) -> str:
     of_runs = rows[: len(results["checks"])]
     notes = [f"  {row['id']}: {note}" for row in of_runs for note in row["notes"]]
     return "\n".join(lines + (["", "notes", *notes] if notes else []))
-
-
-def _overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """Returns one check's verdict over several runs: one failure fails, one "holds" suffices."""
-    if "fails" in verdicts:
-        return "fails"
-    return "holds" if "holds" in verdicts else "not judged"
-
-
-def _joint(notes: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Returns a check's notes over several runs: once if equal, else with the runs' labels."""
-    if len(set(notes)) == 1:
-        return [notes[0]] if notes[0] else []
-    return [f"{label}: {note}" for note, label in zip(notes, labels, strict=True) if note]
 
 
 def _judged(rule: Rule, measured: Any, reference: str = "") -> dict[str, Any]:

@@ -54,11 +54,6 @@ def _engine_has_cross_entropy() -> bool:
     return getattr(language_module, "te_parallel_cross_entropy", None) is not None
 
 
-def has_head(chunk: Any) -> bool:
-    """Returns whether a chunk of the model computes logits and losses."""
-    return any(_is_head(module) for module in chunk.modules())
-
-
 def _is_head(module: Any) -> bool:
     # the module's own layer: wrappers such as NeMo 2.x's expose all names of the wrapped module
     return "output_layer" in module._modules and module.post_process

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
-from nemo_rod.lab.report.figures.canvas import TOP, Canvas
+from nemo_rod.lab.report.figures.canvas import add_axes, panels
 from nemo_rod.lab.report.figures.labels import label_right, label_width
 from nemo_rod.lab.report.figures.plane import (
     TITLES,
@@ -30,25 +30,25 @@ _SIGNS = {"multiplier": "m", "kappa": "\u03ba"}
 _TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # for m = 1.5, 2, 4, 8, ...
 
 
-def components(results: Results, canvas: Canvas) -> Figure | None:
+def components(results: Results) -> Figure | None:
     """Draws allocations that choose at random or by score, controls, and joint selection."""
     names = with_fixed_share(results["arms"])
     if "rod" not in results["arms"] or not names:
         return None
-    return draw_planes([Plane(results, [*names, "rod"])], canvas)
+    return draw_planes([Plane(results, [*names, "rod"])])
 
 
-def pool_size(results: Results, canvas: Canvas) -> Figure | None:
+def pool_size(results: Results) -> Figure | None:
     """Draws arms by candidate multiplier m, and the replay share that emerges."""
-    return _swept(results, "multiplier", canvas)
+    return _swept(results, "multiplier")
 
 
-def weighting(results: Results, canvas: Canvas) -> Figure | None:
+def weighting(results: Results) -> Figure | None:
     """Draws arms by weight kappa of the replay scores, and the share that emerges."""
-    return _swept(results, "kappa", canvas)
+    return _swept(results, "kappa")
 
 
-def budgets(results: Results, canvas: Canvas) -> Figure | None:
+def budgets(results: Results) -> Figure | None:
     """Draws fixed replay and RoD at the common budget and at other ones."""
     arms = results["arms"]
     paths = continued(arms)
@@ -62,10 +62,10 @@ def budgets(results: Results, canvas: Canvas) -> Figure | None:
             texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{TIMES}"
     names = [name for path in paths for name in path]
     names += [n for n in arms if parse_arm(n).kind in ("fixed", "rod") and n not in names]
-    return draw_planes([Plane(results, names, paths=paths, texts=texts)], canvas)
+    return draw_planes([Plane(results, names, paths=paths, texts=texts)])
 
 
-def transfer(results: Results, canvas: Canvas) -> Figure | None:
+def transfer(results: Results) -> Figure | None:
     """Draws arms with another model's curriculum or reference losses, beside RoD's own."""
     arms = results["arms"]
     names = helped(arms)
@@ -73,10 +73,10 @@ def transfer(results: Results, canvas: Canvas) -> Figure | None:
         return None
     beside = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
     plane = Plane(results, [*beside, *names], replicates=results["replicates"])
-    return draw_planes([plane], canvas)
+    return draw_planes([plane])
 
 
-def _swept(results: Results, key: str, canvas: Canvas) -> Figure | None:
+def _swept(results: Results, key: str) -> Figure | None:
     """Draws a plane of the arms that differ in `key`, and their replay share by tenths."""
     arms = results["arms"]
     names = varying(arms, key)
@@ -84,14 +84,12 @@ def _swept(results: Results, key: str, canvas: Canvas) -> Figure | None:
         return None
     texts = {name: f"{_SIGNS[key]} = {arms[name]['design'][key]:g}" for name in names}
     shown = [name for name in names if arms[name]["share_by_decile"]]
-    count = 1 + bool(shown)
-    right = label_width(list(texts.values()), canvas)
-    height = 3.6 if canvas.narrow else 4.1
-    figure, boxes = canvas.panels(count, height, top=TOP, right=right)
-    axes = canvas.axes(figure, boxes[0], X_TITLE, TITLES["val_forgetting"])
-    draw_plane(axes, Plane(results, names, texts=texts, paths=[names]), canvas)
+    right = label_width(list(texts.values()))
+    figure, boxes = panels(1 + bool(shown), 3.6, right=right)
+    axes = add_axes(figure, boxes[0], X_TITLE, TITLES["val_forgetting"])
+    draw_plane(axes, Plane(results, names, texts=texts, paths=[names]))
     if shown:
-        axes = canvas.axes(figure, boxes[1], "tenth of the run", "replay share (%)")
+        axes = add_axes(figure, boxes[1], "tenth of the run", "replay share (%)")
         ends = []
         colours = [light(_TINTS[names.index(name) % len(_TINTS)]) for name in shown]
         for name, colour in zip(shown, colours, strict=True):
@@ -99,5 +97,5 @@ def _swept(results: Results, key: str, canvas: Canvas) -> Figure | None:
             axes.plot(range(1, len(share) + 1), share, "o-", color=colour, markersize=3.5)
             ends.append(share[-1])
         axes.set_ylim(bottom=0)
-        label_right(axes, [texts[name] for name in shown], ends, colours, canvas)
+        label_right(axes, [texts[name] for name in shown], ends, colours)
     return figure

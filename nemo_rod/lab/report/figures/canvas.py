@@ -1,12 +1,12 @@
 """Empty figures in the house style, and their export: SVG for the page, SVG and PNG files.
 
-Figures have two widths, for desktops and for phones, with text of the same size.
+All figures have one width, with their axes in one column: a page shows them as wide as its text, a
+phone as wide as its screen, and the same text is legible on both.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from matplotlib.figure import Figure
 
 from nemo_rod.lab.report.style import light, with_variables
 
+WIDTH = 4.8  # inches; a phone shows it in about 360 pixels
+FONT_SIZE = 9.0  # points, of labels inside the axes
 LEFT, RIGHT, TOP, BOTTOM = 0.62, 0.12, 0.42, 0.58  # inches of margin around axes
 
 Box = tuple[float, float, float, float]  # left, bottom, width, height in inches
@@ -41,92 +43,59 @@ _RC: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Canvas:
-    """The width and type size of a figure; a `narrow` one is for phones."""
+def new_figure(height: float) -> Figure:
+    """Returns a new figure of `height` inches."""
+    figure = Figure(figsize=(WIDTH, height), dpi=100)
+    FigureCanvasAgg(figure)
+    figure.set_facecolor(light("surface"))
+    return figure
 
-    narrow: bool = False
 
-    @property
-    def width(self) -> float:
-        """Width in inches."""
-        return 4.3 if self.narrow else 8.4
+def panels(
+    count: int, height: float, *, top: float = TOP, right: float = RIGHT
+) -> tuple[Figure, list[Box]]:
+    """Returns a figure and the boxes of `count` axes, from the top down.
 
-    @property
-    def font_size(self) -> float:
-        """Size of labels inside the axes, in points."""
-        return 8.5 if self.narrow else 9.0
+    The height is that of one of them, and `top` and `right` are margins of each box, in inches.
+    """
+    size = (WIDTH - LEFT - right, height - BOTTOM - top)
+    boxes = [(LEFT, i * height + BOTTOM, *size) for i in reversed(range(count))]
+    return new_figure(count * height), boxes
 
-    def figure(self, height: float) -> Figure:
-        """Returns a new figure of this width and of `height` inches."""
-        figure = Figure(figsize=(self.width, height), dpi=100)
-        FigureCanvasAgg(figure)
-        figure.set_facecolor(light("surface"))
-        return figure
 
-    def panels(
-        self,
-        count: int,
-        height: float,
-        *,
-        columns: int = 2,
-        top: float = TOP,
-        right: float = RIGHT,
-    ) -> tuple[Figure, list[Box]]:
-        """Returns a figure and the boxes of `count` axes, row by row; on a phone, in one column.
+def add_axes(
+    figure: Figure,
+    box: Box,
+    x_title: str,
+    y_title: str,
+    *,
+    heading: str = "",
+    y_title_offset: float = 9,
+) -> Axes:
+    """Adds axes with titles; that of the y axis lies above them, some points away.
 
-        The height is that of a row, and `top` and `right` are margins of each box, in inches.
-        """
-        columns = 1 if self.narrow else min(columns, count)
-        rows = -(-count // columns)
-        width = self.width / columns
-        boxes = [
-            (
-                (i % columns) * width + LEFT,
-                (rows - 1 - i // columns) * height + BOTTOM,
-                width - LEFT - right,
-                height - BOTTOM - top,
-            )
-            for i in range(count)
-        ]
-        return self.figure(rows * height), boxes
-
-    def axes(
-        self,
-        figure: Figure,
-        box: Box,
-        x_title: str,
-        y_title: str,
-        *,
-        heading: str = "",
-        y_title_offset: float = 9,
-    ) -> Axes:
-        """Adds axes with titles; that of the y axis lies above them, some points away.
-
-        Label placement measures text in pixels, so the box is fixed here rather than laid out at
-        drawing time. The heading distinguishes these axes from others in the figure.
-        """
-        width, height = figure.get_size_inches()
-        with rc_context(_RC):
-            axes = figure.add_axes(
-                (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
-            )
-            axes.set_xlabel(x_title, color=light("muted"))
-        for text, offset, colour, weight in (
-            (y_title, y_title_offset, "muted", "normal"),
-            (heading, y_title_offset + 15, "ink", "bold"),
-        ):
-            axes.annotate(
-                text, (0, 1), (-34, offset), xycoords="axes fraction", textcoords="offset points",
-                color=light(colour), ha="left", va="bottom", fontsize=_RC["font.size"],
-                fontweight=weight, annotation_clip=False,
-            )  # fmt: skip
-        axes.set_facecolor("none")
-        axes.grid(color=light("grid"))
-        axes.tick_params(which="both", colors=light("muted"), labelcolor=light("muted"))
-        for spine in axes.spines.values():
-            spine.set_color(light("rule"))
-        return axes
+    Label placement measures text in pixels, so the box is fixed here rather than laid out at
+    drawing time. The heading distinguishes these axes from others in the figure.
+    """
+    width, height = figure.get_size_inches()
+    with rc_context(_RC):
+        axes = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height))
+        axes.set_xlabel(x_title, color=light("muted"))
+    for text, offset, colour, weight in (
+        (y_title, y_title_offset, "muted", "normal"),
+        (heading, y_title_offset + 15, "ink", "bold"),
+    ):
+        axes.annotate(
+            text, (0, 1), (-34, offset), xycoords="axes fraction", textcoords="offset points",
+            color=light(colour), ha="left", va="bottom", fontsize=_RC["font.size"],
+            fontweight=weight, annotation_clip=False,
+        )  # fmt: skip
+    axes.set_facecolor("none")
+    axes.grid(color=light("grid"))
+    axes.tick_params(which="both", colors=light("muted"), labelcolor=light("muted"))
+    for spine in axes.spines.values():
+        spine.set_color(light("rule"))
+    return axes
 
 
 def save(figure: Figure, stem: Path) -> None:

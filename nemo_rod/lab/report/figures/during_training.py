@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nemo_rod.lab.report.figures.canvas import TOP, Box, Canvas
+from nemo_rod.lab.report.figures.canvas import FONT_SIZE, TOP, add_axes, panels
 from nemo_rod.lab.report.figures.labels import label_right, label_width, shorten
 from nemo_rod.lab.report.history import History, finite_mean
 from nemo_rod.lab.report.paper import category_of, paper, title_of
@@ -56,7 +55,7 @@ def runs_of_rod(shown: Sequence[Shown]) -> list[Training]:
     return runs
 
 
-def replay_share(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
+def replay_share(runs: Sequence[Training]) -> Figure | None:
     """Draws the replay share of the batch over training, stacked by source, with its deciles.
 
     Sources of the paper are grouped by category. Lines mark the steps by which the number of
@@ -66,56 +65,51 @@ def replay_share(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
     shown = [row for row in shown if row[2]]
     if not shown:
         return None
-    names = [[shorten(name, canvas) for name in row[2]] for row in shown]
-    texts_of_all = [text for texts in names for text in texts]
-    figure, boxes = _over_training(canvas, [row[0].heading for row in shown], texts_of_all, 3.9)
+    names = [[shorten(name) for name in row[2]] for row in shown]
+    above = 0.22 * any(run.heading for run in runs)
+    right = label_width([text for texts in names for text in texts])
+    figure, boxes = panels(len(shown), 3.5 + above, top=TOP + above, right=right)
     for (run, step_B, _, colours, share_BO), texts, box in zip(shown, names, boxes, strict=True):
         title = "share of the trained batch (%)"
-        axes = canvas.axes(figure, box, "training step", title, heading=run.heading)
-        ends = _draw_bands(axes, run, step_B, colours, share_BO, canvas)
-        label_right(axes, texts, ends, colours, canvas)
+        axes = add_axes(figure, box, "training step", title, heading=run.heading)
+        top_BO = 100 * np.cumsum(share_BO, axis=1)
+        bottom_B = np.zeros(len(step_B))
+        for i, colour in enumerate(colours):
+            axes.fill_between(
+                step_B, bottom_B, top_BO[:, i], color=colour, alpha=0.85, linewidth=0.8,
+                edgecolor=light("surface"), zorder=2,
+            )  # fmt: skip
+            bottom_B = top_BO[:, i]
+        axes.plot(step_B, bottom_B, color=light("ink"), linewidth=1.6, zorder=3)
+        deciles = run.deciles or []
+        axes.set_ylim(0, 1.3 * max(float(bottom_B.max()), 100 * max(deciles, default=0.0), 1.0))
+        axes.set_xlim(run.history.step_T[0], run.history.step_T[-1])
+        axes.grid(visible=False, axis="x")
+        parts = np.array_split(run.history.step_T, len(deciles)) if deciles else []
+        for part, share in zip(parts, deciles, strict=True):
+            centre = (part[0] + part[-1]) / 2
+            axes.plot(
+                centre, 100 * share, "o", color=light("ink"), markerfacecolor=light("surface"),
+                markersize=5, markeredgewidth=1.3, zorder=5,
+            )  # fmt: skip
+            # the number stands above the line of shares and the bands
+            above = max(100 * share, *bottom_B[np.abs(step_B - centre) <= 0.35 * len(part)])
+            axes.annotate(
+                f"{100 * share:.0f}", (centre, above), (0, 10), textcoords="offset points",
+                ha="center", va="center", color=light("ink"), fontsize=FONT_SIZE,
+                fontweight="bold", zorder=6,
+            )  # fmt: skip
+        for times, step in exposures(run.history, run.num_adaptation):
+            axes.axvline(step, color=light("muted"), linewidth=1, linestyle=(0, (3, 3)), zorder=4)
+            axes.annotate(
+                f"{times}\N{MULTIPLICATION SIGN}", (step, 1), (3, -2),
+                xycoords=("data", "axes fraction"), textcoords="offset points", ha="left", va="top",
+                color=light("muted"), fontsize=FONT_SIZE, zorder=6,
+            )  # fmt: skip
+        last_B = slice(-max(len(step_B) // 10, 1), None)
+        edges_O = np.concatenate([[0.0], top_BO[last_B].mean(axis=0)])
+        label_right(axes, texts, list((edges_O[:-1] + edges_O[1:]) / 2), colours)
     return figure
-
-
-def _over_training(
-    canvas: Canvas, headings: Sequence[str], texts: Sequence[str], height: float
-) -> tuple[Figure, list[Box]]:
-    """Returns a full-width panel for each setting, with a margin for texts on the right."""
-    top = TOP + (0.22 if any(headings) else 0.0)
-    height = (height - 0.4 if canvas.narrow else height) + top - TOP
-    right = label_width(texts, canvas)
-    return canvas.panels(len(headings), height, columns=1, top=top, right=right)
-
-
-def _draw_bands(
-    axes: Axes, run: Training, step_B: Floats, colours: list[str], share_BO: Floats, canvas: Canvas
-) -> list[float]:
-    """Draws bands, their sum, deciles and exposures; returns each band's height at the end."""
-    top_BO = 100 * np.cumsum(share_BO, axis=1)
-    bottom_B = np.zeros(len(step_B))
-    for i, colour in enumerate(colours):
-        axes.fill_between(
-            step_B, bottom_B, top_BO[:, i], color=colour, alpha=0.85, linewidth=0.8,
-            edgecolor=light("surface"), zorder=2,
-        )  # fmt: skip
-        bottom_B = top_BO[:, i]
-    axes.plot(step_B, bottom_B, color=light("ink"), linewidth=1.6, zorder=3)
-    highest = max(float(bottom_B.max()), 100 * max(run.deciles or [0.0]), 1.0)
-    axes.set_ylim(0, 1.3 * highest)
-    axes.set_xlim(run.history.step_T[0], run.history.step_T[-1])
-    axes.grid(visible=False, axis="x")
-    if run.deciles:
-        _draw_deciles(axes, run, step_B, bottom_B, canvas)
-    for times, step in exposures(run.history, run.num_adaptation):
-        axes.axvline(step, color=light("muted"), linewidth=1, linestyle=(0, (3, 3)), zorder=4)
-        axes.annotate(
-            f"{times}\N{MULTIPLICATION SIGN}", (step, 1), (3, -2),
-            xycoords=("data", "axes fraction"), textcoords="offset points", ha="left", va="top",
-            color=light("muted"), fontsize=canvas.font_size, zorder=6,
-        )  # fmt: skip
-    last_B = slice(-max(len(step_B) // 10, 1), None)
-    edges_O = np.concatenate([[0.0], top_BO[last_B].mean(axis=0)])
-    return [float(height) for height in (edges_O[:-1] + edges_O[1:]) / 2]
 
 
 def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
@@ -126,27 +120,6 @@ def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
     whole = int(trained_T[-1]) // num_adaptation
     reached = [int(np.searchsorted(trained_T, n * num_adaptation)) for n in range(1, whole + 1)]
     return [(n, int(history.step_T[i])) for n, i in enumerate(reached, start=1)]
-
-
-def _draw_deciles(
-    axes: Axes, run: Training, step_B: Floats, share_B: Floats, canvas: Canvas
-) -> None:
-    """Draws a dot at every decile's mean, its number above the line of shares and the bands."""
-    assert run.deciles
-    parts = np.array_split(run.history.step_T, len(run.deciles))
-    for part, share in zip(parts, run.deciles, strict=True):
-        centre = (part[0] + part[-1]) / 2
-        axes.plot(
-            centre, 100 * share, "o", color=light("ink"), markerfacecolor=light("surface"),
-            markersize=5, markeredgewidth=1.3, zorder=5,
-        )  # fmt: skip
-        near_B = share_B[np.abs(step_B - centre) <= 0.35 * len(part)]
-        above = max(100 * share, *near_B)
-        axes.annotate(
-            f"{100 * share:.0f}", (centre, above), (0, 10), textcoords="offset points",
-            ha="center", va="center", color=light("ink"), fontsize=canvas.font_size,
-            fontweight="bold", zorder=6,
-        )  # fmt: skip
 
 
 def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
@@ -181,17 +154,32 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
     return step_B, names, colours, np.array(columns).T
 
 
-def scores(runs: Sequence[Training], canvas: Canvas) -> Figure | None:
+def scores(runs: Sequence[Training]) -> Figure | None:
     """Draws mean scores of adaptation and replay candidates over training, and tau."""
     runs = [run for run in runs if run.history.is_scored]
     if not runs:
         return None
-    names = list(_SERIES)
-    figure, boxes = _over_training(canvas, [run.heading for run in runs], names, 3.6)
+    above = 0.22 * any(run.heading for run in runs)
+    right = label_width(list(_SERIES))
+    figure, boxes = panels(len(runs), 3.2 + above, top=TOP + above, right=right)
     title = "mean reducible loss (nats per token)"
     for run, box in zip(runs, boxes, strict=True):
-        axes = canvas.axes(figure, box, "training step", title, heading=run.heading)
-        _draw_scores(axes, run.history, canvas)
+        axes = add_axes(figure, box, "training step", title, heading=run.heading)
+        ends: dict[str, float] = {}
+        for name, (colour, style, attribute) in _SERIES.items():
+            value_T: Floats = getattr(run.history, attribute)
+            if not np.isfinite(value_T).any():
+                continue
+            step_B, value_B = _binned(run.history, value_T)
+            axes.plot(
+                step_B, value_B, color=light(colour), linestyle=style, linewidth=1.8, zorder=3
+            )
+            ends[name] = float(value_B[np.isfinite(value_B)][-1])
+        axes.axhline(0, color=light("rule"), linewidth=1, zorder=1)
+        axes.set_xlim(run.history.step_T[0], run.history.step_T[-1])
+        axes.grid(visible=False, axis="x")
+        colours = [light(_SERIES[name][0]) for name in ends]
+        label_right(axes, list(ends), list(ends.values()), colours)
     return figure
 
 
@@ -200,22 +188,6 @@ _SERIES = {
     "\u03c1 replay": ("replay", "-", "rho_replay_T"),
     "\u03c4 threshold": ("ink", (0, (4, 2)), "threshold_T"),
 }
-
-
-def _draw_scores(axes: Axes, history: History, canvas: Canvas) -> None:
-    ends: dict[str, float] = {}
-    for name, (colour, style, attribute) in _SERIES.items():
-        value_T: Floats = getattr(history, attribute)
-        if not np.isfinite(value_T).any():
-            continue
-        step_B, value_B = _binned(history, value_T)
-        axes.plot(step_B, value_B, color=light(colour), linestyle=style, linewidth=1.8, zorder=3)
-        ends[name] = float(value_B[np.isfinite(value_B)][-1])
-    axes.axhline(0, color=light("rule"), linewidth=1, zorder=1)
-    axes.set_xlim(history.step_T[0], history.step_T[-1])
-    axes.grid(visible=False, axis="x")
-    colours = [light(_SERIES[name][0]) for name in ends]
-    label_right(axes, list(ends), list(ends.values()), colours, canvas)
 
 
 def _binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tuple[Floats, Floats]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
-from nemo_rod.lab.report.figures.canvas import Canvas
+from nemo_rod.lab.report.figures.canvas import FONT_SIZE
 from nemo_rod.lab.report.style import light
 
 _NUM_DIRECTIONS = 16
@@ -50,10 +50,9 @@ def place_labels(
     lot, covering a line (`avoid`, points on it in data coordinates) little. The limits of the axes
     must be final. The font size is in points.
     """
-    figure = axes.figure
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     to_pixels = axes.transData.transform
-    scale = figure.dpi / 72
+    scale = axes.figure.dpi / 72
     frame = axes.get_window_extent(renderer)
     marks = to_pixels(np.array([(label.x, label.y) for label in labels]).reshape(-1, 2))
     lines = to_pixels(np.array(avoid, dtype=np.float64).reshape(-1, 2))
@@ -63,90 +62,45 @@ def place_labels(
         if not label.text:
             continue
         text = axes.annotate(
-            label.text,
-            (label.x, label.y),
-            (0, 0),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            color=label.colour,
-            fontsize=size,
-            fontweight="bold" if label.bold else "normal",
-            annotation_clip=False,
-            zorder=6,
-        )
+            label.text, (label.x, label.y), (0, 0), textcoords="offset points", ha="center",
+            va="center", color=label.colour, fontsize=size,
+            fontweight="bold" if label.bold else "normal", annotation_clip=False, zorder=6,
+        )  # fmt: skip
         extent = text.get_window_extent(renderer)
-        candidates = _boxes(px, py, extent.width / 2 + scale, extent.height / 2, scale)
-
-        def cost(candidate: _Candidate, mark: tuple[float, float] = (px, py)) -> float:
-            own = _leader(mark, candidate.box, scale)
-            corners = np.reshape(candidate.box, (2, 2))
-            return (
-                candidate.cost
-                + _cost(candidate.box, placed, marks, lines, scale)
-                + _crossings(own, candidate.box, leaders, placed)
-                + _along(own, lines, marks, scale)
-                + 500 * (_inside(corners, frame.extents) < 2)
-            )
-
-        best = min(candidates, key=cost)  # the first of the cheapest
-        text.set_position(best.offset)
-        placed.append(best.box)
-        leaders.append(leader := _leader((px, py), best.box, scale))
-        x, y = axes.transData.inverted().transform(leader).T
-        axes.plot(x, y, color=label.colour, linewidth=0.6, alpha=0.6, zorder=4)
-
-
-class _Candidate(NamedTuple):
-    """A place for a label: its offset in points, its box in pixels, what its direction costs."""
-
-    offset: tuple[float, float]
-    box: Box
-    cost: float
-
-
-def _boxes(px: float, py: float, half_w: float, half_h: float, scale: float) -> list[_Candidate]:
-    """Places around a mark, nearest first."""
-    found = []
-    for distance in _DISTANCES:
-        for k in range(_NUM_DIRECTIONS):
+        half_w, half_h = extent.width / 2 + scale, extent.height / 2
+        cheapest = math.inf
+        for distance, k in itertools.product(_DISTANCES, range(_NUM_DIRECTIONS)):
             angle = 2 * math.pi * k / _NUM_DIRECTIONS
             # The distance from the mark is that of the text's edge, not of its centre.
             dx = math.cos(angle) * (distance * scale + half_w)
             dy = math.sin(angle) * (distance * scale + half_h)
             box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)
+            own = _leader((px, py), box, scale)
             cost = distance + 3 * (1 - math.cos(angle))
-            found.append(_Candidate((dx / scale, dy / scale), box, cost))
-    return found
-
-
-def _cost(box: Box, placed: Sequence[Box], marks: Points, lines: Points, scale: float) -> float:
-    cost = 0.0
-    for other in placed:
-        width = min(box[2], other[2]) - max(box[0], other[0])
-        height = min(box[3], other[3]) - max(box[1], other[1])
-        if width > 0 and height > 0:
-            cost += 200 + width * height
-    cost += _ON_A_MARK * _inside(marks, box, _MARK_RADIUS * scale)
-    # that it lies on a line counts, hardly how much of the line it hides
-    return cost + min(_ON_A_LINE, _inside(lines, box, scale))
-
-
-def _crossings(own: Points, box: Box, leaders: Sequence[Points], placed: Sequence[Box]) -> float:
-    """What it costs that a label lies on the lines of others, or its own line on other labels."""
-    hidden = [leader for leader in leaders if _inside(leader, box)]
-    crossed = [other for other in placed if _inside(own, other)]
-    return _ON_A_LEADER * (len(hidden) + len(crossed))
-
-
-def _along(own: Points, lines: Points, marks: Points, scale: float) -> float:
-    """What it costs that the line of a label runs along others, or through the marks of others."""
-    if not len(own):
-        return 0.0
-    on_line = np.abs(own[:, None] - lines[None]).max(axis=-1, initial=0) < scale
-    others = marks[(marks != own[0]).any(axis=1)]
-    on_mark = np.abs(own[:, None] - others[None]).max(axis=-1, initial=0) < _MARK_RADIUS * scale
-    return float(4 * on_line.any(axis=1).sum() + _ON_A_MARK * on_mark.any(axis=0).sum())
+            for other in placed:
+                width = min(box[2], other[2]) - max(box[0], other[0])
+                height = min(box[3], other[3]) - max(box[1], other[1])
+                if width > 0 and height > 0:
+                    cost += 200 + width * height
+                cost += _ON_A_LEADER * (_inside(own, other) > 0)
+            cost += _ON_A_LEADER * sum(_inside(leader, box) > 0 for leader in leaders)
+            cost += _ON_A_MARK * _inside(marks, box, _MARK_RADIUS * scale)
+            # that it lies on a line counts, hardly how much of the line it hides
+            cost += min(_ON_A_LINE, _inside(lines, box, scale))
+            if len(own):  # the leader may run along lines, or through other marks
+                others = marks[(marks != own[0]).any(axis=1)]
+                from_lines = np.abs(own[:, None] - lines[None]).max(axis=-1, initial=0)
+                from_marks = np.abs(own[:, None] - others[None]).max(axis=-1, initial=0)
+                cost += 4 * (from_lines < scale).any(axis=1).sum()
+                cost += _ON_A_MARK * (from_marks < _MARK_RADIUS * scale).any(axis=0).sum()
+            cost += 500 * (_inside(np.reshape(box, (2, 2)), frame.extents) < 2)
+            if cost < cheapest:
+                cheapest, offset, best, leader = cost, (dx / scale, dy / scale), box, own
+        text.set_position(offset)
+        placed.append(best)
+        leaders.append(leader)
+        x, y = axes.transData.inverted().transform(leader).T
+        axes.plot(x, y, color=label.colour, linewidth=0.6, alpha=0.6, zorder=4)
 
 
 def _inside(points: Points, box: Box, margin: float = 0.0) -> int:
@@ -191,16 +145,16 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     return result
 
 
-def shorten(text: str, canvas: Canvas, more: int = 0) -> str:
-    """A name cut to what the canvas has room for at an edge, or to `more` characters than that."""
-    limit = (16 if canvas.narrow else 28) + more
+def shorten(text: str, more: int = 0) -> str:
+    """A name cut to what there is room for at an edge, or to `more` characters than that."""
+    limit = 16 + more
     return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def label_width(texts: Sequence[str], canvas: Canvas) -> float:
+def label_width(texts: Sequence[str]) -> float:
     """Inches to leave for texts at the right edge."""
     longest = max(len(line) for text in texts for line in text.split("\n"))
-    return 0.3 + longest * canvas.font_size * 0.62 / 72
+    return 0.3 + longest * FONT_SIZE * 0.62 / 72
 
 
 def label_right(
@@ -208,13 +162,12 @@ def label_right(
     texts: Sequence[str],
     ends: Sequence[float],
     colours: Sequence[str],
-    canvas: Canvas,
     lines: int = 1,
 ) -> None:
     """Texts right of the axes at the heights `ends`, moved apart where they would overlap."""
     low, high = axes.get_ylim()
     inches = axes.get_window_extent().height / axes.figure.dpi
-    gap = (high - low) * (1.2 * lines + 0.25) * canvas.font_size / 72 / inches
+    gap = (high - low) * (1.2 * lines + 0.25) * FONT_SIZE / 72 / inches
     places = spread(ends, gap, low + gap / 2, high - gap / 2)
     for text, end, place, colour in zip(texts, ends, places, colours, strict=True):
         inside = min(max(end, low), high)
@@ -227,5 +180,5 @@ def label_right(
         axes.annotate(
             text, (1.025, place), (3, 0), xycoords=("axes fraction", "data"),
             textcoords="offset points", ha="left", va="center", color=light("ink"),
-            fontsize=canvas.font_size, annotation_clip=False, linespacing=1.15,
+            fontsize=FONT_SIZE, annotation_clip=False, linespacing=1.15,
         )  # fmt: skip

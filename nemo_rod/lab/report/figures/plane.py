@@ -1,4 +1,4 @@
-"""Arms on the plane of adaptation loss and forgetting: marks, labels, the chord, limits."""
+"""Arms on the plane of adaptation loss and forgetting, with the chord of fixed replay."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from nemo_rod.lab.report.arm_names import ArmName, parse_arm
-from nemo_rod.lab.report.figures.canvas import TOP, Canvas
+from nemo_rod.lab.report.arm_names import ArmName, frontier_arms, parse_arm
+from nemo_rod.lab.report.figures.canvas import FONT_SIZE, TOP, add_axes, panels
 from nemo_rod.lab.report.figures.labels import Label, place_labels
-from nemo_rod.lab.report.paper import paper_arms
+from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import chord_of
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.table import signed
@@ -55,6 +55,61 @@ class Plane:
     show_gap: bool = False
 
 
+def frontier(results: Results) -> Figure | None:
+    """Draws adaptation loss against F_val for every arm, with the chord of fixed replay.
+
+    If merges or other arms stretch the figure, a second panel shows the region of the chord; if
+    there are task results, another one shows their forgetting.
+    """
+    arms = results["arms"]
+    names = frontier_arms(arms)
+    points = points_of(arms, names, "val_forgetting")
+    if not points:
+        return None
+    near = {name: point for name, point in points.items() if _is_near(results, name)}
+    zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
+    merges = sorted(
+        (name for name in points if parse_arm(name).kind == "merge"),
+        key=lambda name: parse_arm(name).value,
+    )
+    heading = "all arms" if zooms else ""
+    # arms named in the second panel have no label here, except two that connect the panels
+    texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
+    others = results["replicates"]
+    planes = [
+        Plane(
+            results, list(points), heading=heading, texts=texts, paths=[merges],
+            replicates=[] if zooms else others, show_gap=not zooms,
+        )
+    ]  # fmt: skip
+    if zooms:
+        heading = "around the fixed-replay chord"
+        planes.append(Plane(results, list(near), heading=heading, replicates=others, show_gap=True))
+    planes.append(Plane(results, list(near), "task_forgetting", "tasks", replicates=others))
+    return draw_planes(planes)
+
+
+def settings_frontier(settings: Sequence[Results]) -> Figure | None:
+    """Draws the frontier of several settings: F_val, and the forgetting of tasks if known."""
+    planes = []
+    for results in settings:
+        arms = results["arms"]
+        names = frontier_arms(arms)
+        near = [name for name in names if _is_near(results, name)] or names
+        title = title_of(results["recipe"])
+        planes += [Plane(results, near, measure, title) for measure in TITLES]
+    return draw_planes(planes)
+
+
+def _is_near(results: Results, name: str) -> bool:
+    return name in results["chord"] or parse_arm(name).kind in ("rod", "rod_variant", "max_replay")
+
+
+def _span(points: Mapping[str, Point]) -> float:
+    losses = [loss for loss, _ in points.values()]
+    return max(losses) - min(losses)
+
+
 def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -> dict[str, Point]:
     """Returns the points of arms, without those unmeasured or not on a logarithmic axis."""
     found = {}
@@ -67,20 +122,20 @@ def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -
     return found
 
 
-def draw_planes(planes: Sequence[Plane], canvas: Canvas) -> Figure | None:
+def draw_planes(planes: Sequence[Plane]) -> Figure | None:
     """Returns a figure of the planes that have points, row by row; None if none has."""
     planes = [p for p in planes if points_of(p.results["arms"], p.names, p.measure)]
     if not planes:
         return None
     top = TOP + (0.22 if any(plane.heading for plane in planes) else 0.0)
-    figure, boxes = canvas.panels(len(planes), 3.6 if canvas.narrow else 4.3, top=top)
+    figure, boxes = panels(len(planes), 3.8, top=top)
     for plane, box in zip(planes, boxes, strict=True):
-        axes = canvas.axes(figure, box, X_TITLE, TITLES[plane.measure], heading=plane.heading)
-        draw_plane(axes, plane, canvas)
+        axes = add_axes(figure, box, X_TITLE, TITLES[plane.measure], heading=plane.heading)
+        draw_plane(axes, plane)
     return figure
 
 
-def draw_plane(axes: Axes, plane: Plane, canvas: Canvas) -> None:
+def draw_plane(axes: Axes, plane: Plane) -> None:
     """Draws the arms of a plane over the chord, and the paper's own numbers as crosses."""
     results = plane.results
     points = points_of(results["arms"], plane.names, plane.measure)
@@ -88,7 +143,15 @@ def draw_plane(axes: Axes, plane: Plane, canvas: Canvas) -> None:
     _set_limits(axes, [*points.values(), *paper.values()], plane.measure)
     is_log = plane.measure == "val_forgetting"
     for replicate in plane.replicates:
-        _draw_replicate(axes, replicate, plane)
+        if is_log:
+            _draw_chord(axes, replicate, alpha=0.25)
+        names = [parse_arm(name) for name in replicate["arms"]]
+        for name, point in points_of(replicate["arms"], plane.names, plane.measure).items():
+            arm = parse_arm(name)
+            axes.plot(
+                *point, _marker(arm), color=arm_colour(arm, names), alpha=0.35,
+                markersize=_marker_size(arm) * 0.6, markeredgewidth=0, zorder=3,
+            )  # fmt: skip
     lines = _draw_chord(axes, results) if is_log else []
     names = [parse_arm(name) for name in results["arms"]]
     for path in plane.paths:
@@ -118,7 +181,7 @@ def draw_plane(axes: Axes, plane: Plane, canvas: Canvas) -> None:
     if plane.show_gap and is_log:
         gap_labels, gap_line = _draw_gap(axes, results)
         labels, lines = labels + gap_labels, lines + gap_line
-    place_labels(axes, labels, avoid=lines, size=canvas.font_size)
+    place_labels(axes, labels, avoid=lines, size=FONT_SIZE)
 
 
 def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:
@@ -128,18 +191,6 @@ def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:
     if arm.kind == "other" and of not in (None, name):
         return parse_arm(of), True
     return arm, arm.kind in ("rod_variant", "ablation", "control")
-
-
-def _draw_replicate(axes: Axes, replicate: Results, plane: Plane) -> None:
-    if plane.measure == "val_forgetting":
-        _draw_chord(axes, replicate, alpha=0.25)
-    names = [parse_arm(name) for name in replicate["arms"]]
-    for name, point in points_of(replicate["arms"], plane.names, plane.measure).items():
-        arm = parse_arm(name)
-        axes.plot(
-            *point, _marker(arm), color=arm_colour(arm, names), alpha=0.35,
-            markersize=_marker_size(arm) * 0.6, markeredgewidth=0, zorder=3,
-        )  # fmt: skip
 
 
 def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:

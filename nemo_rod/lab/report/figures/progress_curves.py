@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from nemo_rod.lab.report.figures.canvas import Canvas
+from nemo_rod.lab.report.figures.canvas import add_axes, panels
 from nemo_rod.lab.report.figures.labels import label_right, label_width
 from nemo_rod.lab.report.style import light
 from nemo_rod.lab.report.under_way import Part
@@ -17,26 +17,27 @@ _MAX_POINTS = 200
 Points = tuple[list[float], list[float]]
 
 
-def under_way(parts: Sequence[Part], canvas: Canvas) -> Figure | None:
+def under_way(parts: Sequence[Part]) -> Figure | None:
     """Draws every trained part's metrics over its steps; None if no part has a step."""
     parts = [part for part in parts if part.rows]
-    panels = [(title, [(part, of(part)) for part in parts]) for title, of in _PANELS]
-    panels = [(title, [row for row in rows if row[1][0]]) for title, rows in panels]
-    panels = [(title, rows) for title, rows in panels if rows]
-    if not panels:
+    curves = {title: {part.label: of(part) for part in parts} for title, of in _PANELS}
+    curves = {
+        title: {label: points for label, points in by_label.items() if points[0]}
+        for title, by_label in curves.items()
+    }
+    curves = {title: by_label for title, by_label in curves.items() if by_label}
+    if not curves:
         return None
-    texts = [part.label for part in parts]
-    right = label_width(texts, canvas)
-    figure, boxes = canvas.panels(len(panels), 2.9, columns=2, right=right)
+    right = label_width([part.label for part in parts])
+    figure, boxes = panels(len(curves), 2.9, right=right)
     colours = {part.label: light(f"source-{i % 8}") for i, part in enumerate(parts)}
-    for (title, rows), box in zip(panels, boxes, strict=True):
-        axes = canvas.axes(figure, box, "steps done", title)
-        for part, (x, y) in rows:
+    for (title, by_label), box in zip(curves.items(), boxes, strict=True):
+        axes = add_axes(figure, box, "steps done", title)
+        for label, (x, y) in by_label.items():
             mark = "o" if len(x) < 12 else ""
-            axes.plot(x, y, color=colours[part.label], linewidth=1.5, marker=mark, markersize=3)
-        names = [part.label for part, _ in rows]
-        ends = [points[1][-1] for _, points in rows]
-        label_right(axes, names, ends, [colours[name] for name in names], canvas)
+            axes.plot(x, y, color=colours[label], linewidth=1.5, marker=mark, markersize=3)
+        ends = [y[-1] for _, y in by_label.values()]
+        label_right(axes, list(by_label), ends, [colours[label] for label in by_label])
     return figure
 
 

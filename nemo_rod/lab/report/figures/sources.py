@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.chord import linear_fit
-from nemo_rod.lab.report.figures.canvas import TOP, Canvas
+from nemo_rod.lab.report.figures.canvas import FONT_SIZE, TOP, add_axes, panels
 from nemo_rod.lab.report.figures.labels import (
     Label,
     label_right,
@@ -21,88 +21,70 @@ from nemo_rod.lab.report.figures.labels import (
     spread,
 )
 from nemo_rod.lab.report.paper import paper_value, title_of
-from nemo_rod.lab.report.profile import known
+from nemo_rod.lab.report.results import known
 from nemo_rod.lab.report.style import arm_colour, light
 
 Results = Mapping[str, Any]
 
 
-def forgetting_profile(settings: Sequence[Results], canvas: Canvas) -> Figure | None:
+def forgetting_profile(settings: Sequence[Results]) -> Figure | None:
     """Draws residual forgetting per source and arm against forgetting without replay, with fits.
 
     One panel per setting. Broken lines are the fits without the most influential source.
     """
-    shown = [(results, _profiled(results)) for results in settings]
-    shown = [(results, names) for results, names in shown if names]
+    shown = []
+    for results in settings:
+        arms = results["arms"]
+        names = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
+        names = [name for name in names if arms[name]["forgetting_by_source"]]
+        vulnerability = arms.get("no_replay", {}).get("forgetting_by_source") or {}
+        if names and vulnerability:
+            texts = [_slope_text(results, name) for name in names]
+            shown.append((results, vulnerability, names, texts))
     if not shown:
         return None
-    texts = [[_slope_text(results, name, canvas) for name in names] for results, names in shown]
-    sources = [shorten(name, canvas) for results, _ in shown for name in _vulnerability(results)]
-    above = 0.25 + 0.71 * label_width(sources, canvas)
-    right = label_width([text for labels in texts for text in labels], canvas)
-    is_one = len(settings) == 1
-    figure, boxes = canvas.panels(
-        len(shown), (5.6 if canvas.narrow else 4.9) + 0.22 * (not is_one), columns=1,
-        top=TOP + above + 0.22 * (not is_one), right=right,
-    )  # fmt: skip
-    for (results, names), labels, box in zip(shown, texts, boxes, strict=True):
-        axes = canvas.axes(
+    sources = [shorten(name) for _, vulnerability, *_ in shown for name in vulnerability]
+    above = 0.25 + 0.71 * label_width(sources)
+    right = label_width([text for *_, texts in shown for text in texts])
+    heading = 0.22 if len(settings) > 1 else 0.0
+    top = TOP + above + heading
+    figure, boxes = panels(len(shown), 5.6 + heading, top=top, right=right)
+    for (results, vulnerability, names, texts), box in zip(shown, boxes, strict=True):
+        axes = add_axes(
             figure, box, "forgetting without replay (nats per token)",
             "forgetting left (nats per token)", y_title_offset=9 + 72 * above,
-            heading="" if is_one else title_of(results["recipe"]),
+            heading=title_of(results["recipe"]) if heading else "",
         )  # fmt: skip
-        _draw_profiles(axes, results, names, labels, canvas)
+        ends, colours = _draw_profiles(axes, results, vulnerability, names)
+        lines = max(text.count("\n") for text in texts) + 1
+        label_right(axes, texts, ends, colours, lines=lines)
+        _label_top(axes, vulnerability)
     return figure
 
 
-def _vulnerability(results: Results) -> dict[str, float]:
-    return results["arms"].get("no_replay", {}).get("forgetting_by_source") or {}
-
-
-def _profiled(results: Results) -> list[str]:
-    """Returns the arms with a profile."""
-    arms = results["arms"]
-    names = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
-    names = [name for name in names if arms[name]["forgetting_by_source"]]
-    return names if _vulnerability(results) else []
-
-
-def _slope_text(results: Results, name: str, canvas: Canvas) -> str:
+def _slope_text(results: Results, name: str) -> str:
     """Returns an arm's label with its slope, the paper's, and the one without the outlier."""
     profile, label = results["profile"][name], parse_arm(name).label
     slope, without = profile["slope"], profile["slope_without"]
     if slope is None:
         return label
     theirs = paper_value("fig:forgetting_profiles_extended", "slope", results["recipe"]) or {}
-    paper = theirs.get(name)
-    said = f", paper {paper:.2f}" if paper is not None else ""
-    text = f"{label}\nslope {slope:.2f}{said}"
-    text += f"\nbroken line {without:.2f}" if without is not None else ""
-    if canvas.narrow:
-        text = text.replace(", paper", "\npaper").replace("broken line", "broken")
-    return text.replace("-", "\N{MINUS SIGN}")
+    values = {"slope": slope, "paper": theirs.get(name), "broken": without}
+    lines = [f"{word} {value:.2f}" for word, value in values.items() if value is not None]
+    return "\n".join([label, *lines]).replace("-", "\N{MINUS SIGN}")
 
 
 def _draw_profiles(
-    axes: Axes, results: Results, names: Sequence[str], texts: Sequence[str], canvas: Canvas
-) -> None:
-    arms, vulnerability = results["arms"], _vulnerability(results)
+    axes: Axes, results: Results, vulnerability: Mapping[str, float], names: Sequence[str]
+) -> tuple[list[float], list[str]]:
+    """Draws the arms' sources and fits, the line of no forgetting and the diagonal of no replay.
+
+    Returns:
+        Each arm's height at the right edge, for its label, and its colour.
+    """
+    arms, parsed = results["arms"], [parse_arm(name) for name in results["arms"]]
     left = [value for name in names for value in arms[name]["forgetting_by_source"].values()]
-    _frame_profile(axes, list(vulnerability.values()), left, canvas)
-    parsed = [parse_arm(name) for name in arms]
-    colours = [arm_colour(parse_arm(name), parsed) for name in names]
-    drawn = zip(names, colours, strict=True)
-    ends = [_draw_arm(axes, results, name, colour) for name, colour in drawn]
-    lines = max(text.count("\n") for text in texts) + 1
-    label_right(axes, texts, ends, colours, canvas, lines=lines)
-    _label_top(axes, vulnerability, canvas)
-
-
-def _frame_profile(
-    axes: Axes, vulnerability: Sequence[float], left: Sequence[float], canvas: Canvas
-) -> None:
-    """Sets limits, and draws the line of no forgetting and the diagonal of no replay."""
-    x_low, x_high = min(0.0, *vulnerability), max(0.01, *vulnerability)
+    x_low, x_high = min(0.0, *vulnerability.values()), max(0.01, *vulnerability.values())
     y_low, y_high = min(0.0, *left), max(0.01, *left)
     axes.set_xlim(x_low, x_high + 0.05 * (x_high - x_low))
     axes.set_ylim(y_low - 0.04 * (y_high - y_low), y_high + 0.08 * (y_high - y_low))
@@ -114,41 +96,41 @@ def _frame_profile(
     )  # fmt: skip
     axes.annotate(
         "no replay", (0.86 * end, 0.86 * end), (-6, 3), textcoords="offset points", ha="right",
-        va="center", color=light("no-replay"), fontsize=canvas.font_size,
-    )  # fmt: skip
-
-
-def _draw_arm(axes: Axes, results: Results, name: str, colour: str) -> float:
-    """Draws an arm's sources and fit; returns the height at the right edge, for its label."""
-    vulnerability, profile = _vulnerability(results), results["profile"][name]
-    by_source = results["arms"][name]["forgetting_by_source"]
-    is_rod = parse_arm(name).kind == "rod"
-    axes.plot(
-        [vulnerability[source] for source in by_source], list(by_source.values()),
-        "*" if is_rod else "o", color=colour, markersize=10 if is_rod else 5.5,
-        markeredgewidth=0, zorder=5 if is_rod else 4,
+        va="center", color=light("no-replay"), fontsize=FONT_SIZE,
     )  # fmt: skip
     edges = np.array(axes.get_xlim())
-    ends = [max(by_source.values())]
-    for suffix, style in (("", "-"), ("_without", (0, (4, 3)))):
-        slope, intercept = profile[f"slope{suffix}"], profile[f"intercept{suffix}"]
-        if slope is None:
-            continue
-        thick = (2.0 if is_rod else 1.3) - (0.5 if suffix else 0)
+    heights, colours = [], []
+    for name in names:
+        profile, by_source = results["profile"][name], arms[name]["forgetting_by_source"]
+        arm = parse_arm(name)
+        is_rod, colour = arm.kind == "rod", arm_colour(arm, parsed)
         axes.plot(
-            edges, intercept + slope * edges, color=colour, linewidth=thick, linestyle=style,
-            alpha=0.6 if suffix else 0.9, zorder=3,
+            [vulnerability[source] for source in by_source], list(by_source.values()),
+            "*" if is_rod else "o", color=colour, markersize=10 if is_rod else 5.5,
+            markeredgewidth=0, zorder=5 if is_rod else 4,
         )  # fmt: skip
-        ends.append(float(intercept + slope * edges[1]))
-    return ends[min(1, len(ends) - 1)]
+        ends = []
+        for suffix, style in (("", "-"), ("_without", (0, (4, 3)))):
+            slope, intercept = profile[f"slope{suffix}"], profile[f"intercept{suffix}"]
+            if slope is None:
+                continue
+            thick = (2.0 if is_rod else 1.3) - (0.5 if suffix else 0)
+            axes.plot(
+                edges, intercept + slope * edges, color=colour, linewidth=thick, linestyle=style,
+                alpha=0.6 if suffix else 0.9, zorder=3,
+            )  # fmt: skip
+            ends.append(float(intercept + slope * edges[1]))
+        heights.append(ends[0] if ends else max(by_source.values()))
+        colours.append(colour)
+    return heights, colours
 
 
-def _label_top(axes: Axes, position: Mapping[str, float], canvas: Canvas) -> None:
+def _label_top(axes: Axes, position: Mapping[str, float]) -> None:
     """Writes slanted names of sources above the axes, with lines to their positions."""
     names = sorted(position, key=lambda name: position[name])
     low, high = axes.get_xlim()
     inches = axes.get_window_extent().width / axes.figure.dpi
-    gap = (high - low) * (canvas.font_size * 1.45 / 72) / inches
+    gap = (high - low) * (FONT_SIZE * 1.45 / 72) / inches
     places = spread([position[name] for name in names], gap, low, high)
     y_low, y_high = axes.get_ylim()
     for name, place in zip(names, places, strict=True):
@@ -161,36 +143,60 @@ def _label_top(axes: Axes, position: Mapping[str, float], canvas: Canvas) -> Non
             annotation_clip=False,
         )  # fmt: skip
         axes.annotate(
-            shorten(name, canvas), (place, 1.055), xycoords=("data", "axes fraction"), rotation=45,
+            shorten(name), (place, 1.055), xycoords=("data", "axes fraction"), rotation=45,
             rotation_mode="anchor", ha="left", va="center", color=light("ink"),
-            fontsize=canvas.font_size, annotation_clip=False,
+            fontsize=FONT_SIZE, annotation_clip=False,
         )  # fmt: skip
 
 
-def sampling_ratio(settings: Sequence[Results], canvas: Canvas) -> Figure | None:
+def sampling_ratio(settings: Sequence[Results]) -> Figure | None:
     """Draws RoD's sampling ratio per source against two measures of its need for replay.
 
     A row per setting: forgetting without replay, and residual forgetting under fixed replay.
     """
-    panels = []
+    rows = []
     for results in settings:
         arms = results["arms"]
         ratio = known(arms.get("rod", {}).get("sampling_ratio_by_source"))
         for arm, key in (("no_replay", ""), (results["reference_arm"], "_residual")):
             by_source = arms.get(arm, {}).get("forgetting_by_source") if arm else None
             if ratio and by_source:
-                panels.append((results, parse_arm(arm).label, key, by_source, ratio))
-    if not panels:
+                rows.append((results, parse_arm(arm).label, key, by_source, ratio))
+    if not rows:
         return None
     heading = 0.22 if len(settings) > 1 else 0.0
-    height = (3.4 if canvas.narrow else 3.9) + heading
-    figure, boxes = canvas.panels(len(panels), height, top=TOP + heading)
-    for (results, label, key, by_source, ratio), box in zip(panels, boxes, strict=True):
-        axes = canvas.axes(
+    figure, boxes = panels(len(rows), 3.6 + heading, top=TOP + heading)
+    for (results, label, key, by_source, ratio), box in zip(rows, boxes, strict=True):
+        axes = add_axes(
             figure, box, f"forgetting under {label} (nats per token)", "sampling ratio under RoD",
             heading=title_of(results["recipe"]) if heading else "",
         )  # fmt: skip
-        _draw_ratio(axes, by_source, ratio, _r_text(results, key), canvas)
+        names = [name for name in ratio if name in by_source]
+        x = np.array([by_source[name] for name in names])
+        y = np.array([ratio[name] for name in names])
+        pad_x, pad_y = 0.16 * max(np.ptp(x), 1e-3), 0.16 * max(np.ptp(y), 0.1)
+        axes.set_xlim(x.min() - pad_x, x.max() + pad_x)
+        axes.set_ylim(min(y.min(), 1.0) - pad_y, max(y.max(), 1.0) + 2 * pad_y)
+        axes.axhline(1, color=light("rule"), linewidth=1, zorder=1)
+        avoid = []
+        if fit := linear_fit(by_source, ratio):
+            ends = np.array([x.min() - pad_x / 2, x.max() + pad_x / 2])
+            axes.plot(
+                ends, fit[1] + fit[0] * ends, color=light("rod"), linewidth=1.3,
+                linestyle=(0, (4, 2)), zorder=2,
+            )  # fmt: skip
+            avoid = [(float(px), float(fit[1] + fit[0] * px)) for px in np.linspace(*ends, 60)]
+        axes.plot(x, y, "o", color=light("rod"), markersize=7, markeredgewidth=0, zorder=5)
+        labels = [
+            Label(float(px), float(py), shorten(name), light("ink"))
+            for name, px, py in zip(names, x, y, strict=True)
+        ]
+        avoid += [(float(px), 1.0) for px in np.linspace(*axes.get_xlim(), 60)]
+        place_labels(axes, labels, avoid=avoid, size=FONT_SIZE)
+        axes.annotate(
+            _r_text(results, key), (0, 1), (6, -4), xycoords="axes fraction",
+            textcoords="offset points", ha="left", va="top", color=light("rod"), fontweight="bold",
+        )  # fmt: skip
     return figure
 
 
@@ -207,40 +213,3 @@ def _r_text(results: Results, key: str) -> str:
     if without is not None:
         text += f"\n{without:.2f} without {profile['without']}"
     return text.replace("-", "\N{MINUS SIGN}")
-
-
-def _draw_ratio(
-    axes: Axes,
-    by_source: Mapping[str, float],
-    ratio: Mapping[str, float],
-    text: str,
-    canvas: Canvas,
-) -> None:
-    names = [name for name in ratio if name in by_source]
-    x = np.array([by_source[name] for name in names])
-    y = np.array([ratio[name] for name in names])
-    pad_x, pad_y = 0.16 * max(np.ptp(x), 1e-3), 0.16 * max(np.ptp(y), 0.1)
-    axes.set_xlim(x.min() - pad_x, x.max() + pad_x)
-    axes.set_ylim(min(y.min(), 1.0) - pad_y, max(y.max(), 1.0) + 2 * pad_y)
-    axes.axhline(1, color=light("rule"), linewidth=1, zorder=1)
-    line: list[tuple[float, float]] = []
-    fit = linear_fit(by_source, ratio)
-    if fit:
-        ends = np.array([x.min() - pad_x / 2, x.max() + pad_x / 2])
-        fitted = fit[1] + fit[0] * ends
-        axes.plot(ends, fitted, color=light("rod"), linewidth=1.3, linestyle=(0, (4, 2)), zorder=2)
-        line = [
-            (float(px), float(fit[1] + fit[0] * px)) for px in np.linspace(ends[0], ends[1], 60)
-        ]
-    axes.plot(x, y, "o", color=light("rod"), markersize=7, markeredgewidth=0, zorder=5)
-    labels = [
-        Label(float(px), float(py), shorten(name, canvas), light("ink"))
-        for name, px, py in zip(names, x, y, strict=True)
-    ]
-    one = [(float(px), 1.0) for px in np.linspace(*axes.get_xlim(), 60)]
-    place_labels(axes, labels, avoid=line + one, size=canvas.font_size)
-    axes.annotate(
-        text, (0, 1), (6, -4),
-        xycoords="axes fraction", textcoords="offset points", ha="left", va="top",
-        color=light("rod"), fontweight="bold",
-    )  # fmt: skip

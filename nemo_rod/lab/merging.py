@@ -1,0 +1,336 @@
+"""Model merging: linear interpolation of two checkpoints (paper, "Model merging").
+
+    theta_merge = (1 - lambda) * theta_base + lambda * theta_adapted
+
+for every floating-point tensor, directly from the safetensors files of two Hugging Face
+checkpoints. Works on one output shard at a time, so neither model is held in memory as a whole; the
+inputs may be sharded differently. The output has the base's tensors, in the base's order and under
+their published names, and the base's configuration and tokenizer files. Multi-token predictors that
+only the base has are left out: they would predict for a model that is not there any more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_rod.files import interpreting, read_json, share
+from nemo_rod.published import published_names
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_SHARD_BYTES = 5 * 2**30
+_COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".py", ".jinja", ".tiktoken"})
+_INDEX_NAME = "model.safetensors.index.json"
+_PREDICTORS = "mtp."  # of further tokens, which training leaves out
+# Names in PEFT and Megatron-Bridge.
+_LOW_RANK = re.compile(r"\.(lora_[AB]|adapter\.(adapter_\w+\.)?linear_(in|out))\.")
+
+
+def merge_checkpoints(
+    base_dir: str | Path,
+    adapted_dir: str | Path,
+    out_dir: str | Path,
+    lam: float,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes the checkpoint `(1 - lam) * base + lam * adapted` to `out_dir`.
+
+    Floating tensors are interpolated in float32 (float64 if either side is) and stored in their
+    own dtype; if the two sides' dtypes differ, in the one that can represent both. The result is
+    exact at `lam` 0 and 1 and wherever the two sides agree. Tensors of other dtypes are copied; if
+    they differ, they are refused for `lam` between 0 and 1. A tied weight that only one side stores
+    is taken from the tensor it is tied to. The folder appears complete or not at all.
+
+    Args:
+        base_dir: Hugging Face checkpoint of the base model, in safetensors files.
+        adapted_dir: That of the adapted model, with the same tensors.
+        out_dir: Folder to create; it must be absent or empty.
+        lam: Weight of the adapted model, in [0, 1].
+        max_shard_bytes: Size at which a new output shard starts; bounds the memory used.
+
+    Raises:
+        ValueError: If `lam` is out of range, a folder holds no checkpoint in safetensors files,
+            `out_dir` is not empty, or tensors are missing, unknown, quantised, of another shape, or
+            differ without a floating dtype.
+    """
+    base_dir, adapted_dir, out_dir = Path(base_dir), Path(adapted_dir), Path(out_dir)
+    if not 0.0 <= lam <= 1.0:
+        raise ValueError(f"merge weight lambda is {lam}, expected a number from 0 to 1")
+    if out_dir.exists() and any(out_dir.iterdir()):
+        raise ValueError(f"{out_dir} already holds files; remove it or merge into another folder")
+    for folder in (base_dir, adapted_dir):
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}, expected a checkpoint in it")
+        of_megatron = ("latest_checkpointed_iteration.txt", ".metadata", "iter_*/.metadata")
+        if any(path for pattern in of_megatron for path in folder.glob(pattern)):
+            raise ValueError(
+                f"{folder} is a checkpoint in Megatron's format, expected one in Hugging Face's; "
+                "export it first (`nemo-rod export`)"
+            )
+    with _whole_folder(out_dir) as partial_dir:
+        try:
+            _merge(base_dir, adapted_dir, partial_dir, lam, max_shard_bytes)
+        except (ValueError, OSError, MemoryError):
+            raise
+        except Exception as error:  # readers raise anything on damaged files
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"{base_dir} or {adapted_dir} is damaged ({type(error).__name__}: {reason}): "
+                "restore it from a copy, or save the checkpoint again"
+            ) from error
+
+
+@contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """Yields a partial folder, renamed to `folder` at the end; a failure leaves neither."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a merge that was killed
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    share(partial.rglob("*.safetensors"))
+    if folder.exists():
+        folder.rmdir()
+    partial.rename(folder)
+
+
+def _merge(
+    base_dir: Path, adapted_dir: Path, out_dir: Path, lam: float, max_shard_bytes: int
+) -> None:
+    """Fills `out_dir` with the merge; see `merge_checkpoints` for the arguments."""
+    from safetensors.torch import save_file
+
+    with _Checkpoint.open(base_dir) as base, _Checkpoint.open(adapted_dir) as adapted:
+        aliases = _check_tensors(base, adapted)
+        shards = _plan_shards(base, _merged_names(base, adapted), max_shard_bytes)
+        weight_map = {}
+        total_size = 0
+        for index, names in enumerate(shards, start=1):
+            file_name = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
+            if len(shards) == 1:
+                file_name = "model.safetensors"
+            tensors = {
+                name: _interpolate(
+                    name, base.tensor(name), adapted.tensor(aliases.get(name, name)), lam
+                ).contiguous()
+                for name in names
+            }
+            # transformers refuses files whose metadata does not name the framework
+            save_file(tensors, out_dir / file_name, {"format": "pt"})
+            weight_map.update(dict.fromkeys(names, file_name))
+            total_size += sum(tensor.nbytes for tensor in tensors.values())
+            del tensors
+    if len(shards) > 1:
+        index_json = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+        (out_dir / _INDEX_NAME).write_text(json.dumps(index_json, indent=2) + "\n")
+    # configuration, tokenizer and licence, without weights and stage manifests
+    for file in sorted(base_dir.iterdir()):
+        skipped = file.name == "manifest.json" or file.name.endswith(".index.json")
+        wanted = file.suffix in _COPIED_SUFFIXES or file.stem.upper() in ("LICENSE", "NOTICE")
+        if file.is_file() and wanted and not skipped:
+            shutil.copyfile(file, out_dir / file.name)
+
+
+def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: float) -> torch.Tensor:
+    """Returns `(1 - lam) * base + lam * adapted` for one tensor.
+
+    Args:
+        name: Name of the tensor, for errors.
+        base: Any shape; a non-floating dtype must equal the adapted side's.
+        adapted: Same shape as `base`.
+        lam: Weight of the adapted side, in [0, 1].
+
+    Returns:
+        Same shape, in the dtype that can represent both; exact at the ends and where they agree.
+
+    Raises:
+        ValueError: If the dtypes differ and are not both floating, or non-floating values differ
+            between the ends.
+    """
+    import torch
+
+    if base.dtype != adapted.dtype and not (
+        base.is_floating_point() and adapted.is_floating_point()
+    ):
+        raise ValueError(
+            f"tensor {name!r} is {base.dtype} in one checkpoint and {adapted.dtype} in the other; "
+            f"merge two checkpoints of the same architecture"
+        )
+    if not base.is_floating_point():
+        if 0.0 < lam < 1.0 and not torch.equal(base, adapted):
+            raise ValueError(
+                f"tensor {name!r} is {base.dtype} and differs between the checkpoints, expected a "
+                f"floating dtype to interpolate; merge the unquantised checkpoints"
+            )
+        return base if lam == 0.0 else adapted
+    stored = torch.promote_types(base.dtype, adapted.dtype)
+    wide = torch.promote_types(stored, torch.float32)
+    if lam in (0.0, 1.0):
+        return (base if lam == 0.0 else adapted).to(stored)
+    base, adapted = base.to(wide), adapted.to(wide)
+    # lerp of two equal infinities (a stored mask) is NaN, hence the explicit equal case.
+    merged = torch.where(base == adapted, base, torch.lerp(base, adapted, lam))
+    return merged.to(stored)
+
+
+class _Checkpoint:
+    """Lazy view of a checkpoint folder: tensors by name, across its shards.
+
+    The names are the published ones, so that checkpoints written by different programs agree.
+    """
+
+    def __init__(self, folder: Path, stored: dict[str, tuple[Any, str]]) -> None:
+        self.folder = folder
+        self._stored = stored  # published name -> (open file, stored name)
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Path) -> Iterator[_Checkpoint]:
+        from safetensors import SafetensorError, safe_open
+
+        files, published = _weight_files(folder), published_names(folder)
+        with ExitStack() as stack:
+            stored = {}
+            for file in files:
+                try:
+                    handle = stack.enter_context(safe_open(file, framework="pt"))
+                except SafetensorError as error:
+                    raise ValueError(
+                        f"{file} is no whole safetensors file ({error}): restore it from a copy"
+                    ) from None
+                names = handle.keys()
+                stored.update({published.get(name, name): (handle, name) for name in names})
+            yield cls(folder, stored)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._stored)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        handle, stored = self._stored[name]
+        tensor: torch.Tensor = handle.get_tensor(stored)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        handle, stored = self._stored[name]
+        return tuple(handle.get_slice(stored).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """Returns the dtype as spelled by safetensors, e.g. "BF16"."""
+        handle, stored = self._stored[name]
+        return str(handle.get_slice(stored).get_dtype())
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    # transformers searches for weights in this order
+    index = folder / _INDEX_NAME
+    if (folder / "model.safetensors").is_file():
+        files = [folder / "model.safetensors"]
+    elif index.is_file():
+        with interpreting(index):
+            weight_map: dict[str, str] = read_json(index, "weight_map")["weight_map"]
+            files = [folder / name for name in sorted(set(weight_map.values()))]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    missing = [file.name for file in files if not file.is_file()]
+    if not files or missing:
+        found = f"lacks {missing[0]}, which {_INDEX_NAME} names" if missing else "holds none"
+        raise ValueError(
+            f"{folder} {found}, expected a checkpoint in safetensors files; "
+            f"export the model in Hugging Face format first"
+        )
+    return files
+
+
+def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:
+    """Checks that the checkpoints match and returns tied names of the base -> adapted's names."""
+    for side in (base, adapted):
+        for name in filter(_LOW_RANK.search, side.names):
+            # the product of interpolated factors is not an interpolation
+            raise ValueError(
+                f"tensor {name!r} in {side.folder} is a low-rank factor; merge the adapter into "
+                f"its model first, and then the models"
+            )
+    ours, theirs = set(base.names), set(adapted.names)
+    common = [name for name in base.names if name in theirs]
+    only_base = [name for name in _merged_names(base, adapted) if name not in theirs]
+    only_adapted = [name for name in adapted.names if name not in ours]
+    aliases = {}
+    for side, other, names in ((base, adapted, only_base), (adapted, base, only_adapted)):
+        tied = {name: _tied_to(side, name, common) for name in names}
+        missing = [name for name in names if tied[name] is None]
+        if missing:
+            raise ValueError(
+                f"{other.folder} lacks {len(missing)} tensor(s) that the other checkpoint holds "
+                f"(the first is {missing[0]!r}); merge two checkpoints of the same architecture"
+            )
+        if side is base:
+            aliases = {name: to for name, to in tied.items() if to is not None}
+    for name in common:
+        if base.shape(name) != adapted.shape(name):
+            raise ValueError(
+                f"tensor {name!r} has shape {adapted.shape(name)} in {adapted.folder} but "
+                f"{base.shape(name)} in {base.folder}; merge two models of the same architecture"
+            )
+        for side in (base, adapted):
+            dtype = side.dtype(name)
+            if dtype.startswith(("F4", "F6_", "F8_")):  # means nothing without its scales
+                raise ValueError(
+                    f"tensor {name!r} in {side.folder} is quantised ({dtype}); merge the "
+                    f"unquantised checkpoints"
+                )
+    return aliases
+
+
+def _merged_names(base: _Checkpoint, adapted: _Checkpoint) -> list[str]:
+    """Returns the base's tensors, without multi-token predictors if the adapted model has none."""
+    if any(name.startswith(_PREDICTORS) for name in adapted.names):
+        return [*base.names]
+    return [name for name in base.names if not name.startswith(_PREDICTORS)]
+
+
+def _tied_to(checkpoint: _Checkpoint, name: str, candidates: list[str]) -> str | None:
+    """Returns the matrix among `candidates` of which `name` is a bit-equal copy, if any.
+
+    Vectors are never tied, and are often equal by chance: norms of ones, biases of zeros.
+    """
+    import torch
+
+    if len(checkpoint.shape(name)) < 2:
+        return None
+    kind = (checkpoint.shape(name), checkpoint.dtype(name))
+    for other in candidates:
+        if (checkpoint.shape(other), checkpoint.dtype(other)) == kind and torch.equal(
+            checkpoint.tensor(name), checkpoint.tensor(other)
+        ):
+            return other
+    return None
+
+
+def _plan_shards(
+    checkpoint: _Checkpoint, names: list[str], max_shard_bytes: int
+) -> list[list[str]]:
+    """Returns names per output shard, in the checkpoint's order, within the limit if possible."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name in names:
+        bits = int("".join(filter(str.isdigit, checkpoint.dtype(name))) or 8)  # "BF16", "BOOL"
+        num_bytes = math.prod(checkpoint.shape(name)) * bits // 8
+        if shards[-1] and size + num_bytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += num_bytes
+    return shards
