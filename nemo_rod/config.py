@@ -232,7 +232,7 @@ class Domain:
     block_size: int = key(4096, ">= 8")  # tokens per block (S)
     holdout_fraction: float = key(0.01, "in [0, 1)")  # held-out share of each source's blocks
     holdout_seed: int = key(42, "in [0, 2**128)")  # determines which blocks are held out
-    holdout_floor: int = key(0, ">= 0")  # held-out blocks of a source at least, to a fifth of it
+    holdout_floor: int | None = key(None, ">= 0")  # held-out blocks of a source at least; null: 1
     replay_ratio: float | None = key(None, "> 0")  # replay blocks at most, per adaptation block
     workers: int = key(1, ">= 1")  # processes that read and tokenise
     sources: dict[str, Any] = field(default_factory=dict)  # name -> how to read it (SourceSpec)

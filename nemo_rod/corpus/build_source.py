@@ -28,7 +28,6 @@ from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.hub import commit_on_hub
 from nemo_rod.corpus.pack import Packer
-from nemo_rod.corpus.resplit import raise_holdout
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import digest, write_json
@@ -46,8 +45,13 @@ class Settings:
     holdout_seed: int
     blocks_per_shard: int
     checkpoint_seconds: float
-    holdout_floor: int = 0
+    holdout_floor: int | None = None
     replay_ratio: float | None = None
+
+    @property
+    def floor(self) -> int:
+        """Held-out blocks of every source at least."""
+        return int(self.holdout_fraction > 0) if self.holdout_floor is None else self.holdout_floor
 
 
 def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def build_source(
         The folder to move into the store; below `folder`, which is for unfinished work.
 
     Raises:
-        ValueError: The source cannot be read, or yields no training or no held-out block.
+        ValueError: The source cannot be read, or is too small for a training and a held-out block.
     """
     folder.mkdir(parents=True, exist_ok=True)
     build = _Build(folder, spec, settings)
@@ -120,11 +124,9 @@ def build_source(
                 if time.monotonic() - saved >= settings.checkpoint_seconds:
                     build.save(batch.state)
                     saved = time.monotonic()
-        built = build.finish()
+        return build.finish()
     finally:
         build.close()
-    floor, seed = settings.holdout_floor, settings.holdout_seed
-    return raise_holdout(built, folder / "floored", floor=floor, seed=seed) if floor else built
 
 
 class _Build:
@@ -270,8 +272,8 @@ class _Build:
                 f"{source} has {held} blocks and all of them are held out (holdout_fraction="
                 f"{fraction}): give it more text, or lower holdout_fraction"
             )
-        if held == 0 and fraction > 0 and not self._settings.holdout_floor:
+        if train + held == 1 and self._settings.floor:
             raise ValueError(
-                f"{source} has {train} blocks and none of them is held out (holdout_fraction="
-                f"{fraction}): give it more text, raise holdout_fraction, or set it to 0"
+                f"{source} has 1 block of {size}, expected 2 or more, to train on one and hold out "
+                "the other: give it more text, or make block_size smaller"
             )

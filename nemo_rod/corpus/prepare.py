@@ -26,7 +26,13 @@ from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.hashing import is_holdout
 from nemo_rod.corpus.pack import Packer
-from nemo_rod.corpus.resplit import raise_holdout, thin
+from nemo_rod.corpus.resplit import (
+    RAISED,
+    further_held_out,
+    moved_blocks,
+    raise_holdout,
+    thin,
+)
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
@@ -43,7 +49,7 @@ def prepare(
     block_size: int,
     holdout_fraction: float = 0.01,
     holdout_seed: int = 42,
-    holdout_floor: int = 0,
+    holdout_floor: int | None = None,
     replay_ratio: float | None = None,
     workers: int = 1,
     progress: Progress | None = None,
@@ -54,7 +60,8 @@ def prepare(
     """Reads, tokenises, packs and splits the sources into blocks.
 
     The files are byte-identical for any number of workers and any interruptions. Memory does not
-    grow with the corpus, but for 8 bytes a block where `holdout_floor` or `replay_ratio` is set.
+    grow with the corpus, but for 8 bytes a block of a source that `holdout_floor` or `replay_ratio`
+    changes.
 
     Args:
         root: The store's folder.
@@ -63,8 +70,8 @@ def prepare(
         block_size: Tokens per block (S).
         holdout_fraction: Fraction of each source that is held out.
         holdout_seed: Seed that selects what is held out.
-        holdout_floor: Held-out blocks of a source at least, to a fifth of it, also of what
-            `replay_ratio` leaves of it.
+        holdout_floor: Held-out blocks of a source at least, to a fifth of what `replay_ratio`
+            leaves of it: see `further_held_out`. None: 1, or 0 if `holdout_fraction` is 0.
         replay_ratio: Replay blocks at most, per adaptation block: all replay sources lose the same
             share of their blocks. None keeps all.
         workers: Number of tokenising processes, each on one core; 1 uses the current process.
@@ -113,7 +120,13 @@ class _Preparation:
             self._build(spec)
         if self.settings.replay_ratio is not None:
             self._thin_replay(self.settings.replay_ratio)
+        if not self._listing.exists():  # else nothing has changed
+            self._raise_holdouts()
         self._write_listing()
+
+    @property
+    def _listing(self) -> Path:
+        return self.root / "store.json"
 
     @property
     def _partial(self) -> Path:
@@ -159,12 +172,12 @@ class _Preparation:
 
     def _forget_listing(self) -> None:
         """Makes the store incomplete until it is whole again."""
-        (self.root / "store.json").unlink(missing_ok=True)
+        self._listing.unlink(missing_ok=True)
 
     def _write_listing(self) -> None:
         ordered = sorted(self.sources, key=lambda spec: (ROLES.index(spec.role), spec.name))
         names = [{"role": spec.role, "name": spec.name} for spec in ordered]
-        write_json(self.root / "store.json", {"schema": SCHEMA, "sources": names})
+        write_json(self._listing, {"schema": SCHEMA, "sources": names})
 
     def _remove_strangers(self) -> None:
         wanted = [self._target(spec) for spec in self.sources]
@@ -207,36 +220,73 @@ class _Preparation:
         manifests = [read_json(self._target(s) / "manifest.json", "count") for s in self.sources]
         whole = dict.fromkeys(ROLES, 0)
         for manifest in manifests:
-            whole[manifest["role"]] += manifest.get("thinned", {"of": manifest["count"]})["of"]
+            count = manifest["count"] + manifest.get(RAISED, 0)
+            whole[manifest["role"]] += manifest.get("thinned", {"of": count})["of"]
         share = min(1.0, ratio * whole["adaptation"] / max(1, whole["replay"]))
         for spec, manifest in zip(self.sources, manifests, strict=True):
-            if spec.role != "replay":
-                continue
-            target, found = self._target(spec), manifest.get("thinned")
-            if share == (found["share"] if found else 1.0):
+            before = manifest.get("thinned", {"share": 1.0})["share"]
+            if spec.role != "replay" or share == before:
                 continue
             self._forget_listing()
-            if found:
-                if not self.rebuild:
-                    raise ValueError(
-                        f"{target} keeps a share of {found['share']:.4f} of its blocks, and the "
-                        f"other sources now leave {share:.4f}: set rebuild=[prepare] (in Python, "
-                        "rebuild=True) to make it again"
-                    )
-                self._discard(target)
-                self._build(spec)
+            if before < 1.0 or RAISED in manifest:
+                self._build_again(
+                    spec,
+                    f"keeps a share of {before:.4f} of its blocks, and the other sources now leave "
+                    f"{share:.4f}",
+                )
             if share < 1.0:
                 self._thin(spec, share)
 
     def _thin(self, spec: SourceSpec, share: float) -> None:
-        """Thins a replay source, and holds out as much of what is left as the floor asks for."""
-        work = self._partial / f"thinned-{spec.name}"
-        floor, seed = self.settings.holdout_floor, self.settings.holdout_seed
-        made = thin(self._target(spec), work / "kept", share=share, seed=seed)
-        if floor:
-            made = raise_holdout(made, work / "floored", floor=floor, seed=seed)
-        self._replace(spec, made)
-        self._discard(work)
+        work, seed = self._partial / f"thinned-{spec.name}", self.settings.holdout_seed
+        self._replace(spec, thin(self._target(spec), work, share=share, seed=seed))
+
+    def _build_again(self, spec: SourceSpec, why: str) -> None:
+        """Makes a source as its text alone determines it."""
+        if not self.rebuild:
+            raise ValueError(
+                f"{self._target(spec)} {why}: set rebuild=[prepare] (in Python, rebuild=True) to "
+                "make it again"
+            )
+        self._discard(self._target(spec))
+        self._build(spec)
+
+    def _raise_holdouts(self) -> None:
+        """Holds out further blocks, of all sources together, where there are too few.
+
+        Raises:
+            ValueError: A source has no held-out or no training block after that.
+        """
+        targets, settings = [self._target(spec) for spec in self.sources], self.settings
+        further = further_held_out(targets, floor=settings.floor, seed=settings.holdout_seed)
+        for spec, target, hashes in zip(self.sources, targets, further, strict=True):
+            before = moved_blocks(target)
+            if hashes == before:
+                continue
+            if before:
+                thinned = read_json(target / "manifest.json").get("thinned")
+                self._build_again(spec, "holds out other blocks than the other sources now ask for")
+                if thinned:
+                    self._thin(spec, thinned["share"])
+            if hashes:
+                work = self._partial / f"raised-{spec.role}-{spec.name}"
+                self._replace(spec, raise_holdout(target, work, hashes))
+        for spec, target in zip(self.sources, targets, strict=True):
+            train, held = (
+                read_json(split / "manifest.json", "count")["count"]
+                for split in (target, target / "holdout")
+            )
+            if train and (held or not (settings.floor or settings.holdout_fraction)):
+                continue
+            self._discard(target)
+            with suppress(OSError):  # other sources are in it
+                target.parent.rmdir()
+            side = "none of them is" if train else "all of them are"
+            raise ValueError(
+                f"{spec.role} source {spec.name} has {train + held} blocks and {side} held out: "
+                "equal blocks, of all sources, stay together, and holdout_floor moves a fifth of a "
+                "source at most; give it more text, or drop what is repeated, as with dedup"
+            )
 
 
 def _check_arguments(sources: Sequence[SourceSpec], settings: Settings) -> None:

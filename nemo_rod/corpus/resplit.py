@@ -1,69 +1,187 @@
-"""Changes to a built source that need all of its blocks, or all sources, first.
+"""Changes to built sources that need all of their blocks, or all sources, first.
 
-A small source gets more held-out blocks, and replay is thinned to a multiple of the adaptation
-corpus. Both choose blocks by a keyed hash of their tokens, so they do not depend on how a source
+Replay is thinned to a multiple of the adaptation corpus, and small sources get more held-out
+blocks. Both choose blocks by a keyed hash of their tokens, so they do not depend on how a source
 was read, and both write the source anew, next to the old one.
 
-Shape suffixes: S = tokens per block, N = blocks of a split.
+Shape suffixes: S = tokens per block, N = blocks of a split, T = sources, K = blocks looked up.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.hashing import holdout_values
+from nemo_rod.corpus.hashing import block_hashes, holdout_values
 from nemo_rod.corpus.shards import SplitWriter, map_hashes, shard_path, shard_sizes
 from nemo_rod.files import read_json
 
 LARGEST_SHARE = 5  # a floor never holds out more than a fifth of a source
+RAISED = "raised"  # in a manifest: blocks at the end of the holdout that were moved there
 _BYTES_AT_ONCE = 16 << 20
+_HASHES_AT_ONCE = 1 << 20
 _TRAIN, _HELD, _DROPPED = 0, 1, -1
 _THIN = 1 << 127  # makes another key of the holdout's seed
-Values = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 
 
-def raise_holdout(built: Path, target: Path, *, floor: int, seed: int) -> Path:
-    """Holds out at least `floor` blocks of a source, but at most a fifth of it.
+def further_held_out(folders: Sequence[Path], *, floor: int, seed: int) -> list[set[bytes]]:
+    """Decides which blocks are held out beyond those that `is_holdout` chooses.
 
-    The blocks are those with the lowest hashes for the seed of the holdout, so those already held
-    out remain so.
+    What is held out in one source is held out in all, also where one of them holds out whole
+    documents. Then the sources are taken by size, the smallest first. A source that holds out fewer
+    blocks than `floor`, or than a fifth of its blocks if that is less, gets more, by the lowest
+    hash for the seed of the holdout. Equal blocks, of all sources, are moved together, and not at
+    all if a source that has them would then hold out more than a fifth of its blocks. A fifth is at
+    least one block, but no source gives away its only one.
+
+    The answer depends on the sources' blocks alone, not on what was moved before.
+
+    Args:
+        folders: All sources of a store.
+        floor: Held-out blocks of every source at least.
+        seed: Seed of the holdout.
 
     Returns:
-        The folder with the result: `target`, or `built` if it holds out enough.
+        Block hashes for each source.
     """
-    counts = [_manifest(folder)["count"] for folder in _splits(built)]
-    needed = min(floor, max(1, sum(counts) // LARGEST_SHARE), sum(counts) - 1)
-    if counts[_HELD] >= needed:
-        return built
-    values = _values(built, seed)
-    limit = np.partition(np.concatenate(values), needed - 1)[needed - 1]
-    # blocks with the same tokens stay together
-    return _rewrite(built, target, values, lambda v, _: np.where(v <= limit, _HELD, _TRAIN), {})
+    sources = [_Source(folder) for folder in folders]
+    moved: list[set[bytes]] = [set() for _ in sources]
+    held_T = np.array([source.held for source in sources])
+    most_T = np.array([min(s.total - 1, max(1, s.total // LARGEST_SHARE)) for s in sources])
+    if any(source.by_document for source in sources):
+        for tokens_KS in (tokens for source in sources for tokens in source.held_out()):
+            for t, source in enumerate(sources):
+                hashes, counts = source.occurrences(tokens_KS)
+                new = dict(zip(hashes, counts.tolist(), strict=True))
+                new = {key: n for key, n in new.items() if n and key not in moved[t]}
+                moved[t].update(new)
+                held_T[t] += sum(new.values())
+    for t in sorted(range(len(sources)), key=lambda t: (sources[t].total, sources[t].name)):
+        needed = min(floor, most_T[t])
+        if held_T[t] >= needed:
+            continue
+        for tokens_KS in sources[t].lowest(seed, needed):
+            hashes_T, counts_T = zip(*(s.occurrences(tokens_KS) for s in sources), strict=True)
+            for k, count_T in enumerate(np.transpose(counts_T)):
+                fits = (count_T == 0) | (held_T + count_T <= most_T)
+                if held_T[t] < needed and hashes_T[t][k] not in moved[t] and fits.all():
+                    held_T += count_T
+                    for other in np.flatnonzero(count_T):
+                        moved[other].add(hashes_T[other][k])
+            if held_T[t] >= needed:
+                break
+    return moved
+
+
+def moved_blocks(folder: Path) -> set[bytes]:
+    """Returns the hashes of the blocks of a source that `raise_holdout` has moved."""
+    return set(_Source(folder).hashes(1).tolist())
+
+
+def raise_holdout(built: Path, target: Path, hashes: set[bytes]) -> Path:
+    """Moves the training blocks with these hashes to the holdout; returns `target`."""
+    known = np.array(sorted(hashes), dtype="S16")
+    sent = np.where(np.isin(_Source(built).hashes(0), known), _HELD, _TRAIN)
+    held = np.full(_manifest(built / "holdout")["count"], _HELD)
+    return _rewrite(built, target, (sent, held), {RAISED: int((sent == _HELD).sum())})
 
 
 def thin(built: Path, target: Path, *, share: float, seed: int) -> Path:
-    """Keeps a share of the blocks of a source, of both splits alike; at least one of each.
+    """Keeps a share of the blocks of a source, of both splits alike.
 
-    What is kept, by the seed of the holdout, is independent of what is held out.
+    At least one of each is kept, and of a source without held-out blocks two that differ, so that
+    one can be held out. What is kept, by the seed of the holdout, is independent of what is held
+    out.
 
     Returns:
         `target`, whose manifests record the share, in (0, 1], and the former number of training
         blocks.
     """
-    of = _manifest(built)["count"]
-    values = _values(built, seed ^ _THIN)
-    limits = [max(int(share * 2.0**64) - 1, int(v.min(initial=2**64 - 1))) for v in values]
+    of, sent = _manifest(built)["count"], []
+    held_out = _manifest(built / "holdout")["count"]
+    for split, folder in enumerate(_splits(built)):
+        values = _values(folder, seed ^ _THIN)
+        least = values.min(initial=2**64 - 1)
+        if not held_out:
+            least = values[values > least].min(initial=2**64 - 1)
+        limit = min(max(int(share * 2.0**64) - 1, int(least)), 2**64 - 1)
+        sent.append(np.where(values <= np.uint64(limit), split, _DROPPED))
+    return _rewrite(built, target, (sent[0], sent[1]), {"thinned": {"share": share, "of": of}})
 
-    def choose(v: NDArray[np.uint64], split: int) -> NDArray[np.int64]:
-        return np.where(v <= np.uint64(min(limits[split], 2**64 - 1)), split, _DROPPED)
 
-    return _rewrite(built, target, values, choose, {"thinned": {"share": share, "of": of}})
+class _Source:
+    """A source as `is_holdout` splits it, even if blocks were moved since.
+
+    Attributes:
+        name: Its name.
+        total: Number of its blocks.
+        held: Number of those that `is_holdout` chooses.
+        by_document: Whether whole documents are held out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        train, held = (_manifest(split) for split in _splits(folder))
+        self.name: str = train["source"]
+        self.total: int = train["count"] + held["count"]
+        self.held: int = held["count"] - held.get(RAISED, 0)
+        self.by_document = train["holdout"]["unit"] == "document"
+        self._shape, self._per_shard = (-1, train["block_size"]), train["blocks_per_shard"]
+        # of the training blocks: folder, first and last block
+        self._parts = [(folder, 0, train["count"]), (folder / "holdout", self.held, held["count"])]
+
+    def held_out(self) -> Iterator[NDArray[np.int32]]:
+        """Yields the held-out blocks, int32 [K, S]."""
+        folder, end, _ = self._parts[1]
+        done = 0
+        for tokens_KS, _ in _chunks(folder):
+            if done < end:
+                yield tokens_KS[: end - done]
+            done += len(tokens_KS)
+
+    def hashes(self, part: int) -> NDArray[np.bytes_]:
+        """Maps the hashes of the blocks in training, or of those moved to the holdout, S16 [N]."""
+        folder, start, end = self._parts[part]
+        return map_hashes(folder, end)[start:].reshape(-1).view("S16")
+
+    def lowest(self, seed: int, count: int) -> Iterator[NDArray[np.int32]]:
+        """Yields the training blocks, equal ones once, from the lowest hash on, int32 [K, S].
+
+        They come about `count` at a time, and no more are sorted than are asked for.
+        """
+        values = np.concatenate([_values(folder, seed)[start:] for folder, start, _ in self._parts])
+        left = values
+        while len(left):
+            limit = np.partition(left, min(count, len(left)) - 1)[min(count, len(left)) - 1]
+            here = np.flatnonzero((values >= left.min()) & (values <= limit))
+            _, first = np.unique(values[here], return_index=True)
+            yield np.stack([self._row(place) for place in here[first].tolist()])
+            left = left[left > limit]
+
+    def occurrences(self, tokens_KS: NDArray[np.int32]) -> tuple[list[bytes], NDArray[np.int64]]:
+        """Returns the hashes that blocks have in this source, and the training blocks with each."""
+        hashes = block_hashes(self.name, tokens_KS).reshape(-1).view("S16")
+        known, inverse = np.unique(hashes, return_inverse=True)
+        counts = np.zeros(len(known), np.int64)
+        for part in (0, 1):
+            all_hashes = self.hashes(part)
+            for first in range(0, len(all_hashes), _HASHES_AT_ONCE):
+                chunk = np.asarray(all_hashes[first : first + _HASHES_AT_ONCE])
+                places = np.minimum(np.searchsorted(known, chunk), len(known) - 1)
+                places = places[known[places] == chunk]
+                counts += np.bincount(places, minlength=len(known))
+        return hashes.tolist(), counts[inverse]
+
+    def _row(self, place: int) -> NDArray[np.int32]:
+        (train, _, count), (holdout, start, _) = self._parts
+        folder, place = (train, place) if place < count else (holdout, place - count + start)
+        number, inside = divmod(place, self._per_shard)
+        shard = np.memmap(shard_path(folder, number, "bin"), "<i4", "r")
+        return shard.reshape(self._shape)[inside]
 
 
 def _splits(built: Path) -> tuple[Path, Path]:
@@ -74,14 +192,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return read_json(folder / "manifest.json", "count", "block_size", "blocks_per_shard")
 
 
-def _values(built: Path, seed: int) -> Values:
-    train, held = (
-        np.concatenate(
-            [np.empty(0, np.uint64), *(holdout_values(t, seed=seed) for t, _ in _chunks(folder))]
-        )
-        for folder in _splits(built)
-    )
-    return train, held
+def _values(folder: Path, seed: int) -> NDArray[np.uint64]:
+    """Returns the hashes of the blocks of a split for a seed, uint64 [N]."""
+    values = [holdout_values(tokens, seed=seed) for tokens, _ in _chunks(folder)]
+    return np.concatenate([np.empty(0, np.uint64), *values])
 
 
 def _chunks(folder: Path) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
@@ -101,11 +215,10 @@ def _chunks(folder: Path) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]
 def _rewrite(
     built: Path,
     target: Path,
-    values: Values,
-    choose: Callable[[NDArray[np.uint64], int], NDArray[np.int64]],
+    sent: tuple[NDArray[np.int64], NDArray[np.int64]],
     changes: dict[str, Any],
 ) -> Path:
-    """Writes every block of a source to the split that `choose` gives it, or to none."""
+    """Writes every block of a source to the split that `sent` has for it, int [N], or to none."""
     shutil.rmtree(target, ignore_errors=True)
     manifests = [_manifest(folder) for folder in _splits(built)]
     writers = [
@@ -116,11 +229,11 @@ def _rewrite(
         for split in (_HELD, _TRAIN):  # what was held out before comes first there
             done = 0
             for tokens, hashes in _chunks(_splits(built)[split]):
-                sent = choose(values[split][done : done + len(tokens)], split)
+                places = sent[split][done : done + len(tokens)]
                 done += len(tokens)
                 for to, writer in enumerate(writers):
-                    if (sent == to).any():
-                        writer.append(tokens[sent == to], hashes[sent == to])
+                    if (places == to).any():
+                        writer.append(tokens[places == to], hashes[places == to])
         for writer, manifest in zip(writers, manifests, strict=True):
             writer.finish({**manifest, **changes})
     finally:

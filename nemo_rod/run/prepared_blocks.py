@@ -59,7 +59,7 @@ def _check_held_out(store: BlockStore) -> None:
         if source.count == 0:
             raise ValueError(
                 f"{source.role} source {source.name} has no held-out block: give it more text, or "
-                "raise domain.holdout_fraction."
+                "raise domain.holdout_fraction or domain.holdout_floor."
             )
 
 

@@ -67,6 +67,8 @@ class Stages:
         def inputs() -> Inputs:
             compared = dataclasses.asdict(domain)
             compared.pop("workers")  # the blocks do not depend on it
+            # earlier runs, which recorded 0, have held-out blocks of every source as well
+            compared["holdout_floor"] = domain.holdout_floor or 0
             return flatten("domain", compared)
 
         def make(folder: Path) -> dict[str, Any]:

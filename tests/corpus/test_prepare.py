@@ -214,7 +214,12 @@ def test_moved_inputs_are_the_same_inputs(tmp_path: Path, corpus: list[SourceSpe
         ({}, {"block_size": 10**6}, r"replay source a has \d+ tokens, fewer than one block of"),
         ({"files": ["nowhere/*"]}, {}, "source a: no file matches 'nowhere/"),
         ({}, {"holdout_fraction": 1.0}, r"a has \d+ blocks and all of them are held out"),
-        ({}, {"holdout_fraction": 1e-9}, r"a has \d+ blocks and none of them is held out"),
+        (
+            {},
+            {"holdout_floor": 0, "holdout_fraction": 1e-9},
+            r"a has \d+ blocks and none of them is ",
+        ),
+        ({"max_tokens": 2 * S - 1}, {}, "a has 1 block of 32, expected 2 or more, to train on one"),
         ({}, {"block_size": 1}, "block_size must be at least 2"),
         ({}, {"holdout_fraction": 2.0}, "holdout_fraction must lie between 0 and 1"),
         ({}, {"workers": 0}, "workers must be at least 1"),

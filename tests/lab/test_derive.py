@@ -27,7 +27,7 @@ LAYOUTS = sorted((config_folder() / "parallel").glob("*/*.yaml"))
 # keys that may differ, besides those of sources and variants
 CHANGED = {
     *("run_dir", "arm", "rebuild", "parallel", "model.hf", "model.shape"),
-    *("domain.tokenizer", "domain.eod", "domain.block_size", "domain.holdout_fraction"),
+    *("domain.tokenizer", "domain.eod", "domain.block_size"),
     *("domain.workers", "domain.sources", "train.steps", "train.batch_size"),
     *("train.warmup_steps", "train.decay_steps"),
     *("train.micro_batch_size", "scoring.micro_batch_size", "checkpoint.every"),

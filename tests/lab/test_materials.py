@@ -10,7 +10,6 @@ from command_line import composed
 from corpus_cases import read_documents
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.lab.rehearsal.derive import HOLDOUT_FRACTION
 from nemo_rod.lab.rehearsal.forms import BLOCK_SIZE
 from nemo_rod.lab.rehearsal.hub_layouts import layout_of
 from nemo_rod.lab.rehearsal.made_documents import small_source, write_sources
@@ -36,8 +35,6 @@ def made(specs: list[SourceSpec], folder: Path) -> dict[str, tuple[int, int]]:
         small_sources(specs, folder / "made"),
         tokenizer=load_tokenizer("byte"),
         block_size=BLOCK_SIZE,
-        holdout_fraction=HOLDOUT_FRACTION,
-        holdout_seed=42,
     )
     stores = [BlockStore(folder / "blocks"), BlockStore(folder / "blocks", split="holdout")]
     counts = [{source.name: source.count for source in store.sources} for store in stores]
@@ -51,7 +48,7 @@ def test_every_source_of_the_paper_reads_what_was_made(domain: str, tmp_path: Pa
     counted = made(specs, tmp_path)
     assert set(counted) == {spec.name for spec in specs}
     for name, (trained, held) in counted.items():
-        assert trained >= 8 and held >= 4, name
+        assert trained >= 32 and held >= 1, name
 
 
 @pytest.mark.parametrize("domain", ["german", "german_open", "legal"])

@@ -175,7 +175,7 @@ def test_the_papers_corpora_have_its_sources(recipe: str) -> None:
     else:  # in natural proportions, as many blocks as of the adaptation corpus
         assert set(caps) == {None}
         assert config.plan.replay_tokens <= config.plan.adaptation_tokens
-        assert (config.domain.holdout_floor, config.domain.replay_ratio) == (0, 1.0)
+        assert (config.domain.holdout_floor, config.domain.replay_ratio) == (None, 1.0)
 
 
 def test_work_that_is_not_counted_is_noted(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.variants import arm_settings
 
-HOLDOUT_FRACTION = 0.25  # of few blocks, so that every source has held-out ones
 BATCH_SIZE = 8  # blocks; the same in every rehearsal, for curricula are handed on
 _SCORING_MICRO_BATCH = 4  # blocks at most
 _HELD_OUT_QUESTIONS = 8
@@ -79,7 +78,7 @@ def rehearsal_of(config: Config, folder: Path, *, parallel: Parallel, scale: flo
         config.domain,
         **_tokenizer(config, places),
         block_size=BLOCK_SIZE,
-        holdout_fraction=max(config.domain.holdout_fraction, HOLDOUT_FRACTION),
+        holdout_floor=_floor(config),
         workers=min(config.domain.workers, 2),
         sources={
             spec.name: config.domain.sources[spec.name]
@@ -124,6 +123,15 @@ def run_and_arm(folder: str) -> tuple[str, str]:
     """Returns the run and the arm of a folder with a curriculum: RUN or RUN/arms/ARM."""
     run, _, arm = folder.rstrip("/").partition("/arms/")
     return run, arm or "rod"
+
+
+def _floor(config: Config) -> int | None:
+    """Returns the recipe's floor of held-out blocks, or one of a block for each question."""
+    floor = config.domain.holdout_floor
+    documents = any(spec.document_holdout for spec in source_specs(config.domain))
+    return (
+        max(floor or 0, _HELD_OUT_QUESTIONS) if config.tasks.held_out and not documents else floor
+    )
 
 
 def _tokenizer(config: Config, places: Places) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def write_held_out_tasks(
             raise ValueError(
                 f"Source {source.name} of {blocks} has {source.count} held-out blocks, expected "
                 f"{NUM_CHOICES} or more to make questions of: choose another tasks=... group, or "
-                "raise domain.holdout_fraction."
+                "raise domain.holdout_floor."
             )
         name = PREFIX + source.name
         file = (folder / f"{name}.jsonl").absolute()
