@@ -14,7 +14,7 @@ RL_WORKER := .venv-nemo-rl-worker
 RL_PIP := $(RL_BIN)/python -m pip --disable-pip-version-check install --quiet
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: help venv demo lint lanes bench hashes sbom test-second test-matrix
+.PHONY: help venv demo lint lanes bench docs hashes sbom test-second test-matrix
 .PHONY: test test-fuzz test-kills test-slow test-layouts test-architectures test-rehearsal test-swap-in
 .PHONY: test-megatron-lm test-nemo2 test-slurm test-nemo-rl test-nemo-rl-worker test-gpu gpu-kit
 .PHONY: test-images image image-cpu
@@ -126,6 +126,9 @@ test-gpu: PYTHON := $(or $(PYTHON),python3)
 test-gpu: ## run the GPU tests with the torch and Megatron of PYTHON (in a NeMo image, say)
 	@$(PYTHON) -c 'import importlib.util as u, sys; u.find_spec("torch") and __import__("torch").cuda.is_available() or sys.exit("$(PYTHON) sees no GPU: run make test-gpu PYTHON=... with an environment whose torch does")'
 	$(PYTHON) -m pytest -m gpu -o timeout=900 $(ARGS)
+
+docs: $(READY) ## write the page of every configuration key: runs/docs/configuration.md
+	@$(BIN)/python tests/helpers/config_page.py
 
 # uv asks the index for the digests of every file of a pin, and downloads none of them.
 hashes: $(READY) ## write requirements/hashed/, the pinned sets with the digests of their files

@@ -4,7 +4,7 @@ A job that recomputes its layers goes forward twice for every trained block. Whe
 keeps the inputs of the layers of every candidate, winners need not go forward a third time: by
 arithmetic 1.25x of such a job's plain step, instead of 1.5x. This measures that on one process with
 Megatron's own recomputing layers, against a step that scores first; nothing in the package does it
-(docs/cheaper.md says why).
+(docs/research/scoring.md says why).
 
 A graph cannot move, so winners go backward on the replica that scored them, and all wait for the
 one that has most. What that costs is calculated by drawing winners at random.

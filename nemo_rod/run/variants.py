@@ -245,6 +245,6 @@ def _section(values: Section, replaced: dict[str, Any], where: str) -> Section:
         if former := former_key(f"{where}.{blamed_key(error)}"):
             raise ValueError(former) from None
         sentence = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"{where}: {sentence}; docs/configuration.md has its keys.") from None
+        raise ValueError(f"{where}: {sentence}; nemo_rod/config.py has its keys.") from None
     check_bounds(merged, f"{where}.")
     return merged

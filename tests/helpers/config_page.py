@@ -1,4 +1,7 @@
-"""docs/configuration.md, made from nemo_rod/config.py and the groups of hydra_configs/."""
+"""The page of every configuration key, made from nemo_rod/config.py and hydra_configs/.
+
+`make docs` writes it to runs/docs/configuration.md.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,17 @@ from places import ROOT
 
 from nemo_rod import config
 
+PAGE = ROOT / "runs" / "docs" / "configuration.md"
 CONFIG = ROOT / "nemo_rod" / "config.py"
 GROUPS = ("recipe", "model", "domain", "parallel", "cluster", "launcher", "variants", "tasks")
 _HEAD = """# Configuration
-
-<!-- Made from nemo_rod/config.py: UPDATE_GOLDEN=1 make test ARGS="-k docs" writes it anew. -->
 
 Every key that a recipe or the command line may set, with its type, its default, the values that it
 accepts and its meaning; any other value, NaN and infinity are refused before anything is written.
 `null` means: not set. A key without a default must be set by the recipe. `nemo-rod run recipe=NAME
 --cfg job` prints the values that a run would have. The keys of a source are in
-[data.md](data.md#describing-sources), those of a recipe in NeMo-RL's own form in
-[nemo-rl.md](nemo-rl.md#train).
+[data.md](../../docs/data.md#describing-sources), those of a recipe in NeMo-RL's own form in
+[nemo-rl.md](../../docs/nemo-rl.md#train).
 
 ## Groups
 
@@ -108,3 +110,9 @@ def _comments() -> dict[int, str]:
         for token in tokens
         if token.type == tokenize.COMMENT
     }
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page())
+    print(PAGE.relative_to(ROOT))
