@@ -28,7 +28,7 @@ from nemo_rod import parts
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.help import USAGE
 from nemo_rod.commands.run_stages import STAGES, on_all_nodes, one_stage
-from nemo_rod.config import Config, config_class, config_folder
+from nemo_rod.config import Config, blamed_key, config_class, config_folder, former_key
 from nemo_rod.run.checks import to_config
 from nemo_rod.signals import Stopped, leave_ray
 
@@ -155,6 +155,8 @@ def _check_grammar(words: Sequence[str]) -> None:
 
 def _not_composed(error: Exception) -> str:
     """Returns the reason why Hydra cannot compose a configuration, its options included."""
+    if former := former_key(blamed_key(error)):
+        return former
     if not isinstance(error, HydraException):  # not foreseen by Hydra
         reason = f"{type(error).__name__}: {error}"
         for frame, _ in traceback.walk_tb(error.__traceback__):  # most of them name no file

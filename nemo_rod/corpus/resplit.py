@@ -65,7 +65,7 @@ def further_held_out(folders: Sequence[Path], *, floor: int, seed: int) -> list[
         needed = min(floor, most_T[t])
         if held_T[t] >= needed:
             continue
-        for tokens_KS in sources[t].lowest(seed, needed):
+        for tokens_KS in sources[t].lowest(seed):
             hashes_T, counts_T = zip(*(s.occurrences(tokens_KS) for s in sources), strict=True)
             for k, count_T in enumerate(np.transpose(counts_T)):
                 fits = (count_T == 0) | (held_T + count_T <= most_T)
@@ -148,11 +148,12 @@ class _Source:
         folder, start, end = self._parts[part]
         return map_hashes(folder, end)[start:].reshape(-1).view("S16")
 
-    def lowest(self, seed: int, count: int) -> Iterator[NDArray[np.int32]]:
+    def lowest(self, seed: int) -> Iterator[NDArray[np.int32]]:
         """Yields the training blocks, equal ones once, from the lowest hash on, int32 [K, S].
 
-        They come about `count` at a time, and no more are sorted than are asked for.
+        They come some megabytes at a time, and no more are sorted than are asked for.
         """
+        count = max(1, _BYTES_AT_ONCE // (4 * self._shape[1]))
         values = np.concatenate([_values(folder, seed)[start:] for folder, start, _ in self._parts])
         left = values
         while len(left):

@@ -13,7 +13,7 @@ from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST
-from nemo_rod.selection.arms import arm_kind, merge_weight
+from nemo_rod.selection.arms import merge_weight
 
 MARKS = {"lambda"}  # words of the form with two folders
 
@@ -62,7 +62,7 @@ def merge_stages(stages: Stages) -> list[Stage]:
     """Returns a stage for every merged arm: of `arm`, or of the recipe."""
     config = stages.config
     names = [config.arm] if config.arm else dict.fromkeys(config.arms)
-    return [_stage(stages, name) for name in names if arm_kind(name) == "merged"]
+    return [_stage(stages, name) for name in names if stages.jobs.settings(name).kind == "merged"]
 
 
 def _stage(stages: Stages, name: str) -> Stage:

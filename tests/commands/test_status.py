@@ -15,8 +15,9 @@ from nemo_rod.commands import run_stages, status
 from nemo_rod.commands.status import Standing, bar, last_progress, place, stand, training_progress
 from nemo_rod.progress import Progress
 from nemo_rod.run.handover import Stage
+from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.queue import QueuedJob
-from nemo_rod.run.launch.render import launch_folder, render_local, write_files
+from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
 
 BEGAN = {"event": "began", "time": 1.0, "host": "login", "nodes": "n[1-2]"}
@@ -155,7 +156,7 @@ def test_watching_shows_bars_until_it_is_ended(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = composed("recipe=toy", "arms=[rod]")
-    write_files(launch_folder(config), render_local(config, Stages(config).all()))
+    write_files(launch_folder(config), Local().render(config, Stages(config).all()))
     slept = []
 
     def sleep(seconds: float) -> None:
@@ -192,7 +193,7 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert done.returncode == 2
     assert "runs/toy holds no launch" in done.stderr
     config = composed("recipe=toy", "arms=[rod]")
-    write_files(launch_folder(config), render_local(config, Stages(config).all()))
+    write_files(launch_folder(config), Local().render(config, Stages(config).all()))
     done = nemo_rod("status", "runs/toy")
     lines = done.stdout.splitlines()
     assert lines[0] == "toy in runs/toy, launcher=local"
@@ -200,7 +201,7 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [line.split()[0] for line in lines[2:]] == [*stages, "evaluate", "report"]
     assert {line.split(maxsplit=1)[1] for line in lines[2:]} == {"to do"}
     config.arm = "fixed_50"  # launched alone, it is a part of the run all the same
-    write_files(launch_folder(config), render_local(config, Stages(config).all()))
+    write_files(launch_folder(config), Local().render(config, Stages(config).all()))
     assert "fixed_50  " in nemo_rod("status", "runs/toy").stdout
     done = nemo_rod("cancel", "runs/toy")
     assert "runs/toy has no job in the queue" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from corpus_cases import run, source, write
+from corpus_cases import run, source, tree, write
 
 from nemo_rod.corpus import BlockStore, SourceSpec
 
@@ -37,7 +38,6 @@ def sides(root: Path) -> tuple[dict[str, Counter[str]], dict[str, Counter[str]]]
     found = []
     for split in ("train", "holdout"):
         store = BlockStore(root, split)
-        store.verify()
         texts = {s.name: range(s.start, s.start + s.count) for s in store.sources}
         found.append({
             name: Counter(bytes(row[:-1].tolist()).decode() for row in store.tokens(list(ids)))
@@ -93,16 +93,21 @@ def made_store(dice: random.Random) -> Texts:
     return sources
 
 
-@pytest.mark.parametrize("hundred", range(3))
-def test_the_holdout_is_what_the_rule_gives_by_hand(hundred: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(3))
+def test_the_holdout_is_what_the_rule_gives_by_hand(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.resplit._BYTES_AT_ONCE", 200)  # 6 blocks
+    monkeypatch.setattr("nemo_rod.corpus.resplit._HASHES_AT_ONCE", 10)
     seen = Counter[str]()
-    for number in range(100 * hundred, 100 * hundred + 100):
+    for number in range(70 * part, 70 * part + 70):
         dice = random.Random(number)
         sources = made_store(dice)
         fraction, floor = dice.choice([0, 0.01, 0.05, 0.2]), dice.choice([1, 1, 2, 5, 1000])
         expected = by_hand(sources, fraction=fraction, floor=floor)
         corpus = specs(tmp_path / str(number), sources)
-        options = {"block_size": LENGTH, "holdout_fraction": fraction, "holdout_floor": floor}
+        options = {"block_size": LENGTH, "holdout_fraction": fraction, "holdout_floor": floor,
+                   "blocks_per_shard": dice.choice([9, 1000])}  # fmt: skip
         root = tmp_path / f"{number}.blocks"
         if expected is None:
             with pytest.raises(ValueError, match=r"\w has \d+ blocks and (none|all) of them"):
@@ -115,27 +120,27 @@ def test_the_holdout_is_what_the_rule_gives_by_hand(hundred: int, tmp_path: Path
             assert held[name] == Counter(b for b in blocks if b in expected), (number, name)
             assert train[name] == Counter(b for b in blocks if b not in expected), (number, name)
             seen["beyond the threshold"] += any(value(b) >= fraction * 2.0**64 for b in held[name])
-    assert seen["beyond the threshold"] > 100 and seen["refused"] < 30, seen
+    assert seen["beyond the threshold"] > 70 and seen["refused"] < 20, seen
 
 
 SMALL = {"DIVERSITY": 110, "CLAUSES": 130, "TOSDR": 170, "DEFINITIONS": 240}
 
 
 def test_small_sources_of_a_recipe_like_legal_are_never_refused(tmp_path: Path) -> None:
-    """In a hundred made corpora; a threshold alone left 60 of them with nothing held out."""
+    """In a hundred made corpora; by the threshold alone 62 of them were refused."""
     old_rule = 0
     for number in range(100):
         dice = random.Random(number)
         sources = {
             name: [f"{dice.randrange(10**7):07d}" for _ in range(count)]
-            for name, count in {**SMALL, "CASES": 500, "web": 900, "code": 300}.items()
+            for name, count in {**SMALL, "web": 300}.items()
         }
         # what NVIDIA's corpora repeat: a licence, a page, a question
-        for name in ("TOSDR", "code", "web"):
+        for name in ("TOSDR", "web"):
             sources[name] += 20 * [f"same{number:03d}"]
         corpus = specs(tmp_path / str(number), sources)
         run(tmp_path / f"{number}.b", corpus, block_size=LENGTH, holdout_fraction=0.01,
-            replay_ratio=1.0)  # fmt: skip
+            replay_ratio=0.3)  # fmt: skip
         train, held = sides(tmp_path / f"{number}.b")
         for name in sources:
             total = train[name].total() + held[name].total()
@@ -143,7 +148,7 @@ def test_small_sources_of_a_recipe_like_legal_are_never_refused(tmp_path: Path) 
             assert held[name].total() == max(1, below) <= total // 5
             assert not held[name].keys() & set().union(*train.values())
         old_rule += any(min(map(value, sources[name])) >= 0.01 * 2.0**64 for name in sources)
-    assert old_rule == 60
+    assert old_rule == 62
 
 
 def test_a_source_of_one_repeated_block_beside_others(tmp_path: Path) -> None:
@@ -159,3 +164,40 @@ def test_a_source_of_one_repeated_block_beside_others(tmp_path: Path) -> None:
         assert (held["A"].total(), train["A"].total()) == (6, 24)
         assert held["b"].total() == 10
         assert not (held["A"] + held["b"]).keys() & (train["A"] + train["b"]).keys()
+
+
+def test_whole_documents_and_blocks_agree_on_what_is_held_out(tmp_path: Path) -> None:
+    moved = 0
+    for number in range(60):
+        dice = random.Random(number)
+        texts = ["".join(dice.choices("ab", k=dice.randint(1, 7))) for _ in range(200)]
+        corpus = [
+            *specs(tmp_path / str(number), {"A": texts, "b": texts[50:] + texts[:20]}),
+            *specs(tmp_path / str(number), {"c": texts[::-1]}, document_holdout=True),
+        ]
+        root = tmp_path / f"{number}.b"
+        run(root, corpus, block_size=4, holdout_fraction=0.02)
+        train, held = (BlockStore(root, split) for split in ("train", "holdout"))
+        rows = [{row.tobytes() for row in s.tokens(range(len(s)))} for s in (train, held)]
+        assert not rows[0] & rows[1] and all(s.count for s in (*train.sources, *held.sources))
+        manifest = json.loads((root / "replay" / "c" / "manifest.json").read_text())
+        moved += "raised" in manifest
+    assert moved > 30
+
+
+def test_another_source_changes_what_is_moved(tmp_path: Path) -> None:
+    """Its blocks, of which a fifth may be held out, keep others from being moved with them."""
+    blocks = sorted((f"{i:07d}" for i in range(40)), key=value)
+    first = specs(tmp_path, {"A": blocks[20:], "b": blocks[:20]})
+    more = {"c": [*blocks[:4] * 2, "another"]}
+    both = [*first, *specs(tmp_path, more)]
+    options = {"block_size": LENGTH, "holdout_fraction": 0.0, "holdout_floor": 2}
+    run(tmp_path / "one", first, **options)
+    assert set(sides(tmp_path / "one")[1]["b"]) == set(blocks[:2])
+    with pytest.raises(ValueError, match=r"b holds out other blocks .* set rebuild=\[prepare\]"):
+        run(tmp_path / "one", both, **options)
+    run(tmp_path / "one", both, rebuild=True, **options)
+    run(tmp_path / "new", both, **options)
+    assert tree(tmp_path / "one") == tree(tmp_path / "new")
+    held = sides(tmp_path / "one")[1]
+    assert (set(held["c"]), set(held["b"])) == ({"another"}, set(blocks[4:6]))

@@ -93,7 +93,9 @@ def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 REPLACED = """
 import os, shutil, sys
 from pathlib import Path
+import numpy as np
 from corpus_cases import run, source, texts, tree, write
+from nemo_rod.corpus.hashing import holdout_values
 
 folder = Path(sys.argv[1])
 def made(name, count, role):
@@ -102,9 +104,19 @@ def made(name, count, role):
 new, more = made("new", 20, "adaptation"), made("more", 15, "adaptation")
 large, small, other = (made(n, c, "replay") for n, c in (("large", 60), ("small", 30), ("o", 10)))
 both = {"holdout_floor": 4, "replay_ratio": 1.0}
+floor = {"holdout_fraction": 0.0, "holdout_floor": 4}
+# documents of a block each: those that one source holds out are too many in the other, so that it
+# holds out others once it has a neighbour
+single = [f"{number:031d}" for number in range(30)]
+rows = np.array([[*text.encode(), 0] for text in single], dtype=np.int32)
+lowest = [single[place] for place in holdout_values(rows).argsort()[:4]]
+one = source("one", [write(folder / "one.jsonl", single)])
+often = [*lowest * 9, *(f"{number:031d}" for number in range(40, 44))]
+beside = source("beside", [write(folder / "beside.jsonl", often)])
 turns = {
     "thinned": (None, ([new, large, small], both)),
     "again": (([new, large, other], both), ([new, more, large], both)),
+    "raised": (([new, one], floor), ([new, one, beside], floor)),
     "otherwise": (([new, large], {"replay_ratio": 1.0}), ([new, large], both)),
 }
 
@@ -152,7 +164,7 @@ print("kills", kills)
 """
 
 
-@pytest.mark.parametrize("turn", ["thinned", "again", "otherwise"])
+@pytest.mark.parametrize("turn", ["thinned", "again", "raised", "otherwise"])
 def test_a_kill_at_any_rename_or_removal_changes_nothing(tmp_path: Path, turn: str) -> None:
     done = python(REPLACED, str(tmp_path), turn)
     assert done.returncode == 0, done.stdout + done.stderr

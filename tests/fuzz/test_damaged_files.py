@@ -37,7 +37,7 @@ from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.lab.report.build_report import judged
 from nemo_rod.lab.report.run_files import read_run
-from nemo_rod.run import evaluate
+from nemo_rod.run import held_out_losses
 from nemo_rod.run.attempts import Record
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.render import read_launch
@@ -99,7 +99,7 @@ def resume_references(root: Path) -> None:
 
 
 def resume_evaluation(root: Path) -> None:
-    evaluate._begin(root / "run/evaluation.partial", {"rod": dict(MEASURED_WITH)})
+    held_out_losses._begin(root / "run/evaluation.partial", {"rod": dict(MEASURED_WITH)})
 
 
 def read_curricula(root: Path) -> None:

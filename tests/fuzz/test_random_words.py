@@ -22,7 +22,7 @@ from made_up_run import ON_A_CLUSTER, RECIPE, make_run
 from sandbox import Sandbox
 
 from nemo_rod import cli
-from nemo_rod.config import Config
+from nemo_rod.config import config_class
 
 pytestmark = pytest.mark.fuzz
 
@@ -51,7 +51,7 @@ def keys(section: Any, prefix: str = "") -> Iterator[str]:
 
 
 OWN_KEYS = tuple(
-    key for key in keys(Config()) if key not in ("run_dir", "dry_run", "launcher.kind")
+    key for key in keys(config_class()()) if key not in ("run_dir", "dry_run", "launcher.kind")
 )
 OTHERS = (
     *("model", "domain", "parallel", "cluster", "tasks", "variants", "recipe", "hydra.callbacks"),

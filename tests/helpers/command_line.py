@@ -11,7 +11,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import flag_override
 
-from nemo_rod.config import Config, config_folder
+from nemo_rod.config import Config, config_class, config_folder
 from nemo_rod.run.checks import to_config
 
 RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
@@ -19,7 +19,7 @@ OF_THE_PAPER = [name for name in RECIPES if not name.startswith("toy")]
 
 
 def composed(*overrides: str) -> Config:
-    ConfigStore.instance().store(name="schema", node=Config)
+    ConfigStore.instance().store(name="schema", node=config_class())
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         config = compose("config", overrides=list(overrides), return_hydra_config=True)
         HydraConfig.instance().set_config(config)

@@ -23,8 +23,8 @@ from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore
 from nemo_rod.jobs import EvaluateJob, Job, ReferenceJob, TrainJob, write_job
 from nemo_rod.run import base_model
-from nemo_rod.run.launch import slurm
 from nemo_rod.run.launch.render import write_files
+from nemo_rod.run.launch.slurm import Slurm
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages
 from nemo_rod.selection import References, ReferenceWriter, Selector, compact
@@ -61,7 +61,7 @@ def make_run(run_dir: Path) -> None:
         run_stages.run(recipe(run_dir))
     config = recipe(run_dir, *ON_A_CLUSTER)
     stages = Stages(config).all()
-    write_files(run_dir / "launch" / "slurm", slurm.render(config, stages))
+    write_files(run_dir / "launch" / "slurm", Slurm().render(config, stages))
     jobs = [f"{stage.name}\t{101 + number}\n" for number, stage in enumerate(stages)]
     (run_dir / "launch" / "slurm" / "jobs.tsv").write_text("".join(jobs))
     interrupted = Path(shutil.copytree(run_dir / "arms" / "rod", run_dir / "arms" / "max.partial"))

@@ -11,7 +11,7 @@ from command_line import OF_THE_PAPER, composed
 
 from nemo_rod.config import Config, Parallel, config_folder
 from nemo_rod.files import write_json
-from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.lab.rehearsal.command import make_rehearsal, rehearsal_folder, rehearse, small_model
 from nemo_rod.lab.rehearsal.derive import BATCH_SIZE, Places, other_runs, rehearsal_of
 from nemo_rod.lab.rehearsal.forms import FORMS, SIZES, shrunken
@@ -217,7 +217,7 @@ def test_a_rehearsal_on_nemo_rl_renders_its_stages(tmp_path: Path) -> None:
     folder = tmp_path / "run_rehearsal"
     scale = 8 / config.train.steps
     small = make_rehearsal(config, folder, small_model(config), scale)
-    files = ray.render(small, RehearsalStages(small).all())
+    files = RayOnSlurm().render(small, RehearsalStages(small).all())
     on_nemo_rl = {"references_base", "references_specialist", "no_replay", "rod"}
     # what builds the model, on Megatron-Bridge, is none of them
     others = {"materials", "prepare", "base", "evaluate", "report", "losses"}

@@ -9,7 +9,7 @@ import pytest
 from test_build import FakeRun, write_run
 
 from nemo_rod.lab.report import build_report
-from nemo_rod.lab.report.figures.progress_curves import under_way
+from nemo_rod.lab.report.figures.during_training import under_way
 from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
 
 

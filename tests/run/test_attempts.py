@@ -18,7 +18,8 @@ from made_up_run import make_run, recipe
 from nemo_rod.config import Config
 from nemo_rod.files import write_json
 from nemo_rod.jobs import EvaluateJob
-from nemo_rod.run.evaluate import evaluate_stage
+from nemo_rod.lab.merge import merge_stages
+from nemo_rod.run.evaluate import evaluate_stages
 from nemo_rod.run.handover import Stage, partial
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages
@@ -47,7 +48,7 @@ def cut_short(folder: Path, *lost: str) -> None:
 
 
 def test_a_merge_resumes_after_its_weights_are_written(run_dir: Path) -> None:
-    stage = Stages(recipe(run_dir)).merge(MERGED)
+    (stage,) = merge_stages(Stages(recipe(run_dir, f"arm={MERGED}")))
     weights = stage.folder / "hf" / "model.safetensors"
     merged, manifest = weights.read_bytes(), (stage.folder / "manifest.json").read_text()
     cut_short(stage.folder, "arm.json")
@@ -154,7 +155,7 @@ def test_overrides_of_nemo_rl_that_decide_are_inputs(
 
 
 def test_rebuild_moves_everything_measured_aside(run_dir: Path) -> None:
-    stage, arm = evaluate_stage(Stages(recipe(run_dir)).jobs), run_dir / "arms" / "rod"
+    stage, arm = evaluate_stages(Stages(recipe(run_dir)))[0], run_dir / "arms" / "rod"
     left = (
         "evaluation.json",
         "tasks.json",
@@ -194,7 +195,7 @@ def test_a_second_evaluation_keeps_what_is_measured(
     monkeypatch.setattr(ModelJobs, "run", lambda *given: evaluations(*given))
     names = ["base", "no_replay", "fixed_32", MERGED, "rod"]
     config = recipe(run_dir)
-    stage = evaluate_stage(Stages(config).jobs)
+    stage = evaluate_stages(Stages(config))[0]
     stage.move_aside()
 
     def kill_after(whole: int) -> list[str]:
@@ -221,7 +222,7 @@ def test_losses_of_unknown_inputs_are_measured_again(
     evaluations = Evaluations()
     evaluations.whole = 9
     monkeypatch.setattr(ModelJobs, "run", lambda *given: evaluations(*given))
-    stage = evaluate_stage(Stages(recipe(run_dir)).jobs)
+    stage = evaluate_stages(Stages(recipe(run_dir)))[0]
     stage.move_aside()
     (run_dir / "evaluation.partial").mkdir()
     write_json(run_dir / "evaluation.partial" / "rod.json", {"loss": {}})

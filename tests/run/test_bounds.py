@@ -14,8 +14,9 @@ import pytest
 from command_line import composed
 from omegaconf import MISSING, OmegaConf
 
+from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
-from nemo_rod.config import Config, Optimisation, Variant
+from nemo_rod.config import Config, Optimisation, Variant, config_class
 from nemo_rod.run.checks import check
 from nemo_rod.run.variants import arm_settings
 
@@ -26,6 +27,10 @@ IN_WORDS: dict[str, tuple[list[Any], list[Any]]] = {  # bound -> refused values,
         ["other", ["wandb", "other"], 3],
         ["wandb", ["tensorboard", "mlflow"]],
     ),
+    **{
+        f"{', '.join(ours)}, or what a package registers": (["", "other"], list(ours))
+        for ours in (parts.OURS[kind] for kind in ("launchers", "policies", "scores"))
+    },
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes": (["14400", "4:00"], ["4:00:00", "2-12:00:00"]),
 }
 
@@ -39,7 +44,7 @@ def keys(section: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Fiel
             yield prefix + field.name, field
 
 
-OF_CONFIG = dict(keys(Config(pretrain=Optimisation())))
+OF_CONFIG = dict(keys(config_class()(pretrain=Optimisation())))
 OF_VARIANT = dict(keys(Variant()))
 BOUNDED = {name: field for name, field in OF_CONFIG.items() if "bound" in field.metadata}
 OF_VARIANTS = {name: field for name, field in OF_VARIANT.items() if "bound" in field.metadata} | {
@@ -91,7 +96,7 @@ def test_every_number_has_a_bound() -> None:
     numbers = {
         name
         for name, field in (OF_CONFIG | OF_VARIANT).items()
-        if field.type.startswith(("int", "float"))
+        if str(field.type).startswith(("int", "float"))
     }
     assert numbers and numbers <= {*BOUNDED, *OF_VARIANTS}
 
@@ -126,5 +131,5 @@ def test_a_variant_has_the_same_bounds(name: str) -> None:
 
 
 def test_a_key_without_a_default_stays_so() -> None:
-    missing = OmegaConf.missing_keys(OmegaConf.structured(Config))
+    missing = OmegaConf.missing_keys(OmegaConf.structured(config_class()))
     assert missing >= {"train.steps", "train.batch_size", "train.lr", "scoring.micro_batch_size"}

@@ -15,9 +15,10 @@ from command_line import composed
 from places import ROOT
 
 from nemo_rod.config import Config
-from nemo_rod.hosts.ray import launcher as ray
 from nemo_rod.hosts.ray import ray_node
+from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.run.launch import containers, slurm
+from nemo_rod.run.launch.slurm import Slurm
 from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.stages import Stages
@@ -46,7 +47,7 @@ def words(script: str) -> list[str]:
 
 def test_apptainer_runs_what_the_documents_promise() -> None:
     config = configured("launcher=slurm")
-    files = slurm.render(config, Stages(config).all())
+    files = Slurm().render(config, Stages(config).all())
     assert "container-" not in files["stage.sh"]
     here, run = Path.cwd(), Path(config.run_dir).absolute()
     binds = [f"{run}:{run}", f"{here}:{here}", "/shared/data:/data"]
@@ -73,13 +74,13 @@ def test_caches_are_on_the_node_unless_the_cluster_says_otherwise() -> None:
 
 def test_without_an_image_nothing_starts_a_container() -> None:
     config = configured("launcher=slurm", "cluster.image=null")
-    assert "container.sh" not in slurm.render(config, Stages(config).all())
+    assert "container.sh" not in Slurm().render(config, Stages(config).all())
     assert containers.pyxis_options(config) == {}
 
 
 def test_nemo_rl_stages_start_ray_themselves_in_apptainer() -> None:
     config = configured("launcher=ray")
-    files = ray.render(config, Stages(config).all())
+    files = RayOnSlurm().render(config, Stages(config).all())
     assert not [name for name in files if name.startswith("ray.")]
     (command,) = re.findall(r"^command=.*$", files["rod.sbatch"], re.MULTILINE)
     assert " python3 -m nemo_rod.hosts.ray.ray_node python3 -m nemo_rod.cli train " in command
@@ -89,7 +90,7 @@ def test_nemo_rl_stages_start_ray_themselves_in_apptainer() -> None:
 
 def test_ray_sub_gets_ports_that_no_other_job_has() -> None:
     config = configured("launcher=ray", "cluster.container=pyxis", "launcher.nemo_rl=/shared/RL")
-    script = ray.render(config, Stages(config).all())["ray.sbatch"]
+    script = RayOnSlurm().render(config, Stages(config).all())["ray.sbatch"]
     offsets = dict(re.findall(r"^export (\w+)=\$\{\1:-\$\(\(base \+ (\d+)\)\)\}$", script, re.M))
     ports = {**ray_node.HEAD_PORTS, **ray_node.METRIC_PORTS, **ray_node.NODE_PORTS}
     assert offsets.keys() == {*ports, "MIN_WORKER_PORT", "MAX_WORKER_PORT"}
@@ -112,7 +113,7 @@ def on_ray_sub(*overrides: str) -> str:
     """The script that submits an arm to ray.sub."""
     pyxis = ("launcher=ray", "cluster.container=pyxis", "launcher.nemo_rl=/shared/RL")
     config = configured(*pyxis, *overrides)
-    return ray.render(config, Stages(config).all())["rod.sh"]
+    return RayOnSlurm().render(config, Stages(config).all())["rod.sh"]
 
 
 def slurm_job(number: int, node: int = 0) -> dict[str, str]:
@@ -179,4 +180,5 @@ def test_a_stage_on_ray_does_not_wait_for_commands_of_other_nodes(tmp_path: Path
 def test_what_apptainer_cannot_start_is_refused(override: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         config = configured("launcher=slurm", "dry_run=true", override)
-        submit(config, Stages(config).all(), slurm.render)
+        stages = Stages(config)
+        submit(stages, stages.all())

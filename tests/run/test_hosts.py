@@ -45,8 +45,12 @@ VALUES: dict[str, Any] = {
     "share": 0.3, "adaptation": "rho", "replay": "rho", "follow": "rod", "follow_by": "source",
     "curriculum": "elsewhere", "reference": "elsewhere",
 }  # fmt: skip
-# not of a training job: what it names is another arm, or read once for a whole run
-ELSEWHERE = {"scoring.precision", "of", "train", "selection", "scoring"}
+# not of a training job: what it names is another arm, or read once for a whole run; or a part that
+# another package registers (tests/project/test_extending.py)
+ELSEWHERE = {
+    "scoring.precision", "of", "train", "selection", "scoring",
+    "selection.policy", "selection.policy_options", "selection.score",
+}  # fmt: skip
 
 
 def test_every_key_of_a_variant_is_walked() -> None:
@@ -86,8 +90,10 @@ def test_held_out_losses_need_no_worker_of_nemo_rl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, ran = config_of({"of": "rod"}, "nemo_rl"), list[str]()
-    monkeypatch.setattr("nemo_rod.run.model_jobs.run_job", lambda *_, **__: ran.append("here"))
-    monkeypatch.setattr("nemo_rod.run.model_jobs.run_on_nemo_rl", lambda *_: ran.append("ray"))
+    monkeypatch.setattr("nemo_rod.run.launch.local.run_job", lambda *_, **__: ran.append("here"))
+    monkeypatch.setattr(
+        "nemo_rod.hosts.nemo_rl.launcher.run_on_nemo_rl", lambda *_: ran.append("ray")
+    )
     jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
     common = jobs.common("evaluate", tmp_path)
     jobs.run(EvaluateJob(**common, models={"base": "hf"}), tmp_path)

@@ -14,7 +14,6 @@ from command_line import composed
 from test_render import CLUSTER
 
 from nemo_rod.commands import cancel, run_stages, status
-from nemo_rod.hosts.ray import launcher as ray
 from nemo_rod.run.checks import check
 from nemo_rod.run.launch import queue, slurm
 from nemo_rod.run.launch.submit import submit
@@ -77,7 +76,8 @@ def launch(launcher: str = "slurm", run_dir: str = "run", *more: str) -> None:
         "recipe=toy", "arms=[no_replay]", f"launcher={launcher}", *options, f"run_dir={run_dir}",
         *more,
     )  # fmt: skip
-    submit(config, Stages(config).all(), {"slurm": slurm, "ray": ray}[launcher].render)
+    stages = Stages(config)
+    submit(stages, stages.all())
 
 
 def cancelled(run_dir: str = "run") -> None:

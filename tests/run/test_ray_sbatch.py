@@ -14,7 +14,7 @@ import pytest
 from command_line import composed
 
 from nemo_rod.config import Config
-from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.stages import Stages
 
@@ -79,7 +79,7 @@ def rendered(folder: Path, *overrides: str) -> Config:
         *("cluster.image=/shared/image.sqsh", f"launcher.nemo_rl={folder}"),
         *overrides,
     )
-    write_files(launch_folder(config), ray.render(config, Stages(config).all()))
+    write_files(launch_folder(config), RayOnSlurm().render(config, Stages(config).all()))
     return config
 
 

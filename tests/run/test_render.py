@@ -21,13 +21,16 @@ from places import GOLDEN, ROOT
 
 from nemo_rod.config import Config
 from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.run.launch import slurm
-from nemo_rod.run.launch.render import launch_folder, read_launch, render_local, write_files
+from nemo_rod.run.launch.local import Local
+from nemo_rod.run.launch.render import launch_folder, read_launch, write_files
+from nemo_rod.run.launch.slurm import Slurm
 from nemo_rod.run.stages import Stages
 
 RENDERED = GOLDEN / "launch"
 READ = ("toy", "german_nemotron_nano_12b_v2")  # whose files are compared whole; one has many nodes
-RENDER = {"local": render_local, "slurm": slurm.render, "ray": ray.render}
+RENDER = {"local": Local().render, "slurm": Slurm().render, "ray": RayOnSlurm().render}
 CLUSTER = [
     "cluster=b200_8",
     "cluster.account=science",
@@ -145,7 +148,7 @@ def check_shell(scripts: Sequence[Path]) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
     config = launched(recipe, "slurm", "train.steps=7", "seed=3", "rebuild=[prepare]")
-    write_files(launch_folder(config), slurm.render(config, Stages(config).all()))
+    write_files(launch_folder(config), Slurm().render(config, Stages(config).all()))
     launcher, frozen = read_launch(Path(config.run_dir))
     assert launcher == "slurm"
     # a job runs its own stage, takes it up again where it was, and knows where it is
@@ -157,7 +160,7 @@ def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
 
 def test_frozen_configuration_starts_a_command(tmp_path: Path) -> None:
     config = launched("toy_synthetic", "local", "domain.block_size=32", f"run_dir={tmp_path}/run")
-    write_files(launch_folder(config), render_local(config, Stages(config).all()))
+    write_files(launch_folder(config), Local().render(config, Stages(config).all()))
     (line,) = re.findall(
         r"nemo_rod\.cli (prepare .*)", (launch_folder(config) / "run.sh").read_text()
     )
@@ -261,7 +264,7 @@ def test_secrets_stay_references_in_every_file(
         *("recipe=toy", "launcher=slurm", *CLUSTER, f"run_dir={tmp_path}"),
         "+cluster.env.TOKEN=${oc.env:HF_TOKEN}",
     )
-    files = slurm.render(config, Stages(config).all())
+    files = Slurm().render(config, Stages(config).all())
     assert not [name for name, text in files.items() if "SECRET" in text]
     write_files(launch_folder(config), files)
     assert {file.stat().st_mode & 0o777 for file in launch_folder(config).iterdir()} == {0o600}

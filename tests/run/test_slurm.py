@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
 from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
 
-from nemo_rod.hosts.ray import launcher as ray
+from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.run.launch.slurm import render_stage
 from nemo_rod.run.stages import Stages
 
@@ -169,7 +169,7 @@ def test_a_job_of_ray_sub_goes_back_near_its_time_limit(cluster: Cluster, tmp_pa
     (tmp_path / "ray.sub").write_text("((SLURM_RESTART_COUNT > 0)) || { touch $AT; sleep 600; }\n")
     pyxis = ["cluster.image=/an/image.sqsh", f"launcher.nemo_rl={tmp_path}", "launcher.requeues=2"]
     config = composed("recipe=toy_synthetic", *ON_SLURM, *pyxis, "launcher=ray")
-    files = ray.render(config, Stages(config).all())
+    files = RayOnSlurm().render(config, Stages(config).all())
     (tmp_path / "ray.sbatch").write_text(files["ray.sbatch"])
     export = f"--export=ALL,AT={tmp_path}/began,BASE_LOG_DIR={tmp_path}"
     options = ["--requeue", "--open-mode=append", f"--output={tmp_path}/out", "--cpus-per-task=1"]

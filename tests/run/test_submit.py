@@ -11,7 +11,6 @@ from test_render import CLUSTER
 
 from nemo_rod.config import config_folder
 from nemo_rod.run.attempts import Record
-from nemo_rod.run.launch.slurm import render
 from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.stages import Stages
 
@@ -49,7 +48,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         config = composed("recipe=toy", *overrides, "dry_run=true")
-        submit(config, Stages(config).all(), render)
+        submit(Stages(config), Stages(config).all())
     assert not Path("runs").exists()
 
 
@@ -57,9 +56,9 @@ def test_without_slurm_only_a_dry_run_goes_on(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "/nonexistent")
     config = composed("recipe=toy", "launcher=slurm", *CLUSTER, "cluster.image=null")
     with pytest.raises(ValueError, match="needs sbatch, which is not on this machine"):
-        submit(config, Stages(config).all(), render)
+        submit(Stages(config), Stages(config).all())
     config.dry_run = True
-    submit(config, Stages(config).all(), render)
+    submit(Stages(config), Stages(config).all())
     assert (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").exists()
 
 
@@ -70,13 +69,13 @@ def test_image_must_be_there_when_jobs_are_submitted(
     image = tmp_path / "rod.sqsh"
     config = composed("recipe=toy", "launcher=slurm", *CLUSTER, f"cluster.image={image}")
     with pytest.raises(ValueError, match=re.escape(f"cluster.image={image} is not there")):
-        submit(config, Stages(config).all(), render)
+        submit(Stages(config), Stages(config).all())
     image.touch()
     with pytest.raises(ValueError, match="needs sbatch"):  # the next thing it asks for
-        submit(config, Stages(config).all(), render)
+        submit(Stages(config), Stages(config).all())
     config.cluster.image = "registry.example.com#team/nemo_rod:tag"
     with pytest.raises(ValueError, match="needs sbatch"):
-        submit(config, Stages(config).all(), render)
+        submit(Stages(config), Stages(config).all())
 
 
 def test_template_makes_a_cluster_of_ones_own() -> None:
@@ -98,7 +97,7 @@ def submitted(*overrides: str) -> dict[str, set[str]]:
     config = composed(
         "recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true", *overrides
     )
-    submit(config, Stages(config).all(), render)
+    submit(Stages(config), Stages(config).all())
     text = (Path(config.run_dir) / "launch" / "slurm" / "submit.sh").read_text()
     lines = re.findall(r"^submit (\S+)(.*)$", text, re.MULTILINE)
     return {name: set(needs.split()) for name, needs in lines}
@@ -122,7 +121,7 @@ def test_what_is_done_is_not_submitted_again() -> None:
 def test_single_command_needs_what_comes_before() -> None:
     config = composed("recipe=toy_synthetic", "launcher=slurm", *CLUSTER, "dry_run=true")
     with pytest.raises(ValueError, match=r"rod needs base, which is not there yet: run `nemo-rod "):
-        submit(config, [Stages(config).train("rod")], render)
+        submit(Stages(config), [Stages(config).train("rod")])
 
 
 def test_blocks_are_there_with_all_of_their_files() -> None:

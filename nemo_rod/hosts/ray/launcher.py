@@ -60,7 +60,7 @@ class RayOnSlurm(NemoRL):
 
     def render(self, config: Config, stages: list[Stage]) -> dict[str, str]:
         """Returns the files of the launch, by name."""
-        files = slurm.render(config, stages)
+        files = slurm.Slurm().render(config, stages)
         if containers.in_apptainer(config):
             return files | {
                 f"{stage.name}.sbatch": slurm.render_job(config, stage, _with_ray(config, stage))

@@ -1,8 +1,8 @@
 """The part common to all hosts: the user's options, and the selector built from them for a job.
 
 A host's `install` creates a `SelectingJob`, passes the trainer's training data to `built`, and
-replaces the schedule of every training step by `around(...)`. `nemo_rod.hosts.swap_in.install` describes
-the options.
+replaces the schedule of every training step by `around(...)`. `nemo_rod.hosts.swap_in.install`
+describes the options.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from nemo_rod.selection.references.folder import holds
 
 
 class HostReferenceJob(Job):
-    """A job that scores instead of training; `nemo_rod.hosts.swap_in.reference` describes its options."""
+    """A job that scores instead of training; `swap_in.reference` describes its options."""
 
     def __init__(
         self, *, role: str, out: str | Path, checkpoint: str | Path | None = None, **data: Any

@@ -130,7 +130,9 @@ def _floor(config: Config) -> int | None:
     floor = config.domain.holdout_floor
     documents = any(spec.document_holdout for spec in source_specs(config.domain))
     return (
-        max(floor or 0, _HELD_OUT_QUESTIONS) if config.tasks.held_out and not documents else floor
+        max(floor or 0, _HELD_OUT_QUESTIONS)
+        if section(config, Tasks).held_out and not documents
+        else floor
     )
 
 

@@ -2,8 +2,8 @@
 
 A source keeps its reader, fields, filter, files, split and subsample. What it reads lies in the
 rehearsal's folder: a Hugging Face dataset becomes a folder with the same configuration, splits,
-files and columns (`nemo_rod.lab.rehearsal.hub_layouts`), and globs become files that match them. Texts
-are made up, one Markov chain a source.
+files and columns (`hub_layouts`), and globs become files that match them. Texts are made up, one
+Markov chain a source.
 """
 
 from __future__ import annotations

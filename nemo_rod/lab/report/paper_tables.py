@@ -184,10 +184,5 @@ def _unsigned(show: Format) -> Format:
 
 
 PAPER_TABLES = (
-    paper_table,
-    budgets_table,
-    transfer_table,
-    base_loss_table,
-    capabilities_table,
-    cheaper_table,
-)
+    paper_table, budgets_table, transfer_table, base_loss_table, capabilities_table, cheaper_table,
+)  # fmt: skip

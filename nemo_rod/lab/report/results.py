@@ -145,7 +145,9 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
     base = run.arms.get("base")
     forgetting = forgetting_by_source(arm.loss["replay"], base.loss["replay"]) if base else None
     capped = {name: max(0.0, value) for name, value in (forgetting or {}).items()}
-    change = _capability_change(arm, base)
+    change = None
+    if base is not None and base.accuracy and arm.accuracy:
+        change = {name: value - base.accuracy[name] for name, value in arm.accuracy.items()}
     lost = [max(0.0, -value) for value in (change or {}).values()]
     history = arm.history
     return {
@@ -173,13 +175,6 @@ def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> fl
             f"be weighted; prepare the blocks again"
         )
     return math.fsum(counts[name] * value for name, value in values.items()) / total
-
-
-def _capability_change(arm: Arm, base: Arm | None) -> dict[str, float] | None:
-    """Returns accuracy minus the base model's, per capability."""
-    if base is None or not base.accuracy or not arm.accuracy:
-        return None
-    return {name: value - base.accuracy[name] for name, value in arm.accuracy.items()}
 
 
 def _chord_arms(run: Run, reference: str | None) -> tuple[list[str], list[str]]:

@@ -137,16 +137,33 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
         shared_base = shared_dir / "arms" / "base"
         if is_evaluated(shared_base) and not is_evaluated(run_dir / "arms" / "base"):
             evaluated.append(shared_base)
-    block_counts = {role: _block_counts(blocks_dir / role) for role in ROLES}
+    block_counts: dict[str, dict[str, int]] = {role: {} for role in ROLES}
+    for role in ROLES:
+        for manifest in sorted((blocks_dir / role).glob("*/manifest.json")):
+            count = read_json(manifest, "count")["count"]
+            if type(count) is not int or count < 0:
+                raise ValueError(
+                    f"{manifest} has count={count!r}, expected a number: restore it from a copy, "
+                    "or prepare the source again"
+                )
+            block_counts[role][manifest.parent.name] = count
     arms = []
     for folder in evaluated:
         with interpreting(folder):
             arms.append(_read_arm(folder, block_counts))
     arms.sort(key=lambda arm: arm.name.order)
+    first, comparable, disagreements = arms[0], {}, []
+    asked = None  # the first arm with tasks
     with interpreting(run_dir / "arms"):
-        arms, disagreements = _comparable(run_dir, arms)
-    by_name = {arm.name.name: arm for arm in arms}
-    return Run(run_dir, run_dir.resolve().name, by_name, block_counts, left_out, disagreements)
+        for arm in arms:
+            name = arm.name.name
+            wrong = next(_disagreements(arm, first, asked), None)
+            if wrong is not None:
+                disagreements.append(f"{run_dir}/arms/{name}/{wrong}; {name} is left out.")
+                continue
+            comparable[name] = arm
+            asked = asked or (arm if arm.tasks else None)
+    return Run(run_dir, run_dir.resolve().name, comparable, block_counts, left_out, disagreements)
 
 
 # A run, and what `results_of` made of it.
@@ -168,61 +185,71 @@ def is_evaluated(arm_dir: Path) -> bool:
     return (arm_dir / "evaluation.json").is_file()
 
 
-def _block_counts(role_dir: Path) -> dict[str, int]:
-    counts = {}
-    for manifest in sorted(role_dir.glob("*/manifest.json")):
-        count = read_json(manifest, "count")["count"]
-        if type(count) is not int or count < 0:
-            raise ValueError(
-                f"{manifest} has count={count!r}, expected a number: restore it from a copy, or "
-                "prepare the source again"
-            )
-        counts[manifest.parent.name] = count
-    return counts
-
-
 def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Arm:
-    evaluation_file = folder / "evaluation.json"
-    evaluation = read_json(evaluation_file, "loss")
-    _check_facts(evaluation_file, evaluation, cure="evaluate the arm again")
-    with interpreting(evaluation_file, cure="evaluate the arm again"):
-        losses = {role: _losses(evaluation, evaluation_file, role) for role in ROLES}
+    file = folder / "evaluation.json"
+    evaluation = read_json(file, "loss")
+    _check_facts(file, evaluation, cure="evaluate the arm again")
+    with interpreting(file, cure="evaluate the arm again"):
+        losses = {
+            role: {n: float(loss) for n, loss in sorted(evaluation["loss"].get(role, {}).items())}
+            for role in ROLES
+        }
         blocks = evaluation.get("inputs", {}).get("blocks")
         if not isinstance(blocks, str | None):
             raise ValueError(f"inputs.blocks is {blocks!r}, expected a digest")
-    for role in ROLES:
-        unknown = sorted(set(losses[role]) - set(block_counts[role]))
-        if unknown:
-            raise ValueError(
-                f"{evaluation_file} has {role} source {unknown[0]!r}, which "
-                f"blocks/{role}/ has no manifest of; evaluate the arm on this run's blocks"
-            )
-    arm_file = folder / "arm.json"
+    for role, by_source in losses.items():
+        for source, loss in by_source.items():
+            if not math.isfinite(loss):
+                raise ValueError(
+                    f"{file} has loss {loss} for {role} source {source!r}, expected a finite "
+                    f"number; evaluate the arm again"
+                )
+            if source not in block_counts[role]:
+                raise ValueError(
+                    f"{file} has {role} source {source!r}, which blocks/{role}/ has no manifest "
+                    f"of; evaluate the arm on this run's blocks"
+                )
+    arm_file, tasks_file = folder / "arm.json", folder / "tasks.json"
     name = parse_arm(folder.name)
     facts: dict[str, Any] = _FREE if name.kind == "base" else {}
     if name.kind != "base" or arm_file.is_file():
         facts = {**facts, **read_json(arm_file, "kind", "steps")}
     _check_facts(arm_file, facts, cure="train the arm again")
-    curriculum_file = folder / "curriculum.rod"
-    metrics_file = folder / "metrics.jsonl"
+    curriculum_file, metrics_file = folder / "curriculum.rod", folder / "metrics.jsonl"
     for file in (curriculum_file, metrics_file) if facts.get("kind") == "trained" else ():
         if not file.is_file():
             raise ValueError(
                 f"{file} is missing, and every trained arm has one: restore it from a copy, or "
                 "train the arm again"
             )
-    metrics = _metrics(metrics_file, facts.get("steps")) if metrics_file.is_file() else {}
+    rows = read_lines(metrics_file) if metrics_file.is_file() else []
+    if metrics_file.is_file() and facts.get("steps") not in (None, len(rows)):
+        raise ValueError(
+            f"{metrics_file} holds {len(rows)} steps, but arm.json tells of {facts['steps']}: "
+            "restore the file from a copy, or train the arm again"
+        )
+    metrics: dict[str, list[float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                metrics.setdefault(key, []).append(float(value))
+    prefixes: dict[str, dict[str, float]] = {}
+    for key, values in metrics.items():
+        if key.startswith("rod/prefix/"):
+            prefix, measure = key.split("/")[2:]
+            prefixes.setdefault(prefix, {})[measure] = statistics.fmean(values)
     seconds = metrics.get("timing/train/total")
+    tasks = None
+    if tasks_file.is_file():
+        tasks = read_json(tasks_file, "configuration", "capabilities", "tasks")
     return Arm(
         name=name,
         seed=evaluation.get("seed", facts.get("seed")),
         loss=losses,
-        tasks=read_json(tasks_file, "configuration", "capabilities", "tasks")
-        if (tasks_file := folder / "tasks.json").is_file()
-        else None,
+        tasks=tasks,
         blocks=blocks,
         facts={**facts, "seconds_per_step": statistics.median(seconds) if seconds else None},
-        prefixes=_prefixes(metrics),
+        prefixes=prefixes,
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
     )
 
@@ -239,32 +266,6 @@ def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
             )
 
 
-def _losses(evaluation: Mapping[str, Any], file: Path, role: str) -> dict[str, float]:
-    losses = {name: float(loss) for name, loss in sorted(evaluation["loss"].get(role, {}).items())}
-    for name, loss in losses.items():
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"{file} has loss {loss} for {role} source {name!r}, expected a finite number; "
-                f"evaluate the arm again"
-            )
-    return losses
-
-
-def _comparable(run_dir: Path, arms: list[Arm]) -> tuple[list[Arm], list[str]]:
-    """Returns the arms that agree with the first, and a sentence on each of the others."""
-    kept, sentences = arms[:1], []
-    asked = arms[0] if arms[0].tasks else None
-    for arm in arms[1:]:
-        where = f"{run_dir}/arms/{arm.name.name}"
-        wrong = next(_disagreements(arm, kept[0], asked), None)
-        if wrong is not None:
-            sentences.append(f"{where}/{wrong}; {arm.name.name} is left out.")
-            continue
-        kept.append(arm)
-        asked = asked or (arm if arm.tasks else None)
-    return kept, sentences
-
-
 def _disagreements(arm: Arm, first: Arm, asked: Arm | None) -> Iterator[str]:
     """Yields what makes an arm's losses or accuracies incomparable with those of others."""
     if arm.blocks and first.blocks and arm.blocks != first.blocks:
@@ -279,52 +280,17 @@ def _disagreements(arm: Arm, first: Arm, asked: Arm | None) -> Iterator[str]:
                 f"evaluation.json has {role} sources {sorted(found)} but arm "
                 f"{first.name.name!r} has {sorted(expected)}; evaluate both on the same blocks"
             )
-    if arm.tasks and asked is not None:
-        for what, got, expected in _differences_of_tasks(arm, asked):
-            yield (
-                f"tasks.json has {what} {got} but arm {asked.name.name!r} has {expected}; ask "
-                "both again with one task configuration"
-            )
-
-
-def _differences_of_tasks(arm: Arm, other: Arm) -> Iterator[tuple[str, Any, Any]]:
-    assert arm.tasks and other.tasks
-    yield from _unequal(arm.tasks["configuration"], other.tasks["configuration"], "")
-    for name, entry in arm.tasks["tasks"].items():
-        theirs = other.tasks["tasks"].get(name, {}).get("leaves", {})
-        for leaf, asked in entry["leaves"].items():
-            same = {key: asked[key] for key in ("version", "few_shot", "prompts")}
-            yield from _unequal(same, theirs.get(leaf, {}), f" of {leaf}")
-
-
-def _unequal(
-    found: Mapping[str, Any], expected: Mapping[str, Any], where: str
-) -> Iterator[tuple[str, Any, Any]]:
-    for key, value in found.items():
-        if value != expected.get(key):
-            yield f"{key}{where}", value, expected.get(key)
-
-
-def _metrics(file: Path, steps: int | None) -> dict[str, list[float]]:
-    """Returns every metric's finite values, in the order of steps."""
-    values: dict[str, list[float]] = {}
-    rows = read_lines(file)
-    if steps not in (None, len(rows)):
-        raise ValueError(
-            f"{file} holds {len(rows)} steps, but arm.json tells of {steps}: restore the file from "
-            "a copy, or train the arm again"
-        )
-    for row in rows:
-        for key, value in row.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                values.setdefault(key, []).append(float(value))
-    return values
-
-
-def _prefixes(metrics: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
-    means: dict[str, dict[str, float]] = {}
-    for key, values in metrics.items():
-        if key.startswith("rod/prefix/"):
-            prefix, measure = key.split("/")[2:]
-            means.setdefault(prefix, {})[measure] = statistics.fmean(values)
-    return means
+    if arm.tasks and asked is not None and asked.tasks:
+        compared = [("", arm.tasks["configuration"], asked.tasks["configuration"])]
+        for name, entry in arm.tasks["tasks"].items():
+            theirs = asked.tasks["tasks"].get(name, {}).get("leaves", {})
+            for leaf, ours in entry["leaves"].items():
+                same = {key: ours[key] for key in ("version", "few_shot", "prompts")}
+                compared.append((f" of {leaf}", same, theirs.get(leaf, {})))
+        for where, found, expected in compared:
+            for key, value in found.items():
+                if value != expected.get(key):
+                    yield (
+                        f"tasks.json has {key}{where} {value} but arm {asked.name.name!r} has "
+                        f"{expected.get(key)}; ask both again with one task configuration"
+                    )

@@ -134,9 +134,13 @@ def sources_table(results: Results) -> Table:
 def checks_table(results: Results) -> Table:
     """Returns the claims with bounds, measurements (one per run) and verdicts."""
     labels = run_labels(results)
+
+    def signs(bound: str) -> str:
+        return bound.replace("<=", "\u2264").replace(">=", "\u2265").replace("-", "\u2212")
+
     columns = (
         Column("claim", "What is measured", is_text=True),
-        Column("bound", "Bound", _with_signs),
+        Column("bound", "Bound", signs),
         *(
             Column(f"measured_{i}", f"Measured, {label}" if labels[1:] else "Measured", decimals(3))
             for i, label in enumerate(labels)
@@ -239,9 +243,3 @@ def magnitude(value: float) -> str:
 def gap(value: float | str) -> str:
     """Formats a signed gap, or returns the words in its place."""
     return value if isinstance(value, str) else signed(3)(value)
-
-
-def _with_signs(bound: str) -> str:
-    for plain, sign in (("<=", "\u2264"), (">=", "\u2265"), ("-", "\N{MINUS SIGN}")):
-        bound = bound.replace(plain, sign)
-    return bound

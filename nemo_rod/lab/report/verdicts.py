@@ -211,61 +211,35 @@ class Rule(NamedTuple):
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "forgetting_ratio", "claim", Bounds(high=0.85), _forgetting_ratio,
-        "RoD's forgetting F_val over that of {reference}",
-    ),
-    Rule(
-        "chord_gap", "claim", Bounds(high=-0.008), _chord_gap,
-        "RoD's adaptation loss minus fixed replay's at equal forgetting (nats)",
-    ),
-    Rule(
-        "max_source_ratio", "claim", Bounds(high=0.8), _max_source_ratio,
-        "Forgetting of the worst source, RoD over {reference}",
-    ),
-    Rule(
-        "slope_ratio", "claim", Bounds(high=0.5), _slope_ratio,
-        "Slope of the forgetting profile, RoD over {reference}",
-    ),
-    Rule(
-        "r_residual", "claim", Bounds(low=0.75, strict=True),
-        _correlation("pearson_r_residual"),
-        "Pearson r of sampling ratio with forgetting under {reference}",
-    ),
-    Rule(
-        "r_no_replay", "informative", Bounds(low=0.3, strict=True),
-        _correlation("pearson_r"),
-        "Pearson r of sampling ratio with forgetting under no replay",
-    ),
-    Rule(
-        "first_step_share", "claim", Bounds(low=0.0, high=0.0), _first_step_share,
-        "Replay share of the first step",
-    ),
-    Rule(
-        "decile_growth", "claim", Bounds(low=0.2), _decile_growth,
-        "Replay share, last minus first tenth of the run",
-    ),
-    Rule(
-        "mean_share", "informative", Bounds(low=0.25, high=0.45), _mean_share,
-        "Mean replay share",
-    ),
-    Rule(
-        "merge_0.6_gap", "claim", Bounds(low=0.03), _merge_gap(0.6),
-        "Merge 0.6: adaptation loss minus fixed replay's at equal forgetting (nats)",
-    ),
-    Rule(
-        "merge_0.8_gap", "claim", Bounds(low=0.03), _merge_gap(0.8),
-        "Merge 0.8: adaptation loss minus fixed replay's at equal forgetting (nats)",
-    ),
-    Rule(
-        "compute_matched_gap", "limitation", Bounds(high=0.0),
-        _at_equal_compute("rod_compute_matched"),
-        "At equal compute: RoD's adaptation loss minus fixed replay's (nats)",
-    ),
-    Rule(
-        "averages_gap", "claim", Bounds(high=0.0), _at_equal_compute("rod_averages"),
-        "The same of RoD that estimates scores from averages by source (nats)",
-    ),
+    Rule("forgetting_ratio", "claim", Bounds(high=0.85), _forgetting_ratio,
+         "RoD's forgetting F_val over that of {reference}"),
+    Rule("chord_gap", "claim", Bounds(high=-0.008), _chord_gap,
+         "RoD's adaptation loss minus fixed replay's at equal forgetting (nats)"),
+    Rule("max_source_ratio", "claim", Bounds(high=0.8), _max_source_ratio,
+         "Forgetting of the worst source, RoD over {reference}"),
+    Rule("slope_ratio", "claim", Bounds(high=0.5), _slope_ratio,
+         "Slope of the forgetting profile, RoD over {reference}"),
+    Rule("r_residual", "claim", Bounds(low=0.75, strict=True),
+         _correlation("pearson_r_residual"),
+         "Pearson r of sampling ratio with forgetting under {reference}"),
+    Rule("r_no_replay", "informative", Bounds(low=0.3, strict=True),
+         _correlation("pearson_r"),
+         "Pearson r of sampling ratio with forgetting under no replay"),
+    Rule("first_step_share", "claim", Bounds(low=0.0, high=0.0), _first_step_share,
+         "Replay share of the first step"),
+    Rule("decile_growth", "claim", Bounds(low=0.2), _decile_growth,
+         "Replay share, last minus first tenth of the run"),
+    Rule("mean_share", "informative", Bounds(low=0.25, high=0.45), _mean_share,
+         "Mean replay share"),
+    Rule("merge_0.6_gap", "claim", Bounds(low=0.03), _merge_gap(0.6),
+         "Merge 0.6: adaptation loss minus fixed replay's at equal forgetting (nats)"),
+    Rule("merge_0.8_gap", "claim", Bounds(low=0.03), _merge_gap(0.8),
+         "Merge 0.8: adaptation loss minus fixed replay's at equal forgetting (nats)"),
+    Rule("compute_matched_gap", "limitation", Bounds(high=0.0),
+         _at_equal_compute("rod_compute_matched"),
+         "At equal compute: RoD's adaptation loss minus fixed replay's (nats)"),
+    Rule("averages_gap", "claim", Bounds(high=0.0), _at_equal_compute("rod_averages"),
+         "The same of RoD that estimates scores from averages by source (nats)"),
 )  # fmt: skip
 
 ACROSS_SEEDS = Rule(

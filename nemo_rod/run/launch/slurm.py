@@ -85,20 +85,15 @@ class Slurm(Local):
 
     def render(self, config: Config, stages: list[Stage]) -> dict[str, str]:
         """Returns the files of the launch, by name; what the stages need besides is done."""
-        return render(config, stages)
-
-
-def render(config: Config, stages: list[Stage]) -> dict[str, str]:
-    """Returns the files of `launcher=slurm`, by name; what the stages need besides is done."""
-    inside = containers.in_apptainer(config)
-    return {
-        "config.yaml": frozen_config(config),
-        **{f"{stage.name}.sbatch": render_job(config, stage) for stage in stages},
-        "stage.sh": render_stage(config),
-        **({"container.sh": containers.render_apptainer(config)} if inside else {}),
-        "node.sh": render_node(config),
-        "submit.sh": render_submit(config, stages, SBATCH),
-    }
+        inside = containers.in_apptainer(config)
+        return {
+            "config.yaml": frozen_config(config),
+            **{f"{stage.name}.sbatch": render_job(config, stage) for stage in stages},
+            "stage.sh": render_stage(config),
+            **({"container.sh": containers.render_apptainer(config)} if inside else {}),
+            "node.sh": render_node(config),
+            "submit.sh": render_submit(config, stages, SBATCH),
+        }
 
 
 def num_nodes(config: Config) -> int:

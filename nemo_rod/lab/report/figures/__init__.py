@@ -10,8 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from nemo_rod.lab.report.figures import ablations, during_training, plane, rows, sources
-from nemo_rod.lab.report.figures.progress_curves import under_way
+from nemo_rod.lab.report.figures import during_training, plane, rows, sources
 from nemo_rod.lab.report.run_files import Shown
 from nemo_rod.lab.report.under_way import Part
 
@@ -19,11 +18,11 @@ Draw = Callable[[Any], Figure | None]
 _OF_RUN: dict[str, Draw] = {
     "frontier": plane.frontier,
     "capabilities": rows.capabilities,
-    "components": ablations.components,
-    "pool_size": ablations.pool_size,
-    "weighting": ablations.weighting,
-    "budgets": ablations.budgets,
-    "transfer": ablations.transfer,
+    "components": plane.components,
+    "pool_size": plane.pool_size,
+    "weighting": plane.weighting,
+    "budgets": plane.budgets,
+    "transfer": plane.transfer,
     "seeds": rows.seeds,
 }
 _OF_SETTINGS: dict[str, Draw] = {
@@ -43,7 +42,7 @@ FIGURES = (
 def draw(name: str, shown: Sequence[Shown], parts: Sequence[Part]) -> Figure | None:
     """Returns a figure of the first run, or of it and all other settings; None without its data."""
     if name == "under_way":
-        return under_way(parts)
+        return during_training.under_way(parts)
     if name in _OF_RUN:
         return _OF_RUN[name](shown[0][1])
     if not name.startswith("settings_"):

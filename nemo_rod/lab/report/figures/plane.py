@@ -1,4 +1,7 @@
-"""Arms on the plane of adaptation loss and forgetting, with the chord of fixed replay."""
+"""Arms on the plane of adaptation loss and forgetting, with the chord of fixed replay.
+
+The arms of an ablation's figure are determined by their differences (`arm.json`), not by names.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from nemo_rod.lab.report.arm_names import ArmName, frontier_arms, parse_arm
+from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
 from nemo_rod.lab.report.figures.canvas import FONT_SIZE, TOP, add_axes, panels
-from nemo_rod.lab.report.figures.labels import Label, place_labels
+from nemo_rod.lab.report.figures.labels import Label, label_right, label_width, place_labels
 from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import chord_of
 from nemo_rod.lab.report.style import arm_colour, light
@@ -23,11 +27,14 @@ from nemo_rod.lab.report.table import signed
 Results = Mapping[str, Any]
 Point = tuple[float, float]  # adaptation loss, forgetting
 Measure = Literal["val_forgetting", "task_forgetting"]
-TITLES: dict[Measure, str] = {
+_TITLES: dict[Measure, str] = {
     "val_forgetting": "forgetting F_val (nats per token, log scale)",
     "task_forgetting": "forgetting of tasks (accuracy)",
 }
-X_TITLE = "adaptation loss (nats per token)"
+_X_TITLE = "adaptation loss (nats per token)"
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_SIGNS = {"multiplier": "m", "kappa": "\u03ba"}
+_TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # for m = 1.5, 2, 4, 8, ...
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def settings_frontier(settings: Sequence[Results]) -> Figure | None:
         names = frontier_arms(arms)
         near = [name for name in names if _is_near(results, name)] or names
         title = title_of(results["recipe"])
-        planes += [Plane(results, near, measure, title) for measure in TITLES]
+        planes += [Plane(results, near, measure, title) for measure in _TITLES]
     return draw_planes(planes)
 
 
@@ -108,6 +115,77 @@ def _is_near(results: Results, name: str) -> bool:
 def _span(points: Mapping[str, Point]) -> float:
     losses = [loss for loss, _ in points.values()]
     return max(losses) - min(losses)
+
+
+def components(results: Results) -> Figure | None:
+    """Draws allocations that choose at random or by score, controls, and joint selection."""
+    names = with_fixed_share(results["arms"])
+    if "rod" not in results["arms"] or not names:
+        return None
+    return draw_planes([Plane(results, [*names, "rod"])])
+
+
+def pool_size(results: Results) -> Figure | None:
+    """Draws arms by candidate multiplier m, and the replay share that emerges."""
+    return _swept(results, "multiplier")
+
+
+def weighting(results: Results) -> Figure | None:
+    """Draws arms by weight kappa of the replay scores, and the share that emerges."""
+    return _swept(results, "kappa")
+
+
+def budgets(results: Results) -> Figure | None:
+    """Draws fixed replay and RoD at the common budget and at other ones."""
+    arms = results["arms"]
+    paths = continued(arms)
+    if not paths:
+        return None
+    texts = {}
+    for path in paths:
+        of = next(name for name in path if arms[name]["design"]["of"] in (None, name))
+        for name in path:
+            budget = arms[name]["design"]["budget"]
+            texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{_TIMES}"
+    names = [name for path in paths for name in path]
+    names += [n for n in arms if parse_arm(n).kind in ("fixed", "rod") and n not in names]
+    return draw_planes([Plane(results, names, paths=paths, texts=texts)])
+
+
+def transfer(results: Results) -> Figure | None:
+    """Draws arms with another model's curriculum or reference losses, beside RoD's own."""
+    arms = results["arms"]
+    names = helped(arms)
+    if not names:
+        return None
+    beside = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
+    plane = Plane(results, [*beside, *names], replicates=results["replicates"])
+    return draw_planes([plane])
+
+
+def _swept(results: Results, key: str) -> Figure | None:
+    """Draws a plane of the arms that differ in `key`, and their replay share by tenths."""
+    arms = results["arms"]
+    names = varying(arms, key)
+    if len(names) < 2 or not points_of(arms, names, "val_forgetting"):
+        return None
+    texts = {name: f"{_SIGNS[key]} = {arms[name]['design'][key]:g}" for name in names}
+    shown = [name for name in names if arms[name]["share_by_decile"]]
+    right = label_width(list(texts.values()))
+    figure, boxes = panels(1 + bool(shown), 3.6, right=right)
+    axes = add_axes(figure, boxes[0], _X_TITLE, _TITLES["val_forgetting"])
+    draw_plane(axes, Plane(results, names, texts=texts, paths=[names]))
+    if shown:
+        axes = add_axes(figure, boxes[1], "tenth of the run", "replay share (%)")
+        ends = []
+        colours = [light(_TINTS[names.index(name) % len(_TINTS)]) for name in shown]
+        for name, colour in zip(shown, colours, strict=True):
+            share = [100 * value for value in arms[name]["share_by_decile"]]
+            axes.plot(range(1, len(share) + 1), share, "o-", color=colour, markersize=3.5)
+            ends.append(share[-1])
+        axes.set_ylim(bottom=0)
+        label_right(axes, [texts[name] for name in shown], ends, colours)
+    return figure
 
 
 def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -> dict[str, Point]:
@@ -130,7 +208,7 @@ def draw_planes(planes: Sequence[Plane]) -> Figure | None:
     top = TOP + (0.22 if any(plane.heading for plane in planes) else 0.0)
     figure, boxes = panels(len(planes), 3.8, top=top)
     for plane, box in zip(planes, boxes, strict=True):
-        axes = add_axes(figure, box, X_TITLE, TITLES[plane.measure], heading=plane.heading)
+        axes = add_axes(figure, box, _X_TITLE, _TITLES[plane.measure], heading=plane.heading)
         draw_plane(axes, plane)
     return figure
 

@@ -98,8 +98,10 @@ def seeds(results: Results) -> Figure | None:
             ends, all_of_row = [min(known), max(known)], [row] * len(known)
             axes.plot(ends, [row, row], color=colour, linewidth=2, alpha=0.6, zorder=2)
             axes.plot(known, all_of_row, "o", color=colour, markersize=3.5, alpha=0.6, zorder=3)
-            mean, size = float(np.mean(known)), {"markersize": 11, "markeredgewidth": 2}
-            axes.plot(mean, row, "|", color=colour, zorder=4, **size)
+            axes.plot(
+                float(np.mean(known)), row, "|", color=colour, markersize=11, markeredgewidth=2,
+                zorder=4,
+            )  # fmt: skip
         _name_rows(axes, range(len(names)), labels, len(names))
     if below:
         box = (LEFT, BOTTOM, WIDTH - LEFT - RIGHT, below - BOTTOM - TOP)

@@ -185,7 +185,9 @@ def sampling_ratio(settings: Sequence[Results]) -> Figure | None:
                 ends, fit[1] + fit[0] * ends, color=light("rod"), linewidth=1.3,
                 linestyle=(0, (4, 2)), zorder=2,
             )  # fmt: skip
-            avoid = [(float(px), float(fit[1] + fit[0] * px)) for px in np.linspace(*ends, 60)]
+            avoid = [
+                (float(px), float(fit[1] + fit[0] * px)) for px in np.linspace(ends[0], ends[1], 60)
+            ]
         axes.plot(x, y, "o", color=light("rod"), markersize=7, markeredgewidth=0, zorder=5)
         labels = [
             Label(float(px), float(py), shorten(name), light("ink"))
