@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import TESTS
@@ -25,6 +28,12 @@ _START = time.time()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for lane in lanes.LANES:
+        if lane.name in lanes.MARKERS:
+            config.addinivalue_line("markers", f"{lane.name}: {lane.about} (make {lane.target})")
+    config.option.markexpr = config.option.markexpr or lanes.LANES[0].expression
+    if getattr(config.option, "numprocesses", None):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of xdist's processes, a core for each
     # GPU images may lack Hypothesis. Derandomised, so that a failure in one place is a failure in
     # every place; no deadline, because a shared machine is slow at times.
     if config.pluginmanager.hasplugin("hypothesispytest"):
@@ -34,19 +43,46 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("nemo_rod")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What `torchrun` makes takes longest, and under xdist it is for one process to do."""
+    items.sort(key=lambda item: group(item.nodeid) != "torchrun")
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist's
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one file stay together, and so do all that share what `torchrun` makes."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Groups(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return Groups(config, log)
+
+
+def group(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return "torchrun" if _needs_torchrun(file) else file
+
+
+@functools.cache
+def _needs_torchrun(file: str) -> bool:
+    return re.search(r"\b(torchrun|tiny|moe): ", (TESTS.parent / file).read_text()) is not None
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Notes a lane that has passed whole; see `lanes.py`."""
+    if hasattr(session.config, "workerinput"):
+        return  # one of xdist's processes, which knows of its own tests only
     option = session.config.option
     part = ("keyword", "lf", "ff", "collectonly")  # the two in the middle are a plugin's
-    whole = not any(getattr(option, name, False) for name in part)
-    whole = whole and session.config.args == session.config.getini("testpaths")
-    marker = "fast" if option.markexpr.startswith("not (") else option.markexpr
-    if exitstatus or not whole or marker not in {lane.marker for lane in lanes.LANES}:
+    lane = lanes.of_run(option.markexpr, session.config.args)
+    if exitstatus or lane is None or any(getattr(option, name, False) for name in part):
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     counts = {what: len(reporter.stats.get(what, ())) for what in ("passed", "skipped")}
     if counts["passed"]:
-        lanes.record(marker, {**counts, "seconds": round(time.time() - _START), "with": versions()})
+        lanes.record(lane, {**counts, "seconds": round(time.time() - _START), "with": versions()})
 
 
 def versions() -> str:

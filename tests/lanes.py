@@ -1,11 +1,13 @@
-"""Which lane of tests last passed at which commit, and what it covers has changed since.
+"""The lanes of tests: what each runs and needs, and at which commit it last passed.
 
-    python tests/lanes.py                     a table (make lanes)
-    python tests/lanes.py run --minutes 20    runs the lanes whose code has changed, cheapest first
+    python tests/lanes.py                         a table (make lanes)
+    python tests/lanes.py run --minutes 20        runs lanes whose code has changed, cheapest first
+    python tests/lanes.py check test-slurm        fails where something is missing that it needs
+    python tests/lanes.py arguments test-slurm    what its make target hands to pytest
 
-A lane is a pytest marker with a make target. Whenever one passes whole on a clean checkout, a line
-of `lanes.json` says so; that file is committed with the change. A lane covers the modules that its
-test files reach: by imports, and by the programs that they start.
+A lane is a make target with tests of one pytest marker. Whenever one passes whole on a clean
+checkout, a line of `lanes.json` says so; that file is committed with the change. A lane covers the
+modules that its test files reach: by imports, and by the programs that they start.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -35,61 +38,147 @@ COMMON = (
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """A marker of pytest and what running its tests needs.
+    """Tests that are run together, and what running them needs.
 
     Attributes:
-        marker: pytest's; the make target is `test-` and the marker with dashes.
-        needs: programs, environment variables and files that must be there.
+        name: the make target is `test-` and the name with dashes.
+        about: what it runs, in one line.
+        seconds: limit for a test and what it is the first to need.
+        needs: programs, environment variables and files that must be there; `VARIABLE/path` is a
+            file of the checkout that the variable names.
         everything: it starts `nemo-rod` and so covers the whole package.
+        options: further ones of pytest.
+        only: the test files; all by default.
+        marker: pytest's; the name by default. The fast tests are those with the marker of no lane.
     """
 
-    marker: str
+    name: str
+    about: str
+    seconds: int = 300
     needs: tuple[str, ...] = ()
     everything: bool = False
+    options: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    marker: str = ""
 
     @property
     def target(self) -> str:
-        return "test" if self.marker == "fast" else f"test-{self.marker.replace('_', '-')}"
+        return "test" if self.name == "fast" else f"test-{self.name.replace('_', '-')}"
+
+    @property
+    def expression(self) -> str:
+        """What pytest selects the tests by."""
+        marker = self.marker or self.name
+        return f"not ({' or '.join(MARKERS)})" if marker == "fast" else marker
+
+    def arguments(self) -> list[str]:
+        """Pytest's, without those that it takes by itself (`conftest.py`)."""
+        fast = self.expression.startswith("not")
+        selected = () if fast else ("-m", self.expression, "-o", f"timeout={self.seconds}")
+        return [*selected, *self.options, *self.only]
 
     def missing(self) -> list[str]:
         """What this machine lacks for it."""
-        return [name for name in self.needs if not _is_there(name)]
+        return [
+            re.sub("^([A-Z_]+)/(.*)", r"\1=<a checkout with \2>", name)
+            for name in self.needs
+            if not _is_there(name)
+        ]
 
     def files(self) -> set[str]:
         """Paths below the root that it covers."""
-        if self.everything or self.marker == "fast":
+        if self.everything or self.name == "fast":
             covered = {path for path in _tracked() if path.startswith(("nemo_rod/", "tests/"))}
             return covered - {str(RECORD.relative_to(ROOT))}  # it changes when a lane has passed
-        marks = (f"mark.{self.marker}\n", f"mark.{self.marker}(", f"mark.{self.marker},")
-        own = [f for f in TESTS.glob("*/test_*.py") if any(mark in f.read_text() for mark in marks)]
-        return {str(path.relative_to(ROOT)) for path in _reached(own)}
+        marks = [f"mark.{self.marker or self.name}{end}" for end in "\n(,"]
+        own = self.only or [
+            path
+            for path in _tracked()
+            if re.fullmatch("tests/[^/]*/test_[^/]*[.]py", path)
+            and any(mark in (ROOT / path).read_text() for mark in marks)
+        ]
+        return _reached(own)
 
 
+# Two processes; tests that share what is expensive stay on one (`conftest.py`).
+PARALLEL = ("-n", "2", "--no-loadscope-reorder")
+SLURM = ("slurmctld", "munged")
 LANES = (
-    Lane("fast"),
-    Lane("layouts"),
-    Lane("architectures"),
-    Lane("swap_in"),
-    Lane("rehearsal", everything=True),
-    Lane("fuzz", everything=True),
-    Lane("slow", everything=True),
-    Lane("slurm", ("slurmctld", "munged"), everything=True),
-    Lane("kills", ("slurmctld", "munged"), everything=True),
-    Lane("images", ("buildah", "mmdebstrap"), everything=True),
-    Lane("megatron_lm", ("MEGATRON_LM",)),
-    Lane("nemo2", (".venv-nemo2/.ready",)),  # make test-nemo2 builds it in some minutes
-    Lane("nemo_rl", ("NEMO_RL",)),
+    Lane("fast", "whatever is quick", options=PARALLEL),
+    Lane(
+        "second",
+        "fast tests of NVIDIA's functions, refusals and jobs on Megatron-Bridge 0.3",
+        options=PARALLEL,
+        only=(
+            *("tests/project/test_upstream.py", "tests/megatron/test_forward_only.py"),
+            *("tests/megatron/test_identity.py", "tests/megatron/test_layouts.py"),
+            *("tests/lab/test_shapes.py"),
+            *("tests/lab/test_merging_architectures.py", "tests/hosts/test_units.py"),
+            *("tests/hosts/test_refusals.py", "tests/commands/test_cli.py"),
+        ),
+        marker="fast",
+    ),
+    Lane("layouts", "trains and scores in many parallel layouts on gloo", 900),
+    Lane("architectures", "every job of Qwen3.5 and Nemotron-H in many layouts", 3600),
+    Lane("swap_in", "the selector in a job of Megatron-Bridge, in several layouts", 1800),
+    Lane("rehearsal", "every setting of the paper in small, with all arms", 3600, everything=True),
+    Lane("slow", "whatever takes minutes", 1800, everything=True),
+    Lane("fuzz", "damaged files and random words", 1200, everything=True, options=("-s",)),
+    Lane("slurm", "recipes on a real Slurm of two nodes", 7200, SLURM, True, ("-s",)),
+    Lane("kills", "kills every stage under a real Slurm", 14400, SLURM, True, ("-s",)),
+    Lane(
+        "images",
+        "builds both container images, and a recipe in each",
+        7200,
+        ("buildah", "mmdebstrap"),
+        everything=True,
+        options=("-s",),
+    ),
+    Lane(
+        "megatron_lm",
+        "the selector in pretrain_gpt.py of Megatron-LM: core_v0.16.1, core_v0.19.0 or main",
+        3600,
+        ("MEGATRON_LM/pretrain_gpt.py",),
+    ),
+    Lane(
+        "nemo2",
+        "the selector in llm.pretrain of NeMo 2.x, in .venv-nemo2",
+        3600,
+        (".venv-nemo2/.ready",),  # make test-nemo2 builds it in some minutes
+        only=("tests/hosts/test_nemo2.py",),
+    ),
+    Lane("nemo_rl", "RoD on NeMo-RL, v0.6.0 or later", 3000, ("NEMO_RL/nemo_rl",)),
+    Lane(
+        "nemo_rl_worker",
+        "NeMo-RL's own Megatron worker, of a recursive clone",
+        3000,
+        ("NEMO_RL/3rdparty/Megatron-Bridge-workspace/Megatron-Bridge/src",),
+        only=tuple(
+            f"tests/hosts/test_{name}.py" for name in ("own_worker", "rehearsed", "ray_node")
+        ),
+        marker="nemo_rl",
+    ),
+    Lane(
+        "gpu", "what must hold on NVIDIA GPUs, with torch of PYTHON", 900, ("nvidia-smi", "PYTHON")
+    ),
 )
+MARKERS = [lane.name for lane in LANES if not lane.marker and lane.name != "fast"]
 
 
-def record(marker: str, outcome: dict[str, object]) -> None:
+def of_run(expression: str, arguments: list[str]) -> Lane | None:
+    """The lane whose tests pytest runs, if it runs those of a whole lane."""
+    chosen = [lane for lane in LANES if lane.expression == expression]
+    return next((lane for lane in chosen if arguments == [*(lane.only or ("tests",))]), None)
+
+
+def record(lane: Lane, outcome: dict[str, object]) -> None:
     """Notes that a lane has passed at this commit; nothing on changed files, or without git."""
     commit = _git("rev-parse", "--short=10", "HEAD", fails=True)
     changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!tests/lanes.json")
     if not commit or _git(*changes):
         return
     records = read()
-    records[marker] = {"commit": commit, **outcome}
+    records[lane.name] = {"commit": commit, **outcome}
     RECORD.write_text(json.dumps(dict(sorted(records.items())), indent=2) + "\n")
 
 
@@ -100,7 +189,7 @@ def read() -> dict[str, dict[str, object]]:
 
 def changed(lane: Lane) -> list[str] | None:
     """Files it covers that changed since it last passed; None if that is not known."""
-    commit = read().get(lane.marker, {}).get("commit")
+    commit = read().get(lane.name, {}).get("commit")
     if commit is None or _git("cat-file", "-t", f"{commit}^{{commit}}", fails=True) != "commit":
         return None
     files = _git("diff", "--name-only", str(commit), "HEAD").splitlines()
@@ -109,106 +198,102 @@ def changed(lane: Lane) -> list[str] | None:
 
 
 def show() -> None:
-    print(f"{'lane':<14} {'last passed at':<15} {'passed':>6} {'minutes':>8}  since then")
+    print(f"{'make':<20} {'last passed':<12} {'passed':>6} {'minutes':>7}  about")
     for lane in LANES:
-        known, files = read().get(lane.marker, {}), changed(lane)
-        since = "never passed" if files is None else f"{len(files)} of its files changed"
-        if files is not None and not files:
-            since = "nothing that it covers changed"
+        known, files = read().get(lane.name, {}), changed(lane)
+        notes = [f"{len(files)} of its files changed since"] if files else []
         if missing := lane.missing():
-            since += f"; needs {', '.join(missing)}"
+            notes.append(f"needs {', '.join(missing)}")
         print(
-            f"{lane.marker:<14} {known.get('commit', '-'):<15} {known.get('passed', '-'):>6} "
-            f"{float(str(known.get('seconds', 0))) / 60:>8.1f}  {since}"
+            f"{lane.target:<20} {known.get('commit', 'never'):<12} {known.get('passed', '-'):>6} "
+            f"{float(str(known.get('seconds', 0))) / 60:>7.1f}  {'; '.join([lane.about, *notes])}"
         )
+    print(
+        f"{'test-matrix':<72} every pair of versions: job, layouts, resume, export, swap-in; hours"
+    )
 
 
 def run(minutes: float, without: set[str]) -> int:
     """Runs the lanes whose code changed, as many as there is time for."""
     end, status = time.monotonic() + 60 * minutes, 0
-    stale = [lane for lane in LANES if lane.marker not in without and changed(lane) != []]
+    stale = [lane for lane in LANES if lane.name not in without and changed(lane) != []]
     for lane in sorted(stale, key=_seconds):
         left = end - time.monotonic()
         if missing := lane.missing():
-            print(f"lane {lane.marker}: not run, needs {', '.join(missing)}", flush=True)
+            print(f"lane {lane.name}: not run, needs {', '.join(missing)}", flush=True)
         elif _seconds(lane) > left:
             print(
-                f"lane {lane.marker}: not run, takes {_seconds(lane) / 60:.0f} minutes and "
+                f"lane {lane.name}: not run, takes {_seconds(lane) / 60:.0f} minutes and "
                 f"{left / 60:.0f} are left: run make {lane.target}",
                 flush=True,
             )
         else:
-            print(f"lane {lane.marker}: make {lane.target}", flush=True)
+            print(f"lane {lane.name}: make {lane.target}", flush=True)
             status |= subprocess.run(["make", "--no-print-directory", lane.target]).returncode
     return status
 
 
 def _seconds(lane: Lane) -> float:
     """How long it took when it last passed; an hour if nobody knows."""
-    return float(str(read().get(lane.marker, {}).get("seconds", 3600)))
+    return float(str(read().get(lane.name, {}).get("seconds", 3600)))
 
 
 def _is_there(name: str) -> bool:
     if name.startswith("."):
         return (ROOT / name).exists()
-    if name.isupper():
-        return bool(os.environ.get(name))
+    variable, _, path = name.partition("/")
+    if variable.isupper():
+        value = os.environ.get(variable)
+        return bool(value) and (not path or Path(value, path).exists())
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
 
 
-def _reached(files: list[Path]) -> set[Path]:
+def _reached(files: Iterable[str]) -> set[str]:
     """The files themselves, and those of the project that they import or start."""
-    found, waiting = set(), [TESTS / "conftest.py", *files]
+    found, waiting = {"tests/lanes.py"}, ["tests/conftest.py", *files]  # this one names all
     while waiting:
         file = waiting.pop()
-        if file not in found and file.exists():
+        if file not in found:
             found.add(file)
             waiting.extend(_mentioned(file))
     return found
 
 
 @functools.cache
-def _mentioned(file: Path) -> frozenset[Path]:
+def _mentioned(file: str) -> set[str]:
     """What a file imports, and what its strings name: modules, and scripts of the tests."""
-    found: set[Path] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = [node.value] if " " not in node.value else []
+            names = [node.value]
         else:
             continue
         for name in names:
-            found.update(_files_of(name))
-    return frozenset(found)
+            found |= _files_of(name)
+    return found
 
 
-def _files_of(name: str) -> Iterator[Path]:
-    if name.endswith(".py"):
-        yield from TESTS.glob(f"*/{name}")
-        return
-    parts = name.split(".")
+@functools.cache
+def _files_of(name: str) -> set[str]:
+    parts = re.split("[./]", name.removesuffix(".py"))
     if not all(part.isidentifier() for part in parts):
-        return
+        return set()
+    homes = {path.rpartition("/")[0] + "/" for path in _tracked() if path.startswith("tests/")}
+    found = set()
     for count in range(1, len(parts) + 1):
-        for home in (ROOT, *_helpers()):
-            path = home.joinpath(*parts[:count])
-            yield path.with_suffix(".py")
-            yield path / "__init__.py"
-            yield path / "__main__.py"
+        for home in ["", *homes]:
+            path = home + "/".join(parts[:count])
+            found |= {path + end for end in (".py", "/__init__.py", "/__main__.py")} & _tracked()
+    return found
 
 
 @functools.cache
-def _helpers() -> tuple[Path, ...]:
-    """Folders whose modules tests import by name."""
-    return tuple(sorted({path.parent for path in TESTS.glob("*/*.py")}))
-
-
-@functools.cache
-def _tracked() -> tuple[str, ...]:
-    return tuple(_git("ls-files").splitlines())
+def _tracked() -> frozenset[str]:
+    return frozenset(_git("ls-files").splitlines())
 
 
 def _git(*arguments: str, fails: bool = False) -> str:
@@ -220,13 +305,24 @@ def _git(*arguments: str, fails: bool = False) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("action", nargs="?", choices=("show", "run"), default="show")
+    actions = ("show", "run", "check", "arguments")
+    parser.add_argument("action", nargs="?", choices=actions, default="show")
+    parser.add_argument("target", nargs="?", help="of make, to check or to give arguments for")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--without", nargs="*", default=[], help="lanes that ran just now")
     options = parser.parse_args()
     if options.action == "run":
         return run(options.minutes, {"fast", *options.without})
-    show()
+    if options.action == "show":
+        show()
+        return 0
+    lane = next((lane for lane in LANES if lane.target == options.target), None)
+    if lane is None:
+        raise SystemExit(f"no target {options.target}: make lanes lists them")
+    if options.action == "arguments":
+        print(*lane.arguments())
+    elif missing := lane.missing():
+        raise SystemExit(f"make {lane.target} needs {', '.join(missing)}")
     return 0
 
 

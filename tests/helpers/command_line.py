@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import flag_override
+from places import TESTS
 
 from nemo_rod.config import Config, config_class, config_folder
 from nemo_rod.run.checks import to_config
@@ -19,6 +25,11 @@ OF_THE_PAPER = [name for name in RECIPES if not name.startswith("toy")]
 
 
 def composed(*overrides: str) -> Config:
+    return copy.deepcopy(_composed(*overrides))
+
+
+@functools.cache
+def _composed(*overrides: str) -> Config:
     ConfigStore.instance().store(name="schema", node=config_class())
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         config = compose("config", overrides=list(overrides), return_hydra_config=True)
@@ -28,7 +39,27 @@ def composed(*overrides: str) -> Config:
         return to_config(config)
 
 
-def nemo_rod(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nemo_rod.cli", *arguments], capture_output=True, text=True, cwd=cwd
+def nemo_rod(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a fork of a process that has imported nemo_rod (`commands.py`)."""
+    words = [str(argument) for argument in arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdout", "stderr")]
+        request = words, [str(file) for file in files], str(cwd or Path.cwd()), dict(os.environ)
+        server = _server()
+        try:
+            print(json.dumps(request), file=server.stdin, flush=True)
+            code = int(server.stdout.readline())
+        except BaseException:  # the test's time is over, say
+            _server.cache_clear()
+            server.kill()
+            raise
+        return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Ends with this process, whose end closes its standard input."""
+    program = str(TESTS / "helpers" / "commands.py")
+    return subprocess.Popen(
+        [sys.executable, "-P", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 from places import ROOT, WORKERS
@@ -43,46 +42,11 @@ SENTENCES = {
     "install Megatron-Bridge 0.3.1 to 0.6.2, or a newer nemo_rod.$",
 }
 
-REFERENCE = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-import nemo_rod.megatron
-from megatron.bridge.training import config, setup
-from nemo_rod import swap_in
-from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
-
-sys.path.insert(0, sys.argv[1])
-from before import make_config
-
-def loads(*_):
-    raise SystemExit("a model was built")
-
-def set_later(cfg):
-    cfg.ddp.reuse_grad_buf_for_mxfp8_param_ag = True
-
-setup.setup, HostReferenceJob.model_folder = loads, lambda *_, **__: "specialist"
-cfg = make_config(Path("data"), Path("out"), ["new", "old"])
-if sys.argv[2] == "ddp":
-    set_later(cfg)
-config.runtime_config_update = set_later if sys.argv[2] == "precision" else lambda cfg: None
-roles = {"data/new": "adaptation", "data/old": "replay"}
-try:
-    swap_in.reference("megatron_bridge", cfg, None, role="replay", roles=roles, out="out")
-except ValueError as error:
-    print("SAID", error)
-"""
-
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, str]:
-    done = subprocess.run(
-        [sys.executable, WORKERS / "swap_in_refusals.py", RECIPE],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("SAID "))
+def said(torchrun: Callable[..., list[str]]) -> dict[str, str]:
+    (printed,) = torchrun(1, WORKERS / "swap_in_refusals.py", RECIPE)
+    (line,) = (line for line in printed.splitlines() if line.startswith("SAID "))
     return json.loads(line.removeprefix("SAID "))
 
 
@@ -97,12 +61,11 @@ def test_refusal(said: dict[str, str], case: str) -> None:
 
 
 @pytest.mark.parametrize("setting", ["accepted", "ddp", "precision"])
-def test_references_are_refused_before_a_model_is_built(setting: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REFERENCE, RECIPE, setting], capture_output=True, text=True
-    )
-    if setting == "accepted":
-        assert "a model was built" in done.stderr, done.stderr[-3000:]
-    else:
-        refused = "SAID Selection does not work with reuse_grad_buf_for_mxfp8_param_ag: "
-        assert refused in done.stdout, done.stderr[-3000:]
+def test_references_are_refused_before_a_model_is_built(
+    torchrun: Callable[..., list[str]], setting: str
+) -> None:
+    program = WORKERS / "swap_in_reference_refusals.py"
+    accepted = setting == "accepted"
+    (printed,) = torchrun(1, program, RECIPE, setting, expect_failure=accepted)
+    refused = "SAID Selection does not work with reuse_grad_buf_for_mxfp8_param_ag: "
+    assert ("a model was built" if accepted else refused) in printed

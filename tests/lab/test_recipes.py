@@ -41,7 +41,7 @@ AS_THEY_RAN = {
     ("german_qwen3_5_9b", "no_replay"): 12.31,
 }
 OPEN = {"german_qwen3_0_6b", "german_qwen3_1_7b"}  # for one GPU
-TRANSFERS = {"german_nemotron_3_nano_30b_a3b", "german_qwen3_5_35b_a3b"}
+TRANSFERS = ("german_nemotron_3_nano_30b_a3b", "german_qwen3_5_35b_a3b")
 LAYOUTS = sorted(
     file.relative_to(config_folder() / "parallel").with_suffix("").as_posix()
     for file in (config_folder() / "parallel").glob("*/*.yaml")

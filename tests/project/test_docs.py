@@ -14,6 +14,7 @@ from command_line import composed, nemo_rod
 from places import ROOT
 
 from nemo_rod import cli
+from tests import lanes
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
@@ -103,6 +104,7 @@ def calls(program: str) -> dict[tuple[str, str], list[str]]:
 
 def test_make_targets_exist() -> None:
     known = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known |= {lane.target for lane in lanes.LANES}
     assert [call for call, (first, *_) in calls("make").items() if first not in known] == []
 
 

@@ -34,21 +34,18 @@ def build_report(
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
     Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, `index.html`, and
-    `curriculum.html` of a curriculum with scores. Any subset of arms works: figures without data
-    are left out, and checks that cannot be judged say why. Of a run without an evaluated arm, the
-    pages alone are written.
+    `curriculum.html` of a curriculum with scores; of a run without an evaluated arm, only pages.
+    Figures without data are left out, and checks that cannot be judged say why.
 
     Args:
         run_dir: Folder `runs/<recipe>` of a run.
         recipe: Name of the recipe, if the folder has another one.
-        replicates: Folders of further runs of the recipe, with other seeds; blocks and base model
-            may be those of `run_dir`. They are only read, and left out until an arm of theirs is
-            evaluated; checks are judged on each run and across them.
-        settings: Folders of runs of other recipes, shown beside this one. They are only read.
+        replicates: Folders of runs of the recipe with other seeds, only read. Blocks and base may
+            be those of `run_dir`. Checks are judged on each run and across them.
+        settings: Folders of runs of other recipes, shown beside this one; only read.
         report_dir: Folder of the report, if not in the run's folder.
-        arms: Names of the arms that the recipe asks for; the page says which are missing.
-        texts: Returns the texts of blocks, by the digest of their store and their ids, for the
-            curriculum explorer.
+        arms: Names of the recipe's arms; the page lists the missing ones.
+        texts: Texts of blocks, by the digest of their store and their ids, for the explorer.
 
     Returns:
         Content of `results.json`; None if no arm was evaluated.
@@ -59,7 +56,6 @@ def build_report(
     from nemo_rod.lab.report.figures import FIGURES, draw
     from nemo_rod.lab.report.figures.canvas import inline_svg, save
 
-    run_dir = Path(run_dir)
     out, parts = report_dir or run_dir / "report", parts_of(run_dir, arms)
     name = recipe or run_dir.resolve().name
     is_evaluated_yet = has_evaluated_arm(run_dir)
@@ -69,8 +65,8 @@ def build_report(
     if not is_evaluated_yet:
         figure = draw("under_way", [], parts)
         svg = inline_svg(figure, "under_way") if figure else None
-        page = render_under_way(name, parts, svg, explorer=explorer)
-        write_whole(out / "index.html", page.encode())
+        begun = render_under_way(name, parts, svg, explorer=explorer)
+        write_whole(out / "index.html", begun.encode())
         return None
     results = judged(run)
     results["replicates"] = []
@@ -83,26 +79,25 @@ def build_report(
     others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
     for name in ("tables", "figures"):
-        # stale files of removed arms would contradict the rest.
-        shutil.rmtree(out / name, ignore_errors=True)
+        shutil.rmtree(out / name, ignore_errors=True)  # files of removed arms contradict the rest
         (out / name).mkdir(parents=True)
     shown = [(run, results), *others]
     tables = {}
     for make in (*TABLES, *PAPER_TABLES):
         table = make(results)
         tables[table.name] = table
-        if not table.rows:
-            continue
-        stem = out / "tables" / table.name
-        stem.with_suffix(".csv").write_text(table.to_csv(), encoding="utf-8")
-        stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
+        if table.rows:
+            stem = out / "tables" / table.name
+            stem.with_suffix(".csv").write_text(table.to_csv(), encoding="utf-8")
+            stem.with_suffix(".md").write_text(table.to_markdown(), encoding="utf-8")
     pictures = {}
     for name in FIGURES:
         if figure := draw(name, shown, parts):
             pictures[name] = inline_svg(figure, name)
             save(figure, out / "figures" / name)
-    text = json.dumps(results, indent=2, allow_nan=False) + "\n"
-    write_whole(out / "results.json", text.encode())
+    write_whole(
+        out / "results.json", f"{json.dumps(results, indent=2, allow_nan=False)}\n".encode()
+    )
     page = render_page(results, tables, pictures, parts, explorer=explorer)
     write_whole(out / "index.html", page.encode())
     return results
