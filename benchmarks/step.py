@@ -38,7 +38,7 @@ from omegaconf import OmegaConf
 
 from nemo_rod.config import Optimisation, Parallel, config_folder
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.corpus.documents import ROLES
+from nemo_rod.corpus.sources import ROLES
 from nemo_rod.jobs import TrainJob, write_job
 from nemo_rod.run.base_model import initialise_base
 from nemo_rod.selection import Joint, ReferenceWriter, compact

@@ -49,8 +49,8 @@ def one_of(default: str | None, *others: str) -> Any:
 
 def registered(kind: str) -> Bound:
     """Returns the bound of names that are registered for a kind of part (`parts.py`)."""
-    ours = ", ".join(parts.OURS[kind])
-    return Bound(f"{ours}, or what a package registers", lambda found: found in parts.names(kind))
+    known = parts.names(kind)
+    return Bound(f"{', '.join(known)}, or a name that a package registers", known.__contains__)
 
 
 def check_bounds(section: Any, prefix: str = "") -> None:

@@ -52,7 +52,9 @@ def main() -> None:
 def _run_command() -> None:
     command, *words = sys.argv[1:] or ["help"]
     if command in (*_HELP, "help"):
-        print(USAGE)
+        kinds = ("recipe_commands", "stages", "commands")
+        added = {name for kind in kinds for name in {*parts.names(kind)} - parts.OURS[kind].keys()}
+        print(USAGE + (f"\nOf installed packages: {', '.join(sorted(added))}" if added else ""))
         return
     if command in _FORMER:
         command = _renamed(command)
@@ -66,8 +68,9 @@ def _run_command() -> None:
         return
     _check_grammar(words)
     sys.argv = [f"nemo-rod {command}", *words]
-    ConfigStore.instance().store(name="schema", node=config_class())
-    task = _checked(_of_recipes(command))
+    with _errors_in_one_sentence():
+        ConfigStore.instance().store(name="schema", node=config_class())
+        task = _checked(_of_recipes(command))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's errors come here, not to the terminal
     start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")
     try:

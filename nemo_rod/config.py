@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from fnmatch import fnmatch
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +18,8 @@ from omegaconf import MISSING
 
 from nemo_rod import parts
 from nemo_rod.bounds import Bound, key, one_of, registered
-from nemo_rod.loggers import LOGGERS, are_loggers
+from nemo_rod.corpus.sources import SourceSpec, parse_sources
+from nemo_rod.loggers import are_loggers
 
 Part = TypeVar("Part")
 MAX_LOGITS_BYTES = 512 * 2**20  # fp32 logits that scoring holds at once on one rank
@@ -51,7 +52,9 @@ FORMER_KEYS = {
     "arms.rod_share_32": "a steered kappa lay nearer to fixed replay; remove the arm",
     "rod.choose_in": "NeMo-RL's workers alone choose; remove the key",
 }
-SHOWN = Bound(f"some of {', '.join(LOGGERS)}, such as [tensorboard,wandb]", are_loggers)
+SHOWN = Bound(
+    f"some of {', '.join(parts.names('loggers'))}, such as [tensorboard,wandb]", are_loggers
+)
 
 
 @dataclass
@@ -235,7 +238,16 @@ class Domain:
     holdout_floor: int | None = key(None, ">= 0")  # held-out blocks of a source at least; null: 1
     replay_ratio: float | None = key(None, "> 0")  # replay blocks at most, per adaptation block
     workers: int = key(1, ">= 1")  # processes that read and tokenise
-    sources: dict[str, Any] = field(default_factory=dict)  # name -> how to read it (SourceSpec)
+    sources: dict[Any, Any] = field(default_factory=dict)  # name -> keys (`corpus.SourceSpec`)
+
+    @functools.cached_property
+    def specs(self) -> list[SourceSpec]:
+        """The sources, parsed once: `sources` does not change afterwards.
+
+        Raises:
+            ValueError: if there are none, or one is not valid.
+        """
+        return parse_sources(self.sources, holdout_floor=self.holdout_floor)
 
 
 @dataclass
@@ -310,8 +322,17 @@ class Config:
 
 @functools.cache
 def config_class() -> type[Config]:
-    """Returns `Config` with the sections of all registered parts, each by its name."""
+    """Returns `Config` with the sections of all registered parts, each by its name.
+
+    Raises:
+        ValueError: A package's section cannot be imported, or has the name of a key of ours.
+    """
     kinds = {name: parts.load("sections", name) for name in parts.names("sections")}
+    for name in kinds.keys() & {known.name for known in fields(Config)}:
+        raise ValueError(
+            f"A package registers the section '{name}' of the configuration, which is taken: "
+            "rename it there, or remove the package."
+        )
     sections = [
         (name, dict[str, Any] if kind is dict else kind, field(default_factory=kind))
         for name, kind in kinds.items()

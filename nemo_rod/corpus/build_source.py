@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod.corpus.dedup import stored_duplicates
-from nemo_rod.corpus.documents import Documents, SourceSpec
+from nemo_rod.corpus.documents import Documents
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.hub import commit_on_hub
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.shards import SCHEMA, SplitWriter
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import digest, write_json
 
@@ -62,6 +63,8 @@ def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
     reading = asdict(spec)
     for key in ("name", "role", "files", "path", "document_holdout"):
         del reading[key]
+    if not spec.options:
+        del reading["options"]
     return {
         "schema": SCHEMA,
         "source": spec.name,

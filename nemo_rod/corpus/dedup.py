@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.documents import Documents, SourceSpec
+from nemo_rod.corpus.documents import Documents
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.files import move_whole
 
 _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<u8")])

@@ -11,8 +11,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_rod import parts
-from nemo_rod.corpus.filters import parse_filter
 from nemo_rod.corpus.formats import (
     MAX_DOCUMENT_BYTES,
     Extract,
@@ -30,90 +28,7 @@ from nemo_rod.corpus.formats import (
     TextFile,
     spread,
 )
-from nemo_rod.files import check_name
-
-ROLES = ("adaptation", "replay")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceSpec:
-    """A source as described by the user.
-
-    Attributes:
-        name: Name of the source in reports; also a folder name.
-        role: ``adaptation`` or ``replay``.
-        kind: ``text`` (a file is a document), ``jsonl``, ``parquet``, ``huggingface``, a toy
-            (``debian`` or ``synthetic``), or a registered reader (`nemo_rod.parts`).
-        files: Globs (** for any depth), read in sorted path order. Text and jsonl files may be
-            compressed (.gz or .zst). For the toys: packages or generators.
-        text_field: Field with the text (jsonl, parquet, huggingface); dotted if nested.
-        filter: Condition for keeping records, such as ``language == "de"``
-            (`nemo_rod.corpus.filters`).
-        path: Name or folder of a Hugging Face dataset (huggingface).
-        subset: Configuration of the dataset.
-        split: Split of the dataset; ``all`` for every split of the configuration, by name.
-        revision: Commit, branch or tag of the dataset.
-        subsample: Fraction of the documents to keep, by a hash of their content: the choice does
-            not depend on the rest of the corpus.
-        dedup: Drop exact duplicates of an earlier document of this source (reads the source twice).
-        document_holdout: Hold out whole documents rather than blocks. This leaves fewer
-            near-duplicates across the split (`nemo_rod.corpus.overlap` counts them), but the same
-            block may occur on both sides if documents share passages.
-        max_files: Cap on the number of files, chosen evenly across the sorted paths.
-        max_documents: Cap on the number of documents.
-        max_bytes: Cap on their UTF-8 bytes; the last document is truncated to fit.
-        max_tokens: Cap on their tokens, EODs included; the last document is truncated to fit.
-    """
-
-    name: str
-    role: str
-    kind: str
-    files: Sequence[str] = field(default_factory=tuple)
-    text_field: str = "text"
-    filter: str | None = None
-    path: str | None = None
-    subset: str | None = None
-    split: str = "train"
-    revision: str | None = None
-    subsample: float = 1.0
-    dedup: bool = False
-    document_holdout: bool = False
-    max_files: int | None = None
-    max_documents: int | None = None
-    max_bytes: int | None = None
-    max_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        check_name("source", self.name)
-        self._one_of("role", ROLES)
-        self._one_of("kind", parts.names("readers"))
-        if isinstance(self.files, str) or not isinstance(self.files, Sequence):
-            self._refuse("files", "a list of globs", self.files)
-        if self.kind in parts.OURS["readers"]:  # a reader of another package may use either
-            needed, other = ("path", "files") if self.kind == "huggingface" else ("files", "path")
-            if not getattr(self, needed):
-                self._refuse(needed, f"a value for kind {self.kind}", getattr(self, needed))
-            if getattr(self, other):
-                self._refuse(other, f"nothing for kind {self.kind}", getattr(self, other))
-        if type(self.subsample) not in (int, float) or not 0.0 < self.subsample <= 1.0:
-            self._refuse("subsample", "a share in (0, 1]", self.subsample)
-        for cap in ("max_files", "max_documents", "max_bytes", "max_tokens"):
-            found = getattr(self, cap)
-            if found is not None and (type(found) is not int or found < 1):
-                self._refuse(cap, "a positive whole number or null", found)
-        if not isinstance(self.filter, str | None):
-            self._refuse("filter", "a text or null", self.filter)
-        try:
-            parse_filter(self.filter)
-        except ValueError as error:
-            raise ValueError(f"source {self.name}: {error}") from None
-
-    def _one_of(self, key: str, values: Sequence[str]) -> None:
-        if getattr(self, key) not in values:
-            self._refuse(key, "one of " + ", ".join(values), getattr(self, key))
-
-    def _refuse(self, key: str, expected: str, found: object) -> None:
-        raise ValueError(f"source {self.name}: {key} must be {expected}, found {found!r}")
+from nemo_rod.corpus.sources import SourceSpec
 
 
 class Document(NamedTuple):
@@ -211,15 +126,10 @@ def open_inputs(spec: SourceSpec) -> list[Input]:
     return inputs
 
 
-def extract_of(spec: SourceSpec) -> Extract:
-    """Returns the extraction of a record's text by the source's `text_field` and `filter`."""
-    return Extract(spec.text_field, parse_filter(spec.filter))
-
-
 def read_files(spec: SourceSpec) -> list[Input]:
     """Returns the local files of a source of kind text, jsonl or parquet, in order."""
     kinds = {"text": TextFile, "jsonl": JsonLines, "parquet": ParquetTable}
-    extract = extract_of(spec)
+    extract = Extract(spec)
     return [kinds[spec.kind](path, name, extract) for path, name in matching_files(spec)]
 
 

@@ -3,8 +3,9 @@
     language == "de" and quality >= 0.8 and text != null
 
 The left side is a field (dotted if nested: ``meta.language``), the right side a JSON value; a bare
-word is a string. The operators are == != < <= > >=. Nothing is evaluated as code. A missing field
-is an error, so that a misspelt name cannot silently drop a corpus.
+word is a text. The operators are == != < <= > >=. Nothing is evaluated as code. A missing field is
+an error, and so is a comparison of different types: neither a misspelt name nor a value in another
+notation drops or keeps a whole corpus unnoticed. Null equals only itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -24,6 +26,8 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+# of Python, SQL and JavaScript; json.loads reads some of them
+_OTHER_LITERALS = {"true", "false", "null", "none", "nil", "nan", "infinity", "-infinity"}
 _COMPARISON = re.compile(
     r"\s*(?P<field>[\w.\-/]+)\s*(?P<operator>==|!=|<=|>=|<|>)\s*"
     r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'=<>!]+)\s*(?P<more>\band\b|$)"
@@ -38,19 +42,22 @@ class Comparison:
     operator: str
     value: str | float | bool | None
 
-    def holds(self, found: Any) -> bool:
-        """Whether a record passes whose field has the value `found`.
+    def holds(self, value: Any) -> bool:
+        """Returns whether a record whose field has this value passes.
 
         Raises:
-            ValueError: The two values cannot be ordered (a string and a number).
+            ValueError: The value and the literal have different types, or null is to be ordered.
         """
-        try:
-            return bool(_OPERATORS[self.operator](found, self.value))
-        except TypeError:
+        if value is None or self.value is None:
+            comparable = self.operator in ("==", "!=")
+        else:
+            comparable = _type_name(value) == _type_name(self.value)
+        if not comparable:
             raise ValueError(
-                f"filter compares {self.field} {self.operator} {self.value!r}, "
-                f"but that field is {found!r}"
-            ) from None
+                f"filter compares {self.field} {self.operator} {json.dumps(self.value)}, but that "
+                f"field is {_type_name(value)}, {value!r:.60}: compare it with such a value"
+            )
+        return bool(_OPERATORS[self.operator](value, self.value))
 
 
 def parse_filter(text: str | None) -> tuple[Comparison, ...]:
@@ -70,7 +77,11 @@ def parse_filter(text: str | None) -> tuple[Comparison, ...]:
                 f"filter {text!r} cannot be read at {text[position:]!r}: "
                 'write comparisons such as  language == "de" and quality >= 0.8'
             )
-        comparisons.append(Comparison(match["field"], match["operator"], _value(match["value"])))
+        try:
+            value = _literal(match["value"])
+        except ValueError as error:
+            raise ValueError(f"filter {text!r} {error}") from None
+        comparisons.append(Comparison(match["field"], match["operator"], value))
         position, more = match.end(), match["more"] == "and"
     return tuple(comparisons)
 
@@ -83,19 +94,33 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
     """
     if field in record:
         return record[field]
-    found: Any = record
+    value: Any = record
     for part in field.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(value, Mapping) or part not in value:
             raise KeyError(field)
-        found = found[part]
-    return found
+        value = value[part]
+    return value
 
 
-def _value(text: str) -> str | float | bool | None:
+def _literal(text: str) -> str | float | bool | None:
     if text.startswith("'"):
         return text[1:-1]
+    if text.lower() in _OTHER_LITERALS and text not in ("true", "false", "null"):
+        raise ValueError(
+            f'has the value {text}: write true, false, null or a number, or "{text}" for a text'
+        )
     try:
         value = json.loads(text)
     except ValueError:
         return text
-    return value if isinstance(value, (str, int, float, bool)) or value is None else text
+    return value if isinstance(value, str | int | float | None) else text
+
+
+def _type_name(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, Number):
+        return "a number"
+    return "a text" if isinstance(value, str) else f"a {type(value).__name__}"

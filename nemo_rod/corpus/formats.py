@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nemo_rod.corpus.filters import Comparison, lookup
+from nemo_rod.corpus.filters import lookup, parse_filter
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.unpack import Counter, read_whole, split_lines
 
 T = TypeVar("T")
@@ -46,16 +47,11 @@ class Input:
 
 
 class Extract:
-    """Extracts the text of a record if it passes the filter.
+    """Extracts the text of a record of a source if it passes the source's filter."""
 
-    Args:
-        text_field: Field with the text.
-        comparisons: Comparisons that must all hold.
-    """
-
-    def __init__(self, text_field: str, comparisons: Sequence[Comparison]) -> None:
-        self.text_field, self.comparisons = text_field, comparisons
-        self.fields = [text_field, *(comparison.field for comparison in comparisons)]
+    def __init__(self, spec: SourceSpec) -> None:
+        self.text_field, self.comparisons = spec.text_field, parse_filter(spec.filter)
+        self.fields = [spec.text_field, *(comparison.field for comparison in self.comparisons)]
 
     def __call__(self, record: Any, where: str) -> str | None:
         """Returns the record's text, or None if the filter drops it; errors say `where` it is."""
@@ -71,10 +67,10 @@ class Extract:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if not isinstance(text, str):
+            drop = f", or drop such records with filter: {self.text_field} != null"
             raise ValueError(
                 f"{where}: field {self.text_field!r} must be text, found {text!r:.60}: "
-                f"name another text_field, or drop such records with filter: {self.text_field} "
-                "!= null"
+                f"name another text_field{drop if text is None else ''}"
             )
         return text
 
@@ -191,6 +187,11 @@ class ParquetTable(_File):
             column = field if field in found else field.split(".")[0]
             if column not in found:
                 raise ValueError(missing_field(str(self.path), field, found))
+            if found.count(column) > 1:
+                raise ValueError(
+                    f"{self.path}: {found.count(column)} columns are named {column!r}: remove or "
+                    "rename all but one of them"
+                )
             columns.append(column)
         return sorted(set(columns))
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.documents import SourceSpec, extract_of
 from nemo_rod.corpus.formats import Extract, Input, spread
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.trust import is_commit
 
 ALL_SPLITS = "all"
@@ -15,18 +15,18 @@ ALL_SPLITS = "all"
 
 def read_dataset(spec: SourceSpec) -> list[Input]:
     """Returns the Hugging Face dataset of a source, as one input."""
-    return [HuggingFaceDataset(spec, extract_of(spec))]
+    return [HuggingFaceDataset(spec)]
 
 
 class HuggingFaceDataset(Input):
-    """The Hugging Face dataset of a source, streamed; `extract` finds the text of a record."""
+    """The Hugging Face dataset of a source, streamed."""
 
-    def __init__(self, spec: SourceSpec, extract: Extract) -> None:
+    def __init__(self, spec: SourceSpec) -> None:
         path = str(spec.path)
         label = Path(path).name if Path(path).is_dir() else path
         name = f"{label}[{spec.subset or 'default'},{spec.split}]@{spec.revision or 'main'}"
         super().__init__(name, None)
-        self._spec, self._extract = spec, extract
+        self._spec, self._extract = spec, Extract(spec)
         self._dataset: Any = None
         self._start: Any = None
 

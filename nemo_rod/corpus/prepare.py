@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.corpus.build_source import Progress, Settings, build_source, describe
-from nemo_rod.corpus.documents import ROLES, SourceSpec
 from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.hashing import is_holdout
 from nemo_rod.corpus.pack import Packer
@@ -34,6 +33,7 @@ from nemo_rod.corpus.resplit import (
     thin,
 )
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
+from nemo_rod.corpus.sources import ROLES, SourceSpec, check_sources
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import FULL, flat, lock, read_json, sync, write_json
@@ -95,7 +95,9 @@ def prepare(
         holdout_seed=holdout_seed, blocks_per_shard=blocks_per_shard, replay_ratio=replay_ratio,
         checkpoint_seconds=checkpoint_seconds, holdout_floor=holdout_floor,
     )  # fmt: skip
-    _check_arguments(sources, settings)
+    check_sources(sources, holdout_floor)
+    Packer(block_size, tokenizer.eod_id)  # refuses a block without a target
+    is_holdout([], fraction=holdout_fraction, seed=holdout_seed)  # and another fraction, or seed
     root.mkdir(parents=True, exist_ok=True)
     with _alone(root), _setbacks(root), Encoder(tokenizer, workers) as encoder:
         _Preparation(root, sources, settings, encoder, progress or _silent, rebuild).run()
@@ -287,24 +289,6 @@ class _Preparation:
                 "equal blocks, of all sources, stay together, and holdout_floor moves a fifth of a "
                 "source at most; give it more text, or drop what is repeated, as with dedup"
             )
-
-
-def _check_arguments(sources: Sequence[SourceSpec], settings: Settings) -> None:
-    if not sources:
-        raise ValueError("domain.sources names no source: give at least one")
-    names = [spec.name for spec in sources]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"domain.sources names {name!r} twice: names must differ")
-    for spec in sources:
-        if settings.holdout_floor and spec.document_holdout:
-            raise ValueError(
-                f"domain.sources.{spec.name}.document_holdout=true and domain.holdout_floor="
-                f"{settings.holdout_floor} exclude each other: a floor holds out single blocks, "
-                "leave out one of them"
-            )
-    Packer(settings.block_size, settings.tokenizer.eod_id)
-    is_holdout([], fraction=settings.holdout_fraction, seed=settings.holdout_seed)
 
 
 def _difference(target: Path, description: Mapping[str, Any]) -> str | None:

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nemo_rod.corpus.documents import ROLES
 from nemo_rod.corpus.hashing import block_hashes
 from nemo_rod.corpus.shards import (
     HASH_BYTES,
@@ -36,6 +35,7 @@ from nemo_rod.corpus.shards import (
     shard_sizes,
     split_digest,
 )
+from nemo_rod.corpus.sources import ROLES
 from nemo_rod.corpus.tokenizer import Tokenizer
 from nemo_rod.files import digest, expect_keys, interpreting, read_json
 

@@ -12,7 +12,6 @@ from nemo_rod.bounds import check_bounds
 from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
 from nemo_rod.run.launch import launcher_of
-from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.variants import ArmSettings, arm_settings, trained_arms
 from nemo_rod.selection.arms import registered_policy
 
@@ -61,7 +60,7 @@ def check(config: Config) -> None:
     parallel, block_size = config.parallel, config.domain.block_size
     _check_parallel(parallel)
     if config.domain.sources:
-        source_specs(config.domain)  # refuses sources that make no sense
+        _ = config.domain.specs  # refuses sources that make no sense
     if block_size % (8 * parallel.context):
         raise ValueError(
             f"domain.block_size={block_size} is not valid: expected a multiple of 8, for the 8 "

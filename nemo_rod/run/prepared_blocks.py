@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config, Domain
 from nemo_rod.corpus.block_text import first_texts
-from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
@@ -35,7 +33,7 @@ def prepare_blocks(
 
     prepare(
         folder,
-        source_specs(domain),
+        domain.specs,
         tokenizer=load_tokenizer(
             domain.tokenizer, eod=domain.eod, trust_remote_code=trust_remote_code
         ),
@@ -63,39 +61,6 @@ def _check_held_out(store: BlockStore) -> None:
             )
 
 
-def source_specs(domain: Domain) -> list[SourceSpec]:
-    """Returns the domain's sources.
-
-    Raises:
-        ValueError: if there are none, or a source lacks a key, has an unknown one, or holds out
-            documents where a floor would hold out further blocks of them.
-    """
-    known = {field.name for field in dataclasses.fields(SourceSpec)} - {"name"}
-    specs = []
-    for name, values in domain.sources.items():
-        if not isinstance(values, dict) or not {"role", "kind"} <= values.keys():
-            raise ValueError(
-                f"domain.sources.{name} is {values!r:.60}: expected the keys of a source, role and "
-                "kind among them."
-            )
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(
-                f"domain.sources.{name} has the unknown key '{unknown[0]}': expected some of "
-                f"{', '.join(sorted(known))}."
-            )
-        specs.append(SourceSpec(name=name, **values))
-        if domain.holdout_floor and specs[-1].document_holdout:
-            raise ValueError(
-                f"domain.sources.{name}.document_holdout=true and domain.holdout_floor="
-                f"{domain.holdout_floor} exclude each other: a floor holds out single blocks; "
-                "leave out one of them."
-            )
-    if not specs:
-        raise ValueError("domain.sources is empty: name at least one source of each role.")
-    return specs
-
-
 def unpinned(config: Config) -> list[str]:
     """Returns the keys that name something on the hub without saying which commit of it."""
     names = {"model.hf": config.model.hf, "domain.tokenizer": config.domain.tokenizer}
@@ -106,7 +71,7 @@ def unpinned(config: Config) -> list[str]:
     ]
     return keys + [
         f"domain.sources.{spec.name}"
-        for spec in source_specs(config.domain)
+        for spec in config.domain.specs
         if spec.path is not None and not _is_pinned(spec.path, spec.revision)
     ]
 

@@ -30,7 +30,7 @@ from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
 from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
 from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.policies import FixedShare, Joint, Policy, Score, TakeAll, Within
+from nemo_rod.selection.policies import FixedShare, Policy, Score, TakeAll, Within
 from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses
 
 
@@ -173,16 +173,15 @@ def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float
     Raises:
         ValueError: No policy has this name, or it does not take the options.
     """
-    if name == "joint":
-        return Joint(kappa)
     make = parts.load("policies", name, key="selection.policy")
-    if kappa != 1:
+    weights = {"kappa": kappa} if name == "joint" else {}
+    if kappa != 1 and not weights:
         raise ValueError(
             f"selection.kappa={kappa} weighs the scores of selection.policy=joint, not of {name}: "
             "remove it, or set selection.policy_options."
         )
     try:
-        policy: Policy = make(**(options or {}))
+        policy: Policy = make(**weights, **(options or {}))
     except TypeError as error:
         raise ValueError(
             f"selection.policy={name} does not take selection.policy_options={options} ({error}): "
@@ -206,6 +205,7 @@ def curriculum_header(
         seed=arm.seed,
         sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in store.sources),
         scored=arm.policy().needs_scores,
+        score=arm.score_name,
     )
 
 

@@ -84,19 +84,19 @@ def choose(
         ValueError: A score is not finite and not excluded, or too few candidates remain.
     """
     if not policy.needs_scores:
-        chosen = policy.select(None, pool.is_replay, batch_size)
+        chosen = _selected(policy, None, pool, batch_size)
         seconds = {"scoring": 0.0, "selection": 0.0}
         return Choice(pool, None, None, chosen, seconds=seconds)
     assert loss_C is not None and reference_C is not None
     start = time.perf_counter()
-    score_C = score(loss_C, reference_C)
+    score_C = np.array(score(loss_C, reference_C), dtype=np.float32)  # perhaps loss_C itself
     score_C[np.isneginf(loss_C)] = -np.inf
     bad_C = ~np.isfinite(score_C) & ~np.isneginf(loss_C)
     if bad_C.any():
         num_left = int(np.isfinite(score_C).sum())
         _check_nonfinite(bad_C, pool, num_left, batch_size, on_nonfinite)
         score_C[bad_C] = -np.inf
-    chosen = policy.select(score_C, pool.is_replay, batch_size)
+    chosen = _selected(policy, score_C, pool, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
     seconds = {"selection": time.perf_counter() - start}
     return Choice(pool, loss_C, score_C, chosen, tau, seconds, excluded=int(bad_C.sum()))
@@ -105,11 +105,23 @@ def choose(
 def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: int) -> Choice:
     """Selects by estimated, finite scores, float32 `[C]`, nats; see `choose`."""
     start = time.perf_counter()
-    chosen = policy.select(score_C, pool.is_replay, batch_size)
+    chosen = _selected(policy, score_C, pool, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
     unknown_C = np.full(len(score_C), np.nan, dtype=np.float32)
     seconds = {"scoring": 0.0, "selection": time.perf_counter() - start}
     return Choice(pool, unknown_C, score_C, chosen, tau, seconds, is_estimated=True)
+
+
+def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> Ids:
+    """Returns the policy's choice, which may be that of another package."""
+    chosen: Ids = np.asarray(policy.select(score_C, pool.is_replay, k))
+    ascends = chosen.ndim == 1 and bool((np.diff(chosen, prepend=-1) > 0).all())
+    if not (len(chosen) == k and ascends and chosen[-1] < len(pool.block_ids)):
+        raise ValueError(
+            f"step {pool.step}: {type(policy).__name__}.select returned {chosen}, expected {k} "
+            f"ascending positions below {len(pool.block_ids)}: correct the policy."
+        )
+    return chosen
 
 
 def _check_nonfinite(

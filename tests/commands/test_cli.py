@@ -13,7 +13,6 @@ from command_line import RECIPES, composed, nemo_rod
 from places import ROOT
 
 from nemo_rod.config import FORMER_KEYS, config_folder
-from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.variants import arm_settings
 
 LAYOUTS = sorted(file.stem for file in (config_folder() / "parallel").glob("*.yaml"))
@@ -26,7 +25,7 @@ def test_every_recipe_composes_and_validates(recipe: str) -> None:
     assert config.run_dir == f"runs/{recipe}"
     kinds = {arm_settings(config, name).kind for name in config.arms}
     assert kinds <= {"base", "trained", "merged"}
-    roles = {spec.role for spec in source_specs(config.domain)}
+    roles = {spec.role for spec in config.domain.specs}
     assert roles == {"adaptation", "replay"}
 
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from corpus_cases import read_documents
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_rod.corpus import SourceSpec
 from nemo_rod.corpus.dedup import find_duplicates
-from nemo_rod.corpus.documents import Documents, SourceSpec
+from nemo_rod.corpus.documents import Documents
 from nemo_rod.corpus.filters import lookup, parse_filter
 from nemo_rod.corpus.unpack import Counter, read_chunks
 
@@ -106,16 +108,69 @@ def test_filters_pick_records(corpus: Path, text: str, kept: Sequence[int]) -> N
     "text", ["lang", "lang = de", "== de", "a == 1 and", "a == 1 or b == 2", 'a == "x', "a == 1 b"]
 )
 def test_what_is_no_filter_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"source web: filter .* cannot be read at"):
+    with pytest.raises(ValueError, match=r"sources\.web\.filter .* cannot be read at"):
         spec("jsonl", ["*"], filter=text)
+
+
+@pytest.mark.parametrize(
+    "word", ["True", "False", "TRUE", "None", "NULL", "Null", "nil", "NaN", "-Infinity"]
+)
+def test_literals_of_other_languages_are_refused_in_filters(word: str) -> None:
+    message = f"filter 'dup != {word}' has the value {word}: write true, false, null or a number"
+    with pytest.raises(ValueError, match=message):
+        spec("jsonl", ["*"], filter=f"dup != {word}")
+    assert parse_filter(f'dup != "{word}"')[0].value == word
 
 
 def test_filter_values_are_json_or_bare_words() -> None:
     values = [c.value for c in parse_filter('a == 1 and b == "x y and z" and c == true and d == é')]
     assert values == [1, "x y and z", True, "é"]
     assert lookup({"a.b": 1, "a": {"b": 2}}, "a.b") == 1
-    with pytest.raises(ValueError, match="compares a < 3, but that field is 'x'"):
-        parse_filter("a < 3")[0].holds("x")
+
+
+@pytest.mark.parametrize("operator", ["==", "!=", "<", ">="])
+@pytest.mark.parametrize(
+    ("value", "literal", "kind"),
+    [
+        (True, "True", "a boolean, True"),
+        (True, "1", "a boolean, True"),
+        (1, "true", "a number, 1"),
+        ("2024", "2024", "a text, '2024'"),
+        (2024, '"2024"', "a number, 2024"),
+        (Decimal("0.5"), "half", r"a number, Decimal\('0.5'\)"),
+        (["a"], "a", r"a list, \['a'\]"),
+    ],
+)
+def test_a_filter_compares_values_of_one_type(
+    value: object, literal: str, kind: str, operator: str
+) -> None:
+    quoted = f'"{literal}"' if literal == "True" else literal
+    comparison = parse_filter(f"a {operator} {quoted}")[0]
+    with pytest.raises(ValueError, match=f"compares a {operator} .*, but that field is {kind}: "):
+        comparison.holds(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "passes"),
+    [
+        ("a == 0.5", Decimal("0.5"), True),
+        ("a == 1", 1.0, True),
+        ("a != true", False, True),
+        ("a == null", None, True),
+        ("a == null", "null", False),
+        ("a != null", 3, True),
+        ("a != x", None, True),
+        ("a == 3", None, False),
+    ],
+)
+def test_equality_in_filters(text: str, value: object, passes: bool) -> None:
+    assert parse_filter(text)[0].holds(value) is passes
+
+
+@pytest.mark.parametrize(("text", "value"), [("a < 3", None), ("a >= null", 3)])
+def test_null_has_no_order(text: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"filter compares {text}, but that field is "):
+        parse_filter(text)[0].holds(value)
 
 
 def test_a_reading_goes_on_where_it_stopped(corpus: Path) -> None:
@@ -218,7 +273,7 @@ def test_a_missing_field_is_named_with_its_place(corpus: Path) -> None:
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", (":1: not a line of JSON",)),
         ("a.jsonl", b'["text"]\n', (":1: expected an object",)),
         ("a.jsonl", b'{"text": null}\n', ("field 'text' must be text, found None", "!= null")),
-        ("a.jsonl", b'{"text": 5}\n', ("must be text, found 5",)),
+        ("a.jsonl", b'{"text": 5}\n', ("must be text, found 5: name another text_field",)),
         ("a.jsonl.gz", gzip.compress(lines(RECORDS))[:-20], ("a.jsonl.gz: broken or cut off",)),
         ("a.jsonl.gz", b"plain text\n", ("a.jsonl.gz: broken or cut off",)),
         ("a.jsonl.zst", zstandard.compress(lines(RECORDS))[:-20], ("broken or cut off", "frame")),
@@ -283,32 +338,6 @@ def test_rows_of_parquet_unpack_a_few_at_a_time(tmp_path: Path) -> None:
     length, most = map(int, said.split())
     assert length == 8 << 20
     assert most < 256 << 20  # of 2.3 GiB
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"role": "other"}, "role must be one of adaptation, replay, found 'other'"),
-        ({"kind": "csv"}, "kind must be one of text, jsonl"),
-        ({"name": "a/b"}, "names a folder"),
-        ({"files": []}, "files must be a value for kind jsonl"),
-        ({"files": "a.jsonl"}, "files must be a list of globs"),
-        ({"path": "x"}, "path must be nothing for kind jsonl"),
-        ({"kind": "huggingface"}, "path must be a value for kind huggingface"),
-        ({"subsample": 0}, "subsample must be a share"),
-        ({"subsample": "x"}, "subsample must be a share"),
-        ({"max_tokens": 0}, "max_tokens must be a positive whole number"),
-        ({"max_files": 0}, "max_files must be a positive whole number"),
-        ({"max_bytes": "abc"}, "max_bytes must be a positive whole number"),
-        ({"max_documents": 1.5}, "max_documents must be a positive whole number"),
-        ({"files": 5}, "files must be a list of globs"),
-        ({"filter": 5}, "filter must be a text or null"),
-    ],
-)
-def test_a_source_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
-    given_fields = {"name": "web", "role": "replay", "kind": "jsonl", "files": ["x"], **fields}
-    with pytest.raises(ValueError, match=message):
-        SourceSpec(**given_fields)
 
 
 def test_marks_are_read_bit_by_bit(tmp_path: Path) -> None:
@@ -382,6 +411,19 @@ def test_max_files_spreads_over_the_sorted_paths(tmp_path: Path) -> None:
     for count, expected in ((3, "036"), (10, "0123456789"), (1, "0")):
         source = spec("text", [tmp_path / "*.txt"], max_files=count)
         assert "".join(read_documents(source)) == expected
+
+
+@pytest.mark.parametrize("fields", [{}, {"text_field": "body", "filter": "text != null"}])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, fields: dict[str, str]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    names = ["text", "body", "text", "id", "id"]
+    table = pyarrow.Table.from_arrays([pyarrow.array([name]) for name in names], names=names)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    file = [tmp_path / "a.parquet"]
+    refuse(spec("parquet", file, **fields), "a.parquet: 2 columns are named 'text': remove or")
+    assert list(read_documents(spec("parquet", file, text_field="body"))) == ["body"]
 
 
 def test_parquet_whose_text_is_no_unicode_names_its_file(tmp_path: Path) -> None:

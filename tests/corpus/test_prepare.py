@@ -251,7 +251,7 @@ def test_names_must_differ(tmp_path: Path, corpus: list[SourceSpec]) -> None:
     twice = dataclasses.replace(corpus[1], role="replay")
     with pytest.raises(ValueError, match=r"domain.sources names 'new' twice"):
         run(tmp_path / "blocks", [*corpus, twice])
-    with pytest.raises(ValueError, match=r"domain.sources names no source"):
+    with pytest.raises(ValueError, match=r"domain.sources is empty: name at"):
         run(tmp_path / "blocks", [])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -12,11 +11,9 @@ import numpy as np
 import pytest
 from corpus_cases import BYTE, S, run, source, texts, tree, write
 
-from nemo_rod.config import Domain
 from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, holdout_values
 from nemo_rod.corpus.pack import pack
-from nemo_rod.run.prepared_blocks import source_specs
 
 FRACTION = 0.05
 COUNTS = {"new": 120, "small": 60, "large": 900}  # documents
@@ -157,33 +154,8 @@ def test_another_share_is_refused_or_made_again(tmp_path: Path, corpus: list[Sou
     assert tree(root) == tree(run(tmp_path / "new", [*corpus, more], replay_ratio=1.0).root)
 
 
-def test_a_floor_and_whole_documents_exclude_each_other() -> None:
-    values = {"role": "replay", "kind": "jsonl", "files": ["a"], "document_holdout": True}
-    with pytest.raises(ValueError, match=r"domain\.sources\.a\.document_holdout=true and domain"):
-        source_specs(Domain(tokenizer="byte", holdout_floor=5, sources={"a": values}))
-
-
-def test_a_floor_and_whole_documents_exclude_each_other_in_python(
-    tmp_path: Path, corpus: list[SourceSpec]
-) -> None:
-    corpus[1] = dataclasses.replace(corpus[1], document_holdout=True)
-    with pytest.raises(
-        ValueError, match=r"sources\.small\.document_holdout=true and domain"
-    ) as error:
-        run(tmp_path / "b", corpus, holdout_floor=5)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "b").exists()
-    run(tmp_path / "b", corpus)
-
-
 def test_hashes_of_blocks_are_kept(tmp_path: Path, corpus: list[SourceSpec]) -> None:
     store = run(tmp_path / "b", corpus, holdout_floor=20, replay_ratio=1.0)
     for found in store.sources:
         ids = found.start + np.arange(found.count)
         assert (store.hashes(ids) == block_hashes(found.name, store.tokens(ids))).all()
-
-
-@pytest.mark.parametrize("values", [None, 3, {}, {"role": "replay"}])
-def test_a_source_without_its_keys_is_named(values: Any) -> None:
-    with pytest.raises(ValueError, match=r"domain\.sources\.x is .*role and kind among them"):
-        source_specs(Domain(tokenizer="byte", sources={"x": values}))

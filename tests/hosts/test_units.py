@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from places import WORKERS
 
 from nemo_rod.hosts import swap_in
+from nemo_rod.hosts.swap_in.job import SelectingJob
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
 
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
@@ -46,6 +48,12 @@ def test_roles_by_number_go_before_paths() -> None:
 def test_roles_that_do_not_fit_are_refused(roles: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         assign_roles(PATHS, roles)
+
+
+def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
+    policy: Any = type("Newest", (), {"needs_scores": False})()
+    with pytest.raises(ValueError, match=r"^Newest has no __repr__, .*: make it a dataclass"):
+        SelectingJob(roles={}, multiplier=1, policy=policy)
 
 
 def test_the_former_name_of_reference_works_and_says_the_new_one() -> None:

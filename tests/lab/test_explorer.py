@@ -61,6 +61,20 @@ def test_counts_and_means_are_those_of_every_candidate(run: FakeRun) -> None:
                     assert loss - reference == pytest.approx(score, abs=2e-4)
 
 
+def test_another_score_leaves_the_references_unknown(tmp_path: Path) -> None:
+    header = CurriculumHeader(
+        num_candidates=2, num_chosen=1, block_size=8, store="s", tokenizer="t", references="r",
+        config="c", seed=0, sources=(SourceRow("new", "adaptation", 0, 2),), score="relative",
+    )  # fmt: skip
+    score, pool = np.array([0.5, 0.25], "f4"), Pool(0, np.arange(2), np.zeros(2, bool))
+    with Curriculum.create(tmp_path / "curriculum.rod", header) as curriculum:
+        curriculum.append(Choice(pool, 2 * score, score, np.array([0]), 0.5))
+    data = explore(tmp_path / "curriculum.rod")
+    assert data is not None
+    (cell,) = data["cells"]
+    assert cell["chosen"]["blocks"] == [[0, 0, 1.0, None, 0.5]]
+
+
 def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
     """Sixteen sources, 400 steps and 128 candidates, all with texts of several bytes a letter."""
     rows = [SourceRow(f"s{i}", "replay" if i else "adaptation", 100 * i, 100) for i in range(16)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import composed, nemo_rod
@@ -24,7 +26,6 @@ from nemo_rod.lab.rehearsal.looks import (
     look_at_tokenizer,
 )
 from nemo_rod.lab.rehearsal.special_tokens import SpecialTokens, special_tokens, write_tokenizer
-from nemo_rod.run.prepared_blocks import source_specs
 
 NEMOTRON_3 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16"
 
@@ -152,8 +153,12 @@ def dataset(folder: Path, *records: dict[str, str]) -> str:
 def with_sources(**sources: dict[str, str]) -> Config:
     config = composed("recipe=german_qwen3_5_4b")
     shared = {"role": "replay", "kind": "huggingface"}
-    config.domain.sources = {name: {**shared, **keys} for name, keys in sources.items()}
+    set_sources(config, {name: {**shared, **keys} for name, keys in sources.items()})
     return config
+
+
+def set_sources(config: Config, sources: dict[str, Any]) -> None:
+    config.domain = dataclasses.replace(config.domain, sources=sources)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +202,9 @@ def test_documents_that_cannot_be_reached_are_not_looked_at(
     config = with_sources(remote={"path": "some/dataset"}, news=here)
     with pytest.raises(NotLooked, match="of 1 of 2 datasets was read; remote: the hub does not"):
         look_at_documents(config)
-    config.domain.sources["news"]["text_field"] = "body"  # what is here is still looked at
+    sources = config.domain.sources
+    sources["news"]["text_field"] = "body"  # what is here is still looked at
+    set_sources(config, sources)
     with pytest.raises(ValueError, match="no field 'body'"):
         look_at_documents(config)
 
@@ -218,7 +225,7 @@ def test_looking_for_a_first_document_ends(tmp_path: Path, monkeypatch: pytest.M
             yield "late"
 
     monkeypatch.setattr(first_documents, "open_inputs", lambda _: [Silent()])
-    found = first_documents.first_documents(source_specs(config.domain), seconds=0.1)
+    found = first_documents.first_documents(config.domain.specs, seconds=0.1)
     answer.set()
     assert found == {"news": "not read within 0.1 seconds"}
 
@@ -295,17 +302,17 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_missing_token_for_a_gated_set_is_found(hub: None) -> None:
     config = composed("recipe=german_qwen3_5_4b")
     sources = config.domain.sources
-    config.domain.sources = {name: sources[name] for name in ("web", "pdf")}
+    set_sources(config, {name: sources[name] for name in ("web", "pdf")})
     with pytest.raises(ValueError) as refused:
         look_at_access(config)
     assert str(refused.value) == (
         "The dataset nvidia/Nemotron-CC-v2 is gated, and this account may not read it: accept its "
         "terms on the hub, and set HF_TOKEN to a token of that account."
     )
-    config.domain.sources = {name: sources[name] for name in ("wikipedia",)}
+    set_sources(config, {name: sources[name] for name in ("wikipedia",)})
     with pytest.raises(ValueError, match="knows no dataset HuggingFaceFW/finewiki"):
         look_at_access(config)
-    config.domain.sources = {name: sources[name] for name in ("pdf",)}
+    set_sources(config, {name: sources[name] for name in ("pdf",)})
     assert look_at_access(config) == "2 repositories of the hub can be read"
 
 

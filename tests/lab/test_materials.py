@@ -14,7 +14,6 @@ from nemo_rod.lab.rehearsal.forms import BLOCK_SIZE
 from nemo_rod.lab.rehearsal.hub_layouts import layout_of
 from nemo_rod.lab.rehearsal.made_documents import small_source, write_sources
 from nemo_rod.lab.rehearsal.special_tokens import special_tokens, write_tokenizer
-from nemo_rod.run.prepared_blocks import source_specs
 
 for module in ("datasets", "pyarrow", "tokenizers", "transformers", "zstandard"):
     pytest.importorskip(module)
@@ -48,7 +47,7 @@ def made(
 def test_every_source_of_the_paper_reads_what_was_made(domain: str, tmp_path: Path) -> None:
     recipe = "german_qwen3_5_4b" if domain == "german" else "legal_qwen3_5_9b"
     config = composed(f"recipe={recipe}").domain
-    specs = source_specs(config)
+    specs = config.specs
     options = ("holdout_fraction", "holdout_seed", "holdout_floor", "replay_ratio")
     counted = made(specs, tmp_path, **{key: getattr(config, key) for key in options})
     assert set(counted) == {spec.name for spec in specs}
@@ -61,7 +60,7 @@ def test_every_source_of_the_paper_reads_what_was_made(domain: str, tmp_path: Pa
 def test_files_and_columns_are_those_of_the_hub(domain: str, tmp_path: Path) -> None:
     recipe = {"german": "german_qwen3_5_4b", "german_open": "german_qwen3_0_6b"}
     chosen = composed(f"recipe={recipe.get(domain, 'legal_qwen3_5_9b')}").domain
-    specs = source_specs(chosen)
+    specs = chosen.specs
     assert all(layout_of(spec).columns != {"id": 0} for spec in specs), "a dataset is not known"
     for small in small_sources(specs, tmp_path):
         read = list(read_documents(small))

@@ -22,7 +22,6 @@ from nemo_rod.lab.plan.fits import refuse_full_host, refuse_what_does_not_fit
 from nemo_rod.lab.plan.of_recipe import make_plan
 from nemo_rod.lab.plan.plan_text import count, format_plan
 from nemo_rod.run.model_jobs import ModelJobs
-from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import arm_settings
 
@@ -156,7 +155,7 @@ def test_the_papers_settings_have_its_budgets(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", [*PAPER, *sorted(TRANSFERS)])
 def test_the_papers_corpora_have_its_sources(recipe: str) -> None:
     config, _ = as_it_is(recipe)
-    specs = source_specs(config.domain)
+    specs = config.domain.specs
     roles = [spec.role for spec in specs]
     german = recipe.startswith("german")
     assert roles.count("replay") == 14
@@ -260,7 +259,7 @@ def test_an_evening_on_one_gpu_is_enough(recipe: str) -> None:
     assert {"no_replay", "rod"} < {*config.arms}
     assert sum(arm.startswith("fixed") for arm in config.arms) == 2
     gated = ("nvidia/", "bigcode/")
-    paths = [str(spec.path) for spec in source_specs(config.domain)]
+    paths = [str(spec.path) for spec in config.domain.specs]
     assert not any(path.startswith(gated) for path in paths)
 
 

@@ -23,13 +23,13 @@ from nemo_rod.run.variants import arm_settings
 VARIED = ("train", "selection", "scoring")  # sections whose keys a variant overrides
 IN_WORDS: dict[str, tuple[list[Any], list[Any]]] = {  # bound -> refused values, accepted values
     "a share in [0, 1], or a trained arm": ([-0.1, 1.1, math.nan, [1]], [0, 0.5, 1, "rod"]),
-    "some of tensorboard, wandb, mlflow, such as [tensorboard,wandb]": (
+    f"some of {', '.join(parts.names('loggers'))}, such as [tensorboard,wandb]": (
         ["other", ["wandb", "other"], 3],
         ["wandb", ["tensorboard", "mlflow"]],
     ),
     **{
-        f"{', '.join(ours)}, or what a package registers": (["", "other"], list(ours))
-        for ours in (parts.OURS[kind] for kind in ("launchers", "policies", "scores"))
+        f"{', '.join(ours)}, or a name that a package registers": (["", "other"], list(ours))
+        for ours in map(parts.names, ("launchers", "policies", "scores"))
     },
     "HH:MM:SS or D-HH:MM:SS, in YAML in quotes": (["14400", "4:00"], ["4:00:00", "2-12:00:00"]),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +38,21 @@ def test_nothing_is_scored_for_a_policy_that_takes_all() -> None:
     choice = choose(POOL, TakeAll(), 6)
     assert choice.chosen.tolist() == [0, 1, 2, 3, 4, 5]
     assert choice.score is None and math.isnan(choice.threshold)
+
+
+@pytest.mark.parametrize("chosen", [[0], [0, 0], [1, 0], [-1, 0], [0, 6], [[0], [1]]], ids=str)
+def test_a_choice_that_is_none_is_refused(chosen: list) -> None:
+    policy: Any = SimpleNamespace(needs_scores=False, select=lambda *_: chosen)
+    with pytest.raises(ValueError, match=r"(?s)step 3: SimpleNamespace.select .*expected 2 "):
+        choose(POOL, policy, 2)
+
+
+def test_a_score_may_be_the_loss_itself() -> None:
+    loss = np.array([1.5, math.nan, 1.0, 3.0, -math.inf, 0.5], dtype=np.float32)
+    before = loss.copy()
+    choice = choose(POOL, Joint(), 3, loss, REFERENCE, "exclude", lambda loss, _: loss)
+    assert np.array_equal(loss, before, equal_nan=True)
+    assert choice.score is not None and np.isneginf(choice.score[[1, 4]]).all()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -213,6 +213,7 @@ def test_a_run_that_begins_later(tmp_path):
         ("num_chosen", 6),
         ("block_size", 128),
         ("scored", False),
+        ("score", "relative"),
         ("sources", (*SOURCES[:2], ("web", "replay", 40, 61))),
     ],
 )
@@ -385,6 +386,17 @@ def test_export(tmp_path, monkeypatch):
         assert rows["chosen"] == [i in chosen for i in range(C)]
         assert rows["threshold"] == [tau] * C
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["c.parquet"]
+
+
+def test_only_a_difference_of_losses_gives_the_reference(tmp_path):
+    pytest.importorskip("pyarrow")
+    other = replace(HEADER, score="relative")
+    assert b'"score"' not in record(tmp_path / "c.rod", 0)
+    assert b'"score": "relative"' in record(tmp_path / "other.rod", 2, other)
+    with Curriculum.open(tmp_path / "other.rod", expect=other, read_only=True) as curriculum:
+        export(curriculum, tmp_path / "c.parquet")
+    columns = parquet(tmp_path / "c.parquet")
+    assert columns["reference"] == [None] * 2 * C and None not in columns["loss"]
 
 
 def test_an_export_that_fails_leaves_no_file(tmp_path, monkeypatch):

@@ -99,6 +99,11 @@ class SelectingJob(Job):
         super().__init__(**data)
         self.policy: Policy = Joint() if policy is None else policy
         self.references, self.out = references, None if out is None else Path(out)
+        if type(self.policy).__repr__ is object.__repr__:
+            raise ValueError(
+                f"{type(self.policy).__name__} has no __repr__, by which a resumed job recognises "
+                "its policy: make it a dataclass."
+            )
         if self.policy.needs_scores and not references:
             raise ValueError(
                 f"{type(self.policy).__name__} chooses by reducible loss: give the folders of "

@@ -6,13 +6,12 @@ from statistics import fmean
 from typing import Any
 
 from nemo_rod.config import Config, section
-from nemo_rod.corpus.documents import ROLES, SourceSpec
+from nemo_rod.corpus.sources import ROLES, SourceSpec
 from nemo_rod.lab.plan.costs import Work
 from nemo_rod.lab.plan.memory import BYTES
 from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape
 from nemo_rod.run.handover import Stage
-from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
 
@@ -46,7 +45,7 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
             blocks = found["num_adaptation"] + found["held_adaptation"]
             tokens = domain.replay_ratio * blocks * domain.block_size
         elif tokens is None:
-            tokens = sum(_cap(s, config) for s in source_specs(domain) if s.role == role)
+            tokens = sum(_cap(s, config) for s in domain.specs if s.role == role)
         blocks = int(tokens // domain.block_size)
         found[f"held_{role}"] = round(blocks * domain.holdout_fraction)
         found[f"num_{role}"] = blocks - found[f"held_{role}"]
@@ -125,7 +124,7 @@ def _preparing(config: Config, blocks: dict[str, Any]) -> float:
     tokens = read = 0.0
     for role in ROLES:
         count = (blocks[f"num_{role}"] + blocks[f"held_{role}"]) * config.domain.block_size
-        taken = [spec.subsample for spec in source_specs(config.domain) if spec.role == role]
+        taken = [spec.subsample for spec in config.domain.specs if spec.role == role]
         tokens += count
         # assumes sources of equal size
         read += count * _bytes_per_token(config) * fmean(1 / share for share in taken)

@@ -17,7 +17,6 @@ from nemo_rod.lab.rehearsal.made_documents import small_source
 from nemo_rod.lab.rehearsal.special_tokens import special_tokens
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.tasks.section import Tasks
-from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.run.variants import arm_settings
 
 BATCH_SIZE = 8  # blocks; the same in every rehearsal, for curricula are handed on
@@ -83,7 +82,7 @@ def rehearsal_of(config: Config, folder: Path, *, parallel: Parallel, scale: flo
         sources={
             spec.name: config.domain.sources[spec.name]
             | small_source(spec, places.made, block_size=BLOCK_SIZE)
-            for spec in source_specs(config.domain)
+            for spec in config.domain.specs
         },
     )
     small.train = _schedule(config.train, parallel, scale)
@@ -128,7 +127,7 @@ def run_and_arm(folder: str) -> tuple[str, str]:
 def _floor(config: Config) -> int | None:
     """Returns the recipe's floor of held-out blocks, or one of a block for each question."""
     floor = config.domain.holdout_floor
-    documents = any(spec.document_holdout for spec in source_specs(config.domain))
+    documents = any(spec.document_holdout for spec in config.domain.specs)
     return (
         max(floor or 0, _HELD_OUT_QUESTIONS)
         if section(config, Tasks).held_out and not documents

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from threading import Thread
 
-from nemo_rod.corpus.documents import SourceSpec, open_inputs
+from nemo_rod.corpus.documents import open_inputs
+from nemo_rod.corpus.sources import SourceSpec
 
 RECORDS = 1_000  # of a dataset at most, if its filter drops them
 # Errors of the network, of whichever library: classes by name, for none need be installed

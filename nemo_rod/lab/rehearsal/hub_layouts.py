@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.sources import SourceSpec
 
 
 @dataclass(frozen=True, kw_only=True)

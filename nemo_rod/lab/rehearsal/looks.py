@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config
-from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.files import read_json
 from nemo_rod.lab.plan.fits import refuse_what_does_not_fit
 from nemo_rod.lab.plan.of_recipe import make_plan
 from nemo_rod.lab.rehearsal.first_documents import first_documents
 from nemo_rod.lab.rehearsal.special_tokens import SpecialTokens, published_file, special_tokens
 from nemo_rod.lab.tasks import stage as tasks
-from nemo_rod.run.prepared_blocks import source_specs
 from nemo_rod.trust import name_and_revision
 
 _DOCUMENTS_SECONDS = 300.0  # for the first documents of all sources
@@ -39,7 +38,7 @@ def looks(config: Config) -> dict[str, Callable[[], str]]:
             "class": lambda: look_at_class(config),
         }
     found["access"] = lambda: look_at_access(config)
-    if any(source.get("kind") == "huggingface" for source in config.domain.sources.values()):
+    if any(spec.kind == "huggingface" for spec in config.domain.specs):
         found["documents"] = lambda: look_at_documents(config)
     if tasks.wanted(config):
         found["tasks"] = lambda: tasks.check(config)
@@ -147,7 +146,7 @@ def look_at_access(config: Config) -> str:
         ValueError: if one is gated and the token, or its terms, are missing; or does not exist.
         NotLooked: if the hub cannot be reached.
     """
-    wanted = {(spec.path, "dataset") for spec in source_specs(config.domain) if spec.path}
+    wanted = {(spec.path, "dataset") for spec in config.domain.specs if spec.path}
     wanted |= {(name, "model") for name in (config.model.hf, config.domain.tokenizer)
                if name not in (None, "byte")}  # fmt: skip
     remote = sorted((name, kind) for name, kind in wanted if name and not _is_here(name))
@@ -165,7 +164,7 @@ def look_at_documents(config: Config) -> str:
         ValueError: if one has none; with the reader's sentence.
         NotLooked: if one could not be read here.
     """
-    specs = [spec for spec in source_specs(config.domain) if spec.kind == "huggingface"]
+    specs = [spec for spec in config.domain.specs if spec.kind == "huggingface"]
     unread = _out_of_reach(specs)
     here = [spec for spec in specs if spec.name not in unread]
     unread |= first_documents(here, seconds=_DOCUMENTS_SECONDS)

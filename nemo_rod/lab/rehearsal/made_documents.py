@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.corpus.filters import Comparison, parse_filter
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.lab.rehearsal.hub_layouts import layout_of
 from nemo_rod.lab.toy.synthetic import synthetic_documents
 

@@ -7,13 +7,12 @@ import shutil
 from pathlib import Path
 
 from nemo_rod.config import Config, section
-from nemo_rod.corpus.documents import SourceSpec
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.files import read_json, write_json
 from nemo_rod.lab.rehearsal.derive import Places, made_tokenizers
 from nemo_rod.lab.rehearsal.forms import SmallModel
 from nemo_rod.lab.rehearsal.special_tokens import SpecialTokens, special_tokens, write_tokenizer
 from nemo_rod.lab.tasks.section import Tasks
-from nemo_rod.run.prepared_blocks import source_specs
 
 DESCRIPTION, TABLE = "rehearsal.json", "table.json"
 # What only a rehearsal writes into its files: a file of that name may be anybody's
@@ -38,7 +37,7 @@ def describe(config: Config, folder: Path, model: SmallModel | None) -> None:
             "run_dir": str(Path(config.run_dir).absolute()),
             "model": model and dataclasses.asdict(model),
             "precision": config.model.precision,
-            "sources": [dataclasses.asdict(spec) for spec in source_specs(config.domain)],
+            "sources": [dataclasses.asdict(spec) for spec in config.domain.specs],
             "tasks": sorted(
                 {n for names in section(config, Tasks).capabilities.values() for n in names}
             ),

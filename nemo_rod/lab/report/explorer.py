@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nemo_rod.lab.report.page import render
-from nemo_rod.selection.curriculum.header import CurriculumHeader
+from nemo_rod.selection.curriculum.header import DIFFERENCE, CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum, CurriculumArrays
 
 MAX_RANGES = 12  # parts of the run that a range of steps is made of
@@ -75,9 +75,11 @@ def _cells(
     source_C = header.source_index(id_C)
 
     def block(place: int) -> list[float | int | None]:
-        """Returns step, id, loss, reference and score; null where a loss was estimated."""
+        """Returns step, id, loss, reference and score; null for a loss that is not recorded."""
         loss, score = float(loss_C[place]), float(score_C[place])
         seen = [round(loss, 4), round(loss - score, 4)] if math.isfinite(loss) else [None, None]
+        if header.score != DIFFERENCE:
+            seen[1] = None
         return [int(step_C[place]), int(id_C[place]), *seen, round(score, 4)]
 
     def kind(places: npt.NDArray[np.int64]) -> Numbers:

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.corpus.formats import Input, TextList
+from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.lab.toy.roff import strip_roff
 
 PYTHON = "python-stdlib"

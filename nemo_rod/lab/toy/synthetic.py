@@ -21,8 +21,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.documents import SourceSpec
 from nemo_rod.corpus.formats import Input, TextList
+from nemo_rod.corpus.sources import SourceSpec
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 NUM_LETTERS = 48  # of the alphabet that a chain uses

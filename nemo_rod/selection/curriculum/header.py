@@ -5,9 +5,9 @@ Shape suffixes: C = candidates, K = chosen, S = tokens per block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.blocks import Blocks
 
 MOST = 1 << 48  # of steps, tokens or blocks
+DIFFERENCE = "reducible_loss"  # the score that is the loss minus the reference loss
 
 
 class SourceRow(NamedTuple):
@@ -43,6 +44,7 @@ class CurriculumHeader:
         sources: The store's sources, by ascending start.
         scored: Whether candidates were scored; if not, loss, score and tau are NaN.
         first_step: Step of the first record.
+        score: Registered name of the score (`nemo_rod.parts`).
     """
 
     num_candidates: int
@@ -56,6 +58,7 @@ class CurriculumHeader:
     sources: tuple[SourceRow, ...]
     scored: bool = True
     first_step: int = 0
+    score: str = DIFFERENCE
 
     def __post_init__(self) -> None:
         assert 1 <= self.num_chosen <= self.num_candidates, (self.num_chosen, self.num_candidates)
@@ -65,13 +68,20 @@ class CurriculumHeader:
         )
         object.__setattr__(self, "sources", rows)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a file has them: `score` only if it is not the default."""
+        values = asdict(self)
+        if self.score == DIFFERENCE:
+            del values["score"]
+        return values
+
     def check(self) -> None:
         """Refuse values of other types or sizes than a run writes; the error names the field."""
         for name in ("num_candidates", "num_chosen", "block_size", "first_step"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < MOST:
                 raise ValueError(f"{name} is {value!r}, expected a number")
-        for name in ("store", "tokenizer", "references", "config"):
+        for name in ("store", "tokenizer", "references", "config", "score"):
             if not isinstance(value := getattr(self, name), str):
                 raise ValueError(f"{name} is {value!r}, expected a text")
         stop = 0

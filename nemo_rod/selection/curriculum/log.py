@@ -5,9 +5,9 @@
     step u64 | tau f64 | block ids i64 [C] | loss f32 [C] | score f32 [C] | chosen, C bits | crc32
 
 A record takes about 33 kB for 2048 candidates. The header gives ids and scores their meaning: the
-digests of store, tokenizer, references and config, and the table of sources. Scores are as returned
-by `reducible_loss`; tau is the smallest chosen score as the policy weighs it. The block id of
-padding is -1. Arms without scores record NaN for loss, score and tau. If scores were estimated
+digests of store, tokenizer, references and config, the table of sources, and the name of a score
+other than `reducible_loss`. Tau is the smallest chosen score as the policy weighs it. The block id
+of padding is -1. Arms without scores record NaN for loss, score and tau. If scores were estimated
 (`estimates.py`), only the blocks that were trained on have a loss, that of the training step.
 
 Shape suffixes: N = steps, C = candidates, K = chosen, S = tokens per block.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,7 +42,7 @@ class StepRecord:
         step: Optimizer step.
         block_ids: int64 [C].
         loss: Loss of the model before the step, nats per token, float32 [C]; NaN if unknown.
-        score: Reducible loss, nats per token, float32 [C].
+        score: Reducible loss, nats per token, or the score that the header names, float32 [C].
         chosen: Positions of the blocks trained on, int64 [K], ascending.
         threshold: tau, the smallest chosen score as the policy weighs it, nats.
     """
@@ -99,7 +99,7 @@ class Curriculum:
         """
         path = Path(path)
         size = _record_dtype(header.num_candidates).itemsize + 4
-        RecordLog.create(path, LOG_MAGIC, asdict(header), size)
+        RecordLog.create(path, LOG_MAGIC, header.as_dict(), size)
         return cls(RecordLog(path, LOG_MAGIC), header)
 
     @classmethod

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nemo_rod.files import move_whole
 from nemo_rod.selection.arrays import Ids, Mask
 from nemo_rod.selection.blocks import Blocks
-from nemo_rod.selection.curriculum.header import CurriculumHeader, refuse_other_store
+from nemo_rod.selection.curriculum.header import DIFFERENCE, CurriculumHeader, refuse_other_store
 from nemo_rod.selection.curriculum.log import PADDING_ID, Curriculum, StepRecord
 
 _EXPORT_ROWS = 1 << 18
@@ -44,8 +44,8 @@ class CurriculumDiff:
 def export(curriculum: Curriculum, path: str | Path) -> None:
     """Write a curriculum as parquet, one row per candidate; renamed into place atomically.
 
-    The reference is loss - score, up to the last bit or two. Unscored values are null, as are role
-    and source of padding.
+    The reference is loss - score, up to the last bit or two, and null for another score than
+    `reducible_loss`. Unscored values are null, as are role and source of padding.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -155,7 +155,8 @@ def _columns(header: CurriculumHeader, records: list[StepRecord]) -> dict[str, A
     with np.errstate(invalid="ignore"):
         reference = np.where(np.isneginf(score), np.nan, loss - score).astype(np.float32)
     estimated = np.repeat([np.isnan(record.loss).any() for record in records], num_candidates)
-    reference[estimated] = np.nan  # estimated scores are not differences of losses
+    # neither estimated scores nor those of another function are differences of losses
+    reference[estimated | (header.score != DIFFERENCE)] = np.nan
     return {
         "step": np.repeat([record.step for record in records], num_candidates),
         "position": np.tile(np.arange(num_candidates, dtype=np.int32), len(records)),

@@ -1,0 +1,189 @@
+"""Descriptions of sources: what every key accepts, and one sentence about anything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import composed, nemo_rod
+from corpus_cases import run, source, texts, write
+
+from nemo_rod import parts
+from nemo_rod.config import Domain
+from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus.documents import open_inputs
+from nemo_rod.corpus.formats import Input, TextList
+
+QUOTE = "; YAML reads {} as {}: quote it"
+BOOLEAN, NUMBER, TEXT = "a boolean (true or false)", "a whole number", "a text"
+BESIDES = {"kind": "huggingface", "files": []}  # that path, subset, split and revision belong to
+
+
+def parsed(values: Any, name: Any = "web") -> SourceSpec:
+    """The one source of a domain with these keys, besides the required ones."""
+    if isinstance(values, dict):
+        values = {"role": "replay", "kind": "jsonl", "files": ["x"], **values}
+        values = {key: value for key, value in values.items() if value != "absent"}
+    (spec,) = Domain(tokenizer="byte", sources={name: values}).specs
+    return spec
+
+
+def read_options(spec: SourceSpec) -> list[Input]:
+    return [TextList("made", None, lambda: [str(text) for text in spec.options["texts"]] * 40)]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another package's reader, `mine`, which reads its texts from its options."""
+    point = EntryPoint("mine", f"{__name__}:read_options", "nemo_rod.readers")
+    others: Callable[[str], dict[str, EntryPoint]]
+    others = lambda kind: {"mine": point} if kind == "readers" else {}  # noqa: E731
+    monkeypatch.setattr(parts, "_others", others)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        # another type
+        ({"dedup": "false"}, f'dedup="false" is not valid: expected {BOOLEAN}, without quotes.'),
+        ({"dedup": 0}, f"dedup=0 is not valid: expected {BOOLEAN}."),
+        ({"dedup": None}, f"dedup=null is not valid: expected {BOOLEAN}; remove the key for its "
+         "default, false."),
+        ({"document_holdout": "no"}, f"expected {BOOLEAN}, without quotes."),
+        ({"text_field": None}, f"text_field=null is not valid: expected {TEXT}; remove the key "
+         'for its default, "text".'),
+        ({"text_field": 5}, f"text_field=5 is not valid: expected {TEXT}"
+         f"{QUOTE.format(5, NUMBER)}."),
+        ({"files": [2024]}, "files=[2024] is not valid: expected a list of texts"
+         f"{QUOTE.format(2024, NUMBER)}."),
+        ({"files": ["a", True]}, QUOTE.format("true", BOOLEAN)),
+        ({"files": 5}, "files=5 is not valid: expected a list of texts."),
+        ({"files": "a.jsonl"}, 'files="a.jsonl" is not valid: expected a list of texts.'),
+        ({**BESIDES, "path": 5}, "path=5 is not valid: expected a text or null"
+         f"{QUOTE.format(5, NUMBER)}."),
+        ({**BESIDES, "path": "x", "split": None}, f"split=null is not valid: expected {TEXT}; "
+         'remove the key for its default, "train".'),
+        ({**BESIDES, "path": "x", "subset": 2024}, "subset=2024 is not valid: expected a text or "
+         f"null{QUOTE.format(2024, NUMBER)}."),
+        ({**BESIDES, "path": "x", "revision": 1234567}, QUOTE.format(1234567, NUMBER)),
+        ({**BESIDES, "path": "x", "revision": 1e10}, QUOTE.format("10000000000.0", "a number")),
+        ({"filter": 5}, f"filter=5 is not valid: expected {TEXT} or null"),
+        ({"role": None}, f"role=null is not valid: expected {TEXT}."),
+        ({"kind": ["jsonl"]}, f'kind=["jsonl"] is not valid: expected {TEXT}.'),
+        ({"subsample": "x"}, 'subsample="x" is not valid: expected a number, without quotes.'),
+        ({"subsample": True}, "subsample=true is not valid: expected a number."),
+        ({"max_bytes": "9"}, f'max_bytes="9" is not valid: expected {NUMBER} or null, without'),
+        ({"max_documents": 1.5}, f"max_documents=1.5 is not valid: expected {NUMBER} or null."),
+        ({"options": [1]}, "options=[1] is not valid: expected a mapping of plain values."),
+        ({"options": {"a": {1: 2}}}, "is not valid: expected a mapping of plain values."),
+        # out of bounds
+        ({"role": "other"}, "role='other' is not valid: expected adaptation or replay."),
+        ({"kind": "csv"}, "kind='csv' is not valid: expected text, jsonl, parquet, huggingface, "),
+        ({"text_field": ""}, "text_field='' is not valid: expected a text that is not empty."),
+        ({"subsample": 0}, "subsample=0 is not valid: expected in (0, 1]."),
+        ({"subsample": float("nan")}, "subsample=nan is not valid: expected in (0, 1]."),
+        ({"max_tokens": 0}, "max_tokens=0 is not valid: expected >= 1, or null."),
+        ({"max_files": 0}, "max_files=0 is not valid: expected >= 1, or null."),
+        ({"filter": "lang"}, ".filter 'lang' cannot be read at 'lang': write comparisons"),
+        # not for this reader
+        ({"files": []}, "files is missing: kind=jsonl requires it."),
+        (BESIDES, "path is missing: kind=huggingface requires it."),
+        ({"path": "x"}, 'path="x" is not valid: kind=jsonl reads files instead; remove path.'),
+        ({**BESIDES, "path": "x", "files": ["a"]}, 'files=["a"] is not valid: kind=huggingface'),
+        ({"options": {"a": 1}}, 'options={"a": 1} is not valid: kind=jsonl reads files instead'),
+        # no description at all
+        ({"max_byte": 3}, " has the unknown key 'max_byte': expected some of dedup, document_h"),
+        ({False: 3}, " has the unknown key 'False': expected some of dedup, document_holdout, "),
+        (None, " is None: expected the keys of a source, role and kind among them."),
+        (3, " is 3: expected the keys of a source, role and kind among them."),
+        ({"kind": "absent"}, "}: expected the keys of a source, role and kind among them."),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_not_valid_is_named(values: Any, sentence: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parsed(values)
+    message = str(error.value)
+    assert message.startswith("domain.sources.web")
+    assert sentence in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (False, f'a source false, which YAML reads as {BOOLEAN}: quote it, as in "no".'),
+        (True, f'a source true, which YAML reads as {BOOLEAN}: quote it, as in "yes".'),
+        (2024, 'a source 2024, which YAML reads as a whole number: quote it, as in "2024".'),
+        (1.5, 'a source 1.5, which YAML reads as a number: quote it, as in "1.5".'),
+        ("a/b", "source name 'a/b' must consist of letters, "),
+        ("", "source name '' must consist of letters, "),
+    ],
+)
+def test_a_name_that_is_not_valid_is_refused(name: Any, sentence: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parsed({}, name)
+    assert sentence in str(error.value)
+
+
+def test_valid_keys_are_what_they_were() -> None:
+    spec = parsed({"subsample": 1, "max_tokens": 3, "filter": None, "dedup": True}, "2024")
+    expected = SourceSpec(
+        name="2024", role="replay", kind="jsonl", files=["x"], max_tokens=3, dedup=True
+    )
+    assert spec == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ("no: {role: replay, kind: jsonl, files: [a]}", "a source false, which YAML reads as a bo"),
+        ("2024: {role: replay, kind: jsonl, files: [a]}", 'quote it, as in "2024".'),
+        (
+            "web: {role: replay, kind: text, files: [a], dedup: 'false'}",
+            'sources.web.dedup="false"',
+        ),
+    ],
+)
+def test_the_command_line_has_the_same_sentence(keys: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    head = "# @package _global_\ndefaults: [toy_synthetic, _self_]\ndomain:\n  sources:\n    "
+    (tmp_path / "recipe" / "mine.yaml").write_text(head + keys)
+    done = nemo_rod("prepare", "--config-dir", str(tmp_path), "recipe=mine", "dry_run=true")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert sentence in done.stderr
+
+
+def test_sources_are_parsed_once_by_a_command() -> None:
+    domain = composed("recipe=toy_synthetic").domain
+    assert vars(domain)["specs"] is domain.specs  # since the configuration was checked
+
+
+def test_a_floor_and_whole_documents_exclude_each_other(tmp_path: Path) -> None:
+    """In a recipe and in Python alike."""
+    message = r"^domain\.sources\.web\.document_holdout=true and domain\.holdout_floor=5 [^\n]*$"
+    values = {"role": "replay", "kind": "jsonl", "files": ["a"], "document_holdout": True}
+    with pytest.raises(ValueError, match=message):
+        _ = Domain(tokenizer="byte", holdout_floor=5, sources={"web": values}).specs
+    spec = source("web", [write(tmp_path / "a", texts(60, 1))], document_holdout=True)
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "b", [spec], holdout_floor=5)
+    assert not (tmp_path / "b").exists()
+    run(tmp_path / "b", [spec])
+
+
+def test_options_are_for_readers_of_other_packages(registered: None, tmp_path: Path) -> None:
+    values = {"kind": "mine", "files": [], "options": {"texts": ["one text", "and another"]}}
+    spec = parsed(values)
+    assert next(open_inputs(spec)[0].records(None)) == "one text"
+    run(tmp_path / "blocks", [spec])
+    manifest = json.loads((tmp_path / "blocks/replay/web/manifest.json").read_text())
+    assert manifest["reading"]["options"] == {"texts": ["one text", "and another"]}
+    other = parsed({**values, "options": {"texts": ["a third"]}})
+    with pytest.raises(ValueError, match=r"reading\.options\.texts was \['one text', 'and an"):
+        run(tmp_path / "blocks", [other])
+    run(tmp_path / "plain", [source("web", [write(tmp_path / "a", texts(60, 1))])])
+    manifest = json.loads((tmp_path / "plain/replay/web/manifest.json").read_text())
+    assert "options" not in manifest["reading"]  # as in stores of earlier versions
