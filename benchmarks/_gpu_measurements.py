@@ -124,7 +124,7 @@ class Bench:
             "rod", num_adaptation=counts[0], num_replay=counts[1], batch_size=self.s.batch,
             seed=0, multiplier=MULTIPLIER, balance="expected", kappa=1.0, eighths=eighths,
         )  # fmt: skip
-        chooses = Selector.of(arm, self.store, References.open(self.references, self.store))
+        chooses = Selector.for_arm(arm, self.store, References.open(self.references, self.store))
         size = self.s.scoring_micro_batch
         return RoDSelector(chooses, self.store, scoring_micro_batch_size=size)
 
@@ -268,7 +268,7 @@ def _without_scoring(bench: Bench, ids: np.ndarray, plain: Callable[[], object])
     arm = make_arm(
         "max_replay", num_adaptation=counts[0], num_replay=counts[1], batch_size=s.batch, seed=0
     )
-    step = RoDSelector(Selector.of(arm, bench.store), bench.store).wrap(training.train_step)
+    step = RoDSelector(Selector.for_arm(arm, bench.store), bench.store).wrap(training.train_step)
     numbers = iter(range(10**6))
 
     def chosen() -> None:

@@ -89,7 +89,7 @@ def main() -> None:
 
     from nemo_rod.megatron import rod_selector as selector
     from nemo_rod.megatron.bridge_config import bridge_config
-    from nemo_rod.megatron.identity import identity_of
+    from nemo_rod.megatron.identity import header_identity
     from nemo_rod.megatron.models import model_provider
     from nemo_rod.megatron.scoring import scorer as losses
 
@@ -115,7 +115,7 @@ def main() -> None:
     Selector._draw = clock.in_thread("ahead", Selector._draw)  # type: ignore[method-assign]
 
     def selecting(arm: Arm) -> Any:
-        chooses = Selector.of(arm, store, references if arm.policy().needs_scores else None)
+        chooses = Selector.for_arm(arm, store, references if arm.policy().needs_scores else None)
         return selector.RoDSelector(
             chooses, store, scoring_micro_batch_size=job.scoring_micro_batch_size
         )
@@ -195,7 +195,7 @@ def main() -> None:
     _, provider = model_provider(
         job.model, job.parallel, precision=job.precision, block_size=store.block_size
     )
-    config = bridge_config(job, provider, store, identity_of(header))
+    config = bridge_config(job, provider, store, header_identity(header))
     config.checkpoint.save = config.checkpoint.load = None
     config.train.exit_signal_handler = False
     with (

@@ -1,41 +1,69 @@
 """The command line: `nemo-rod COMMAND`, with a recipe in Hydra's grammar or with paths.
 
-Each command has a file in `nemo_rod/commands`; the stages of a recipe share `run_stages.py`.
+Commands that take paths are registered modules; `commands/recipes.py` has those on a recipe. Rooms
+and packages are imported once the command is known, so that help is quick.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import re
 import signal
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nemo_rod import parts
-from nemo_rod.commands.arguments import Arguments
-from nemo_rod.commands.help import USAGE
-from nemo_rod.commands.run_stages import STAGES, on_all_nodes, one_stage
-from nemo_rod.config import Config, blamed_key, config_class, config_folder, former_key
-from nemo_rod.run.checks import to_config
-from nemo_rod.signals import Stopped, leave_ray
 
+if TYPE_CHECKING:
+    from nemo_rod.commands.arguments import Arguments
+
+_STAGES = ("prepare", "pretrain", "reference", "train", "export")  # beside the registered ones
 _FORMER = {"score": "reference"}  # deprecated names, removed in the next release
 _HELP = ("-h", "--help")
-_ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
-_BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell says of a program that a closed pipe ended
+_BROKEN_PIPE = 128 + signal.SIGPIPE  # exit status by which shells report a closed pipe
+USAGE = """nemo-rod: continued pretraining with replay on demand
+
+  nemo-rod run recipe=toy             every stage of a recipe, skipping what is done
+  nemo-rod run recipe=toy dry_run=true            what would run
+  nemo-rod plan recipe=toy                        what it would cost: tokens, time, memory, disk
+  nemo-rod rehearse recipe=NAME                   a scaled-down run of everything, in minutes
+  nemo-rod run -m recipe=toy seed=1,2             a sweep: one run folder each
+
+One stage at a time:
+  nemo-rod prepare   recipe=NAME                  text -> blocks
+  nemo-rod pretrain  recipe=NAME                  the base model
+  nemo-rod reference recipe=NAME                  reference losses
+  nemo-rod train     recipe=NAME arm=ARM          one arm
+  nemo-rod merge     recipe=NAME arm=merge_0.4    weights between base and specialist
+  nemo-rod evaluate  recipe=NAME                  held-out losses of every arm
+  nemo-rod evaluate  recipe=NAME tasks=paper      and benchmarks, through lm-eval
+  nemo-rod evaluate  recipe=NAME arm=ARM step=N   held-out losses of a saved step
+  nemo-rod export    recipe=NAME arm=ARM step=N   a saved step as a Hugging Face checkpoint
+  nemo-rod report    recipe=NAME                  tables, figures and the page
+
+On NeMo-RL, with a recipe in its own form (docs/nemo-rl.md):
+  nemo-rod train     --config RECIPE.yaml [key=value ...]
+  nemo-rod reference --config RECIPE.yaml rod.role=replay [key=value ...]
+
+Without a recipe:
+  nemo-rod status RUN_DIR                         what ran, where, its progress and its end
+  nemo-rod status RUN_DIR --watch                 the same with bars, updated
+  nemo-rod serve RUN_DIR [port=8008]              the page of a run under way, updated
+  nemo-rod cancel RUN_DIR                         ends what launcher=slurm or ray submitted
+  nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
+  nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
+  nemo-rod reference job=FILE.py:FUNCTION role=ROLE out=FOLDER roles={PATH: ROLE, ...} ...
+                                                  reference losses of your own job's data
+  nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT   weights between two checkpoints of your own
+  nemo-rod doctor                                 what is installed, and what works here
+
+`train` and `reference` take a recipe unless --config is given, `reference` also unless job= is, and
+`merge` unless lambda= is given or its first argument is a folder.
+`nemo-rod COMMAND --help` explains train, reference, merge and every command without a recipe.
+
+Keys: recipe arms arm seed run_dir parallel rebuild dry_run train.* selection.* ...
+`nemo-rod run recipe=NAME --cfg job` shows all of them with their values.
+"""
 
 
 def main() -> None:
@@ -44,9 +72,9 @@ def main() -> None:
         _run_command()
     except SystemExit as end:
         if isinstance(end.code, int):
-            leave_ray(end.code)
+            _leave_ray(end.code)
         raise
-    leave_ray(0)
+    _leave_ray(0)
 
 
 def _run_command() -> None:
@@ -57,38 +85,33 @@ def _run_command() -> None:
         print(USAGE + (f"\nOf installed packages: {', '.join(sorted(added))}" if added else ""))
         return
     if command in _FORMER:
-        command = _renamed(command)
-    with _errors_in_one_sentence():
-        if command not in {*recipe_commands(), *parts.names("commands")}:
+        command, former = _FORMER[command], command
+        if os.environ.get("RANK", "0") == "0":  # once per job of many processes
+            note = f"`{former}` is now called `{command}`; the next release drops the old name"
+            print(f"nemo-rod: {note}.", file=sys.stderr)
+    from nemo_rod.commands.errors import errors_in_one_sentence
+
+    with errors_in_one_sentence():
+        if takes_paths(command, words):
+            try:
+                options = path_parser(command).parse_args([command, *words])
+                options.main(options)
+                sys.stdout.flush()
+            except BrokenPipeError:  # of `nemo-rod status RUN_DIR | head`
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise SystemExit(_BROKEN_PIPE) from None
+            return
+        if command not in recipe_commands():
             expected = ", ".join(dict.fromkeys([*recipe_commands(), *parts.names("commands")]))
             raise ValueError(f"There is no command '{command}': expected one of {expected}.")
-        of_paths = takes_paths(command, words)
-    if of_paths:
-        _with_paths(command, words)
-        return
-    _check_grammar(words)
-    sys.argv = [f"nemo-rod {command}", *words]
-    with _errors_in_one_sentence():
-        ConfigStore.instance().store(name="schema", node=config_class())
-        task = _checked(_of_recipes(command))
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's errors come here, not to the terminal
-    start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")
-    try:
-        start(task)()
-    except Exception as error:  # those of the task have ended there
-        _leave(_not_composed(error))
+        from nemo_rod.commands.recipes import run_recipe
+
+        run_recipe(command, words)
 
 
 def recipe_commands() -> list[str]:
     """Returns the commands that take a recipe: whole runs, and one for each kind of stage."""
-    return [*parts.names("recipe_commands"), *STAGES, *parts.names("stages")]
-
-
-def _of_recipes(command: str) -> Callable[[Config], None]:
-    if command in parts.names("recipe_commands"):
-        action: Callable[[Config], None] = parts.load("recipe_commands", command)
-        return action
-    return partial(one_stage, command)
+    return [*parts.names("recipe_commands"), *_STAGES, *parts.names("stages")]
 
 
 def takes_paths(command: str, words: Sequence[str]) -> bool:
@@ -111,7 +134,9 @@ def takes_paths(command: str, words: Sequence[str]) -> bool:
 
 
 def path_parser(only: str | None = None) -> Arguments:
-    """Returns the parser for command lines in path form (`takes_paths`), of one command or all."""
+    """Returns the parser of command lines in path form, of one command or of all."""
+    from nemo_rod.commands.arguments import Arguments
+
     parser = Arguments(prog="nemo-rod", add_help=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in parts.names("commands") if only is None else [only]:
@@ -119,136 +144,11 @@ def path_parser(only: str | None = None) -> Arguments:
     return parser
 
 
-def _renamed(command: str) -> str:
-    """Returns a command's current name and prints a notice, once per job of many processes."""
-    if os.environ.get("RANK", "0") == "0":
-        note = (
-            f"`{command}` is now called `{_FORMER[command]}`; the next release drops the old name"
-        )
-        print(f"nemo-rod: {note}.", file=sys.stderr)
-    return _FORMER[command]
+def _leave_ray(status: int) -> None:
+    if "ray" in sys.modules:
+        from nemo_rod.signals import leave_ray
 
-
-def _check_grammar(words: Sequence[str]) -> None:
-    """Refuses a word that Hydra would answer with what its lexer calls it, or with a traceback."""
-    parser = OverridesParser.create()
-    options = ["", *words]
-    for before, word in zip(options, words, strict=False):
-        if word.startswith("-") or (before.startswith("-") and "=" not in before):
-            continue  # an option, or its value
-        try:
-            override = parser.parse_override(word)
-        except HydraException as error:
-            reason = str(error).splitlines()[0]
-            name, _, value = word.partition("=")
-            _leave(
-                f"{word} is no override in Hydra's grammar ({reason}): expected KEY=VALUE, with "
-                f"other letters than ASCII's in quotes inside of quotes, \"{name}='{value}'\"."
-            )
-        group, chosen = override.key_or_group, override.value()
-        names = chosen if isinstance(chosen, list) else [chosen]
-        choices = sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
-        if choices and any(isinstance(name, int | float) for name in names):
-            _leave(
-                f"{word} is a value where Hydra expects the name of a file: choose one of "
-                f"{', '.join(choices)}; a name of digits needs quotes inside of quotes, "
-                f"\"{group}='1'\"."
-            )
-
-
-def _not_composed(error: Exception) -> str:
-    """Returns the reason why Hydra cannot compose a configuration, its options included."""
-    if former := former_key(blamed_key(error)):
-        return former
-    if not isinstance(error, HydraException):  # not foreseen by Hydra
-        reason = f"{type(error).__name__}: {error}"
-        for frame, _ in traceback.walk_tb(error.__traceback__):  # most of them name no file
-            if frame.f_code.co_name == "load_config" and "config_path" in frame.f_locals:
-                file = f"{frame.f_locals['config_path']}.yaml"
-                return f"{file} is no configuration ({reason}): correct the file."
-        return f"Hydra cannot compose the recipe ({reason}): {_ALL_KEYS}."
-    text = str(error).partition("\nConfig search path:")[0]
-    lines = [line for line in text.splitlines() if line.strip()]
-    options = [line.strip() for line in lines if line.startswith("\t")]
-    reasons = [line.strip().rstrip(".:") for line in lines if not line.startswith("\t")]
-    cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
-    if cause:
-        if not cause.endswith("not in struct"):  # Hydra's "+KEY=VALUE" works in dictionaries alone
-            del reasons[1:]
-        reasons += [cause, _ALL_KEYS]
-    return "; ".join(reasons) + (f": {', '.join(options)}." if options else ".")
-
-
-def _with_paths(command: str, words: Sequence[str]) -> None:
-    with _errors_in_one_sentence():
-        try:
-            options = path_parser(command).parse_args([command, *words])
-            options.main(options)
-            sys.stdout.flush()
-        except BrokenPipeError:  # of `nemo-rod status RUN_DIR | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(_BROKEN_PIPE) from None
-        except Stopped as stop:
-            _leave(str(stop), status=Stopped.exit_status)
-
-
-def _checked(command: Callable[[Config], None]) -> Callable[[DictConfig], None]:
-    """Wraps a command: composed tree -> `Config`."""
-
-    def task(composed: DictConfig) -> None:
-        try:
-            with _errors_in_one_sentence():
-                config = to_config(composed)
-                config.run_dir = _run_dir(config)
-                on_all_nodes(command, config)
-        except Stopped as stop:
-            _leave(str(stop), status=Stopped.exit_status)
-        except Exception:  # a mistake of ours
-            traceback.print_exc()
-            raise SystemExit(1) from None
-
-    return task
-
-
-@contextmanager
-def _errors_in_one_sentence() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        _leave(str(error))
-    except ModuleNotFoundError as error:
-        _leave(_what_to_install(error))
-    except RuntimeError as error:  # a job that failed; its log has the details
-        _leave(str(error), status=1)
-
-
-def _run_dir(config: Config) -> str:
-    """Returns the run folder; in a sweep, every job has its own, named after its overrides."""
-    if not config.run_dir.strip():
-        raise ValueError("run_dir is empty: name the folder of the run, such as runs/toy.")
-    job = HydraConfig.get()
-    if job.mode != RunMode.MULTIRUN or any(o.startswith("run_dir=") for o in job.overrides.task):
-        return config.run_dir
-    return str(Path(config.run_dir) / job.job.override_dirname)
-
-
-def _what_to_install(error: ModuleNotFoundError) -> str:
-    """Returns a sentence that names the missing package and the extra that brings it."""
-    module = str(error.name).replace("_", "-").replace(".", "-")
-    try:
-        requirements = importlib.metadata.requires("nemo-rod") or []
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout
-        requirements = []
-    for wanted in (module, module.partition("-")[0]):
-        for requirement in requirements:
-            if found := re.match(rf"{wanted}\b.*extra == [\"']([\w-]+)", requirement):
-                return f"{error}: pip install 'nemo-rod[{found[1]}]' brings it."
-    return f"{error}: install it into the environment of this command."
-
-
-def _leave(sentence: str, *, status: int = 2) -> None:
-    print(f"nemo-rod: {' '.join(sentence.split())}", file=sys.stderr)
-    raise SystemExit(status)
+        leave_ray(status)
 
 
 if __name__ == "__main__":

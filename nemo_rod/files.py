@@ -17,23 +17,23 @@ _CURE = "restore it from a copy, or run its stage again"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def check_name(what: str, name: str) -> None:
-    """Refuses a name that could not name a folder, or be a word of a shell's, as it is.
+def check_name(kind: str, name: str) -> None:
+    """Refuses a name that is not usable unquoted as a folder and in a shell command.
 
     Raises:
-        ValueError: naming it.
+        ValueError: The name has other characters.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         raise ValueError(
-            f"{what} name {name!r} must consist of letters, digits, '.', '_' and '-' and not begin "
+            f"{kind} name {name!r} must consist of letters, digits, '.', '_' and '-' and not begin "
             "with '.' or '-': it names a folder"
         )
 
 
 def share(files: Iterable[Path]) -> None:
-    """Gives files the permissions of new files, as the umask has them.
+    """Gives files the permissions that new files have under the umask.
 
-    Safetensors makes its files for their owner alone, and a run folder may belong to a group.
+    Safetensors creates files that only their owner may read, and a group may share a run folder.
     """
     os.umask(mask := os.umask(0o077))
     for file in files:
@@ -42,22 +42,22 @@ def share(files: Iterable[Path]) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a JSON file atomically, by `write_whole`."""
+    """Writes a JSON file atomically; see `write_whole`."""
     write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
-    """Reads a file that holds one JSON object with these keys, at least.
+    """Reads a file that holds one JSON object with at least these keys.
 
     Raises:
-        ValueError: if it holds something else; naming the file.
+        ValueError: It holds something else; the message names the file.
     """
     try:
         value = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged (not valid JSON: {error}): {_CURE}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object: is it a file of nemo-rod's?")
+        raise ValueError(f"{path} holds no JSON object: check that nemo-rod wrote it")
     expect_keys(path, value, keys)
     return value
 
@@ -69,18 +69,18 @@ def interpreting(
     cure: str = _CURE,
     besides: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """Makes one sentence with the file's name of whatever its content leads to within a block.
+    """Re-raises any error in the block as one ValueError that names the file.
 
-    What another program wrote, or another version, has keys and values that no check foresees.
-    Errors of the machine, and those that name the file or its folder already, stay as they are.
+    Files of another program or version may have unforeseen keys and values. System errors, and
+    ValueErrors that name the file or its folder already, pass unchanged.
 
     Args:
-        path: the file, or the folder of the files, that the block makes sense of.
-        cure: what to do.
-        besides: errors that stay as they are.
+        path: The file, or the folder of the files, that the block interprets.
+        cure: The remedy in the message.
+        besides: Further errors that pass unchanged.
 
     Raises:
-        ValueError: naming the path.
+        ValueError: The block failed on the content of the file.
     """
     try:
         yield
@@ -89,16 +89,16 @@ def interpreting(
             raise
         if isinstance(error, ValueError) and str(path.parent) in str(error):
             raise
-        said = " ".join(str(error).split())
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{path} is damaged ({kind}{said[:300]}): {cure}") from error
+        message = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path} is damaged ({kind}{message}): {cure}") from error
 
 
 def expect_keys(path: Path, value: Mapping[str, Any], keys: Iterable[str]) -> None:
     """Refuses an object of a file that lacks a key.
 
     Raises:
-        ValueError: naming the file and the key.
+        ValueError: A key is missing; the message names it and the file.
     """
     for key in keys:
         if key not in value:
@@ -107,24 +107,21 @@ def expect_keys(path: Path, value: Mapping[str, Any], keys: Iterable[str]) -> No
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the values of nested objects by their dotted keys; lists are values."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, item in value.items():
-        found |= flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
-    return found
+        values |= flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+    return values
 
 
 def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
-    """Reads a file with one JSON object per line, without a last line that is not whole yet.
-
-    Every object must have these keys.
+    """Reads a file with one JSON object with these keys per line; ignores an incomplete last line.
 
     Raises:
-        ValueError: if another line is no such object; naming the file.
+        ValueError: Another line is damaged or lacks a key; the message names the file.
     """
-    rows = []
+    rows, cure = [], "restore it from a copy, or remove the line"
     *lines, _ = path.read_text("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
-        cure = "restore it from a copy, or remove the line"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -140,7 +137,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """Writes a file atomically.
 
     Raises:
-        OSError: naming the file and, where known, the remedy.
+        OSError: The write failed; the message names the file and, where known, the remedy.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
@@ -169,9 +166,12 @@ def sync(path: Path) -> None:
 
 
 def lock(file: int) -> bool:
-    """Takes the lock of an open file if it is free; closing the file gives it back.
+    """Takes the lock of an open file if it is free, until the file is closed.
 
-    File systems without locks, such as Lustre without its flock option, say that it is free.
+    On file systems without locks, such as Lustre without its flock option, it is always free.
+
+    Returns:
+        Whether this process now holds the lock.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,18 +186,21 @@ def lock(file: int) -> bool:
 def with_advice(error: OSError, path: Path) -> OSError:
     """Returns the error with the file's name and, where known, the remedy.
 
-    Earlier output is complete and safe whatever the error: a repeated run resumes from it.
+    Earlier output is complete whatever the error: a repeated run resumes from it.
     """
     advice = ": make room and run it again, it resumes where it stopped"
     reason = f"{error.strerror}{advice if error.errno in FULL else ''}"
     return OSError(error.errno, reason, str(path))
 
 
-def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda what: None) -> int:
-    """Reads whole files in order, so that the machine holds them before they are read at random.
+def read_ahead(paths: Iterable[Path], on_read: Callable[[str], object] = lambda note: None) -> int:
+    """Reads whole files in order into the page cache, before they are read at random.
 
     A shared file system serves a file in order a thousand times faster than by pages of 4 kB.
-    `on_read` is called with what is about to be read, and with "" afterwards.
+
+    Args:
+        paths: The files.
+        on_read: Called with a description of the next read, and with "" at the end.
 
     Returns:
         Bytes read.

@@ -1,8 +1,8 @@
-"""Where metrics are shown besides `metrics.jsonl`: TensorBoard, W&B, MLflow, registered loggers.
+"""Loggers of metrics in addition to `metrics.jsonl`: TensorBoard, W&B, MLflow, registered ones.
 
-The hosts' own loggers write. What is kept here is what makes a resumed run one curve: the ids of
-its runs, in `loggers.json` of the run's folder, and TensorBoard's mark of a restart. Accounts and
-addresses are read from the environment by W&B and MLflow themselves, and never written to a file.
+The hosts' own loggers write. This module makes a resumed run one curve: it records the ids of its
+runs, in `loggers.json` of the run's folder, and marks restarts for TensorBoard. W&B and MLflow read
+accounts and addresses from the environment; neither is ever written to a file.
 """
 
 from __future__ import annotations
@@ -26,28 +26,32 @@ PROJECT = "nemo-rod"  # of W&B, and MLflow's experiment, unless the environment 
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 
 
-def logger_names(found: Any) -> tuple[str, ...]:
-    """Returns the loggers that `logger=` names: none, one, or a list of them."""
-    if found is None:
+def logger_names(value: Any) -> tuple[str, ...]:
+    """Returns the loggers that a value of `logger=` names: none, one, or a list of them."""
+    if value is None:
         return ()
-    return (found,) if isinstance(found, str) else tuple(dict.fromkeys(found))
+    return (value,) if isinstance(value, str) else tuple(dict.fromkeys(value))
 
 
-def are_loggers(found: Any) -> bool:
+def are_loggers(value: Any) -> bool:
     """Returns whether a value of `logger=` is valid."""
-    is_list = isinstance(found, str | list | tuple)
-    return is_list and all(name in parts.names("loggers") for name in logger_names(found))
+    is_valid = isinstance(value, str | list | tuple)
+    return is_valid and set(logger_names(value)) <= set(parts.names("loggers"))
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Refuses a logger whose package is missing, with a ValueError that names it and its extra."""
+    """Refuses a logger whose package is missing.
+
+    Raises:
+        ValueError: A package is missing; the message names it and its extra.
+    """
     for name in names:
         if name not in LOGGERS:
             parts.load("loggers", name, key="logger")
         elif importlib.util.find_spec(name) is None:
             raise ValueError(
                 f"logger={name} is set, but the package {name} is not installed: pip install "
-                f"'nemo-rod[{name}]' brings it, or leave the logger out."
+                f"'nemo-rod[{name}]', or leave the logger out."
             )
 
 
@@ -62,33 +66,33 @@ class Logger(Protocol):
 
 
 def registered_loggers(names: Sequence[str], folder: Path, run_name: str) -> list[Logger]:
-    """Makes the loggers among `names` that packages have registered, for a run in `folder`."""
+    """Creates the loggers among `names` that packages have registered, for a run in `folder`."""
     others = [name for name in names if name not in LOGGERS]
     return [parts.load("loggers", name, key="logger")(folder, run_name) for name in others]
 
 
 def project(variable: str) -> str:
-    """Returns W&B's project, or MLflow's experiment, from its variable of the environment."""
+    """Returns W&B's project, or MLflow's experiment, from its environment variable."""
     return os.environ.get(variable) or PROJECT
 
 
 @dataclass
 class Prepared:
-    """What `prepare_runs` has changed in this process.
+    """The changes that `prepare_runs` has made in this process.
 
     Attributes:
-        before: Variables of the environment as they were; None where there was none.
-        log_params: MLflow's own function, where it was replaced.
+        before: Previous values of environment variables; None for those that were unset.
+        log_params: MLflow's own function, if it was replaced.
     """
 
     before: dict[str, str | None] = field(default_factory=dict)
     log_params: Any = None
 
     def end(self, *, failed: bool = False) -> None:
-        """Ends the runs of W&B and MLflow, so that a later run of this process has its own."""
+        """Ends the runs of W&B and MLflow, and undoes the changes for later runs of the process."""
         if wandb := sys.modules.get("wandb"):
             wandb.finish(exit_code=int(failed))
-            wandb.teardown()  # it reads the environment once, and would keep the first run's id
+            wandb.teardown()  # it reads the environment once; a later run would get this run's id
         if mlflow := sys.modules.get("mlflow"):
             mlflow.end_run("FAILED" if failed else "FINISHED")
             if self.log_params is not None:
@@ -101,24 +105,29 @@ class Prepared:
         self.before.clear()
 
     def set(self, name: str, value: str) -> None:
-        """Sets a variable of the environment until the end."""
+        """Sets an environment variable until `end`."""
         self.before.setdefault(name, os.environ.get(name))
         os.environ[name] = value
 
 
 def prepare_runs(names: Sequence[str], folder: Path) -> Prepared:
-    """Makes the loggers of this process go on with the runs that the folder knows.
+    """Makes the loggers of this process continue the runs in the folder's `loggers.json`.
 
-    Called before the host starts its loggers, in the process that logs; it ends what is returned
-    before it turns to another run. Without an account, W&B writes to files, which `wandb sync`
-    uploads later. `loggers.json` is in the folder.
+    Must be called before the host starts its loggers, in the process that logs. Without an account,
+    W&B writes to files, which `wandb sync` uploads later.
+
+    Args:
+        names: The loggers.
+        folder: Folder of the run.
+
+    Returns:
+        The changes in this process; to be ended before it begins another run.
     """
     runs, prepared = known_runs(folder), Prepared()
     if "wandb" in names:
-        if "wandb" not in runs:
-            keep_run(folder, "wandb", uuid.uuid4().hex[:16])
-            runs = known_runs(folder)
-        prepared.set("WANDB_RUN_ID", runs["wandb"])
+        run_id = runs.get("wandb") or uuid.uuid4().hex[:16]
+        keep_run(folder, "wandb", run_id)
+        prepared.set("WANDB_RUN_ID", run_id)
         prepared.set("WANDB_RESUME", "allow")
         if "WANDB_MODE" not in os.environ and not _has_account():
             prepared.set("WANDB_MODE", "offline")
@@ -135,7 +144,7 @@ def prepare_runs(names: Sequence[str], folder: Path) -> Prepared:
             import mlflow
 
             prepared.set("MLFLOW_RUN_ID", runs["mlflow"])
-            # the hosts log their configuration again, and MLflow refuses one that differs
+            # the hosts log their configuration again, and MLflow refuses a different one
             prepared.log_params = mlflow.log_params
             mlflow.log_params = lambda params: None
     return prepared
@@ -148,15 +157,22 @@ def known_runs(folder: Path) -> Mapping[str, str]:
 
 
 def keep_run(folder: Path, name: str, run_id: str) -> None:
-    """Notes the id of a logger's run."""
+    """Records the id of a logger's run."""
     write_json(folder / "loggers.json", {**known_runs(folder), name: run_id})
 
 
 def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yields the metrics that the run's folder has, for a logger that a kill has cost some of them.
+    """Yields the recorded metrics of a run, for a logger that lost some of them in a kill.
 
-    W&B keeps the newest ones in memory; after a resume they are logged again from here: steps done,
-    from `first` to `last` of them, and metrics by name.
+    W&B holds the newest metrics in memory; after a resume they are logged again from here.
+
+    Args:
+        folder: Folder of the run.
+        first: First number of steps done.
+        last: Last number of steps done.
+
+    Yields:
+        The number of steps done, and metrics by name.
     """
     start, steps = folder / "validation_start.json", folder / "metrics.jsonl"
     if start.exists() and first <= 0:
@@ -167,14 +183,17 @@ def recorded(folder: Path, *, first: int, last: int) -> Iterator[tuple[int, dict
 
 
 def known_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns a row's metrics that have a value, without the number of the step."""
+    """Returns the metrics of a row that have a value, without the step number."""
     return {name: v for name, v in row.items() if v is not None and name != "step"}
 
 
 def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
-    """Shows metrics in every logger that Megatron-Bridge has, under the number of steps done.
+    """Shows metrics in every logger of Megatron-Bridge.
 
-    `state` is its GlobalState, on the rank that logs.
+    Args:
+        state: Its GlobalState, on the rank that logs.
+        done: Number of steps done.
+        metrics: Metrics by name.
     """
     known = known_metrics(metrics)
     if writer := state.tensorboard_logger:
@@ -186,31 +205,31 @@ def show(state: Any, done: int, metrics: Mapping[str, Any]) -> None:
 
 
 def write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
-    """Writes all metrics of a step to TensorBoard at once, a tenth of the time of one by one."""
+    """Writes all metrics of a step to TensorBoard at once, ten times as fast as one by one."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
     writer.file_writer.add_summary(Summary(value=values), step)
-    writer.flush()  # to the system, which a kill does not take it from
+    writer.flush()  # to the operating system, where it survives a kill
 
 
 def mark_restart(writer: Any, step: int) -> None:
-    """Makes a SummaryWriter drop what a killed run wrote of this step and later ones."""
+    """Drops the values of this and later steps that a killed run wrote, from a SummaryWriter."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-    # what torch writes for `purge_step`, which no host passes on
+    # as torch does for `purge_step`, an option that no host passes on
     start = SessionLog(status=SessionLog.START)
     writer.file_writer.add_event(Event(step=step, file_version="brain.Event:2"))
     writer.file_writer.add_event(Event(step=step, session_log=start))
 
 
 def _has_account() -> bool:
-    """Returns whether W&B finds a key, where it looks itself; asking it would fix its settings."""
+    """Returns whether W&B would find a key; its own function for this would freeze its settings."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
-    named = os.environ.get("NETRC")
-    for path in [Path(named)] if named else [Path.home() / name for name in (".netrc", "_netrc")]:
+    custom = os.environ.get("NETRC")
+    for path in [Path(custom)] if custom else [Path.home() / name for name in (".netrc", "_netrc")]:
         try:
             if host and netrc.netrc(path).authenticators(host):
                 return True

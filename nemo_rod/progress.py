@@ -1,4 +1,4 @@
-"""Progress lines of long-running work: what runs, how far it is, and the time left."""
+"""Progress lines of long-running work: its name, how far it is, and the time left."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Progress:
     """Prints a progress line at intervals.
 
     Args:
-        name: label of the work.
-        total: total amount of work; 0 if unknown.
-        unit: counted unit, such as "blocks"; if given, lines also show the rate per second.
-        prefix: start of every line.
-        every_seconds: minimum time between two lines; the last one is always shown.
+        name: Label of the work.
+        total: Total amount of work; 0 if unknown.
+        unit: Counted unit, such as "blocks"; if given, lines also show the rate per second.
+        prefix: Start of every line.
+        every_seconds: Minimum time between two lines; the last one is always shown.
     """
 
     def __init__(
@@ -45,15 +45,11 @@ class Progress:
             return
         self.shown = now
         far = f"{done:,.0f}/{self.total:,.0f}" if self.total else f"{done:,.0f}"
-        parts = [self.name, f"{far} {self.unit}".rstrip(), note, *self._pace(done, now)]
+        parts = [self.name, f"{far} {self.unit}".rstrip(), note]
+        if done > self.first:
+            rate = (done - self.first) / max(now - self.began, 1e-9)
+            parts += [f"{rate:,.0f} {self.unit}/s"] if self.unit else []
+            if self.total:
+                left = int((self.total - done) / rate)
+                parts.append(f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left")
         print(self.prefix + "  ".join(filter(None, parts)), file=sys.stderr, flush=True)
-
-    def _pace(self, done: float, now: float) -> list[str]:
-        if done <= self.first:
-            return []
-        rate = (done - self.first) / max(now - self.began, 1e-9)
-        pace = [f"{rate:,.0f} {self.unit}/s"] if self.unit else []
-        if self.total:
-            left = int((self.total - done) / rate)
-            pace.append(f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left")
-        return pace

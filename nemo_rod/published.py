@@ -1,19 +1,17 @@
-"""Published names of checkpoint tensors, where transformers writes different ones."""
+"""Checkpoints with the published tensor names, where transformers writes different ones."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.files import read_json
+from nemo_rod.files import read_json, share
 
 # Transformers 5 reads both names but writes the one unknown to Megatron-Bridge and transformers 4.
 _NAMES = {"nemotron_h": {"backbone.embedding.weight": "backbone.embeddings.weight"}}
-# It also saves experts one by one, where these are published with all of a layer in one tensor.
+# It also saves experts one by one, though their published form is one tensor per layer.
 _EXPERTS_TOGETHER = ("qwen3_5_moe", "qwen3_5_moe_text")
-_INDEX = "model.safetensors.index.json"
 
 
 def published_names(folder: Path) -> dict[str, str]:
@@ -23,33 +21,21 @@ def published_names(folder: Path) -> dict[str, str]:
     return _NAMES.get(str(config.get("model_type")), {})
 
 
-def open_to_readers(folder: Path) -> None:
-    """Lets those read weights who may read their configuration: safetensors lets only the owner."""
-    if (other := folder / "config.json").is_file():
-        for file in folder.glob("*.safetensors"):
-            shutil.copymode(other, file)
-
-
 def save_published(model: Any, folder: Path) -> None:
     """Saves a transformers model as a checkpoint with the published names."""
     as_in_memory = model.config.model_type in _EXPERTS_TOGETHER
     model.save_pretrained(folder, **({"save_original_format": False} if as_in_memory else {}))
-    names = published_names(folder)
-    if names:
-        _rename(folder, names)
-    open_to_readers(folder)
+    if names := published_names(folder):
+        from safetensors.torch import load_file, save_file
 
-
-def _rename(folder: Path, names: dict[str, str]) -> None:
-    from safetensors.torch import load_file, save_file
-
-    for file in folder.glob("*.safetensors"):
-        tensors = load_file(file)
-        if not names.keys().isdisjoint(tensors):
-            tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
-            save_file(tensors, file, {"format": "pt"})
-    if (index := folder / _INDEX).is_file():
-        contents = read_json(index, "weight_map")
-        files = contents["weight_map"].items()
-        contents["weight_map"] = {names.get(name, name): file for name, file in files}
-        index.write_text(json.dumps(contents, indent=2) + "\n")
+        for file in folder.glob("*.safetensors"):
+            tensors = load_file(file)
+            if not names.keys().isdisjoint(tensors):
+                tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
+                save_file(tensors, file, {"format": "pt"})
+        if (index := folder / "model.safetensors.index.json").is_file():
+            contents = read_json(index, "weight_map")
+            files = contents["weight_map"].items()
+            contents["weight_map"] = {names.get(name, name): file for name, file in files}
+            index.write_text(json.dumps(contents, indent=2) + "\n")
+    share(folder.glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""Stop signals of a process, what its children inherit of them, and how it ends."""
+"""Stop signals, heartbeat file and children of a process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from pathlib import Path
 # and job scripts announce the time limit with the last.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-
 # Files that the processes of a job keep open, such as the lock of its stage: it is free once they
-# have ended, not once the command that started them has. Not an argument, because what starts a job
-# does not know under which lock its stage runs.
+# have ended, not once the command that started them has. It is a global because the code that
+# starts a job does not know which lock its stage holds.
 KEPT_OPEN: list[int] = []
 
 
@@ -29,48 +28,52 @@ class Stopped(BaseException):
     exit_status = 75  # EX_TEMPFAIL of <sysexits.h>
 
 
-class SignOfLife:
-    """A file that a process touches every second, and by which its command sees it freeze.
+class HeartbeatFile:
+    """A file that a process touches every second, so that its command can see it freeze.
 
     Args:
-        file: the file; it holds the process's number while there is a sign to wait for.
+        path: the file; it holds the process's number while the heartbeat is monitored.
     """
 
-    variable = "NEMO_ROD_SIGN_OF_LIFE"  # in the environment: the file's path
-    # looks, a second apart, without a new sign; pauses of the command itself do not count
+    variable = "NEMO_ROD_HEARTBEAT_FILE"  # in the environment: the file's path
+    # checks, a second apart, without a new beat; pauses of the command itself do not count
     patience = 60
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self._last, self._looks = 0, 0
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last, self._unchanged = 0, 0
 
     @classmethod
-    def of_this_job(cls) -> SignOfLife | None:
-        """Returns the sign that the command waits for; None if it waits for none."""
+    def from_environment(cls) -> HeartbeatFile | None:
+        """Returns the file that the command monitors; None if it monitors none."""
         return cls(Path(os.environ[cls.variable])) if cls.variable in os.environ else None
 
-    def give(self) -> None:
-        """Gives a sign; without room for the file there is none to wait for."""
+    def touch(self) -> None:
+        """Beats; on a full disk there is no file, and nothing is monitored."""
         with suppress(OSError):
-            if not self.file.exists():
-                self.file.write_text(str(os.getpid()))
-            os.utime(self.file)
+            if not self.path.exists():
+                self.path.write_text(str(os.getpid()))
+            os.utime(self.path)
 
-    def end(self) -> None:
-        """Says that no more signs will come."""
-        self.file.unlink(missing_ok=True)
+    def remove(self) -> None:
+        """Ends the monitoring."""
+        self.path.unlink(missing_ok=True)
 
-    def end_frozen(self) -> bool:
-        """Looks for a new sign; kills the process, and returns True, if there was none for long."""
+    def kill_if_frozen(self) -> bool:
+        """Kills the process if the file has been unchanged for `patience` checks.
+
+        Returns:
+            Whether it was killed.
+        """
         try:
-            sign, number = self.file.stat().st_mtime_ns, int(self.file.read_text() or 0)
+            beat, number = self.path.stat().st_mtime_ns, int(self.path.read_text() or 0)
         except FileNotFoundError:  # not yet, or no more
             return False
-        self._looks = self._looks + 1 if sign == self._last else 0
-        self._last = sign
-        if self._looks < self.patience or not number:
+        self._unchanged = self._unchanged + 1 if beat == self._last else 0
+        self._last = beat
+        if self._unchanged < self.patience or not number:
             return False
-        self.end()
+        self.remove()
         with suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
             return True
@@ -80,12 +83,12 @@ class SignOfLife:
 def leave_ray(status: int) -> None:
     """Ends this process at once if it has used Ray; otherwise does nothing.
 
-    When a process ends, Ray's library joins the threads of its own pool, and may wait for ever:
-    a job would hold its nodes until its time limit, with its work done. Python's own exit handlers
-    run, Ray's among them.
+    At the end of a process, Ray's library joins the threads of its own pool and may wait for ever:
+    a finished job would hold its nodes until its time limit. Python's own exit handlers run, Ray's
+    among them.
 
     Args:
-        status: Exit status of the process.
+        status: exit status of the process.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -99,7 +102,7 @@ def leave_ray(status: int) -> None:
 def end_with_parent() -> None:
     """Asks Linux to end this process when its parent dies, so that no job outlives its command.
 
-    Two jobs in one folder would spoil each other's files.
+    Two jobs in one folder would corrupt each other's files.
     """
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
@@ -113,21 +116,19 @@ def adopt_orphans() -> None:
 
 def kill_children() -> None:
     """Kills every child of this process, and those that it adopts from them, until none is left."""
-    while children := _children():
+    while True:
+        children: list[int] = []
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # a thread that has ended
+                children += map(int, (thread / "children").read_text().split())
+        if not children:
+            return
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         for child in children:
             with suppress(ChildProcessError):
                 os.waitpid(child, 0)
-
-
-def _children() -> list[int]:
-    found: list[int] = []
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # a thread that has ended
-            found += map(int, (thread / "children").read_text().split())
-    return found
 
 
 def name_process(name: str) -> None:

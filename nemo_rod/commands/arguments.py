@@ -106,14 +106,14 @@ class Arguments(argparse.ArgumentParser):
                 self.error(f"{name}= is given twice")
             else:
                 values[name] = value
-        found, unknown = super().parse_known_args(others, namespace)
-        if unknown:
-            self.error(f"{' '.join(unknown)} is unknown, or too much")
+        options, extra = super().parse_known_args(others, namespace)
+        if extra:
+            self.error(f"unrecognised or extra argument: {' '.join(extra)}")
         for name, key in self._keys.items():
             if key.required and name not in values:
                 self.error(f"{name}= is missing")
-            setattr(found, name, key.convert(values[name]) if name in values else None)
-        return found, []
+            setattr(options, name, key.convert(values[name]) if name in values else None)
+        return options, []
 
     def error(self, message: str) -> NoReturn:
         """Refuses the command line.
@@ -137,12 +137,12 @@ def whole_number(text: str, *, least: int = 0, most: float = math.inf) -> int:
     return int(text)
 
 
-def every_key(what: str) -> Key:
-    """Returns the key for the time between two looks of a command; `what` explains it."""
+def every_key(explanation: str) -> Key:
+    """Returns the key for the time between two updates of a command, with its `explanation`."""
     return Key(
         name="every",
         value="SECONDS",
-        help=what,
+        help=explanation,
         expected="a whole number of seconds, 1 or more",
         read=partial(whole_number, least=1),
     )

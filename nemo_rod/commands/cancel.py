@@ -6,12 +6,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.run.launch import queue
-from nemo_rod.run.launch.render import read_launch
 
 _DESCRIPTION = """\
-Cancels the jobs that launcher=slurm or launcher=ray submitted for a run. What the run wrote stays;
-the same command as before resumes it."""
+Cancels the jobs that launcher=slurm or launcher=ray submitted for a run. The results so far stay;
+the same command as before resumes the run."""
 
 
 def declare(parser: Arguments) -> None:
@@ -26,11 +24,14 @@ def main(options: Namespace) -> None:
 
     Raises:
         ValueError: if the folder is not a run's, none of its jobs is in the queue, or Slurm does
-            not answer.
+            not respond.
     """
+    from nemo_rod.run.launch import queue
+    from nemo_rod.run.launch.render import read_launch
+
     alive = sorted(queue.alive(options.run_dir))
     if not alive:
-        read_launch(options.run_dir)  # says so if it is no run's folder
+        read_launch(options.run_dir)  # refuses a folder that is not a run's
         raise ValueError(f"{options.run_dir} has no job in the queue: there is nothing to cancel.")
     queue.cancel(alive)
     print(f"cancelled {len(alive)} jobs: {', '.join(alive)}")

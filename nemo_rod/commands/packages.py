@@ -1,4 +1,4 @@
-"""Refuses to begin a run whose packages are not installed: all of them in one sentence."""
+"""Names all missing packages of a run in one sentence, before it begins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDS = {
 
 
 def check_packages(stages: Iterable[Stage], config: Config) -> None:
-    """Refuses stages that would end in a missing package, before the first of them begins.
+    """Refuses stages whose packages are not all installed.
 
     NeMo-RL, as a launcher, brings its own packages, and so does the environment of its workers.
 
@@ -31,8 +31,8 @@ def check_packages(stages: Iterable[Stage], config: Config) -> None:
     """
     missing: dict[str, str] = {}  # module -> extra
     names = []
+    here = launcher_of(config).environment and python_with_megatron() == sys.executable
     for stage in stages:
-        here = launcher_of(config).environment and python_with_megatron() == sys.executable
         if stage.extra == "bridge" and not here:
             continue
         lacks = [module for module in _NEEDS[stage.extra] if not can_be_found(module)]
@@ -50,7 +50,7 @@ def check_packages(stages: Iterable[Stage], config: Config) -> None:
 
 
 def can_be_found(module: str) -> bool:
-    """Returns whether a module can be imported, as far as that shows without importing it."""
+    """Returns whether a module is installed, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # raised for a missing parent

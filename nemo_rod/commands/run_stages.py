@@ -11,18 +11,17 @@ from nemo_rod import parts
 from nemo_rod.commands.packages import check_packages
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
-from nemo_rod.run.attempts import Record
 from nemo_rod.run.exports import evaluate_export_stage, export_stage
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.submit import check_idle, submit
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.processes.torchrun import run_torchrun
+from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, arm_settings
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
-STAGES = ("prepare", "pretrain", "reference", "train", "export")  # beside the registered ones
 _REPORT_SECONDS = 300.0  # to wait for a report that another command builds
 
 
@@ -34,7 +33,7 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
     """
     nodes = Nodes.of_this_job()
     for number in STOP_SIGNALS:
-        signal.signal(number, _stop if nodes.rank == 0 else _leave_it_to_the_first_node)
+        signal.signal(number, _stop if nodes.rank == 0 else _ignore)
     if nodes.rank:
         nodes.follow(lambda order: run_torchrun(order, nodes, config.launcher))
         return
@@ -46,7 +45,7 @@ def _stop(number: int, _: object) -> None:
     raise Stopped("was asked to stop: run it again to resume")
 
 
-def _leave_it_to_the_first_node(number: int, _: object) -> None:
+def _ignore(number: int, _: object) -> None:
     """Ignores the signal: the first node receives it, too, and announces the end."""
 
 
@@ -58,7 +57,7 @@ def run(config: Config) -> None:
         check_idle(config)
         check_packages([stage for stage in every if not stage.is_there()], config)
         write_files(launch_folder(config), stages.launcher.render(config, every))
-    _carry_out(stages, every)
+    _execute(stages, every)
 
 
 def one_stage(command: str, config: Config) -> None:
@@ -74,7 +73,14 @@ def one_stage(command: str, config: Config) -> None:
         case "pretrain":
             chosen = [stages.make_base()]
         case "reference":
-            chosen = [stages.reference(name) for name in _references(config)]
+            references = {"base": "base", SPECIALIST: "specialist"}
+            if config.arm not in (None, *references):
+                raise ValueError(
+                    f"arm={config.arm} is not a reference model: expected base, {SPECIALIST}, or "
+                    "no arm for both."
+                )
+            models = [config.arm] if config.arm else references
+            chosen = [stages.reference(references[model]) for model in models]
         case "train":
             names = [config.arm] if config.arm else config.arms
             trained = [name for name in names if arm_settings(config, name).kind == "trained"]
@@ -90,35 +96,24 @@ def one_stage(command: str, config: Config) -> None:
         raise ValueError(
             f"There is nothing to {command} among {names}: name an arm with arm=... or arms=[...]."
         )
-    _carry_out(stages, chosen)
+    _execute(stages, chosen)
 
 
-def _references(config: Config) -> list[str]:
-    """Returns that of replay by the base and of adaptation by the specialist, or one alone."""
-    references = {SPECIALIST: "specialist", "base": "base"}
-    if config.arm is not None and config.arm not in references:
-        raise ValueError(
-            f"arm={config.arm} is no reference model: expected base, {SPECIALIST}, or no "
-            "arm for both."
-        )
-    return [references[config.arm]] if config.arm else ["base", "specialist"]
-
-
-def _carry_out(stages: Stages, chosen: list[Stage]) -> None:
+def _execute(stages: Stages, chosen: list[Stage]) -> None:
     config = stages.config
     known = [stage.name for stage in [*stages.all(), *chosen] if stage.results]
     for name in config.rebuild:
         if name not in known:
-            raise ValueError(f"rebuild=[{name}] names no stage: expected some of {known}.")
+            raise ValueError(f"rebuild=[{name}] is not a stage: expected some of {known}.")
     if stages.launcher.submits:
         for name in parts.names("checks"):
             parts.load("checks", name)(config)
         submit(stages, chosen)
     else:
-        _here(config, chosen)
+        _run_here(config, chosen)
 
 
-def _here(config: Config, stages: list[Stage]) -> None:
+def _run_here(config: Config, stages: list[Stage]) -> None:
     """Runs stages one after the other, skipping finished ones."""
     for number, stage in enumerate(stages, start=1):
         label = f"[{number}/{len(stages)}] {stage.title}"
@@ -128,9 +123,9 @@ def _here(config: Config, stages: list[Stage]) -> None:
             if stage.preview and (line := stage.preview()):
                 say(f"    {line}")
             continue
-        record = Record(Path(config.run_dir), stage.name)
+        log = StageLog(Path(config.run_dir), stage.name)
         # `nemo-rod serve` builds the report, too, and takes seconds
-        with record.only_one(patience=_REPORT_SECONDS if stage.name == "report" else 0.0):
+        with log.only_one(patience=_REPORT_SECONDS if stage.name == "report" else 0.0):
             if stage.name in config.rebuild:
                 stage.move_aside()
             if stage.is_done():
@@ -139,6 +134,6 @@ def _here(config: Config, stages: list[Stage]) -> None:
             check_packages([stage], config)
             say(label)
             start = time.monotonic()
-            with record.attempt():
+            with log.attempt():
                 stage.run()
             say(f"{label}: {time.monotonic() - start:.0f} s")

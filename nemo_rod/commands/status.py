@@ -11,24 +11,22 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_rod.commands.arguments import Arguments, every_key
 from nemo_rod.commands.text import table
 from nemo_rod.files import interpreting, read_json, read_lines
 from nemo_rod.progress import PREFIX
-from nemo_rod.run.attempts import Record
-from nemo_rod.run.handover import Stage, partial
-from nemo_rod.run.launch import queue
-from nemo_rod.run.launch.queue import QueuedJob
-from nemo_rod.run.launch.render import read_launch
-from nemo_rod.run.stages import Stages
+
+if TYPE_CHECKING:
+    from nemo_rod.run.handover import Stage
+    from nemo_rod.run.launch.queue import QueuedJob
 
 _DESCRIPTION = """\
 Shows every stage of a run: its state, job, place, progress, time left and last metrics. It reads
-the run's folder, and asks Slurm where jobs were submitted; nothing is changed."""
+the run's folder, and queries Slurm if jobs were submitted; nothing is changed."""
 _RECENT = 20  # steps for the estimate of the time left
-_EVERY = 5  # seconds between two looks of --watch
+_EVERY = 5  # seconds between two updates of --watch
 _BAR = 20  # characters
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"  # home, screen and scrollback, as `clear` does
 _FINE = ("done", "running", "waiting", "requeued", "to do")
@@ -54,8 +52,8 @@ def declare(parser: Arguments) -> None:
     parser.usage = "nemo-rod status RUN_DIR [--watch [every=SECONDS]]"
     parser.description = _DESCRIPTION
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="folder of the run")
-    parser.add_argument("--watch", action="store_true", help="show it with bars, and keep it fresh")
-    parser.add_keys(every_key(f"with --watch, seconds between two looks, {_EVERY} by default"))
+    parser.add_argument("--watch", action="store_true", help="show it with bars, and update it")
+    parser.add_keys(every_key(f"with --watch, seconds between two updates, {_EVERY} by default"))
     parser.set_defaults(main=main)
 
 
@@ -80,19 +78,36 @@ def standing_text(run_dir: Path, *, bars: bool = False) -> str:
         run_dir: folder of the run.
         bars: whether every stage has a bar of its progress.
     """
+    from nemo_rod.run.handover import partial
+    from nemo_rod.run.launch import queue
+    from nemo_rod.run.launch.render import read_launch
+    from nemo_rod.run.stage_log import StageLog
+    from nemo_rod.run.stages import Stages
+
     launcher, config = read_launch(run_dir)
     if config.arm is not None:  # a single command was launched, but the whole run is shown
         config.arms, config.arm = list(dict.fromkeys([*config.arms, config.arm])), None
-    jobs = queue.look(run_dir, launcher)
+    jobs = queue.jobs_by_stage(run_dir, launcher)
     standings: dict[str, Standing] = {}
     rows = []
     for stage in Stages(config).all():
-        record, (number, job) = Record(run_dir, stage.name), jobs.get(stage.name, (None, None))
+        record, (number, job) = StageLog(run_dir, stage.name), jobs.get(stage.name, (None, None))
         events = record.events()
         standing = stand(stage, events, job, number is not None, record.is_held(), standings)
         standings[stage.name] = standing
         where = (job.nodes if job else "") or place(events)
-        far, left, last = _how_far(run_dir, stage, standing, events)
+        far = left = last = ""
+        if standing.state == "done":
+            seconds = working_seconds(events)
+            far = f"in {_clock(seconds)}" if seconds else ""
+        elif standing.state not in ("to do", "waiting", "cancelled"):
+            folder = partial(stage.folder)
+            logs = (run_dir / "logs").glob(f"{stage.name}*.log")
+            log = max(logs, key=lambda log: log.stat().st_mtime, default=None)
+            if (folder / "metrics.jsonl").exists():
+                far, left, last = training_progress(folder)
+            elif log and standing.state == "running":
+                far, left, last = last_progress(log)
         last = last or (standing.why if standing.state in _FINE else "")
         far = f"{bar(standing, far)} {far}".rstrip() if bars else far
         rows.append((stage.name, standing.state, number, where, far, left, last))
@@ -127,7 +142,7 @@ def stand(
 
     Args:
         stage: stage of the run.
-        events: its record.
+        events: its log.
         job: its job, if known to Slurm.
         was_submitted: whether it has a job number.
         is_held: whether a process of this machine is working on it.
@@ -135,7 +150,14 @@ def stand(
     """
     last = events[-1] if events else {"event": "none"}
     if job is not None and job.alive:
-        return _in_queue(stage, job, last, others)
+        if job.state != "PENDING":
+            return Standing(job.state.lower())
+        if last["event"] in ("stopped", "began"):
+            return Standing("requeued", last.get("why", ""))
+        if job.reason != "Dependency":
+            return Standing("waiting", f"in the queue ({job.reason})")
+        needs = [need for need in stage.needs if need in others and others[need].state != "done"]
+        return Standing("waiting", f"for {', '.join(needs)}")
     if is_held:
         return Standing("running")
     if stage.is_there() and last["event"] in ("done", "none"):
@@ -143,51 +165,19 @@ def stand(
     if last["event"] in ("failed", "stopped"):
         return Standing(last["event"], last["why"])
     if job is not None and job.state not in ("COMPLETED", "CANCELLED"):
-        return Standing(job.state.lower(), "its job ended before it could say why; see logs/slurm")
+        return Standing(job.state.lower(), "its job ended without recording why; see logs/slurm")
     if last["event"] == "began":
-        return Standing("died", "it ended without a word; run it again to resume")
+        return Standing("died", "the process ended without recording why; run it again to resume")
     lost = [need for need in stage.needs if need in others and others[need].state not in _FINE]
     if was_submitted:
         return Standing("cancelled", f"{lost[0]} did not end well" if lost else "")
     return Standing("to do")
 
 
-def _in_queue(
-    stage: Stage, job: QueuedJob, last: Mapping[str, Any], others: Mapping[str, Standing]
-) -> Standing:
-    if job.state != "PENDING":
-        return Standing(job.state.lower())
-    if last["event"] in ("stopped", "began"):
-        return Standing("requeued", last.get("why", ""))
-    if job.reason == "Dependency":
-        needs = [need for need in stage.needs if need in others and others[need].state != "done"]
-        return Standing("waiting", f"for {', '.join(needs)}")
-    return Standing("waiting", f"in the queue ({job.reason})")
-
-
 def place(events: Sequence[Mapping[str, Any]]) -> str:
-    """Returns where the stage's command last ran: nodes of a job, or a machine."""
+    """Returns the last place of the stage's command: nodes of a job, or a machine."""
     began = [event for event in events if event["event"] == "began"]
     return (began[-1].get("nodes") or began[-1]["host"]) if began else ""
-
-
-def _how_far(
-    run_dir: Path,
-    stage: Stage,
-    standing: Standing,
-    events: Sequence[Mapping[str, Any]],
-) -> tuple[str, str, str]:
-    """Returns progress, time left, and the latest metrics."""
-    if standing.state == "done":
-        return _took(events), "", ""
-    if standing.state in ("to do", "waiting", "cancelled"):
-        return "", "", ""
-    folder = partial(stage.folder)
-    if (folder / "metrics.jsonl").exists():
-        return training_progress(folder)
-    logs = (run_dir / "logs").glob(f"{stage.name}*.log")
-    last = max(logs, key=lambda log: log.stat().st_mtime, default=None)
-    return last_progress(last) if last and standing.state == "running" else ("", "", "")
 
 
 def training_progress(folder: Path) -> tuple[str, str, str]:
@@ -202,8 +192,8 @@ def training_progress(folder: Path) -> tuple[str, str, str]:
         done, row = rows[-1]["step"] + 1, rows[-1]
         seconds = sum(row["timing/train/total"] for row in rows) / len(rows) * (steps - done)
         shown = [("loss", "train/loss"), ("replay", "rod/replay_share"), ("lr", "train/lr")]
-        found = [(name, row[key]) for name, key in shown if row.get(key) is not None]
-        last = "  ".join(f"{name} {value:.3g}" for name, value in found)
+        values = [(name, row[key]) for name, key in shown if row.get(key) is not None]
+        last = "  ".join(f"{name} {value:.3g}" for name, value in values)
         return f"{done}/{steps}", _clock(seconds), last
 
 
@@ -218,7 +208,7 @@ def last_progress(log: Path) -> tuple[str, str, str]:
     return far, "".join(left), "  ".join(part for part in more if not part.endswith(" left"))
 
 
-def _took(events: Sequence[Mapping[str, Any]]) -> str:
+def working_seconds(events: Sequence[Mapping[str, Any]]) -> float:
     """Returns the working time over all attempts."""
     seconds, began = 0.0, None
     for event in events:
@@ -226,7 +216,7 @@ def _took(events: Sequence[Mapping[str, Any]]) -> str:
             began = event["time"]
         elif began is not None:
             seconds, began = seconds + event["time"] - began, None
-    return f"in {_clock(seconds)}" if seconds else ""
+    return seconds
 
 
 def _clock(seconds: float) -> str:

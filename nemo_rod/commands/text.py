@@ -33,14 +33,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns text with escapes in the place of what would change a terminal's state or lines."""
+    """Returns text with escapes for the characters that change a terminal's state or lines."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """Returns text as `printable` does, in its own lines and with its tabs."""
+    """Returns text as `printable` does, but keeps its line breaks and tabs."""
     lines = text.split("\n")
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in lines)
 
@@ -51,7 +51,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a line for people, at once, beside the output."""
+    """Prints a line to standard error at once."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nemo_rod.trust import UntrustedCodeError, code_of_its_own, name_and_revision
+from nemo_rod.trust import UntrustedCodeError, explain_own_code, name_and_revision
 
 PROBES = (
     "The quick brown fox jumps over the lazy dog. It's 12,345.67 miles; isn't it?",
@@ -189,7 +189,7 @@ def _auto_tokenizer(name: str, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        with code_of_its_own(f"tokenizer {name!r}"):
+        with explain_own_code(f"tokenizer {name!r}"):
             repository, revision = name_and_revision(name)
             pin = {} if revision is None else {"revision": revision}
             return AutoTokenizer.from_pretrained(

@@ -1,27 +1,28 @@
 """NVIDIA's stack without CUDA and, in `plain/`, without TransformerEngine.
 
-    devices.py         redirects torch.cuda to the CPU
-    core_functions.py  patches megatron-core
-    trainers.py        patches Megatron-Bridge, Megatron-LM and NeMo 2.x
-    on_cpu.py          runs a host's unmodified script
-    plain/             plain torch in the place of TransformerEngine's layers and kernels
+    devices.py   redirects torch.cuda to the CPU
+    trainers.py  patches Megatron-Bridge, Megatron-LM and NeMo 2.x
+    on_cpu.py    runs a host's unmodified script
+    plain/       plain torch instead of TransformerEngine's layers and kernels
 
 None of NVIDIA's files are edited. Nearly every function replaced here can only raise on a PyTorch
 without CUDA, so nothing that works without this package behaves differently with it; exceptions are
 documented where they occur. `torch.cuda.is_available()` stays False. The tested versions are listed
-in docs/support.md. With CUDA and TransformerEngine nothing is replaced, but for the build of a
-helper that megatron-core's wheel ships without its Makefile.
+in docs/support.md. With CUDA and TransformerEngine nothing is replaced except the build of a helper
+that megatron-core's wheel ships without its Makefile.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from typing import Any
 
 import torch
 
-from nemo_rod.cpu import core_functions, devices, plain
+from nemo_rod.cpu import devices, plain
+from nemo_rod.upstream import functions
 
 
 def needed() -> bool:
@@ -31,13 +32,37 @@ def needed() -> bool:
 
 @functools.cache
 def install() -> None:
-    """Makes megatron-core and code that uses it work without CUDA. Idempotent."""
+    """Makes megatron-core and code that uses it work without CUDA. Idempotent.
+
+    Raises:
+        ValueError: a function of megatron-core differs from the tested version.
+    """
     if not needed():
         return
     # megatron/core/jit.py compiles at import time, before its own switch can be set
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     devices.redirect()
-    core_functions.patch()
+    functions.check("cpu")
+    from megatron.core.tensor_parallel import random as core_random
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    core_random._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: (
+        torch.set_rng_state(new_state)
+    )
+    # fork() warns that the CPU state changed inside the GPU state's context: here they are the same
+    logging.getLogger(core_random.__name__).addFilter(
+        lambda record: "CPU RNG state changed" not in record.getMessage()
+    )
+    # Megatron converts expert-parallel split sizes to numpy only for CUDA tensors
+    to_host = moe_utils.maybe_move_tensor_to_cpu
+
+    @functools.wraps(to_host)
+    def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        if as_numpy and torch.is_tensor(tensor):
+            return tensor.numpy()
+        return to_host(tensor, as_numpy=as_numpy, record_stream=False)
+
+    moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = move
 
 
 def prepare() -> None:

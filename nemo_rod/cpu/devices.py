@@ -7,16 +7,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.utils._device import _device_constructors
 
 _CPU = torch.device("cpu")
-
-
-def redirect() -> None:
-    """Redirects devices, streams, tensor types and random state to the CPU, and patches gloo."""
-    _redirect_devices()
-    _redirect_random_state()
-    _densify_gloo_scatter()
 
 
 class _Stream:
@@ -54,7 +48,11 @@ class _TypeName(str):
     __hash__ = str.__hash__
 
 
-def _redirect_devices() -> None:
+def redirect() -> None:
+    """Redirects devices, streams, tensor types and random state to the CPU, and patches gloo.
+
+    Dropout then draws from the CPU's default generator.
+    """
     cuda: Any = torch.cuda
     cuda.current_device = lambda: _CPU
     cuda.synchronize = lambda *_, **__: None
@@ -92,11 +90,6 @@ def _redirect_devices() -> None:
 
     tensor.type = type_name
 
-
-def _redirect_random_state() -> None:
-    """Replaces CUDA's generator by the CPU's default generator, which dropout draws from."""
-    cuda: Any = torch.cuda
-
     def seed(value: int) -> None:
         torch.default_generator.manual_seed(int(value))
 
@@ -105,6 +98,7 @@ def _redirect_random_state() -> None:
     cuda.set_rng_state = cuda.random.set_rng_state = lambda state, device=None: torch.set_rng_state(
         state
     )
+    _densify_gloo_scatter()
 
 
 def _densify_gloo_scatter() -> None:
@@ -113,8 +107,6 @@ def _densify_gloo_scatter() -> None:
     Bridge's tensor-parallel weight loading passes strided chunks and relies on the copy to the
     device to make them dense. Contiguous inputs are passed on unchanged.
     """
-    import torch.distributed as dist
-
     scatter = dist.scatter
 
     def dense_scatter(tensor: Any, scatter_list: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from nemo_rod.upstream import functions
 def install_megatron_bridge() -> None:
     """Makes Megatron-Bridge's checkpoint conversion and `pretrain()` work without CUDA.
 
-    With CUDA, too, the helper of megatron-core's wheel is taken as it is.
+    With CUDA, too, the helper of megatron-core's wheel is used as it is.
     """
     from megatron.bridge.training import initialize, setup
 
@@ -57,21 +58,15 @@ def install_megatron_lm() -> None:
     cast(Any, torch.cuda).set_device = lambda device: None
     # only used to decide whether an environment variable must serialise CUDA streams: it need not
     arguments.get_device_arch_version = lambda: 10
-    _build_no_fused_kernels()
-    _lend_the_compiled_helper()
-
-
-def _build_no_fused_kernels() -> None:
-    """Stops older Megatron-LM from building kernels with nvcc, which only fused softmax needs."""
-    try:
+    with suppress(ImportError):  # older versions build kernels with nvcc, only for fused softmax
         from megatron.legacy import fused_kernels
-    except ImportError:
-        return
-    fused_kernels.load = lambda args: None
+
+        fused_kernels.load = lambda args: None
+    use_installed_helper()
 
 
-def _lend_the_compiled_helper() -> None:
-    """Lets a checkout's megatron-core use the compiled helper of the installed one.
+def use_installed_helper() -> None:
+    """Makes a checkout's megatron-core use the compiled helper of the installed one.
 
     The helper depends on neither PyTorch nor Megatron and is the same in all tested versions.
     Without it, Megatron-LM runs `make` in the checkout.
@@ -90,7 +85,19 @@ def install_nemo2() -> None:
     """Makes NeMo 2.x's `llm.pretrain()` work without CUDA, with `Trainer(accelerator="cpu")`."""
     if torch.cuda.is_available():
         return
-    _unpin_metrics()
+    make, move = torch.tensor, torch.Tensor.to
+
+    # NeMo's logging calls torch.tensor(x, pin_memory=True).to("cuda", non_blocking=True)
+    def tensor(*args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return make(*args, **options)
+
+    def to(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        target = args[0] if args else options.get("device")
+        if isinstance(target, (str, torch.device)) and torch.device(target).type == "cuda":
+            args, options = ("cpu", *args[1:]), {k: v for k, v in options.items() if k != "device"}
+        return move(self, *args, **options)
+
+    torch.tensor, cast(Any, torch.Tensor).to = tensor, to
     from nemo.lightning import megatron_init
     from nemo.lightning.io import pl
     from nemo.lightning.pytorch.callbacks import ProgressPrinter
@@ -102,22 +109,6 @@ def install_nemo2() -> None:
     # only rank 0 gathers the times of all ranks' timers; with all timers off it gathers nothing,
     # which NCCL skips, but which makes gloo wait forever
     ProgressPrinter.log_megatron_timers = lambda self, *_, **__: None
-
-
-def _unpin_metrics() -> None:
-    """Supports NeMo's logging, `torch.tensor(x, pin_memory=True).to("cuda", non_blocking=True)`."""
-    make, move = torch.tensor, torch.Tensor.to
-
-    def tensor(*args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        return make(*args, **options)
-
-    def to(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        target = args[0] if args else options.get("device")
-        if isinstance(target, (str, torch.device)) and torch.device(target).type == "cuda":
-            args, options = ("cpu", *args[1:]), {k: v for k, v in options.items() if k != "device"}
-        return move(self, *args, **options)
-
-    torch.tensor, cast(Any, torch.Tensor).to = tensor, to
 
 
 def _while_counting_one_device(function: Callable) -> Callable:

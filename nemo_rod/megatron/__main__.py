@@ -47,7 +47,7 @@ def main() -> int:
         if number != signal.SIGTERM:
             signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     keep_signals_from_helpers()
-    watch = Watch.of_this_job(stall_seconds=job.stall_seconds)
+    watch = Watch.for_this_job(stall_seconds=job.stall_seconds)
     watch.start()
     try:
         _run(job, watch)
@@ -59,10 +59,10 @@ def main() -> int:
         return Stopped.exit_status
     except BaseException as error:  # every rank must end, whatever the error
         traceback.print_exc()
-        what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        sentence = what + " ".join(str(error).split())
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        sentence = kind + " ".join(str(error).split())
         print(f"nemo-rod error on rank {watch.rank}: {sentence}", flush=True)
-        if what:  # may only follow from another rank's death: let torchrun find that one first
+        if kind:  # may only follow from another rank's death: let torchrun find that one first
             time.sleep(2)
         watch.fail(sentence)
         return 1
@@ -79,7 +79,7 @@ def _run(job: Job, watch: Watch) -> None:
         timeout=timedelta(minutes=job.collective_minutes),
     )
     module, function = _RUN_BY[type(job)]
-    getattr(importlib.import_module(f"nemo_rod.megatron.{module}"), function)(job, signs=watch)
+    getattr(importlib.import_module(f"nemo_rod.megatron.{module}"), function)(job, heartbeat=watch)
     dist.barrier()
 
 

@@ -54,10 +54,9 @@ def checked_micro_batches(
 def for_each(batches: Iterator[Batch], count: int) -> list[Iterator[Batch]]:
     """Returns `count` iterators over the same batches, each of which is made once.
 
-    The chunks of a model under virtual pipeline parallelism read the same batches at their own
-    pace.
+    Chunks of a model under virtual pipeline parallelism read the batches at their own pace.
     """
-    return [map(dict, one) for one in tee(batches, count)]  # a reader may add to its batch
+    return [map(dict, copy) for copy in tee(batches, count)]  # a reader may add to its batch
 
 
 def _batch(tokens_BS: np.ndarray, length: int | None = None) -> Batch:

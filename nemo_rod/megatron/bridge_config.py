@@ -1,4 +1,4 @@
-"""A training job as Megatron-Bridge's configuration, and what of it trains in less memory."""
+"""A training job as Megatron-Bridge's configuration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,18 @@ def bridge_config(
             exit_signal_handler=True,
         ),
         optimizer=_optimizer(job, provider.params_dtype, sharded),
-        scheduler=_scheduler(job),
+        scheduler=SchedulerConfig(
+            lr_decay_style="WSD",  # warm-up, stable, decay
+            lr_wsd_decay_style="cosine",
+            lr_warmup_iters=o.warmup,
+            lr_decay_iters=o.steps,
+            lr_wsd_decay_iters=o.decay,  # by default, Bridge's decay spans the whole run
+            start_weight_decay=o.weight_decay,
+            end_weight_decay=o.weight_decay,
+            weight_decay_incr_style="constant",
+            # a checkpoint may hold an end that was moved; the metrics reproduce it
+            override_opt_param_scheduler=job.convergence is not None,
+        ),
         ddp=DistributedDataParallelConfig(
             grad_reduce_in_fp32=o.grad_reduce == "fp32",
             check_for_nan_in_grad=True,
@@ -82,11 +93,14 @@ def bridge_config(
 
 
 def recompute(provider: Any, kind: str) -> None:
-    """Makes a provider's model compute activations again in backward passes.
+    """Makes a provider's model recompute activations in backward passes.
 
-    Scoring keeps none, and computes none twice. The kind is "none"; "selective" for the core of
-    attention, which matters where attention is not fused; or "full" for every layer, of which only
-    the input is kept.
+    Scoring keeps none, and computes none twice.
+
+    Args:
+        provider: Megatron-Bridge's provider of the model.
+        kind: "none"; "selective" for the core of attention, which matters where attention is not
+            fused; or "full" for every layer, of which only the input is kept.
     """
     if kind == "none":
         return
@@ -98,16 +112,16 @@ def recompute(provider: Any, kind: str) -> None:
 
 
 def refuse_optimizer(job: TrainJob) -> None:
-    """Refuses an optimizer that this machine, or the layout, does not have.
+    """Refuses an optimizer that this machine or the layout does not support.
 
     Raises:
-        ValueError: with the key, what is missing and what to set instead.
+        ValueError: the message has the key, the missing part and the value to set instead.
     """
     if not job.optimisation.precision_aware_optimizer:
         return
     offload = job.optimisation.optimizer_offload
     engine = importlib.util.find_spec("transformer_engine") is not None
-    for wrong, key, why, cure in (
+    for refused, key, why, cure in (
         (not _shares_optimizer(job), "precision_aware_optimizer",
          "needs an optimizer whose state replicas share",
          "set parallel.distributed_optimizer=true"),
@@ -116,7 +130,7 @@ def refuse_optimizer(job: TrainJob) -> None:
         (not offload and not engine, "precision_aware_optimizer",
          "needs the Adam of TransformerEngine, which is not installed", "leave it out"),
     ):  # fmt: skip
-        if wrong:
+        if refused:
             raise ValueError(f"train.{key}=true {why}: {cure}.")
 
 
@@ -147,21 +161,4 @@ def _optimizer(job: TrainJob, dtype: torch.dtype, sharded: bool) -> OptimizerCon
         main_grads_dtype=torch.bfloat16 if narrow else torch.float32,
         optimizer_cpu_offload=o.optimizer_offload,
         optimizer_offload_fraction=1.0 if o.optimizer_offload else 0.0,
-    )
-
-
-def _scheduler(job: TrainJob) -> SchedulerConfig:
-    """Warm-up, stable, decay."""
-    o = job.optimisation
-    return SchedulerConfig(
-        lr_decay_style="WSD",
-        lr_wsd_decay_style="cosine",
-        lr_warmup_iters=o.warmup,
-        lr_decay_iters=o.steps,
-        lr_wsd_decay_iters=o.decay,  # by default, Bridge's decay spans the whole run
-        start_weight_decay=o.weight_decay,
-        end_weight_decay=o.weight_decay,
-        weight_decay_incr_style="constant",
-        # a checkpoint may hold an end that was moved; the metrics reproduce it
-        override_opt_param_scheduler=job.convergence is not None,
     )

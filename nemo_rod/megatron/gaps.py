@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from nemo_rod.files import read_json, write_json
 from nemo_rod.megatron.objective import next_token_alone
-from nemo_rod.megatron.ranks import all_or_none, of_any_rank, on_all_ranks
+from nemo_rod.megatron.ranks import all_or_none, from_all_ranks, on_all_ranks
 
 # A value that no weight takes and that fp32 and bf16 both represent exactly. (A diverged weight
 # could be NaN.)
@@ -30,8 +30,10 @@ _LEFT_OUT = re.compile(r"^mtp\.|(^|\.)visual\.|rotary_emb\.|\.masked_bias$")
 def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
     """Makes a provider raise unless every parameter is set and every relevant tensor is read.
 
-    Megatron-Bridge's provider loads the weights before it wraps the model; `state` has the
-    checkpoint's tensors, as Megatron-Bridge reads them.
+    Args:
+        provider: Megatron-Bridge's provider, which loads the weights before it wraps the model.
+        state: the checkpoint's tensors, as Megatron-Bridge reads them.
+        hf: name of the checkpoint for messages.
     """
     read: set[str] = set()
     source = state.source
@@ -54,7 +56,7 @@ def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
         relevant = sorted(name for name in source.get_all_keys() if _counts(name, provider))
         unread = on_all_ranks([name not in read for name in relevant])
         names = [name for name, is_unread in zip(relevant, unread, strict=True) if is_unread]
-        _refuse(hf, sorted({*of_any_rank(unset)}), names)
+        _refuse(hf, sorted({*from_all_ranks(unset)}), names)
         return model
 
     provider.register_pre_wrap_hook(mark, prepend=True)
@@ -63,10 +65,10 @@ def refuse_gaps(provider: Any, state: Any, hf: str) -> None:
 
 @contextmanager
 def whole_loads() -> Iterator[None]:
-    """Refuses the gaps of every checkpoint that others load by Megatron-Bridge within the block.
+    """Refuses the gaps of every checkpoint that a host loads by Megatron-Bridge within the block.
 
-    Their models are described for the loss of the next token alone: Megatron-Bridge stops at some
-    heads for further tokens whose weights it has no names for.
+    Heads for further tokens are left out: Megatron-Bridge fails on those whose weights it cannot
+    name.
     """
     describe = AutoBridge.to_megatron_provider
 
@@ -87,21 +89,21 @@ def whole_loads() -> Iterator[None]:
 
 
 def save_hf(bridge: AutoBridge, model: list, folder: Path) -> None:
-    """Writes a model as a Hugging Face checkpoint, by the bridge that it was loaded by. Collective.
+    """Writes a model as a Hugging Face checkpoint, by the bridge that loaded it. Collective.
 
     Raises:
-        ValueError: on every rank, if it lacks a tensor that the model has.
+        ValueError: on every rank, if the checkpoint lacks a tensor of the model.
     """
-    # By default, some versions leave out every file of the checkpoint that has a tensor which the
-    # model has not, such as those of multi-token predictors.
+    # By default, some versions leave out every file of the checkpoint that has a tensor unknown to
+    # the model, such as those of multi-token predictors.
     bridge.save_hf_pretrained(model, folder, show_progress=False, strict=False)
     source = bridge.hf_pretrained.state.source
     config = get_model_config(model[0])
-    all_or_none(lambda: _look_at(folder, source, config) if dist.get_rank() == 0 else None)
+    all_or_none(lambda: _check_export(folder, source, config) if dist.get_rank() == 0 else None)
 
 
-def _look_at(folder: Path, source: Any, config: Any) -> None:
-    """Refuses an export with gaps, and lets its index name what its files have."""
+def _check_export(folder: Path, source: Any, config: Any) -> None:
+    """Refuses an export with gaps, and corrects its index to the tensors of its files."""
     written: dict[str, str] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
@@ -114,12 +116,12 @@ def _look_at(folder: Path, source: Any, config: Any) -> None:
             "with another version."
         )
     index = folder / "model.safetensors.index.json"
-    if index.exists() and (found := read_json(index, "weight_map"))["weight_map"] != written:
-        write_json(index, {**found, "weight_map": written})
+    if index.exists() and (listed := read_json(index, "weight_map"))["weight_map"] != written:
+        write_json(index, {**listed, "weight_map": written})
 
 
 def _parameters(model: list) -> list[tuple[str, torch.nn.Parameter]]:
-    """Returns what a checkpoint has to set: multi-token predictors are not trained."""
+    """Returns the parameters that a checkpoint must set: all but multi-token predictors."""
     named = [pair for chunk in model for pair in chunk.named_parameters()]
     return [(name, parameter) for name, parameter in named if "mtp" not in name.split(".")]
 
@@ -135,20 +137,19 @@ def _counts(name: str, config: Any) -> bool:
 def _refuse(hf: str, unset: list[str], unread: list[str]) -> None:
     if not unset and not unread:
         return
-    found = [
-        f"{len(names)} {what} ({_first_three(names)})"
-        for names, what in (
+    gaps = [
+        f"{len(names)} {kind} ({_first_three(names)})"
+        for names, kind in (
             (unset, "parameter(s) of the model without a tensor"),
             (unread, "tensor(s) without a place in the model"),
         )
         if names
     ]
     raise ValueError(
-        f"{hf} leaves {' and '.join(found)}: give a checkpoint whose tensors have the published "
+        f"{hf} leaves {' and '.join(gaps)}: give a checkpoint whose tensors have the published "
         "names and fit its config.json."
     )
 
 
-def _first_three(names: Iterable[str]) -> str:
-    names = list(names)
+def _first_three(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

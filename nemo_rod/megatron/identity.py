@@ -52,8 +52,8 @@ def _nothing() -> Iterator[dict[str, torch.Tensor]]:
     yield {}
 
 
-def identity_of(header: CurriculumHeader) -> dict[str, Any]:
-    """Returns the values that a run's checkpoints are only valid with."""
+def header_identity(header: CurriculumHeader) -> dict[str, Any]:
+    """Returns the values that the checkpoints of a run depend on."""
     return {key: getattr(header, key) for key in IDENTITY}
 
 
@@ -62,18 +62,17 @@ def versions() -> dict[str, str]:
     import megatron.core
     from megatron.bridge import package_info
 
-    found = {
-        "megatron-core": megatron.core.__version__,
-        "Megatron-Bridge": package_info.__version__,
-    }
     # megatron-core appends the commit of the repository it runs in
-    return {package: Version(version).public for package, version in found.items()}
+    return {
+        "megatron-core": Version(megatron.core.__version__).public,
+        "Megatron-Bridge": Version(package_info.__version__).public,
+    }
 
 
 def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> None:
     """Refuses to resume from weights that were trained on other data or with other settings.
 
-    The trainer's checkpoint folder need not exist; `identity_of` returns what is expected.
+    The trainer's checkpoint folder need not exist; `expected` is a `header_identity`.
 
     Raises:
         ValueError: the identity differs, or an installed package is older than the one that saved
@@ -92,8 +91,8 @@ def refuse_foreign_checkpoint(checkpoints: Path, expected: dict[str, Any]) -> No
     ]
     if differences:
         raise ValueError(
-            f"{folder} was trained with {', '.join(differences)}: continue with what it was "
-            f"trained with, or remove {checkpoints.parent} to begin again."
+            f"{folder} was trained with {', '.join(differences)}: continue with the same, or "
+            f"remove {checkpoints.parent} to begin again."
         )
     installed = versions()
     for package, version in (config.dataset.get("versions") or {}).items():

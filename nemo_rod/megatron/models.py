@@ -11,11 +11,11 @@ from megatron.core import parallel_state
 
 from nemo_rod.config import Parallel
 from nemo_rod.jobs import ModelJob
+from nemo_rod.layout import check_parallel
 from nemo_rod.megatron import PLATFORM
 from nemo_rod.megatron.gaps import refuse_gaps
 from nemo_rod.megatron.objective import next_token_alone, refuse_other_losses
-from nemo_rod.megatron.scoring.text_positions import number_text
-from nemo_rod.trust import code_of_its_own
+from nemo_rod.trust import explain_own_code
 from nemo_rod.upstream import functions
 
 
@@ -34,7 +34,7 @@ def model_provider(
         parallel: the parallel layout.
         precision: "fp32" or "bf16".
         block_size: tokens per block (S).
-        trust_remote_code: whether code that lies beside the checkpoint may run.
+        trust_remote_code: whether code that comes with the checkpoint may run.
 
     Returns:
         The bridge, which can export the model again, and the provider, which builds the model with
@@ -42,10 +42,10 @@ def model_provider(
 
     Raises:
         ValueError: the model does not support the layout, or the number of processes does not
-            match it; or the checkpoint has code of its own that may not run.
+            match it; or the checkpoint comes with code that may not run.
     """
     PLATFORM.prepare_bridge()
-    with code_of_its_own(f"The checkpoint {hf}"):
+    with explain_own_code(f"The checkpoint {hf}"):
         bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=trust_remote_code)
     provider = bridge.to_megatron_provider(load_weights=True)
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
@@ -56,13 +56,23 @@ def model_provider(
     # Bridge skips the initialisation of weights that it will load, and thereby the marks of
     # tensor-parallel parameters: the clipped gradient norm would silently lose shards.
     provider.perform_initialization = True
-    _set_layout(provider, parallel)
+    provider.tensor_model_parallel_size = parallel.tensor
+    provider.pipeline_model_parallel_size = parallel.pipeline
+    provider.context_parallel_size = parallel.context
+    provider.sequence_parallel = parallel.sequence
+    if parallel.virtual_pipeline > 1:
+        provider.virtual_pipeline_model_parallel_size = parallel.virtual_pipeline
+        # with the defaults the interleaved schedule silently trains on wrong gradients
+        provider.overlap_p2p_comm, provider.batch_p2p_comm = True, False
+    if parallel.expert > 1:
+        provider.expert_model_parallel_size = parallel.expert
+        provider.expert_tensor_parallel_size = 1  # experts are too small to be split
     provider.seq_length = block_size
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     provider.params_dtype = provider.pipeline_dtype = dtype
     provider.bf16, provider.fp16 = precision == "bf16", False
     if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
-        # Bridge is content with TransformerEngine, but the output layer's fusion is Apex's
+        # Bridge only checks for TransformerEngine, but the output layer's fusion is Apex's
         provider.gradient_accumulation_fusion = False
     PLATFORM.adapt(provider)
     return bridge, provider
@@ -92,52 +102,61 @@ def build(job: ModelJob, hf: str, block_size: int) -> tuple[AutoBridge, list]:
     return bridge, provider.provide_distributed_model(wrap_with_ddp=False)
 
 
-def _set_layout(provider: Any, parallel: Parallel) -> None:
-    provider.tensor_model_parallel_size = parallel.tensor
-    provider.pipeline_model_parallel_size = parallel.pipeline
-    provider.context_parallel_size = parallel.context
-    provider.sequence_parallel = parallel.sequence
-    if parallel.virtual_pipeline > 1:
-        provider.virtual_pipeline_model_parallel_size = parallel.virtual_pipeline
-        # with the defaults the interleaved schedule silently trains on wrong gradients
-        provider.overlap_p2p_comm, provider.batch_p2p_comm = True, False
-    if parallel.expert > 1:
-        provider.expert_model_parallel_size = parallel.expert
-        provider.expert_tensor_parallel_size = 1  # experts are too small to be split
+def number_text(provider: Any) -> None:
+    """Makes the model number each sample's tokens from 0 on every pipeline stage.
+
+    Vision-language models, which receive only text here, derive positions from the tokens by
+    default, and Megatron-Bridge passes these only to the first stage: training fails on the others.
+    """
+    if not hasattr(provider, "vision_config"):
+        return
+
+    def set_positions(model: Any, arguments: tuple, options: dict[str, Any]) -> Any:
+        positions = options.get("position_ids")
+        if positions is not None and positions.dim() == 3:
+            return None
+        # without either, between the first and the last stage, samples are whole blocks
+        known = [options.get(name) for name in ("input_ids", "labels")]
+        length = next((t.shape[1] for t in known if t is not None), model.config.seq_length)
+        device = next(model.parameters()).device
+        positions = torch.arange(length, device=device).expand(3, 1, length)  # time, height, width
+        return arguments, {**options, "position_ids": positions}
+
+    def attach(model: list) -> list:
+        for chunk in model:
+            chunk.register_forward_pre_hook(set_positions, with_kwargs=True)
+        return model
+
+    provider.register_pre_wrap_hook(attach)
 
 
 def _check_layout(provider: Any, hf: str, parallel: Parallel) -> None:
     hybrid = hasattr(provider, "hybrid_stack_spec") or hasattr(provider, "mamba_stack_spec")
     delta_net = getattr(provider, "experimental_attention_variant", None) == "gated_delta_net"
     sliced = parallel.tensor > 1 and not parallel.sequence
-    for found, key, why in (
+    for refused, key, why in (
         (hybrid and parallel.virtual_pipeline > 1, "virtual_pipeline",
          "Megatron has no interleaved schedule for models with Mamba layers; set it to 1"),
         (hasattr(provider, "vision_config") and parallel.context > 1, "context",
-         "models for images and text share a block out themselves, a second time; set it to 1"),
+         "models for images and text split a block themselves, a second time; set it to 1"),
         (sliced and _experts(provider) > 1, "tensor", "its experts need parallel.sequence=true"),
         (sliced and delta_net, "tensor",
          "Megatron adds up the gradients of the norms in Gated DeltaNet layers only with "
          "parallel.sequence=true"),
     ):  # fmt: skip
-        if found:
+        if refused:
             raise ValueError(
                 f"parallel.{key}={getattr(parallel, key)} does not work with {hf}: {why}."
             )
     heads, groups = provider.num_attention_heads, provider.num_query_groups or 0
-    stages = parallel.pipeline * parallel.virtual_pipeline
-    for what, count, axis, size in (
-        ("layers", provider.num_layers, "pipeline x virtual_pipeline", stages),
-        ("attention heads", heads, "tensor", parallel.tensor),
-        ("key-value heads", groups or heads, "tensor", parallel.tensor),
-        ("vocabulary entries", provider.vocab_size, "tensor", parallel.tensor),
-        ("experts", _experts(provider), "expert", parallel.expert),
-    ):
-        if count % size:
-            raise ValueError(
-                f"parallel.{axis}={size} does not divide the {count} {what} of {hf}: "
-                f"choose another parallel layout."
-            )
+    sizes = (
+        ("pipeline", "num_hidden_layers", provider.num_layers),
+        ("tensor", "num_attention_heads", heads),
+        ("tensor", "num_key_value_heads", groups or heads),
+        ("tensor", "vocab_size", provider.vocab_size),
+        ("expert", "num_experts", _experts(provider)),
+    )
+    check_parallel(parallel, sizes, hf)
     world = torch.distributed.get_world_size()
     if world != parallel.world_size:
         raise ValueError(

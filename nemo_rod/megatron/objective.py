@@ -1,9 +1,9 @@
-"""What is trained, and by which loss: the language model, by the loss of the next token alone.
+"""The objective: only the language model is trained, and only by the loss of the next token.
 
-Checkpoints bring losses of their own: Megatron-Bridge turns on the balancing losses of routers and
-the loss of multi-token prediction wherever a config mentions them. Neither is part of the paper's
-objective, and both would change what a comparison of arms compares. A vision tower, which text
-never reaches, would have no gradient but would still decay.
+Megatron-Bridge turns on the balancing losses of routers and the loss of multi-token prediction
+wherever a checkpoint's config mentions them. Neither is part of the paper's objective, and both
+would confound a comparison of arms. A vision tower, which text never reaches, would have no
+gradient but would still decay.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def next_token_alone(provider: Any) -> None:
 def refuse_other_losses(model: list) -> list:
     """Refuses chunks of a model that would also be trained by another loss. Collective.
 
-    Returns them as a hook that runs before they are wrapped must.
+    Returns:
+        The chunks, as Megatron-Bridge requires of a hook that runs before they are wrapped.
 
     Raises:
         ValueError: on every rank, with the first such loss or trained part of any rank.
@@ -55,15 +56,15 @@ def refuse_other_losses(model: list) -> list:
 
 def _refuse(model: list) -> None:
     for chunk in model:
-        for what, cure in _others(chunk):
+        for loss, cure in _other_losses(chunk):
             raise ValueError(
-                f"The model would also be trained by {what}, which is not part of the loss that "
+                f"The model would also be trained by {loss}, which is not part of the loss that "
                 f"selection and its references use: {cure}."
             )
 
 
-def _others(chunk: Any) -> Iterator[tuple[str, str]]:
-    """Yields what else would be trained, and how it is turned off."""
+def _other_losses(chunk: Any) -> Iterator[tuple[str, str]]:
+    """Yields every other loss or trained part, and the way to turn it off."""
     for name, module in chunk.named_modules():
         if isinstance(module, Router):
             for loss in _router_losses(module.config):
@@ -84,5 +85,5 @@ def _router_losses(config: Any) -> list[str]:
     kinds, sizes = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
     kinds = kinds if isinstance(kinds, list) else [kinds]
     sizes = sizes if isinstance(sizes, list) else [sizes] * len(kinds)
-    found = [k for k, size in zip(kinds, sizes, strict=True) if "aux_loss" in str(k) and size]
-    return [*found, "z_loss"] if config.moe_z_loss_coeff else found
+    losses = [k for k, size in zip(kinds, sizes, strict=True) if "aux_loss" in str(k) and size]
+    return [*losses, "z_loss"] if config.moe_z_loss_coeff else losses

@@ -1,7 +1,7 @@
 """Agreement between ranks: which one writes, how a fault spreads, and that choices are equal.
 
-No collective here gathers an object of every rank: torch makes room for as many of the largest one
-as there are ranks, on every rank.
+No collective here gathers an object from every rank at once: torch would allocate, on every rank,
+as many copies of the largest one as there are ranks.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def peak_memory() -> dict[str, float]:
 
 
 def from_recorder(find: Callable[[], T]) -> T:
-    """Returns on every rank what `find` returns on the recording rank. Collective."""
-    found = [find() if is_recorder() else None]
-    dist.broadcast_object_list(found, src=dist.get_world_size() - 1)
-    return found[0]  # type: ignore[return-value]
+    """Calls `find` on the recording rank and returns its result on every rank. Collective."""
+    result = [find() if is_recorder() else None]
+    dist.broadcast_object_list(result, src=dist.get_world_size() - 1)
+    return result[0]  # type: ignore[return-value]
 
 
 def all_or_none(function: Callable[[], T]) -> T:
@@ -60,9 +60,9 @@ def all_or_none(function: Callable[[], T]) -> T:
     first = torch.tensor(world_size if fault is None else dist.get_rank()).cuda()
     dist.all_reduce(first, op=dist.ReduceOp.MIN)
     if first < world_size:
-        said = [fault]
-        dist.broadcast_object_list(said, src=int(first))
-        raise ValueError(said[0])
+        message = [fault]
+        dist.broadcast_object_list(message, src=int(first))
+        raise ValueError(message[0])
     return result  # type: ignore[return-value]
 
 
@@ -83,36 +83,36 @@ def on_all_ranks(facts: list[bool]) -> list[bool]:
     return [bool(value) for value in holds.tolist()]
 
 
-def of_any_rank(mine: list[T]) -> list[T]:
-    """Returns what the ranks found that found anything, on every rank. Collective.
+def from_all_ranks(own: list[T]) -> list[T]:
+    """Gathers the non-empty results of all ranks on every rank. Collective.
 
-    One such rank after the other speaks, so that memory does not grow with the number of ranks.
+    The ranks broadcast in turn, so that memory does not grow with their number.
     """
-    found = torch.zeros(dist.get_world_size(), dtype=torch.uint8).cuda()
-    found[dist.get_rank()] = bool(mine)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    everything: list[T] = []
-    for rank in found.nonzero().flatten().tolist():
-        said = [mine]
-        dist.broadcast_object_list(said, src=rank)
-        everything += said[0]
-    return everything
+    senders = torch.zeros(dist.get_world_size(), dtype=torch.uint8).cuda()
+    senders[dist.get_rank()] = bool(own)
+    dist.all_reduce(senders, op=dist.ReduceOp.MAX)
+    results: list[T] = []
+    for rank in senders.nonzero().flatten().tolist():
+        sent = [own]
+        dist.broadcast_object_list(sent, src=rank)
+        results += sent[0]
+    return results
 
 
 def refuse_different_choices(choice: Choice) -> None:
     """Ends the run on all ranks if they are about to train on different blocks. Collective.
 
     Every rank selects independently and reads its blocks by id: ranks of one replica that disagree
-    would train on a mixture of blocks, and nothing else would detect it.
+    would train on a mixture of blocks, undetected.
 
     Raises:
         ValueError: the choices differ; raised on every rank, with the step.
     """
     chosen = np.stack([choice.block_ids, choice.chosen]).astype("<i8")
     digest = hashlib.blake2b(chosen.tobytes(), digest_size=8).digest()
-    mine = int.from_bytes(digest, "big") >> 1  # 63 bits, so that its negative fits an int64, too
+    own = int.from_bytes(digest, "big") >> 1  # 63 bits, so that its negative fits an int64, too
     # a single reduction: the maximum of the negatives is the negative of the minimum
-    ends = torch.tensor([mine, -mine]).cuda()
+    ends = torch.tensor([own, -own]).cuda()
     dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     largest, negative_smallest = ends.tolist()
     if largest != -negative_smallest:

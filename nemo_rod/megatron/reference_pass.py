@@ -57,9 +57,9 @@ def write_references(
         rows, sums = losses.own_part_sums(ids[part])
         if writer is not None:
             assert sums is not None, "the writing rank is of the last stage"
-            wanted = rows_to_write(part, missing, rows)
-            own = ids[part[rows[wanted]]]
-            writer.append(own, sums[wanted], losses.store.hashes(own))
+            own = rows_to_write(part, missing, rows)
+            own_ids = ids[part[rows[own]]]
+            writer.append(own_ids, sums[own], losses.store.hashes(own_ids))
         if is_recorder():
             done += int(missing[np.unique(part)].sum())
             progress.step(done)
@@ -76,20 +76,20 @@ def whole_micro_batches(missing: Mask, size: int, replicas: int) -> Iterator[np.
     Position p always lies in micro-batch p // size. A block is therefore scored with the same
     others after any interruption and with any number of replicas: its loss is bit-identical even
     where neighbours matter in the last bits, as with FP8 or experts. The last micro-batch is padded
-    with repeats of the last block, and the last positions with micro-batches, so that all replicas
-    have equally many and nothing is cut elsewhere.
+    with repeats of the last block, and the last group with repeats of micro-batches, so that all
+    replicas have equally many.
 
     Args:
         missing: positions that are still to be scored.
         size: blocks in a micro-batch.
         replicas: data-parallel size.
     """
-    begun = np.flatnonzero(np.logical_or.reduceat(missing, np.arange(0, len(missing), size)))
+    incomplete = np.flatnonzero(np.logical_or.reduceat(missing, np.arange(0, len(missing), size)))
     count = _BATCHES_PER_CALL * replicas
-    for start in range(0, len(begun), count):
-        some = begun[start : start + count]
-        some = np.resize(some, -(-len(some) // replicas) * replicas)
-        positions = some[:, None] * size + np.arange(size)
+    for start in range(0, len(incomplete), count):
+        group = incomplete[start : start + count]
+        group = np.resize(group, -(-len(group) // replicas) * replicas)
+        positions = group[:, None] * size + np.arange(size)
         yield np.minimum(positions.ravel(), len(missing) - 1)
 
 

@@ -1,7 +1,7 @@
 """Replay on Demand around the trainer's `train_step` (paper, algorithm 1).
 
 selection/selector.py: pool -> block losses -> scores -> top-k
-this module: ordinary forward-backward on the winners
+this module:           ordinary forward-backward on the winners
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class RoDSelector:
     """Makes a trainer train on the blocks that a `Selector` chooses at every step.
 
     Args:
-        selector: Selector that chooses the blocks of a step.
-        store: Store that holds the blocks.
-        scoring_micro_batch_size: Blocks in one forward-only pass of one replica.
+        selector: chooses the blocks of a step.
+        store: store that holds the blocks.
+        scoring_micro_batch_size: blocks in one forward-only pass of one replica.
         scoring_precision: "fp8" scores in FP8, None in the model's precision.
-        beat: Heartbeat, called whenever this rank makes progress.
+        beat: heartbeat, called whenever this rank makes progress.
 
     Attributes:
-        choice: The choice of the last step.
-        on_choice: Callback for every choice, called before it is trained on.
-        step_seconds: Duration of the last step in seconds.
+        choice: the choice of the last step.
+        on_choice: callback for every choice, called before it is trained on.
+        step_seconds: duration of the last step in seconds.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RoDSelector:
         self.choice: Choice | None = None
         self.on_choice: Callable[[Choice], None] = lambda choice: None
         self.step_seconds = 0.0
-        self._heard: Callable[[], np.ndarray] | None = None
+        self._captured: Callable[[], np.ndarray] | None = None
 
     def wrap(self, train_step: Callable) -> Callable:
         """Wraps the selector around a trainer's `train_step`.
@@ -77,9 +77,11 @@ class RoDSelector:
             )
             start = time.perf_counter()
             self.beat()
-            self._heard = None
+            self._captured = None
             result = train_step(**call)
-            self._learn()
+            if self._captured is not None and self.choice is not None:
+                # fetching the losses waits for the backward pass: the optimizer's work comes first
+                self.choice = self.selector.learn(self.choice, self._captured())
             self.beat()
             self.step_seconds = time.perf_counter() - start
             return result
@@ -116,39 +118,24 @@ class RoDSelector:
                 refuse_different_choices(choice)
                 self.on_choice(choice)
                 self.beat()
-            replicas = groups.dp.size()
-            shares = deal(choice.block_ids, micro_batch_size=micro_batch_size, replicas=replicas)
-            mine = shares[groups.dp.rank()]
-            winners = checked_micro_batches(self.store, mine, micro_batch_size)
+            shares = deal(
+                choice.block_ids, micro_batch_size=micro_batch_size, replicas=groups.dp.size()
+            )
+            winners = checked_micro_batches(self.store, shares[groups.dp.rank()], micro_batch_size)
             batches = for_each(winners, len(model))
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.selector.policy.needs_scores:
                 return schedule(**options)
             if choice.is_estimated:
-                return self._listening(schedule, options, choice, groups)
+                capture_losses = TrainingLosses(options["forward_step_func"], groups)
+                result = schedule(**{**options, "forward_step_func": capture_losses.forward_step})
+                if self._captured is None:  # not in a rerun of the same step
+                    num_blocks = len(choice.block_ids)
+                    self._captured = partial(capture_losses.gathered, num_blocks, micro_batch_size)
+                return result
             # scoring has gathered every parameter; gathering again would read a buffer that the
             # optimizer may share with gradients and that has since been zeroed
             with replaced(get_model_config(model[0]), "param_sync_func", None):
                 return schedule(**options)
 
         return on_winners
-
-    def _listening(
-        self, schedule: Callable, options: dict[str, Any], choice: Choice, groups: Any
-    ) -> Any:
-        """Runs the schedule on an estimated choice and keeps what its blocks cost."""
-        heard = TrainingLosses(options["forward_step_func"], groups)
-        result = schedule(**{**options, "forward_step_func": heard.forward_step})
-        if self._heard is None:  # not in a rerun of the same step
-            size = options["micro_batch_size"]
-            self._heard = partial(heard.gathered, len(choice.block_ids), size)
-        return result
-
-    def _learn(self) -> None:
-        """Gives the selector what the blocks of an estimated choice cost. Collective.
-
-        Fetching the losses waits for the backward pass, so the optimizer's work comes first.
-        """
-        if self._heard is not None:
-            assert self.choice is not None
-            self.choice = self.selector.learn(self.choice, self._heard())

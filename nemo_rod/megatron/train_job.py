@@ -22,19 +22,18 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import read_ahead
 from nemo_rod.jobs import TrainJob, arithmetic
 from nemo_rod.megatron.bridge_config import bridge_config, recompute, refuse_optimizer
-from nemo_rod.megatron.callbacks.early_end import UntilConverged
 from nemo_rod.megatron.callbacks.recorder import Recorder
 from nemo_rod.megatron.callbacks.show_metrics import Loggers
 from nemo_rod.megatron.callbacks.training_losses import ResumedAverages, refuse_dropout
-from nemo_rod.megatron.callbacks.validation import Validation
+from nemo_rod.megatron.callbacks.validation import UntilConverged, Validation
 from nemo_rod.megatron.gaps import save_hf
-from nemo_rod.megatron.identity import identity_of, refuse_foreign_checkpoint
+from nemo_rod.megatron.identity import header_identity, refuse_foreign_checkpoint
 from nemo_rod.megatron.models import model_provider
 from nemo_rod.megatron.ranks import all_or_none, is_recorder, once_a_node
 from nemo_rod.megatron.rod_selector import RoDSelector
 from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes, refuse_unsafe
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
-from nemo_rod.megatron.watch import UNWATCHED, Signs
+from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.megatron.whole_checkpoints import name_the_last_whole, write_config_whole
 from nemo_rod.progress import Progress
 from nemo_rod.selection import CurriculumHeader, ReferenceLosses, References, Selector
@@ -44,7 +43,9 @@ from nemo_rod.signals import Stopped
 from nemo_rod.upstream import changes, functions
 
 
-def train(job: TrainJob, callbacks: Sequence[Callback] = (), signs: Signs = UNWATCHED) -> None:
+def train(
+    job: TrainJob, callbacks: Sequence[Callback] = (), heartbeat: Heartbeat = UNWATCHED
+) -> None:
     """Trains one arm from its base, or resumes an interrupted run.
 
     Fills `job.out` with `checkpoints/`, `curriculum.rod`, `metrics.jsonl` and, at the end, `hf/`.
@@ -52,7 +53,7 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = (), signs: Signs = UNWA
     Args:
         job: the training job.
         callbacks: additional Megatron-Bridge callbacks.
-        signs: told of this rank's progress, and of what it begins to read.
+        heartbeat: reports this rank's progress, and the files that it begins to read.
 
     Raises:
         Stopped: the run was asked to stop, and has saved a checkpoint.
@@ -62,24 +63,35 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = (), signs: Signs = UNWA
     functions.check("scoring", "trainer")
     loggers.check_installed(job.loggers)
     refuse_unavailable(job.scoring_precision)
+    refuse_optimizer(job)
     out = Path(job.out)
-    store = BlockStore(job.blocks, on_read=signs.announce)
-    references = _references(job, store)
-    chooser = Selector.of(job.arm, store, references, job.on_nonfinite)  # type: ignore[arg-type]
+    store = BlockStore(job.blocks, on_read=heartbeat.announce)
+    references: ReferenceLosses | None = None
+    if job.references:  # made by the same pass as the job's own scores
+        precision = arithmetic(job.precision, job.scoring_precision)
+        references = References.open(job.references, store, precision=precision)
+    chooser = Selector.for_arm(job.arm, store, references, job.on_nonfinite)  # type: ignore[arg-type]
     selector = RoDSelector(
         chooser,
         store,
         scoring_micro_batch_size=job.scoring_micro_batch_size,
         scoring_precision=job.scoring_precision,
-        beat=signs.beat,
+        beat=heartbeat.beat,
     )
     header = curriculum_header(job.arm, store, references, config=job.config_digest)
-    identity = identity_of(header)
+    identity = header_identity(header)
     all_or_none(lambda: name_the_last_whole(out / "checkpoints") if dist.get_rank() == 0 else None)
     refuse_foreign_checkpoint(out / "checkpoints", identity)
-    bridge, provider = _provider(job, store.block_size)
-    every = [*callbacks, _SignalHandler(), *_callbacks(job, selector, header)]
-    every.append(_Exporter(partial(save_hf, bridge, folder=out / "hf")))
+    bridge, provider = model_provider(
+        job.model,
+        job.parallel,
+        precision=job.precision,
+        block_size=store.block_size,
+        trust_remote_code=job.trust_remote_code,
+    )
+    recompute(provider, job.optimisation.recompute)
+    exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))
+    every = [*callbacks, _SignalHandler(), *_callbacks(job, selector, header), exporter]
     config = bridge_config(job, provider, store, identity)
     write_config_whole(config)
     refuse_unsafe(provider, config.ddp, splits_context=True, between_steps=True)
@@ -94,36 +106,14 @@ def train(job: TrainJob, callbacks: Sequence[Callback] = (), signs: Signs = UNWA
     if references is not None:
         # the files of all lookups once on every node, before its ranks read them at random
         files = [*references.files, *store.hash_files]
-        once_a_node(lambda: read_ahead(files, signs.announce))
+        once_a_node(lambda: read_ahead(files, heartbeat.announce))
     if is_recorder():
         loggers.prepare_runs(job.loggers, out)
     _pretrain(job, selector, config, every)
 
 
-def _references(job: TrainJob, store: BlockStore) -> ReferenceLosses | None:
-    """Opens references that were made by the same pass as the job's own scores."""
-    if not job.references:
-        return None
-    precision = arithmetic(job.precision, job.scoring_precision)
-    return References.open(job.references, store, precision=precision)
-
-
-def _provider(job: TrainJob, block_size: int) -> tuple[Any, Any]:
-    """Returns Megatron-Bridge's bridge and its provider of the model, as the job trains it."""
-    refuse_optimizer(job)
-    bridge, provider = model_provider(
-        job.model,
-        job.parallel,
-        precision=job.precision,
-        block_size=block_size,
-        trust_remote_code=job.trust_remote_code,
-    )
-    recompute(provider, job.optimisation.recompute)
-    return bridge, provider
-
-
 def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -> list[Callback]:
-    """What measures, records and shows a run; each reads those before it."""
+    """Returns the callbacks that measure, record and show a run; each reads those before it."""
     out, steps, chooser = Path(job.out), job.optimisation.steps, selector.selector
     validation = Validation(
         BlockStore(job.blocks, split="holdout"),
@@ -166,8 +156,8 @@ def _pretrain(
 def _write_checkpoints_in_this_process() -> None:
     """Writes checkpoints in threads of the rank, and collects their results there.
 
-    Megatron's queue of results connects processes, as `async_save` requires, and would cost a
-    process that imports all of Megatron. Megatron-core 0.16 also forks its writers: a fork of a
+    Megatron's queue of results connects processes, as `async_save` requires, and would start a
+    process that imports all of Megatron. Megatron-core 0.16 also forks its writers, and a fork of a
     process with threads may wait for ever for a lock that one of them held.
     """
     if getattr(filesystem_async, "_results_queue", "unknown") is None:

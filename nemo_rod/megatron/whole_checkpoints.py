@@ -1,11 +1,11 @@
-"""Checkpoints that a kill cannot spoil.
+"""Checkpoints that a kill cannot corrupt.
 
-When the tensors of a checkpoint are on the disk, Megatron-Bridge writes three files more:
+When the tensors of a checkpoint are on the disk, Megatron-Bridge writes three more files:
 `latest_train_state.pt` and `latest_checkpointed_iteration.txt`, which name the checkpoint to resume
-from, and its `run_config.yaml`. It writes them one after the other and in place. Of a run that is
-killed meanwhile, they name a checkpoint that cannot be loaded. And of the checkpoints that it finds
-it keeps those with the highest numbers, whether they can be loaded or not: what a kill has left of
-a later one would make it delete the checkpoint that it has just saved.
+from, and its `run_config.yaml`. It writes them one after the other and in place, so that after a
+kill they may name a checkpoint that cannot be loaded. It also keeps the checkpoints with the
+highest numbers, loadable or not: the remains of a later one would make it delete the checkpoint
+that it has just saved.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def write_config_whole(config: Any) -> None:
 def name_the_last_whole(checkpoints: Path) -> None:
     """Makes the trackers name the last whole checkpoint, or none. For one process.
 
-    What a kill has left of other checkpoints is removed. If somebody has gone back to an earlier
-    checkpoint, later ones become `abandoned_<iteration>`, which no trainer deletes. The trainer's
-    checkpoint folder need not exist.
+    Incomplete checkpoints are removed. If the tracker names an earlier checkpoint, later ones
+    become `abandoned_<iteration>`, which no trainer deletes. The folder need not exist.
 
     Raises:
         OSError: the trackers cannot be written, or a folder cannot be removed.
@@ -60,19 +59,16 @@ def name_the_last_whole(checkpoints: Path) -> None:
         return
     iteration = named if named in whole else max(whole, key=int)
     for later in [path for number, path in whole.items() if int(number) > int(iteration)]:
-        _replace(later, checkpoints / later.name.replace("iter_", "abandoned_"))
+        abandoned = checkpoints / later.name.replace("iter_", "abandoned_")
+        if abandoned.exists():
+            shutil.rmtree(abandoned)
+        later.rename(abandoned)
     state = (whole[iteration] / _STATE).read_bytes()
     if named == iteration and latest_state.exists() and latest_state.read_bytes() == state:
         return
     print(f"{PREFIX}{checkpoints}: resuming from step {iteration}, the last whole one", flush=True)
     write_whole(latest_state, state)
     write_whole(tracker, iteration.encode())
-
-
-def _replace(folder: Path, destination: Path) -> None:
-    if destination.exists():
-        shutil.rmtree(destination)
-    folder.rename(destination)
 
 
 def _is_whole(checkpoint: Path) -> bool:

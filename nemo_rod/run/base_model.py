@@ -10,7 +10,7 @@ from typing import Any
 
 from nemo_rod.config import Domain, Model
 from nemo_rod.files import digest_of_files
-from nemo_rod.trust import code_of_its_own, name_and_revision
+from nemo_rod.trust import explain_own_code, name_and_revision
 
 # Projections onto the residual stream; transformers itself scales those of Mamba blocks.
 _TO_RESIDUAL = ("o_proj", "linear_attn.out_proj", "down_proj")
@@ -65,7 +65,7 @@ def initialise_base(
 def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> None:
     """Refuses a model whose tokenizer is not that of the blocks, or whose vocabulary is smaller.
 
-    Where `model.special_tokens` may be renamed, the tokenizers may differ in their names.
+    With `model.special_tokens` renamed, the names of special tokens may differ.
     """
     from transformers import AutoConfig
 
@@ -79,7 +79,7 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
         store.check_tokenizer(tokenizer)
     else:
         check_renamed(store, load_tokenizer(domain.tokenizer, **options), tokenizer)
-    with code_of_its_own(f"The checkpoint {checkpoint}"):
+    with explain_own_code(f"The checkpoint {checkpoint}"):
         described = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trusted)
     vocab_size = described.get_text_config().vocab_size  # for a multimodal model: its text part
     if vocab_size < store.vocab_size:

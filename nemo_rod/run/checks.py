@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring
+from nemo_rod.layout import check_parallel, sequence_shares
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.variants import ArmSettings, arm_settings, trained_arms
 from nemo_rod.selection.arms import registered_policy
 
+_AXES = {  # sizes of model.architecture -> axis of the layout that divides them
+    "num_hidden_layers": "pipeline",
+    "num_attention_heads": "tensor",
+    "num_key_value_heads": "tensor",
+    "intermediate_size": "tensor",
+    "vocab_size": "tensor",
+    "num_experts": "expert",
+}
+
 
 def to_config(composed: DictConfig) -> Config:
     """Turns Hydra's composed tree into a `Config`; see `check`."""
-    secrets = _without_references(composed)
+    env = OmegaConf.to_container(composed.cluster.env, resolve=False)
+    assert isinstance(env, dict)
+    # `${oc.env:NAME}` may be a secret: it is never resolved
+    secrets = {str(key): text for key, text in env.items() if REFERENCE.fullmatch(str(text))}
+    with flag_override(composed, ["struct", "readonly"], [False, False]):
+        composed.cluster.env.update(dict.fromkeys(secrets, ""))
     try:
         missing = sorted(OmegaConf.missing_keys(composed))
         OmegaConf.resolve(composed)
     except OmegaConfBaseException as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"Key '{error.full_key}' has no value that can be found ({reason}): set what its "
-            "${...} refers to, or write a value there."
+            f"Key '{error.full_key}' has a reference that cannot be resolved ({reason}): set the "
+            "key in its ${...}, or write a value there."
         ) from error
     if missing:
         raise ValueError(
@@ -39,34 +52,23 @@ def to_config(composed: DictConfig) -> Config:
     return config
 
 
-def _without_references(composed: DictConfig) -> dict[str, str]:
-    """Takes `${oc.env:NAME}`, secrets that are never resolved, out of `cluster.env`, as written."""
-    env = OmegaConf.to_container(composed.cluster.env, resolve=False)
-    assert isinstance(env, dict)
-    found = {str(key): value for key, value in env.items() if REFERENCE.fullmatch(str(value))}
-    with flag_override(composed, ["struct", "readonly"], [False, False]):
-        for key in found:
-            composed.cluster.env[key] = ""
-    return found
-
-
 def check(config: Config) -> None:
     """Refuses a configuration that cannot run.
 
     Raises:
-        ValueError: naming the key, what was found, what was expected and what to do.
+        ValueError: naming the key, its value, the accepted values and what to do.
     """
     check_bounds(config)
-    parallel, block_size = config.parallel, config.domain.block_size
-    _check_parallel(parallel)
-    if config.domain.sources:
-        _ = config.domain.specs  # refuses sources that make no sense
-    if block_size % (8 * parallel.context):
+    model, domain, parallel = config.model, config.domain, config.parallel
+    check_parallel(parallel, ())
+    if domain.sources:
+        _ = domain.specs  # refuses invalid sources
+    if domain.block_size % (8 * parallel.context):
         raise ValueError(
-            f"domain.block_size={block_size} is not valid: expected a multiple of 8, for the 8 "
-            "partial sums of each block's loss, times parallel.context."
+            f"domain.block_size={domain.block_size} is not valid: expected a multiple of 8, for "
+            "the 8 partial sums of each block's loss, times parallel.context."
         )
-    if not (config.domain.holdout_fraction or config.domain.holdout_floor):
+    if not (domain.holdout_fraction or domain.holdout_floor):
         raise ValueError(
             "domain.holdout_fraction=0 leaves no block on which arms could be evaluated: set it to "
             "more than 0, such as 0.01, or set domain.holdout_floor."
@@ -78,33 +80,24 @@ def check(config: Config) -> None:
     _check_optimisation("train", config.train, parallel)
     if config.pretrain is not None:
         _check_optimisation("pretrain", config.pretrain, parallel)
-    _check_base(config)
-    _check_loggers(config)
-    for name in dict.fromkeys([*config.arms, *config.variants]):
-        _check_arm(config, name)
-    if config.arm is None:
-        trained = trained_arms(config)
-    else:  # other commands train what it needs
-        trained = [arm_settings(config, config.arm)] if config.arm != "base" else []
-    for arm in trained:
-        _check_trained(config, arm)
-
-
-def _check_base(config: Config) -> None:
-    """Refuses a recipe without a base model, with two, or with one that cannot be built."""
-    if (config.model.hf is None) == (config.model.architecture is None):
+    if (model.hf is None) == (model.architecture is None):
         raise ValueError(
             "The recipe must name its base model once: set model.hf to a Hugging Face checkpoint, "
             "or model.architecture (with pretrain) for a base that is trained here."
         )
-    if config.model.architecture is not None and config.pretrain is None:
-        raise ValueError("model.architecture is set without pretrain: say how the base is trained.")
-    if config.model.architecture is not None:
-        _check_architecture(config.model.architecture, config.parallel)
-
-
-def _check_loggers(config: Config) -> None:
-    """Refuses a logger that this environment lacks, and an account's secret in a file."""
+    if model.architecture is not None:
+        if config.pretrain is None:
+            raise ValueError(
+                "model.architecture is set without pretrain: set the schedule that trains the base."
+            )
+        sizes = {"num_experts": 1, **model.architecture}
+        divided = [(axis, key, sizes[key]) for key, axis in _AXES.items() if key in sizes]
+        for _, key, size in divided:
+            if type(size) is not int or size < 0:
+                raise ValueError(
+                    f"model.architecture.{key}={size} is not valid: expected a whole number >= 0."
+                )
+        check_parallel(parallel, divided)
     if launcher_of(config).environment:
         check_installed(logger_names(config.logger))
     for name in SECRETS:
@@ -113,38 +106,41 @@ def _check_loggers(config: Config) -> None:
                 f"cluster.env.{name} would be written to the run's folder: leave it out and export "
                 "it in the shell, or read it from a file of yours in a line of cluster.setup."
             )
+    for name in dict.fromkeys([*config.arms, *config.variants]):
+        _check_arm(config, name)
+    if config.arm is None:
+        trained = trained_arms(config)
+    else:  # other commands train its prerequisites
+        trained = [arm_settings(config, config.arm)] if config.arm != "base" else []
+    for arm in trained:
+        _check_trained(config, arm)
 
 
 def _check_trained(config: Config, arm: ArmSettings) -> None:
-    """Refuses an arm of this run that its launcher, or its validation, cannot serve."""
-    name, every = arm.name, config.validation.every
+    """Refuses an arm that the launcher, the layout or the validation of this run does not fit."""
+    scoring, parallel = arm.scoring, config.parallel
     launcher_of(config).check_arm(arm)
     if arm.scores and arm.variant.share is None:
         chosen = arm.selection
         registered_policy(chosen.policy, chosen.policy_options, kappa=chosen.kappa)
         parts.load("scores", chosen.score, key="selection.score")
-    if arm.scores and arm.scoring.precision is not None:
-        _check_low_precision(name, arm, config)
-    if arm.variant.converge and every == 0:
+    if arm.variant.converge and config.validation.every == 0:
         raise ValueError(
-            f"validation.every=0 is not valid: expected >= 1, so that {name} can converge."
+            f"validation.every=0 is not valid: expected >= 1, so that {arm.name} can converge."
         )
-
-
-def _check_low_precision(name: str, arm: ArmSettings, config: Config) -> None:
-    """Refuses to score an arm in a precision that its layout, or its scores, do not have."""
-    scoring, parallel = arm.scoring, config.parallel
+    if not arm.scores or scoring.precision is None:
+        return
     if scoring.every != 1:
         raise ValueError(
-            f"{name} has scoring.precision={scoring.precision} and scoring.every={scoring.every}, "
-            "which compares losses of training with references of another precision: set one of "
-            "them."
+            f"{arm.name} has scoring.precision={scoring.precision} and scoring.every="
+            f"{scoring.every}, which compares losses of training with references of another "
+            "precision: set one of them."
         )
-    ranks = parallel.context * (parallel.tensor if parallel.sequence else 1)
+    multiple = 8 * parallel.context * (parallel.tensor if parallel.sequence else 1)
     tokens = config.domain.block_size * scoring.eighths // 8
-    if tokens % (8 * ranks):
+    if tokens % multiple:
         raise ValueError(
-            f"scoring.precision={scoring.precision} needs a multiple of {8 * ranks} scored tokens "
+            f"scoring.precision={scoring.precision} needs a multiple of {multiple} scored tokens "
             f"per block in this layout, found {tokens}: choose a longer scoring.prefix or "
             "domain.block_size, or leave scoring.precision unset."
         )
@@ -177,41 +173,21 @@ def _check_arm(config: Config, name: str) -> None:
             )
 
 
-def _check_scoring(where: str, value: Scoring, config: Config) -> None:
-    if value.every != 1 and value.prefix != "1":
+def _check_scoring(where: str, scoring: Scoring, config: Config) -> None:
+    if scoring.every != 1 and scoring.prefix != "1":
         raise ValueError(
-            f"{where} sets every={value.every} and prefix={value.prefix}: set one of them, since "
-            "averages by source are of whole blocks."
+            f"{where} sets every={scoring.every} and prefix={scoring.prefix}: set one of them, "
+            "since averages by source are of whole blocks."
         )
     parallel, block_size = config.parallel, config.domain.block_size
-    # context parallelism needs pairs of runs of positions, sequence parallelism one run per rank
-    shares = (2 * parallel.context if parallel.context > 1 else 1) * (
-        parallel.tensor if parallel.sequence else 1
-    )
-    length = block_size * value.eighths // 8
-    if value.eighths < 8 and length % shares:
+    length, shares = block_size * scoring.eighths // 8, sequence_shares(parallel)
+    if scoring.eighths < 8 and length % shares:
         raise ValueError(
-            f"{where}.prefix={value.prefix} leaves {length} tokens of domain.block_size="
-            f"{block_size}, which this layout cannot share out: parallel.context="
-            f"{parallel.context} and parallel.tensor={parallel.tensor} with sequence="
-            f"{str(parallel.sequence).lower()} need a multiple of {shares}; choose a longer prefix "
-            "or another layout."
+            f"{where}.prefix={scoring.prefix} leaves {length} tokens of domain.block_size="
+            f"{block_size}, which this layout cannot divide: parallel.context={parallel.context} "
+            f"and parallel.tensor={parallel.tensor} with sequence={str(parallel.sequence).lower()} "
+            f"need a multiple of {shares}; choose a longer prefix or another layout."
         )
-
-
-def _check_parallel(parallel: Parallel) -> None:
-    sharing = parallel.data * parallel.tensor * parallel.context
-    for wrong, keys, why in (
-        (parallel.virtual_pipeline > 1 and parallel.pipeline == 1,
-         f"virtual_pipeline={parallel.virtual_pipeline}", "needs parallel.pipeline > 1"),
-        (parallel.sequence and parallel.tensor == 1, "sequence=true", "needs parallel.tensor > 1"),
-        (sharing % parallel.expert, f"expert={parallel.expert}",
-         f"must divide data x tensor x context = {sharing}"),
-        (parallel.expert > 1 and parallel.tensor > 1 and not parallel.sequence,
-         f"expert={parallel.expert}", "with parallel.tensor > 1 needs parallel.sequence=true"),
-    ):  # fmt: skip
-        if wrong:
-            raise ValueError(f"parallel.{keys} {why}: choose another parallel layout.")
 
 
 def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> None:
@@ -234,29 +210,3 @@ def _check_optimisation(name: str, value: Optimisation, parallel: Parallel) -> N
             f"batches per replica that parallel.pipeline={parallel.pipeline} divides, but "
             f"{name}.batch_size={value.batch_size} makes {rounds}: change one of them."
         )
-
-
-def _check_architecture(architecture: dict[str, Any], parallel: Parallel) -> None:
-    """Refuses a layout that does not divide the model, and sizes that are no numbers."""
-    architecture = {"num_experts": 1, **architecture}
-    stages = parallel.pipeline * parallel.virtual_pipeline
-    axis = "pipeline" if parallel.virtual_pipeline == 1 else "pipeline x virtual_pipeline"
-    rules = {
-        "num_hidden_layers": (axis, stages),
-        "num_attention_heads": ("tensor", parallel.tensor),
-        "num_key_value_heads": ("tensor", parallel.tensor),
-        "intermediate_size": ("tensor", parallel.tensor),
-        "vocab_size": ("tensor", parallel.tensor),
-        "num_experts": ("expert", parallel.expert),
-    }
-    for key, (axis, size) in rules.items():
-        value = architecture.get(key, size)
-        if type(value) is not int or value < 0:
-            raise ValueError(
-                f"model.architecture.{key}={value} is not valid: expected a whole number >= 0."
-            )
-        if value % size:
-            raise ValueError(
-                f"parallel.{axis}={size} does not divide the model: {key}={value} "
-                f"must be a multiple of it; choose another parallel layout."
-            )

@@ -23,17 +23,16 @@ from nemo_rod.run.model_jobs import ModelJobs
 
 def export_stage(jobs: ModelJobs) -> Stage:
     """Returns the stage that exports `step` of `arm`, which must both be set."""
-    name, step, folder = _what(jobs)
+    name, step, folder = _exported(jobs)
 
     def inputs() -> Inputs:
-        folder = _trained(jobs, name)
-        trained = read_json(folder / "job.json", "config_digest", "seed")
-        own = {"arm": trained["config_digest"], "seed": trained["seed"], "step": step}
-        made_of = {f"{name}.{key}": value for key, value in recorded_inputs(folder).items()}
-        return own | made_of
+        folder = _training_folder(jobs, name)
+        job = read_json(folder / "job.json", "config_digest", "seed")
+        own = {"arm": job["config_digest"], "seed": job["seed"], "step": step}
+        return own | {f"{name}.{key}": value for key, value in recorded_inputs(folder).items()}
 
     def make(into: Path) -> dict[str, Any]:
-        trained = _trained(jobs, name)
+        trained = _training_folder(jobs, name)
         job = ExportJob(
             **jobs.common(f"export_{name}_{step}", into) | {"parallel": Parallel()},
             model=read_json(trained / "job.json", "model")["model"],
@@ -49,7 +48,7 @@ def export_stage(jobs: ModelJobs) -> Stage:
 
 def evaluate_export_stage(jobs: ModelJobs) -> Stage:
     """Returns the stage that measures the held-out losses of the exported step."""
-    name, step, folder = _what(jobs)
+    name, step, folder = _exported(jobs)
     file, stage = folder / FILE, f"evaluate_{name}_{step}"
 
     def inputs() -> Inputs:
@@ -58,9 +57,9 @@ def evaluate_export_stage(jobs: ModelJobs) -> Stage:
         return {"model": weights, "blocks": jobs.results.block_counts()["digest"]}
 
     def run() -> None:
-        made_of = inputs()
-        with measured(jobs, {name: folder / "hf"}, folder, {name: made_of}) as losses:
-            write_json(file, losses[name] | {"arm": name, "step": step, "inputs": made_of})
+        current = inputs()
+        with measured(jobs, {name: folder / "hf"}, folder, {name: current}) as losses:
+            write_json(file, losses[name] | {"arm": name, "step": step, "inputs": current})
 
     return Stage(
         name=stage,
@@ -81,27 +80,31 @@ def export_folder(jobs: ModelJobs, name: str, step: int) -> Path:
 
 
 def find_checkpoint(trained: Path, step: int) -> Path:
-    """Returns the folder of an arm's checkpoint; if missing, refuses by naming those there are."""
-    found = {
+    """Returns the folder of an arm's checkpoint.
+
+    Raises:
+        ValueError: if there is none, naming those that exist.
+    """
+    checkpoints = {
         int(match[1]): path
         for path in trained.glob("checkpoints/iter_*")
         if (match := re.fullmatch(r"iter_(\d+)", path.name)) and (path / "metadata.json").exists()
     }
-    if step not in found:
-        there = ", ".join(map(str, sorted(found))) or "none"
+    if step not in checkpoints:
+        steps = ", ".join(map(str, sorted(checkpoints))) or "none"
         raise ValueError(
-            f"step={step} has no checkpoint in {trained / 'checkpoints'}: expected one of {there}; "
+            f"step={step} has no checkpoint in {trained / 'checkpoints'}: expected one of {steps}; "
             "checkpoint.every and checkpoint.keep say which ones a run saves and keeps."
         )
-    return found[step]
+    return checkpoints[step]
 
 
-def _what(jobs: ModelJobs) -> tuple[str, int, Path]:
+def _exported(jobs: ModelJobs) -> tuple[str, int, Path]:
     """Returns the arm, its step and the folder of its export."""
     config = jobs.config
     if config.arm is None or config.step is None:
         raise ValueError(
-            f"arm={config.arm} step={config.step} names no checkpoint: expected both, such as "
+            f"arm={config.arm} step={config.step} is not a checkpoint: expected both, such as "
             "arm=rod step=1200."
         )
     if not launcher_of(config).exports(config.arm):
@@ -112,11 +115,11 @@ def _what(jobs: ModelJobs) -> tuple[str, int, Path]:
     return config.arm, config.step, export_folder(jobs, config.arm, config.step)
 
 
-def _trained(jobs: ModelJobs, name: str) -> Path:
-    """Returns the folder of an arm, or that in which it is being trained."""
+def _training_folder(jobs: ModelJobs, name: str) -> Path:
+    """Returns the folder of an arm; of one in training, its partial folder."""
     folder = jobs.results.base if name == "base" else jobs.results.arm(name)
-    for found in (folder, partial(folder)):
-        if (found / "job.json").exists():
-            return found
+    for candidate in (folder, partial(folder)):
+        if (candidate / "job.json").exists():
+            return candidate
     command = jobs.results.command("train")
     raise ValueError(f"{folder} is not there yet: run `nemo-rod {command} arm={name}` first.")

@@ -2,7 +2,7 @@
 
 Most stages fill `<folder>.partial` and rename it into place, with a `manifest.json` of their
 inputs. A folder whose manifest matches is kept. A folder with other inputs is never overwritten:
-the stage refuses and names the difference. An interrupted stage resumes in its partial folder.
+the stage refuses it and names the difference. An interrupted stage resumes in its partial folder.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class HandOver:
         extra: str = "bridge",
         void: tuple[Path, ...] = (),
     ) -> Stage:
-        """Returns the `Stage` that makes the folder, and voids files elsewhere if it does again."""
+        """Returns the `Stage` that makes the folder; making it again moves `void` files aside."""
         return Stage(
             name=self.name,
             command=command,
@@ -106,15 +106,15 @@ class HandOver:
         unfinished = partial(self.folder)
         for folder, name in ((self.folder, "manifest.json"), (unfinished, "inputs.json")):
             if (folder / name).exists() and not (folder == unfinished and self.checks_itself):
-                made_from = _object(folder / name, "inputs")
-                now, do = _plain(self.inputs()), f"add rebuild=[{self.name}] to make it again"
-                refuse_changes(folder, made_from, now, do=do, shown=_shown)
+                recorded, current = _object(folder / name, "inputs"), _plain(self.inputs())
+                advice = f"add rebuild=[{self.name}] to make it again"
+                refuse_changes(folder, recorded, current, advice)
         missing = [name for name in self.proof if not (self.folder / name).exists()]
         if missing and self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(
-                f"{self.folder} holds files but no {missing[0]}, so it is not what {self.name} "
-                f"finished: add rebuild=[{self.name}] to have it moved aside and made again, or "
-                "choose another run_dir."
+                f"{self.folder} holds files but no {missing[0]}, so {self.name} has not finished "
+                f"it: add rebuild=[{self.name}] to move it aside and make it again, or choose "
+                "another run_dir."
             )
         return not missing
 
@@ -131,8 +131,8 @@ class HandOver:
             raise
         path = unfinished / "manifest.json"
         own = read_json(path) if path.exists() else {}  # recorded by `make`
-        handed = {"stage": self.name, "inputs": inputs, "outputs": outputs, "note": self.note}
-        write_json(path, {**own, **handed})
+        record = {"stage": self.name, "inputs": inputs, "outputs": outputs, "note": self.note}
+        write_json(path, own | record)
         (unfinished / "inputs.json").unlink()
         share(unfinished.rglob("*.safetensors"))
         os.replace(unfinished, self.folder)
@@ -144,13 +144,14 @@ def in_order(stages: Iterable[Stage]) -> list[Stage]:
     Raises:
         ValueError: if stages wait for each other.
     """
-    left = {stage.name: stage for stage in stages}
+    pending = {stage.name: stage for stage in stages}
     ordered: list[Stage] = []
-    while left:
-        ready = next((s for s in left.values() if not left.keys() & {*s.needs}), None)
+    while pending:
+        ready = next((s for s in pending.values() if not pending.keys() & {*s.needs}), None)
         if ready is None:
-            raise ValueError(f"The stages {', '.join(left)} wait for each other: correct `needs`.")
-        ordered.append(left.pop(ready.name))
+            names = ", ".join(pending)
+            raise ValueError(f"The stages {names} wait for each other: correct `needs`.")
+        ordered.append(pending.pop(ready.name))
     return ordered
 
 
@@ -169,18 +170,18 @@ def outputs(folder: Path, *, made_by: str, keys: Mapping[str, type] = _NONE) -> 
     path = folder / "manifest.json"
     if not path.exists():
         raise ValueError(f"{folder} is not there yet: run `nemo-rod {made_by}` first.")
-    found = _object(path, "outputs")
+    values = _object(path, "outputs")
     for key, kind in keys.items():
-        if not isinstance(found.get(key), kind):
+        if not isinstance(values.get(key), kind):
             raise ValueError(
-                f"{path} has {key}={found.get(key)!r} among its outputs, expected {kind.__name__}: "
-                "restore it from a copy, or run its stage again"
+                f"{path} has {key}={values.get(key)!r} among its outputs, expected "
+                f"{kind.__name__}: restore it from a copy, or run its stage again"
             )
-    return found
+    return values
 
 
 def recorded_inputs(folder: Path) -> Inputs:
-    """Returns the inputs that a stage recorded in its folder, finished or not; none if it did not.
+    """Returns the recorded inputs of a stage's folder, finished or not; empty without a record.
 
     Raises:
         ValueError: if the record is damaged.
@@ -193,13 +194,13 @@ def recorded_inputs(folder: Path) -> Inputs:
 
 def _object(path: Path, key: str) -> Inputs:
     """Returns an object inside of the object that a file holds."""
-    found = read_json(path, key)[key]
-    if not isinstance(found, dict):
+    value = read_json(path, key)[key]
+    if not isinstance(value, dict):
         raise ValueError(
-            f"{path} has {key}={found!r}, expected an object: restore it from a copy, or run its "
+            f"{path} has {key}={value!r}, expected an object: restore it from a copy, or run its "
             "stage again"
         )
-    return found
+    return value
 
 
 def flatten(prefix: str, value: Any) -> Inputs:
@@ -211,22 +212,30 @@ def flatten(prefix: str, value: Any) -> Inputs:
     return {prefix: value}
 
 
-def refuse_changes(
-    path: Path, made_from: Inputs, now: Inputs, *, do: str, shown: Callable[[Any], str] = str
-) -> None:
-    """Refuses what was made from other inputs than now, by a ValueError that says what to `do`."""
-    for key in sorted({*made_from, *now}):
-        old, new = made_from.get(key), now.get(key)
+def refuse_changes(path: Path, recorded: Inputs, current: Inputs, advice: str) -> None:
+    """Refuses results of other inputs than the current ones.
+
+    Args:
+        path: the results.
+        recorded: their inputs.
+        current: inputs of this command.
+        advice: how to replace the results.
+
+    Raises:
+        ValueError: naming the first changed input.
+    """
+
+    def short(value: Any) -> str:
+        text = "nothing" if value is None else str(value)
+        return text if len(text) <= 60 else text[:57] + "..."
+
+    for key in sorted({*recorded, *current}):
+        old, new = recorded.get(key), current.get(key)
         if old != new:
             raise ValueError(
-                f"{path} was made with {key}={shown(old)}, but now it is {shown(new)}: {do}, or "
-                "choose another run_dir."
+                f"{path} was made with {key}={short(old)}, but now it is {short(new)}: {advice}, "
+                "or choose another run_dir."
             )
-
-
-def _shown(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _plain(inputs: Inputs) -> Inputs:

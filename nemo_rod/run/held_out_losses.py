@@ -16,7 +16,7 @@ from nemo_rod.run.model_jobs import ModelJobs
 
 FILE = "evaluation.json"
 PARTIAL = ()
-_MADE_OF = ".inputs.json"  # no arm's name begins with a dot
+_INPUTS = ".inputs.json"  # no arm's name begins with a dot
 
 
 def wanted(config: Config) -> bool:
@@ -29,17 +29,28 @@ def check(config: Config) -> str | None:
 
 
 def measure(jobs: ModelJobs, names: list[str]) -> None:
-    """Writes `evaluation.json` for the arms without one; refuses what `missing` does."""
-    if not (wanted := missing(jobs, names)):
+    """Writes `evaluation.json` for the arms without one.
+
+    Raises:
+        ValueError: as `missing`.
+    """
+    results = jobs.results
+    if not (pending := missing(jobs, names)):
         return
-    inputs = {name: jobs.results.measured(name) for name in wanted}
-    models = {name: jobs.results.checkpoint(name) for name in wanted}
-    with measured(jobs, models, jobs.results.path, inputs) as losses:
+    inputs = {name: results.measured(name) for name in pending}
+    models = {name: results.checkpoint(name) for name in pending}
+    with measured(jobs, models, results.path, inputs) as losses:
         for name, result in losses.items():
-            result |= {"arm": name, "seed": _seed(jobs, name), "inputs": inputs[name]}
-            folder = jobs.results.arm(name)
+            if name == "base":
+                manifest = results.base / "manifest.json"
+                with interpreting(manifest):
+                    seed = read_json(manifest, "note")["note"]["seed"]
+            else:  # may differ from this command's
+                seed = read_json(results.arm(name) / "arm.json", "seed")["seed"]
+            folder = results.arm(name)
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / FILE, result)
+            record = {"arm": name, "seed": seed, "inputs": inputs[name]}
+            write_json(folder / FILE, result | record)
 
 
 def partial_folder(folder: Path) -> Path:
@@ -53,55 +64,58 @@ def measured(
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """Yields the held-out losses of models by name, and removes the job's own files after it.
 
-    An interrupted attempt's losses are kept if they were measured with the same inputs.
+    Losses of an interrupted attempt are used again if their inputs are the same.
     """
     work = partial_folder(folder)
     work.mkdir(exist_ok=True)
     precision = {"model.precision": jobs.config.model.precision}
-    kept = _begin(work, {name: inputs[name] | precision for name in models})
-    paths = {name: str(path) for name, path in models.items() if name not in kept}
+    valid = valid_losses(work, {name: inputs[name] | precision for name in models})
+    paths = {name: str(path) for name, path in models.items() if name not in valid}
     if paths:
         jobs.run(EvaluateJob(**jobs.common("evaluate", work), models=paths), work)
-    yield {name: kept.get(name) or read_json(work / f"{name}.json", "loss") for name in models}
+    yield {name: valid.get(name) or read_json(work / f"{name}.json", "loss") for name in models}
     shutil.rmtree(work)
 
 
-def _begin(work: Path, now: dict[str, Inputs]) -> dict[str, dict[str, Any]]:
-    """Returns the losses in `work` that still hold, by model; removes the others' files."""
-    made_of, kept = work / _MADE_OF, dict[str, dict[str, Any]]()
-    earlier = read_json(made_of) if made_of.exists() else {}
-    for name, inputs in now.items():
+def valid_losses(work: Path, inputs: dict[str, Inputs]) -> dict[str, dict[str, Any]]:
+    """Returns the losses of an interrupted attempt whose inputs are the same; removes others."""
+    record, valid = work / _INPUTS, dict[str, dict[str, Any]]()
+    earlier = read_json(record) if record.exists() else {}
+    for name in inputs:
         file = work / f"{name}.json"
         # an arm named "job" shares its file with the job
-        if file.exists() and earlier.get(name) == inputs and "loss" in (found := read_json(file)):
-            kept[name] = found
+        if (
+            file.exists()
+            and earlier.get(name) == inputs[name]
+            and "loss" in (losses := read_json(file))
+        ):
+            valid[name] = losses
         else:
             file.unlink(missing_ok=True)
-    write_json(made_of, earlier | now)
-    return kept
+    write_json(record, earlier | inputs)
+    return valid
 
 
 def missing(jobs: ModelJobs, names: list[str]) -> list[str]:
-    """Returns the arms without an `evaluation.json`; refuses one of other weights or blocks."""
+    """Returns the arms without an `evaluation.json`.
+
+    Raises:
+        ValueError: if one is of other weights or blocks.
+    """
     inputs = {name: jobs.results.measured(name) for name in names}
     files = {name: jobs.results.arm(name) / FILE for name in names}
     return [name for name in names if not is_measured(files[name], inputs[name], "evaluate")]
 
 
 def is_measured(path: Path, inputs: Inputs, stage: str) -> bool:
-    """Returns whether a stage's file of losses is there; refuses one of other inputs."""
+    """Returns whether a stage's file of losses exists.
+
+    Raises:
+        ValueError: if it has other inputs.
+    """
     if not path.exists():
         return False
     with interpreting(path):
         recorded = read_json(path, "inputs")["inputs"]
-        refuse_changes(path, recorded, inputs, do=f"add rebuild=[{stage}] to evaluate again")
+        refuse_changes(path, recorded, inputs, f"add rebuild=[{stage}] to evaluate again")
     return True
-
-
-def _seed(jobs: ModelJobs, name: str) -> int:
-    """Returns the seed that the model was trained with, which may differ from this command's."""
-    if name != "base":
-        return read_json(jobs.results.arm(name) / "arm.json", "seed")["seed"]
-    manifest = jobs.results.base / "manifest.json"
-    with interpreting(manifest):
-        return read_json(manifest, "note")["note"]["seed"]

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config, Optimisation, Scoring
-from nemo_rod.files import digest, read_lines, write_json
+from nemo_rod.files import digest, read_lines, share, write_json
 from nemo_rod.jobs import Job, TrainJob, write_job
 from nemo_rod.loggers import logger_names
-from nemo_rod.published import open_to_readers
 from nemo_rod.run.handover import outputs
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.run_folder import RunFolder
@@ -141,7 +140,7 @@ class ModelJobs:
             run_name=f"{self.config.recipe}/{arm.name}",
         )
         self.run(job, folder)
-        open_to_readers(folder / "hf")
+        share((folder / "hf").glob("*.safetensors"))
 
     def describe(self, folder: Path, arm: Arm) -> None:
         """Writes `arm.json`: the arm's settings and its cost, for the report."""

@@ -41,7 +41,11 @@ class RunFolder:
         return outputs(self.blocks, made_by=self.command("prepare"), keys=keys)
 
     def weights(self, name: str) -> str:
-        """Returns the digest of an arm's weights; if missing, refuses with the command to run."""
+        """Returns the digest of an arm's weights.
+
+        Raises:
+            ValueError: if they are missing, with the command that makes them.
+        """
         if name == "base":
             folder, made_by = self.base, self.command("pretrain")
         else:

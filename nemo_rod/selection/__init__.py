@@ -1,4 +1,4 @@
-"""Which blocks to train on: candidates, references, scores and policies, and their record.
+"""Selection of the training blocks: candidates, references, scores, policies and their record.
 
 The algorithm, one module per line (numpy and the standard library only):
 
@@ -11,64 +11,27 @@ The algorithm, one module per line (numpy and the standard library only):
 metrics; `dealing.py` assigns the chosen blocks to replicas.
 """
 
-from nemo_rod.selection.candidates import Candidates, Pool, Pools, retention_for_share
-from nemo_rod.selection.choice import Choice, OnNonfinite, choose
-from nemo_rod.selection.competition import selection_metrics
-from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
-from nemo_rod.selection.curriculum.log import Curriculum, StepRecord
-from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, RecordedPools, replay_share
-from nemo_rod.selection.policies import (
-    FixedShare,
-    Joint,
-    Policy,
-    TakeAll,
-    reducible_loss,
-    threshold,
-)
-from nemo_rod.selection.references import (
-    ReferenceLosses,
-    ReferenceManifest,
-    References,
-    ReferenceWriter,
-    block_loss,
-    compact,
-    logged_ids,
-    num_targets,
-    remove_logs,
-)
-from nemo_rod.selection.selector import BlockScorer, Selector
-
-__all__ = [
-    "BlockScorer",
-    "Candidates",
-    "Choice",
-    "Curriculum",
-    "CurriculumHeader",
-    "FixedShare",
-    "FollowedPools",
-    "Joint",
-    "OnNonfinite",
-    "Policy",
-    "Pool",
-    "Pools",
-    "RecordedPools",
-    "ReferenceLosses",
-    "ReferenceManifest",
-    "ReferenceWriter",
-    "References",
-    "Selector",
-    "SourceRow",
-    "StepRecord",
-    "TakeAll",
-    "block_loss",
-    "choose",
-    "compact",
-    "logged_ids",
-    "num_targets",
-    "reducible_loss",
-    "remove_logs",
-    "replay_share",
-    "retention_for_share",
-    "selection_metrics",
-    "threshold",
-]
+from nemo_rod.selection.candidates import Candidates as Candidates
+from nemo_rod.selection.candidates import Pool as Pool
+from nemo_rod.selection.choice import Choice as Choice
+from nemo_rod.selection.choice import OnNonfinite as OnNonfinite
+from nemo_rod.selection.choice import choose as choose
+from nemo_rod.selection.competition import selection_metrics as selection_metrics
+from nemo_rod.selection.curriculum.header import CurriculumHeader as CurriculumHeader
+from nemo_rod.selection.curriculum.header import SourceRow as SourceRow
+from nemo_rod.selection.curriculum.log import Curriculum as Curriculum
+from nemo_rod.selection.curriculum.recorded_pools import replay_share as replay_share
+from nemo_rod.selection.policies import Joint as Joint
+from nemo_rod.selection.policies import Policy as Policy
+from nemo_rod.selection.policies import TakeAll as TakeAll
+from nemo_rod.selection.policies import reducible_loss as reducible_loss
+from nemo_rod.selection.policies import threshold as threshold
+from nemo_rod.selection.references import ReferenceLosses as ReferenceLosses
+from nemo_rod.selection.references import ReferenceManifest as ReferenceManifest
+from nemo_rod.selection.references import References as References
+from nemo_rod.selection.references import ReferenceWriter as ReferenceWriter
+from nemo_rod.selection.references import block_loss as block_loss
+from nemo_rod.selection.references import compact as compact
+from nemo_rod.selection.references import logged_ids as logged_ids
+from nemo_rod.selection.references import remove_logs as remove_logs
+from nemo_rod.selection.selector import Selector as Selector

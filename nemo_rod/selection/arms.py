@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from typing import Any
 
 from nemo_rod import parts
@@ -36,56 +35,35 @@ from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One training run as plain, serializable values.
+    """One training run as plain, serializable values."""
 
-    Attributes:
-        name: Name of the arm, as users type it.
-        num_adaptation: Adaptation blocks in the store.
-        num_replay: Replay blocks in the store.
-        batch_size: Blocks trained on in one step (k).
-        seed: Seed of the candidate stream.
-        balance: How the roles are mixed in the pools; see `Candidates`, as for the next two.
-        multiplier: Candidates per trained block (m).
-        retention: Fraction of the replay blocks in use.
-        kappa: Weight of replay scores; None trains on the whole pool.
-        policy_name: Registered policy that chooses from the scores (`nemo_rod.parts`).
-        policy_options: Arguments of a registered policy; None for none.
-        score_name: Registered score: from losses and reference losses to the scores.
-        eighths: How many leading eighths of every candidate are scored.
-        scored_every: Steps between two scoring passes, 0 for none after the first; at other steps,
-            scores are estimated from averages by source. None scores at every step.
-        share: Constant share of replay in every batch; None for no constant share.
-        adaptation: How adaptation blocks are chosen under a constant share.
-        replay: How replay blocks are chosen under a constant share.
-        recorded: File of another arm's curriculum; None if the arm follows no other.
-        follow_by: Whether to match its counts per "role" or per "source"; None takes its blocks.
-    """
-
-    name: str
-    num_adaptation: int
-    num_replay: int
-    batch_size: int
-    seed: int
-    balance: Balance
-    multiplier: float = 1.0
-    retention: float = 1.0
-    kappa: float | None = None
-    policy_name: str = "joint"
-    policy_options: dict[str, Any] | None = None
-    score_name: str = "reducible_loss"
-    eighths: int = NUM_PARTS
+    name: str  # as users type it
+    num_adaptation: int  # adaptation blocks in the store
+    num_replay: int  # replay blocks in the store
+    batch_size: int  # blocks trained on in one step (k)
+    seed: int  # of the candidate stream
+    balance: Balance  # how the roles are mixed in the pools; see `Candidates`, as for the next two
+    multiplier: float = 1.0  # candidates per trained block (m)
+    retention: float = 1.0  # fraction of the replay blocks in use
+    kappa: float | None = None  # weight of replay scores; None trains on the whole pool
+    policy_name: str = "joint"  # registered policy that chooses from the scores (`nemo_rod.parts`)
+    policy_options: dict[str, Any] | None = None  # arguments of a registered policy
+    score_name: str = "reducible_loss"  # registered score, of losses and reference losses
+    eighths: int = NUM_PARTS  # how many leading eighths of every candidate are scored
+    # Steps between two scoring passes, 0 for none after the first: at other steps, scores are
+    # estimated from averages by source. None scores at every step.
     scored_every: int | None = None
-    share: float | None = None
-    adaptation: Within = "random"
-    replay: Within = "random"
-    recorded: str | None = None
-    follow_by: GroupedBy | None = None
+    share: float | None = None  # constant share of replay in every batch
+    adaptation: Within = "random"  # how adaptation blocks are chosen under a constant share
+    replay: Within = "random"  # how replay blocks are chosen under a constant share
+    recorded: str | None = None  # file of the curriculum of another arm, which this one follows
+    follow_by: GroupedBy | None = None  # match its counts per "role" or "source"; None: its blocks
 
     def pools(self, store: Blocks | None = None) -> Pools:
-        """The candidates of every step; those of a recorded curriculum must be of the store.
+        """Returns the candidates of every step.
 
         Raises:
-            ValueError: The curriculum is missing or was recorded with another store.
+            ValueError: The recorded curriculum is missing or was recorded with another store.
         """
         if self.recorded is None:
             return self._drawn
@@ -94,43 +72,33 @@ class Arm:
             return RecordedPools(curriculum, store)
         return FollowedPools(self._drawn, curriculum, by=self.follow_by, store=store)
 
-    @property
-    def _drawn(self) -> Candidates:
-        return Candidates(
-            num_adaptation=self.num_adaptation,
-            num_replay=self.num_replay,
-            batch_size=self.batch_size,
-            multiplier=self.multiplier,
-            balance=self.balance,
-            retention=self.retention,
-            seed=self.seed,
-        )
-
     def policy(self) -> Policy:
-        """How the batch is chosen from a pool."""
-        if self.recorded is not None or (self.kappa is None and self.share is None):
-            return TakeAll()
-        if self.share is not None:
+        """Returns the rule that chooses the batch from a pool."""
+        if self.recorded is None and self.share is not None:
             return FixedShare(self.share, self.adaptation, self.replay)
-        assert self.kappa is not None
-        return registered_policy(self.policy_name, self.policy_options, kappa=self.kappa)
+        if self.recorded is None and self.kappa is not None:
+            return registered_policy(self.policy_name, self.policy_options, kappa=self.kappa)
+        return TakeAll()
 
     def score(self) -> Score:
-        """How losses and reference losses become scores."""
+        """Returns the function from losses and reference losses to scores."""
         score: Score = parts.load("scores", self.score_name, key="selection.score")
         return score
 
     def averages(self, store: Blocks) -> SourceAverages | None:
-        """The estimator of scores between scoring passes; None if every pool is scored."""
+        """Returns the estimator of scores between scoring passes; None if every pool is scored."""
         if self.scored_every is None:
             return None
-        count = len(store.sources)
         return SourceAverages(
-            store.source_index, count, every=self.scored_every, seed=self.seed, score=self.score()
+            store.source_index,
+            len(store.sources),
+            every=self.scored_every,
+            seed=self.seed,
+            score=self.score(),
         )
 
     def as_digested(self) -> dict[str, Any]:
-        """The values as digests take them: without defaults, so that new fields change none."""
+        """Returns the values that enter digests: no defaults, so that a new field changes none."""
         defaults = {item.name: item.default for item in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
@@ -145,7 +113,7 @@ class Arm:
         return self._drawn.epoch_size
 
     def compute(self, steps: int) -> float:
-        """Cost of a run in plain steps, where a forward pass of one trained batch counts 1/3.
+        """Returns the cost of a run in plain steps, of which a forward pass of a batch is 1/3.
 
         Scoring m*k candidates costs m/3 of a step (paper, appendix on computational requirements);
         scoring only their prefixes costs proportionally less.
@@ -166,9 +134,14 @@ class Arm:
             return 1.0
         return 1 / self.scored_every if self.scored_every else 0.0
 
+    @property
+    def _drawn(self) -> Candidates:
+        names = [item.name for item in fields(Candidates)]
+        return Candidates(**{name: getattr(self, name) for name in names})
+
 
 def registered_policy(name: str, options: dict[str, Any] | None, *, kappa: float) -> Policy:
-    """Returns a policy by its registered name; `kappa` is of "joint" alone.
+    """Returns a policy by its registered name; only "joint" has a `kappa`.
 
     Raises:
         ValueError: No policy has this name, or it does not take the options.
@@ -228,7 +201,7 @@ def arm_kind(name: str) -> str:
 
 
 def merge_weight(name: str) -> float:
-    """The weight of `merge_<lambda>`: 0 is the base, 1 the specialist."""
+    """Returns the weight of `merge_<lambda>`: 0 is the base, 1 the specialist."""
     return float(name.removeprefix("merge_"))
 
 
@@ -237,29 +210,35 @@ def make_arm(
 ) -> Arm:
     """Builds one of the paper's trained arms from its name.
 
-    Further arguments are attributes of `Arm` that only rod has, such as its multiplier and kappa.
+    Args:
+        name: Name of the arm.
+        num_adaptation: Adaptation blocks in the store.
+        num_replay: Replay blocks in the store.
+        batch_size: Blocks trained on in one step (k).
+        seed: Seed of the candidate stream.
+        **selecting: Attributes of `Arm` that only rod has, such as its multiplier and kappa.
 
     Raises:
         ValueError: The store cannot serve the arm.
     """
-    named = partial(
-        Arm,
+    if name == "rod":
+        assert "kappa" in selecting  # without kappa, an arm trains on its whole pools
+    elif name == "base":
+        selecting = {"balance": "replay"}
+    else:
+        share = 0.0 if name == "no_replay" else _fixed_share(name)
+        retention = 1.0
+        if share is not None:
+            retention = retention_for_share(share, num_adaptation, num_replay)
+        selecting = {"balance": "corpus", "retention": retention}
+    return Arm(
         name=name,
         num_adaptation=num_adaptation,
         num_replay=num_replay,
         batch_size=batch_size,
         seed=seed,
+        **selecting,
     )
-    if name == "rod":
-        assert "kappa" in selecting  # without kappa, an arm trains on its whole pools
-        return named(**selecting)
-    if name == "base":
-        return named(balance="replay")
-    share = 0.0 if name == "no_replay" else _fixed_share(name)
-    retention = 1.0
-    if share is not None:
-        retention = retention_for_share(share, num_adaptation, num_replay)
-    return named(balance="corpus", retention=retention)
 
 
 def _fixed_share(name: str) -> float | None:

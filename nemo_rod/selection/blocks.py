@@ -1,7 +1,7 @@
-"""What selection asks of a store of blocks.
+"""The interface that selection needs of a store of blocks.
 
 `corpus.BlockStore` is one. The data of someone else's job, `swap_in.Blend`, has no corpora of its
-own, and so offers only what scores and references need.
+own, and so offers `HashedBlocks` alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HashedBlocks(Protocol):
     def __len__(self) -> int: ...
 
     def hashes(self, block_ids: Ids) -> Bytes:
-        """Return the block hashes, uint8 [N, 16]."""
+        """Returns the block hashes, uint8 [N, 16]."""
 
 
 class Blocks(HashedBlocks, Protocol):
@@ -41,4 +41,4 @@ class Blocks(HashedBlocks, Protocol):
         """The sources, each with `name`, `role`, `start` and `count`."""
 
     def source_index(self, block_ids: Ids) -> Ids:
-        """Return the index in `sources` of each block's source, int64 [N]."""
+        """Returns the index in `sources` of each block's source, int64 [N]."""

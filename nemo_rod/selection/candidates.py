@@ -58,7 +58,7 @@ class Pools(Protocol):
         """Number of candidates C at every step."""
 
     def pool(self, step: int) -> Pool:
-        """Return the candidates of a step."""
+        """Returns the candidates of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class Candidates:
         return self.num_adaptation + self.num_kept_replay
 
     def pool(self, step: int) -> Pool:
-        """Return the `size` candidates of a step, counted from 0."""
+        """Returns the `size` candidates of a step, counted from 0."""
         assert step >= 0, f"pool of step {step}"
         ids = self._exact(step) if self.balance == "exact" else self._stream(step)
         return Pool(step=step, block_ids=ids, is_replay=ids >= self.num_adaptation)
@@ -179,7 +179,7 @@ class Candidates:
         return _draw(step * self.size, self.size, self.epoch_size, blocks)
 
     def _replay_slots(self, epoch: int, slot_n: Ids) -> Ids:
-        """Map the replay slots of an epoch to replay blocks, counted from 0.
+        """Maps the replay slots of an epoch to replay blocks, counted from 0.
 
         Slots index a fixed subsample: the first elements of a keyed permutation. Only if balance
         "expected" has fewer replay than adaptation blocks do the slots continue across epochs, each
@@ -191,17 +191,17 @@ class Candidates:
         permuted = self._permuted("subsample", self.num_replay)
         pass_n = slot_n // self.num_replay if self.num_replay else slot_n
         for number in np.unique(pass_n):
-            of_pass = pass_n == number
-            block_n[of_pass] = permuted(int(number), slot_n[of_pass] % self.num_replay)
+            in_pass = pass_n == number
+            block_n[in_pass] = permuted(int(number), slot_n[in_pass] % self.num_replay)
         return block_n
 
     def _permuted(self, name: str, size: int) -> Callable[[int, Ids], Ids]:
-        """Return the function (epoch, index) -> index of the shuffle called `name`."""
+        """Returns the function (epoch, index) -> index of the shuffle called `name`."""
         return lambda epoch, index: permute(index, size, derive_key(self.seed, name, epoch))
 
 
 def _draw(start: int, count: int, size: int, epoch_blocks: Callable[[int, Ids], Ids]) -> Ids:
-    """Take `count` elements, from `start` on, of an endless series of epochs of `size` each."""
+    """Takes `count` elements, from `start` on, of an endless series of epochs of `size` each."""
     parts = [np.empty(0, dtype=np.int64)]
     while count:
         epoch, first = divmod(start, size)
@@ -212,7 +212,7 @@ def _draw(start: int, count: int, size: int, epoch_blocks: Callable[[int, Ids], 
 
 
 def retention_for_share(share: float, num_adaptation: int, num_replay: int) -> float:
-    """Return the retention at which replay makes up `share` of a corpus stream, in [0, 1].
+    """Returns the retention at which replay makes up `share` of a corpus stream, in [0, 1].
 
     Raises:
         ValueError: The share is not in [0, 1), or the store has too few replay blocks for it.

@@ -1,4 +1,4 @@
-"""One step of the algorithm, from losses on (paper, algorithm 1): score, select, keep the reasons.
+"""Selection at one step, given the losses of the candidates (paper, algorithm 1).
 
 Shape suffixes: C = candidates, K = chosen.
 """
@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from nemo_rod.selection.arrays import Ids, Mask, Nats
+from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.policies import Policy, Score, reducible_loss, threshold
 
@@ -21,7 +21,7 @@ OnNonfinite = Literal["refuse", "exclude"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen at a step, and why.
+    """The blocks chosen at a step, with the reasons.
 
     Attributes:
         pool: The candidates.
@@ -34,7 +34,7 @@ class Choice:
             remaining wait for the pool and its references.
         is_estimated: Whether the scores were estimated without a model (`estimates.py`).
         excluded: Number of candidates excluded because their score was not finite.
-        compared: Metrics of what cheaper scores would have chosen (`fidelity.py`).
+        compared: Metrics of the choices that cheaper scores would have made (`fidelity.py`).
     """
 
     pool: Pool
@@ -85,16 +85,28 @@ def choose(
     """
     if not policy.needs_scores:
         chosen = _selected(policy, None, pool, batch_size)
-        seconds = {"scoring": 0.0, "selection": 0.0}
-        return Choice(pool, None, None, chosen, seconds=seconds)
+        return Choice(pool, None, None, chosen, seconds={"scoring": 0.0, "selection": 0.0})
     assert loss_C is not None and reference_C is not None
     start = time.perf_counter()
     score_C = np.array(score(loss_C, reference_C), dtype=np.float32)  # perhaps loss_C itself
     score_C[np.isneginf(loss_C)] = -np.inf
     bad_C = ~np.isfinite(score_C) & ~np.isneginf(loss_C)
-    if bad_C.any():
-        num_left = int(np.isfinite(score_C).sum())
-        _check_nonfinite(bad_C, pool, num_left, batch_size, on_nonfinite)
+    if bad_C.any():  # a NaN would sort to an arbitrary place
+        problem = (
+            f"step {pool.step}: {bad_C.sum()} of {len(bad_C)} scores are not finite, the first "
+            f"that of block {pool.block_ids[np.argmax(bad_C)]}"
+        )
+        if on_nonfinite == "refuse":
+            raise ValueError(
+                f"{problem}: the model diverged or a loss overflowed; look at train/loss and "
+                "resume from an earlier checkpoint, or set selection.on_nonfinite=exclude to "
+                "continue without such blocks."
+            )
+        if np.isfinite(score_C).sum() < batch_size:
+            raise ValueError(
+                f"{problem}, and too few are left for a batch of {batch_size}: the model diverged; "
+                "resume from an earlier checkpoint with a lower train.lr."
+            )
         score_C[bad_C] = -np.inf
     chosen = _selected(policy, score_C, pool, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
@@ -122,24 +134,3 @@ def _selected(policy: Policy, score_C: Nats | None, pool: Pool, k: int) -> Ids:
             f"ascending positions below {len(pool.block_ids)}: correct the policy."
         )
     return chosen
-
-
-def _check_nonfinite(
-    bad_C: Mask, pool: Pool, num_left: int, batch_size: int, on_nonfinite: OnNonfinite
-) -> None:
-    count, first = int(bad_C.sum()), pool.block_ids[np.argmax(bad_C)]
-    found = (
-        f"step {pool.step}: {count} of {len(bad_C)} scores are not finite, the first that of block "
-        f"{first}"
-    )
-    if on_nonfinite == "refuse":
-        raise ValueError(
-            f"{found}: the model diverged or a loss overflowed; look at train/loss and resume from "
-            "an earlier checkpoint, or set selection.on_nonfinite=exclude to continue without such "
-            "blocks."
-        )
-    if num_left < batch_size:
-        raise ValueError(
-            f"{found}, and too few are left for a batch of {batch_size}: the model diverged; "
-            "resume from an earlier checkpoint with a lower train.lr."
-        )

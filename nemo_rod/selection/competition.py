@@ -1,4 +1,4 @@
-"""Who competed at a step, and who won: the metrics of a choice, from what it already holds.
+"""The metrics of a choice: which candidates competed at a step, and which won.
 
 One sort of the scores serves every quantile, so that the cost does not grow with the sources.
 
@@ -38,19 +38,40 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
     is_replay_C = choice.pool.is_replay
     drawn = np.bincount(source_C[source_C >= 0], minlength=len(names)).tolist()
     chosen = np.bincount(source_C[choice.chosen], minlength=len(names)).tolist()
-    return {
+    metrics: Metrics = {
         "rod/replay_share": float(is_replay_C[choice.chosen].mean()),
         "rod/threshold": None if choice.score is None else float(choice.threshold),
         "rod/excluded": choice.excluded,
-        **_score_metrics(choice, source_C, names),
-        **choice.compared,
-        **{f"rod/candidates/{name}": count for name, count in zip(names, drawn, strict=True)},
-        **{f"rod/chosen/{name}": count for name, count in zip(names, chosen, strict=True)},
-        **{
-            f"rod/share/{name}": count / len(choice.chosen)
-            for name, count in zip(names, chosen, strict=True)
-        },
     }
+    if choice.score is None:
+        metrics |= dict.fromkeys(f"rod/rho_{role}" for role in ROLES)
+    else:
+        is_chosen_C = np.zeros(len(choice.score), dtype=bool)
+        is_chosen_C[choice.chosen] = True
+        order = np.argsort(choice.score)
+        # padding and excluded candidates have no finite score, and did not compete
+        order_F = order[np.isfinite(choice.score[order]) & (source_C[order] >= 0)]
+        score_F = choice.score[order_F].astype(np.float64)
+        is_replay_F, is_chosen_F = is_replay_C[order_F], is_chosen_C[order_F]
+        # one pass for roles and sources: every score counts in a group of either kind
+        group_2F = np.concatenate([is_replay_F, len(ROLES) + source_C[order_F]])
+        groups = _spread(np.concatenate([score_F, score_F]), group_2F, len(ROLES) + len(names))
+        metrics["rod/replay_above_zero"] = _mean(score_F[is_replay_F] > 0)
+        metrics["rod/rho_chosen"] = _mean(score_F[is_chosen_F])
+        metrics["rod/rho_dropped"] = _mean(score_F[~is_chosen_F])
+        for role, group in zip(ROLES, groups, strict=False):
+            metrics[f"rod/rho_{role}"] = group["mean"]
+            metrics |= {f"rod/rho_{role}_{quantile}": group[quantile] for quantile in QUANTILES}
+        for name, group in zip(names, groups[len(ROLES) :], strict=True):
+            metrics |= {f"rod/rho/{name}/{measure}": value for measure, value in group.items()}
+    metrics |= choice.compared
+    for name, num_drawn in zip(names, drawn, strict=True):
+        metrics[f"rod/candidates/{name}"] = num_drawn
+    for name, num_chosen in zip(names, chosen, strict=True):
+        metrics[f"rod/chosen/{name}"] = num_chosen
+    for name, num_chosen in zip(names, chosen, strict=True):
+        metrics[f"rod/share/{name}"] = num_chosen / len(choice.chosen)
+    return metrics
 
 
 def model_tflops(choice: Choice, update: float, seconds: float, *, scored_share: float) -> float:
@@ -68,34 +89,6 @@ def model_tflops(choice: Choice, update: float, seconds: float, *, scored_share:
     return update * work / seconds / 1e12
 
 
-def _score_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Metrics:
-    if choice.score is None:
-        return {"rod/rho_adaptation": None, "rod/rho_replay": None}
-    is_chosen_C = np.zeros(len(choice.score), dtype=bool)
-    is_chosen_C[choice.chosen] = True
-    order = np.argsort(choice.score)
-    # padding and excluded candidates have no finite score, and did not compete
-    order_F = order[np.isfinite(choice.score[order]) & (source_C[order] >= 0)]
-    score_F = choice.score[order_F].astype(np.float64)
-    is_replay_F = choice.pool.is_replay[order_F]
-    # one pass for roles and sources: every score counts in a group of either kind
-    group_2F = np.concatenate([is_replay_F, len(ROLES) + source_C[order_F]])
-    groups = _spread(np.concatenate([score_F, score_F]), group_2F, len(ROLES) + len(names))
-    roles, sources = groups[: len(ROLES)], groups[len(ROLES) :]
-    is_chosen_F = is_chosen_C[order_F]
-    metrics: Metrics = {
-        "rod/replay_above_zero": _mean(score_F[is_replay_F] > 0),
-        "rod/rho_chosen": _mean(score_F[is_chosen_F]),
-        "rod/rho_dropped": _mean(score_F[~is_chosen_F]),
-    }
-    for role, one in zip(ROLES, roles, strict=True):
-        metrics[f"rod/rho_{role}"] = one["mean"]
-        metrics |= {f"rod/rho_{role}_{quantile}": one[quantile] for quantile in QUANTILES}
-    for name, one in zip(names, sources, strict=True):
-        metrics |= {f"rod/rho/{name}/{measure}": value for measure, value in one.items()}
-    return metrics
-
-
 def _mean(values: npt.NDArray[np.generic]) -> float | None:
     return float(values.mean()) if len(values) else None
 
@@ -107,9 +100,9 @@ def _spread(
 
     The scores, in nats, are finite and ascend within every group; groups are in [0, G).
     """
-    nothing: Metrics = dict.fromkeys(("mean", *QUANTILES))
+    empty: Metrics = dict.fromkeys(("mean", *QUANTILES))
     if not len(score_F):
-        return [nothing] * num_groups
+        return [empty] * num_groups
     # NumPy sorts 16-bit integers by radix, which is stable and several times as fast
     group_F = group_F.astype(np.int16 if num_groups < 2**15 else np.int64)
     count_G = np.bincount(group_F, minlength=num_groups)
@@ -126,6 +119,6 @@ def _spread(
     quantile_3G = below_3G + (place_3G - low_3G) * (grouped_F[second_3G] - below_3G)
     rows = zip(mean_G.tolist(), *quantile_3G.tolist(), strict=True)
     return [
-        dict(zip(nothing, row, strict=True)) if count else nothing
+        dict(zip(empty, row, strict=True)) if count else empty
         for row, count in zip(rows, count_G.tolist(), strict=True)
     ]

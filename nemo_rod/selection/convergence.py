@@ -45,14 +45,16 @@ class Rule:
 
 
 def adaptation_loss(metrics: Mapping[str, Any], weights: Mapping[str, int]) -> float | None:
-    """The adaptation loss of a validation, weighted by source size; None if there was none.
+    """Returns the adaptation loss of a validation, weighted by source size; None without one.
 
     Args:
         metrics: Metrics of one step, including `validation/adaptation/<source>/loss`.
         weights: Training blocks of each adaptation source.
     """
-    names = {name: f"validation/adaptation/{name}/loss" for name in weights}
-    if not weights or any(metrics.get(key) is None for key in names.values()):
+    losses: dict[str, Any] = {
+        name: metrics.get(f"validation/adaptation/{name}/loss") for name in weights
+    }
+    if not weights or None in losses.values():
         return None
-    total = math.fsum(weights[name] * metrics[key] for name, key in names.items())
+    total = math.fsum(weights[name] * loss for name, loss in losses.items())
     return total / sum(weights.values())

@@ -33,13 +33,13 @@ def scoring_passes(
     chunks: int = 1,
     eighths: int = NUM_PARTS,
 ) -> tuple[int, int]:
-    """Returns how blocks are cut into forward passes.
+    """Splits blocks into forward passes.
 
-    A replica's share is split evenly over its passes: rounded up to whole micro-batches, 2048
-    blocks on 1000 replicas in fours would be 4 blocks on each, where 3 suffice. Prefixes are scored
-    more at a time, up to the same number of tokens, unless there is a pipeline, which needs many
-    micro-batches rather than large ones. Its interleaved schedule needs a multiple of the number of
-    its stages.
+    The blocks of a replica are spread evenly over its passes: rounded up to whole micro-batches,
+    2048 blocks on 1000 replicas in fours would be 4 blocks on each, where 3 suffice. A pass of
+    prefixes has more of them, up to the same number of tokens, unless there is a pipeline, which
+    needs many micro-batches rather than large ones. Its interleaved schedule needs a multiple of
+    the number of its stages.
 
     Args:
         num_blocks: Blocks to score, over all replicas.
@@ -50,13 +50,13 @@ def scoring_passes(
         eighths: Leading eighths of every block that are scored.
 
     Returns:
-        Blocks in one pass of one replica, and passes of each replica; what both make beyond
-        `num_blocks` is scored for nothing.
+        Blocks in one pass of one replica, and passes of each replica. Together they may exceed
+        `num_blocks`; the excess is padding.
     """
-    of_replica, size = -(-num_blocks // replicas), micro_batch_size
+    per_replica, size = -(-num_blocks // replicas), micro_batch_size
     if pipeline == 1:
         size = size * NUM_PARTS // eighths
-    if passes := -(-of_replica // size):
-        size = -(-of_replica // passes)
+    if passes := -(-per_replica // size):
+        size = -(-per_replica // passes)
     unit = pipeline if chunks > 1 else 1
-    return size, unit * -(-of_replica // (size * unit))
+    return size, unit * -(-per_replica // (size * unit))

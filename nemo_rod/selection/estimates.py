@@ -6,9 +6,9 @@ distribution of scores of its source:
     score ~ Normal(mean, variance of reducible loss over the last blocks of its source)
 
 If real scores are distributed like that, a joint top-k of such draws has the same replay share and
-the same share of each source as one of real scores; which blocks of a source are taken is left to
-chance. For the same reason, the chosen blocks are an unbiased sample of their source, and their
-losses, which the training step computes anyway, keep the averages up to date.
+the same share of each source as one of real scores; chance decides which blocks of a source are
+taken. The chosen blocks are therefore an unbiased sample of their source, and their losses, which
+the training step computes anyway, keep the averages up to date.
 
 Shape suffixes: C = candidates, N = blocks observed, M = sources.
 """
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.candidates import Pool
@@ -77,9 +76,9 @@ class SourceAverages:
     def estimate(self, pool: Pool) -> Nats:
         """Returns a score for every candidate, nats, float32 [C].
 
-        A source with low scores is hardly ever chosen, so a rise would go unnoticed. Therefore, if
-        the least recently observed source was last seen more steps ago than there are sources, one
-        of its candidates outranks all others: at most one block per batch.
+        A source with low scores is hardly ever chosen, so a rise would go unnoticed. If the least
+        recently observed source was last seen more steps ago than there are sources, one of its
+        candidates therefore outranks all others: at most one block per batch.
         """
         source_C = self._source_index(pool.block_ids)
         mean = np.where(np.isnan(self.mean), np.nanmean(self.mean), self.mean)
@@ -102,18 +101,16 @@ class SourceAverages:
             rho: Reducible losses, nats per token, float32 [N]; non-finite values are ignored.
         """
         known = np.isfinite(rho)
-        source, rho_N = self._source_index(block_ids[known]), rho[known].astype(np.float64)
-        for index in np.unique(source):
-            self._move(index, rho_N[source == index])
-            self._seen[index] = step
-
-    def _move(self, index: np.int64, rho: npt.NDArray[np.float64]) -> None:
-        self._blocks[index] = min(self._blocks[index], MEMORY_BLOCKS) + len(rho)
-        weight = len(rho) / self._blocks[index]
-        before = rho.mean() if np.isnan(self.mean[index]) else self.mean[index]
-        self.mean[index] = before + weight * (rho.mean() - before)
-        spread = ((rho - self.mean[index]) ** 2).mean()
-        self.variance[index] += weight * (spread - self.variance[index])
+        source_N, rho_N = self._source_index(block_ids[known]), rho[known].astype(np.float64)
+        for source in np.unique(source_N):
+            new = rho_N[source_N == source]
+            self._blocks[source] = min(self._blocks[source], MEMORY_BLOCKS) + len(new)
+            weight = len(new) / self._blocks[source]
+            before = new.mean() if np.isnan(self.mean[source]) else self.mean[source]
+            self.mean[source] = before + weight * (new.mean() - before)
+            spread = ((new - self.mean[source]) ** 2).mean()
+            self.variance[source] += weight * (spread - self.variance[source])
+            self._seen[source] = step
 
     def replay(self, records: Iterable[StepRecord], references: ReferenceLosses) -> None:
         """Rebuilds the averages from a run's records, from its first step on."""
@@ -123,7 +120,7 @@ class SourceAverages:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `observe` changes, to be restored elsewhere."""
+        """The values that `observe` changes, to be restored elsewhere."""
         return {k: getattr(self, k) for k in ("mean", "variance", "_blocks", "_seen")}
 
     @state.setter

@@ -1,8 +1,8 @@
-"""How faithful cheaper scores are: what they would have chosen from the same pool.
+"""How faithful cheaper scores are: the choices that they would have made from the same pool.
 
 Scoring whole candidates yields the loss of every eighth of them, and so the exact score of every
-prefix, at no extra cost. A run that scores in full thus shows what each `scoring.prefix` would have
-chosen at the same step, on its own data.
+prefix, at no extra cost. A run that scores in full thus shows the choice of each `scoring.prefix`
+at the same step, on its own data.
 
 Shape suffixes: C = candidates.
 """
@@ -45,16 +45,16 @@ def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> Fidelity:
     is_replay_C, padding_C = choice.pool.is_replay, np.isneginf(choice.score)
     score_C = np.where(padding_C, -np.inf, score_C)
     chosen = policy.select(score_C, is_replay_C, len(choice.chosen))
-    both = len(np.intersect1d(chosen, choice.chosen))
+    shared = len(np.intersect1d(chosen, choice.chosen))
     drift = is_replay_C[chosen].mean() - is_replay_C[choice.chosen].mean()
     correlation = rank_correlation(choice.score[~padding_C], score_C[~padding_C])
-    return Fidelity(both / len(chosen), float(drift), correlation)
+    return Fidelity(shared / len(chosen), float(drift), correlation)
 
 
 def prefix_fidelity(
     choice: Choice, policy: Policy, score: Callable[[int], Nats]
 ) -> dict[str, float | None]:
-    """Returns what every prefix would have chosen, as metrics `rod/prefix/<name>/<measure>`.
+    """Compares a choice with that of every prefix: metrics `rod/prefix/<name>/<measure>`.
 
     Args:
         choice: The choice by the scores of whole candidates.
@@ -67,20 +67,20 @@ def prefix_fidelity(
         score_C = score(eighths)
         if not np.isfinite(score_C[np.isfinite(choice.score)]).all():
             continue  # only some prefixes of a broken block are finite
-        metrics |= metrics_of(f"prefix/{name}", fidelity(choice, score_C, policy))
+        metrics |= fidelity_metrics(f"prefix/{name}", fidelity(choice, score_C, policy))
     return metrics
 
 
-def metrics_of(name: str, found: Fidelity) -> dict[str, float | None]:
+def fidelity_metrics(name: str, result: Fidelity) -> dict[str, float | None]:
     """Returns a comparison as metrics `rod/<name>/<measure>`; None for non-finite values."""
     return {
         f"rod/{name}/{measure}": value if math.isfinite(value) else None
-        for measure, value in asdict(found).items()
+        for measure, value in asdict(result).items()
     }
 
 
 def rank_correlation(a_N: Floats, b_N: Floats) -> float:
-    """Spearman's rank correlation; equal values share their mean rank."""
+    """Returns Spearman's rank correlation; equal values share their mean rank."""
     a, b = (_mean_ranks(values) for values in (a_N, b_N))
     a, b = a - a.mean(), b - b.mean()
     scale = math.sqrt(float(a @ a) * float(b @ b))

@@ -38,7 +38,7 @@ Words = npt.NDArray[np.uint64]
 
 
 def derive_key(*parts: int | str) -> int:
-    """Hash the parts of a name, such as (seed, role, epoch), to a 64-bit key.
+    """Hashes the parts of a name, such as (seed, role, epoch), to a 64-bit key.
 
     Integers, in decimal, and words without "/" are joined by "/", and hashed by blake2b.
     """
@@ -48,7 +48,7 @@ def derive_key(*parts: int | str) -> int:
 
 
 def permute(index: npt.ArrayLike, size: int, key: int) -> Ids:
-    """Map every index to its place in the permutation of [0, size) given by `key`.
+    """Maps every index to its place in the permutation of [0, size) given by `key`.
 
     Args:
         index: Integers in [0, size), any shape, which the result shares.
@@ -71,7 +71,7 @@ def permute(index: npt.ArrayLike, size: int, key: int) -> Ids:
 
 
 def _round_keys(key: int) -> list[np.uint64]:
-    """Return the first outputs of SplitMix64 started at `key`."""
+    """Returns the first outputs of SplitMix64 started at `key`."""
     keys = []
     for number in range(1, ROUNDS + 1):
         z = (key + number * _GOLDEN_GAMMA) & _MASK64
@@ -82,7 +82,7 @@ def _round_keys(key: int) -> list[np.uint64]:
 
 
 def _feistel(value_n: Words, a: int, b: int, keys: list[np.uint64]) -> Words:
-    """Permute [0, a * b)."""
+    """Permutes [0, a * b)."""
     high_n = value_n // np.uint64(b)
     low_n = value_n - high_n * np.uint64(b)
     for number, key in enumerate(keys):
@@ -94,7 +94,7 @@ def _feistel(value_n: Words, a: int, b: int, keys: list[np.uint64]) -> Words:
 
 
 def _add(half_n: Words, z_n: Words, modulus: np.uint64) -> Words:
-    """Return (half + F) % modulus, where F hashes z (as in SplitMix64) below modulus."""
+    """Returns (half + F) % modulus, where F hashes z (as in SplitMix64) below modulus."""
     z_n ^= z_n >> np.uint64(30)
     z_n *= np.uint64(_MULTIPLIER_1)
     z_n ^= z_n >> np.uint64(27)

@@ -6,8 +6,8 @@
     TakeAll()             the whole pool                                    plain training
 
 Every policy returns ascending candidate positions and breaks ties in favor of the earlier
-candidate. A score of -inf marks padding, which is never chosen; any other non-finite score is
-refused, since a NaN sorts to an arbitrary place and would silently affect what is trained on.
+candidate. A score of -inf marks padding, which is never chosen; `choose` refuses or excludes any
+other non-finite score beforehand.
 
 Shape suffixes: C = candidates, K = chosen.
 """
@@ -34,20 +34,20 @@ class Policy(Protocol):
         """Whether `select` uses scores; if not, they may be None and no scoring is needed."""
 
     def weigh(self, score_C: Floats, is_replay_C: Mask) -> Floats:
-        """Return the scores as the policy compares them, for `threshold`."""
+        """Returns the scores as the policy compares them, for `threshold`."""
         return score_C
 
     def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
-        """Return the chosen candidate positions, int64 [K], ascending.
+        """Returns the chosen candidate positions, int64 [K], ascending.
 
         Args:
-            score_C: Scores in nats [C]; -inf is padding.
+            score_C: Scores in nats [C], finite except for padding, which is -inf.
             is_replay_C: bool [C].
             k: Number of blocks to choose.
 
         Raises:
-            ValueError: A score that matters is NaN or +inf, or the pool holds too few blocks to
-                choose from (for `TakeAll`, any other number than k).
+            ValueError: The pool holds too few blocks to choose from (for `TakeAll`, any other
+                number than k).
         """
 
 
@@ -55,11 +55,11 @@ class Score(Protocol):
     """Turns losses into scores."""
 
     def __call__(self, loss_C: Floats, reference_C: Floats, /) -> Nats:
-        """Return scores, float32 [C], from losses and reference losses, nats per token [C]."""
+        """Returns scores, float32 [C], from losses and reference losses, nats per token [C]."""
 
 
 def reducible_loss(loss_C: Floats, reference_C: Floats) -> Nats:
-    """Return rho = loss - reference loss, in nats (paper, Eq. "rho").
+    """Returns rho = loss - reference loss, in nats (paper, Eq. "rho").
 
     Losses are those of the current and of the reference model, nats per token [C]. Scores are
     float32 [C], and exactly 0 where both losses are equal.
@@ -71,7 +71,7 @@ def reducible_loss(loss_C: Floats, reference_C: Floats) -> Nats:
 
 
 def threshold(weighted_C: Floats | None, chosen: Ids) -> float:
-    """Return tau, the smallest chosen score (paper, Appendix: the price of a training slot).
+    """Returns tau, the smallest chosen score (paper, Appendix: the price of a training slot).
 
     Scores [C] are as the policy compares them (`Policy.weigh`), in nats; without any, tau is NaN.
     """
@@ -94,17 +94,17 @@ class Joint(Policy):
             raise ValueError(f"selection.kappa is {self.kappa}, expected a finite number >= 0")
 
     def weigh(self, score_C: Floats, is_replay_C: Mask) -> Floats:
-        """Return the scores [C], those of replay multiplied by kappa; padding stays -inf."""
+        """Returns the scores [C], those of replay multiplied by kappa; padding stays -inf."""
         weighted_C = np.asarray(score_C, dtype=np.float64).copy()
         scaled_C = np.asarray(is_replay_C, dtype=bool) & np.isfinite(weighted_C)
         weighted_C[scaled_C] *= self.kappa
         return weighted_C
 
     def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
-        """Return the positions of the k highest weighted scores; see `Policy.select`."""
+        """Returns the positions of the k highest weighted scores; see `Policy.select`."""
         assert score_C is not None, "joint selection without scores"
-        real_C = _real_candidates(score_C, is_replay_C)
-        return _highest(self.weigh(score_C, is_replay_C), np.flatnonzero(real_C), k, "any role")
+        positions = np.flatnonzero(~_padding(score_C, is_replay_C))
+        return _highest(self.weigh(score_C, is_replay_C), positions, k, "any role")
 
 
 @dataclass(frozen=True)
@@ -137,22 +137,19 @@ class FixedShare(Policy):
         return "rho" in (self.adaptation, self.replay)
 
     def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
-        """Return k positions with the fixed share of replay; see `Policy.select`."""
-        assert score_C is not None or not self.needs_scores, "choosing by score without scores"
-        if score_C is not None and self.needs_scores:
-            real_C = _real_candidates(score_C, is_replay_C)
-        else:
-            real_C = ~_padding(score_C, is_replay_C)
+        """Returns k positions with the fixed share of replay; see `Policy.select`."""
+        assert score_C is not None or not self.needs_scores, "selection by score without scores"
+        real_C = ~_padding(score_C, is_replay_C)
         num_replay = round(self.share * k)
         is_replay_C = np.asarray(is_replay_C, dtype=bool)
         parts = []
-        for role, within, of_role_C, wanted in (
+        for role, within, in_role_C, count in (
             ("adaptation", self.adaptation, ~is_replay_C, k - num_replay),
             ("replay", self.replay, is_replay_C, num_replay),
         ):
-            scores_C = score_C if within == "rho" else None
-            rank_by_C = np.zeros(len(real_C)) if scores_C is None else scores_C
-            parts.append(_highest(rank_by_C, np.flatnonzero(real_C & of_role_C), wanted, role))
+            rank_by_C = score_C if within == "rho" else np.zeros(len(real_C))
+            assert rank_by_C is not None
+            parts.append(_highest(rank_by_C, np.flatnonzero(real_C & in_role_C), count, role))
         return np.sort(np.concatenate(parts))
 
 
@@ -163,7 +160,7 @@ class TakeAll(Policy):
     needs_scores = False
 
     def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
-        """Return every position that is not padding; see `Policy.select`."""
+        """Returns every position that is not padding; see `Policy.select`."""
         positions = np.flatnonzero(~_padding(score_C, is_replay_C))
         if len(positions) != k:
             raise ValueError(
@@ -175,7 +172,7 @@ class TakeAll(Policy):
 
 
 def _padding(score_C: Floats | None, is_replay_C: Mask) -> Mask:
-    """Return which candidates are padding, bool [C]."""
+    """Returns which candidates are padding, bool [C]."""
     if score_C is None:
         return np.zeros(len(is_replay_C), dtype=bool)
     shape, expected = np.shape(score_C), np.shape(is_replay_C)
@@ -183,26 +180,14 @@ def _padding(score_C: Floats | None, is_replay_C: Mask) -> Mask:
     return np.isneginf(score_C)
 
 
-def _real_candidates(score_C: Floats, is_replay_C: Mask) -> Mask:
-    """Return which candidates are not padding, bool [C]; refuse NaN and +inf."""
-    padding_C = _padding(score_C, is_replay_C)
-    bad = np.flatnonzero(~np.isfinite(score_C) & ~padding_C)
-    if bad.size:
-        shown = ", ".join(str(i) for i in bad[:8]) + (", ..." if bad.size > 8 else "")
-        raise ValueError(
-            f"{bad.size} of {len(score_C)} scores are not finite (NaN or +inf), at candidate "
-            f"positions {shown}: the model diverged or a loss overflowed; resume from an earlier "
-            "checkpoint, or see selection.on_nonfinite"
-        )
-    return ~padding_C
-
-
 def _highest(score_C: Floats, positions: npt.NDArray[np.intp], k: int, role: str) -> Ids:
-    """Return the k highest-scoring positions, ascending."""
+    """Returns the k highest-scoring positions, ascending."""
     if len(positions) < k:
         raise ValueError(
             f"{k} blocks of {role} are to be chosen but the pool holds {len(positions)}: raise "
             "selection.multiplier, or set selection.balance=exact"
         )
-    order = np.argsort(-np.asarray(score_C)[positions], kind="stable")
+    scores = np.asarray(score_C)[positions]
+    assert np.isfinite(scores).all(), f"scores of {role} are not finite: {scores}"
+    order = np.argsort(-scores, kind="stable")
     return np.sort(positions[order[:k]]).astype(np.int64)

@@ -2,8 +2,8 @@
 
     pool -> block losses -> scores -> top-k
 
-If scores are estimated between scoring passes (`estimates.py`), the losses of the blocks that were
-trained on are fed back through `learn`.
+If scores are estimated between scoring passes (`estimates.py`), `learn` updates the estimates with
+the losses of the blocks that were trained on.
 
 Shapes: C candidates, K chosen blocks (global).
 """
@@ -11,34 +11,58 @@ Shapes: C candidates, K chosen blocks (global).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from nemo_rod.selection.ahead import Ahead
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
 from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.fidelity import fidelity, metrics_of, prefix_fidelity
+from nemo_rod.selection.fidelity import fidelity, fidelity_metrics, prefix_fidelity
 from nemo_rod.selection.policies import Policy, Score, reducible_loss
 from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses, block_loss
 
-COMPARED_EVERY = 10  # steps between comparisons with what prefixes would have chosen
+COMPARED_EVERY = 10  # steps between comparisons with the choices that prefixes would have made
+T = TypeVar("T")
 
 
 class BlockScorer(Protocol):
     """Scores blocks with the current model."""
 
     def part_sums(self, block_ids: Ids, eighths: int = NUM_PARTS) -> Nats:
-        """Return the sums of the token losses over each of the first eighths of each block.
+        """Returns the sums of the token losses over each of the first eighths of each block.
 
         Nats, float32 [C, eighths].
         """
+
+
+class Ahead(Generic[T]):
+    """Calls a function of the step one step ahead, in its own thread.
+
+    Args:
+        prepare: Returns the data of a step, given only its number; it may be called for steps that
+            never run.
+    """
+
+    def __init__(self, prepare: Callable[[int], T]) -> None:
+        self._prepare = prepare
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._next: tuple[int, Future[T]] | None = None
+
+    def take(self, step: int) -> T:
+        """Returns the data of a step, or raises the error of `prepare`; prepares the next step."""
+        if self._next is not None and self._next[0] == step:
+            prepared = self._next[1].result()
+        else:
+            prepared = self._prepare(step)
+        self._next = step + 1, self._thread.submit(self._prepare, step + 1)
+        return prepared
 
 
 class Selector:
@@ -81,10 +105,10 @@ class Selector:
         self.batch_size, self.block_size, self.references = batch_size, block_size, references
         self.on_nonfinite, self.eighths, self.averages = on_nonfinite, eighths, averages
         self.score = score
-        self._drawn = Ahead(self._draw)
+        self._ahead = Ahead(self._draw)
 
     @classmethod
-    def of(
+    def for_arm(
         cls,
         arm: Arm,
         store: Blocks,
@@ -117,10 +141,13 @@ class Selector:
         Raises:
             ValueError: A score is not finite, and such candidates are not excluded.
         """
-        begin = time.perf_counter()
-        pool, reference_C = self._drawn.take(step)
-        if not self._is_scored(step):
-            return self._without_scoring(pool)
+        start = time.perf_counter()
+        pool, reference_C = self._ahead.take(step)
+        if not self.policy.needs_scores:
+            return choose(pool, self.policy, self.batch_size)
+        if self.averages is not None and not self.averages.is_due(step):
+            estimate_C = self.averages.estimate(pool)
+            return choose_by_estimates(estimate_C, pool, self.policy, self.batch_size)
         drawn = time.perf_counter()
         sums = scorer.part_sums(pool.block_ids, self.eighths)
         loss_C = block_loss(sums, self.block_size, self.eighths)
@@ -133,23 +160,12 @@ class Selector:
             reference_C,
             self.on_nonfinite,
             self.score,
-        ).preceded_by(lookup=drawn - begin, scoring=scored - drawn)
+        ).preceded_by(lookup=drawn - start, scoring=scored - drawn)
         if self.averages is not None:
-            return self._observed(choice)
-        if self.eighths < NUM_PARTS or step % COMPARED_EVERY:
-            return choice
-        return self._compared(choice, sums)
-
-    def _is_scored(self, step: int) -> bool:
-        """Whether the step has a scoring pass; if not due one step ahead, it never becomes due."""
-        return self.policy.needs_scores and (self.averages is None or self.averages.is_due(step))
-
-    def _without_scoring(self, pool: Pool) -> Choice:
-        if not self.policy.needs_scores:
-            return choose(pool, self.policy, self.batch_size)
-        assert self.averages is not None
-        score_C = self.averages.estimate(pool)
-        return choose_by_estimates(score_C, pool, self.policy, self.batch_size)
+            return self._compared_with_estimates(choice, self.averages)
+        if self.eighths == NUM_PARTS and step % COMPARED_EVERY == 0:
+            return self._compared_with_prefixes(choice, sums)
+        return choice
 
     def learn(self, choice: Choice, sums: Nats) -> Choice:
         """Updates the averages with the training losses of a step chosen by estimated scores.
@@ -173,30 +189,39 @@ class Selector:
     def _draw(self, step: int) -> tuple[Pool, Nats | None]:
         """Returns the pool of a step, and its reference losses [C] if it will be scored."""
         pool = self.pools.pool(step)
-        if not self._is_scored(step):
+        # a step that is not due for a scoring pass one step ahead never becomes due
+        if not self.policy.needs_scores or not (
+            self.averages is None or self.averages.is_due(step)
+        ):
             return pool, None
         assert self.references is not None
         return pool, self.references.prefix(pool.block_ids, self.eighths)
 
-    def _score(self, pool: Pool, sums: Nats, eighths: int) -> Nats:
-        assert self.references is not None
-        loss_C = block_loss(sums, self.block_size, eighths)
-        return self.score(loss_C, self.references.prefix(pool.block_ids, eighths))
+    def _compared_with_estimates(self, choice: Choice, averages: SourceAverages) -> Choice:
+        """Adds the comparison with estimated scores, and updates the averages with the real ones.
 
-    def _observed(self, choice: Choice) -> Choice:
-        """Updates the averages with a pool's scores; adds what estimates would have chosen."""
-        assert self.averages is not None and choice.score is not None
-        estimated: dict[str, float | None] = {}
-        if self.averages.has_seen:
-            estimate_C = self.averages.estimate(choice.pool)
-            estimated = metrics_of("averages", fidelity(choice, estimate_C, self.policy))
-        self.averages.observe(choice.pool.step, choice.pool.block_ids, choice.score)
-        return replace(choice, compared=estimated)
+        There is nothing to compare with before the first update.
+        """
+        assert choice.score is not None
+        compared: dict[str, float | None] = {}
+        if averages.has_seen:
+            estimate_C = averages.estimate(choice.pool)
+            compared = fidelity_metrics("averages", fidelity(choice, estimate_C, self.policy))
+        averages.observe(choice.pool.step, choice.pool.block_ids, choice.score)
+        return replace(choice, compared=compared)
 
-    def _compared(self, choice: Choice, sums: Nats) -> Choice:
-        """Adds the comparison with what prefixes of the candidates would have chosen."""
-        begin = time.perf_counter()
-        prefixes = prefix_fidelity(choice, self.policy, partial(self._score, choice.pool, sums))
-        seconds = dict(choice.seconds)
-        seconds["selection"] += time.perf_counter() - begin
-        return replace(choice, seconds=seconds, compared=prefixes)
+    def _compared_with_prefixes(self, choice: Choice, sums: Nats) -> Choice:
+        """Adds the comparison with the scores of every prefix of the candidates."""
+        start = time.perf_counter()
+        references = self.references
+        assert references is not None
+
+        def score(eighths: int) -> Nats:
+            loss_C = block_loss(sums, self.block_size, eighths)
+            return self.score(loss_C, references.prefix(choice.pool.block_ids, eighths))
+
+        compared = prefix_fidelity(choice, self.policy, score)
+        selection = choice.seconds["selection"] + time.perf_counter() - start
+        return replace(
+            choice, seconds={**choice.seconds, "selection": selection}, compared=compared
+        )

@@ -23,10 +23,10 @@ def experts_are_numbered_by_bridge() -> bool:
 
 
 def signal_handler_listens(handler: Any) -> bool:
-    """Returns whether Bridge has installed its signal handler, which it does itself since 0.6.
+    """Returns whether Bridge has installed its signal handler, as it does since 0.6.
 
     Installed a second time, the handler would save itself as the previous one and restore that at
-    the end: signals would then be swallowed.
+    the end: signals would then be lost.
     """
     return handler.original_handler is not None
 
@@ -55,7 +55,7 @@ def operation_counters(state: Any) -> dict[str, Any]:
 def fp8_support() -> tuple[bool, str]:
     """Returns whether TransformerEngine has FP8 on this GPU, and the reason if it does not.
 
-    The public function is younger than the one that it calls.
+    Older versions have only the function that the public one calls.
     """
     from transformer_engine import pytorch as engine
 

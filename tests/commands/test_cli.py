@@ -37,14 +37,14 @@ def test_every_layout_serves_the_toy(layout: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["parallel.tensor=3"], "num_attention_heads=4 must be a multiple"),
-        (["parallel.pipeline=3"], "num_hidden_layers=2 must be a multiple"),
+        (["parallel.tensor=3"], "tensor=3 does not divide num_attention_heads=4"),
+        (["parallel.pipeline=3"], "virtual_pipeline=1 does not divide num_hidden_layers=2"),
         (["parallel.data=3"], "train.micro_batch_size=16 on parallel.data=3 replicas"),
         (["parallel.virtual_pipeline=2"], "virtual_pipeline=2 needs parallel.pipeline > 1"),
         (["parallel.pipeline=2", "parallel.virtual_pipeline=2"], "makes 1: change one"),
         (["parallel.sequence=true"], "sequence=true needs parallel.tensor > 1"),
         (["parallel.expert=3"], "parallel.expert=3 must divide data x tensor x context = 2"),
-        (["parallel.expert=2"], "num_experts=1 must be a multiple"),
+        (["parallel.expert=2"], "expert=2 does not divide num_experts=1"),
         (["parallel.expert=2", "parallel.tensor=2"], "needs parallel.sequence=true"),
         (["train.batch_size=33"], "train.batch_size=33 does not divide"),
         (["domain.block_size=100"], "domain.block_size=100 is not valid: expected a multiple of 8"),
@@ -115,8 +115,8 @@ def test_a_prefix_is_typed_as_a_share(prefix: str, eighths: int) -> None:
         ),
         (
             ["recipe=toy", "launcher=3"],
-            "launcher=3 is a value where Hydra expects the name of a file: choose one of local, "
-            "nemo_rl, ray, slurm; a name of digits needs quotes inside of quotes, "
+            "launcher=3 is a number where Hydra expects the name of a file: choose one of local, "
+            "nemo_rl, ray, slurm; a name of digits needs nested quotes, "
             "\"launcher='1'\".",
         ),
         (
@@ -126,8 +126,8 @@ def test_a_prefix_is_typed_as_a_share(prefix: str, eighths: int) -> None:
         ),
         (
             ["recipe=toy", "seed=${nope}"],
-            "Key 'seed' has no value that can be found (Interpolation key 'nope' not found): set "
-            "what its ${...} refers to, or write a value there.",
+            "Key 'seed' has a reference that cannot be resolved (Interpolation key 'nope' not "
+            "found): set the key in its ${...}, or write a value there.",
         ),
     ],
 )
@@ -173,8 +173,8 @@ def test_a_recipe_that_is_no_yaml_is_named(tmp_path: Path) -> None:
     done = nemo_rod("run", "--config-dir", tmp_path, "recipe=mine")
     assert done.returncode == 2
     assert done.stderr == (
-        "nemo-rod: recipe/mine.yaml is no configuration (UnicodeDecodeError: 'utf-8' codec can't "
-        "decode byte 0xff in position 0: invalid start byte): correct the file.\n"
+        "nemo-rod: recipe/mine.yaml is not a configuration (UnicodeDecodeError: 'utf-8' codec "
+        "can't decode byte 0xff in position 0: invalid start byte): correct the file.\n"
     )
 
 
@@ -290,7 +290,7 @@ def test_files_that_cannot_be_made_are_one_sentence(
 def test_words_outside_the_grammar_are_one_sentence(word: str) -> None:
     done = nemo_rod("plan", "recipe=toy", word)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert word in done.stderr and "in quotes inside of quotes" in done.stderr
+    assert word in done.stderr and "need nested quotes" in done.stderr
 
 
 def test_reader_that_leaves_is_no_error(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "done here": ({"events": [BEGAN, DONE], "there": True}, "done", ""),
     "made before records": ({"there": True}, "done", ""),
     "at work here": ({"events": [BEGAN], "held": True}, "running", ""),
-    "killed here": ({"events": [BEGAN]}, "died", "ended without a word"),
+    "killed here": ({"events": [BEGAN]}, "died", "ended without recording why"),
     "failed": ({"events": [BEGAN, FAILED]}, "failed", "rank 3: no"),
     "stopped here": ({"events": [BEGAN, STOPPED]}, "stopped", "asked to stop"),
     "waits for others": ({"job": queued("PENDING", reason="Dependency")}, "waiting", "for base"),
@@ -176,7 +176,7 @@ def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_stages, "_here", lambda config, stages: None)
+    monkeypatch.setattr(run_stages, "_run_here", lambda config, stages: None)
     monkeypatch.setattr(run_stages, "check_packages", lambda stages, launcher: None)
     run_stages.run(composed("recipe=toy", "arms=[rod]", "launcher=nemo_rl"))
     shown = status.standing_text(Path("runs/toy")).splitlines()

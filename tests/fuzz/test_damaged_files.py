@@ -38,9 +38,9 @@ from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.lab.report.build_report import judged
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.run import held_out_losses
-from nemo_rod.run.attempts import Record
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.render import read_launch
+from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 from nemo_rod.selection import Curriculum, References
 from nemo_rod.selection.arms import Arm, curriculum_header
@@ -99,7 +99,7 @@ def resume_references(root: Path) -> None:
 
 
 def resume_evaluation(root: Path) -> None:
-    held_out_losses._begin(root / "run/evaluation.partial", {"rod": dict(MEASURED_WITH)})
+    held_out_losses.valid_losses(root / "run/evaluation.partial", {"rod": dict(MEASURED_WITH)})
 
 
 def read_curricula(root: Path) -> None:
@@ -181,7 +181,7 @@ def inspect_all(root: Path) -> None:
 
 def read_records(root: Path) -> None:
     for file in (root / "run/launch/stages").glob("*.jsonl"):
-        Record(root / "run", file.stem).events()
+        StageLog(root / "run", file.stem).events()
     queue.read_jobs(root / "run")
 
 

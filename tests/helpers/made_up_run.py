@@ -123,7 +123,7 @@ def _run(jobs: ModelJobs, job: Job, folder: Path) -> None:
 def _train(job: TrainJob, folder: Path) -> None:
     arm, store = job.arm, BlockStore(job.blocks)
     references = References.open(job.references, store) if job.references else None
-    selector = Selector.of(arm, store, references)
+    selector = Selector.for_arm(arm, store, references)
     journal = Journal(
         folder, curriculum_header(arm, store, references, config=job.config_digest), step=0
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from slurm_cluster import Cluster, wait_for
 
-from nemo_rod.run.attempts import Record
+from nemo_rod.run.stage_log import StageLog
 
 RECIPE = [
     "recipe=toy_synthetic",
@@ -60,7 +60,7 @@ class Chain:
         return dict(line.split("\t") for line in lines)
 
     def events(self, stage: str) -> list[dict[str, Any]]:
-        return Record(self.run_dir, stage).events()
+        return StageLog(self.run_dir, stage).events()
 
     def kinds(self, stage: str) -> list[str]:
         return [event["event"] for event in self.events(stage)]

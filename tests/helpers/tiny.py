@@ -15,7 +15,7 @@ from places import WORKERS
 
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.jobs import ReferenceJob, TrainJob, write_job
+from nemo_rod.jobs import Job, ReferenceJob, TrainJob, write_job
 from nemo_rod.run.base_model import initialise_base
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.arms import Arm, make_arm
@@ -58,31 +58,16 @@ MOE_ARCHITECTURE = {
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
 }
-WORKER = WORKERS / "layouts_worker.py"
+WORKER = WORKERS / "jobs_worker.py"
 Torchrun = Callable[..., list[str]]
 
 
 def sources() -> list[SourceSpec]:
-    made = [
-        SourceSpec(
-            name="dialect",
-            role="adaptation",
-            kind="synthetic",
-            files=["dialect:0:0.25"],
-            max_bytes=30_000,
-        )
-    ]
-    made += [
-        SourceSpec(
-            name=f"chain_{i}",
-            role="replay",
-            kind="synthetic",
-            files=[f"markov:{i}"],
-            max_bytes=20_000,
-        )
-        for i in range(3)
-    ]
-    return made
+    def source(name: str, role: str, file: str, max_bytes: int) -> SourceSpec:
+        return SourceSpec(name=name, role=role, kind="synthetic", files=[file], max_bytes=max_bytes)
+
+    replay = [source(f"chain_{i}", "replay", f"markov:{i}", 20_000) for i in range(3)]
+    return [source("dialect", "adaptation", "dialect:0:0.25", 30_000), *replay]
 
 
 class Setting:
@@ -141,58 +126,41 @@ class Setting:
         self,
         layout: str,
         parallel: Parallel,
-        *extra: object,
-        references: list[Path] | None = None,
-        out: str | None = None,
+        *options: str,
         **scoring: Any,
     ) -> list[Any]:
-        """Trains RoD in a layout; returns its records. The folder is named after all it is told."""
+        """Trains RoD in a layout; returns its records. Layout and scoring name the folder."""
         name = "_".join([layout, *(f"{key}_{value}" for key, value in scoring.items())])
-        folder = self.root / (out or name)
-        job = self.rod_job(folder, parallel, references=references, scoring=scoring)
-        self.torchrun(parallel.world_size, WORKER, job, *extra, timeout=300)
+        folder = self.root / name
+        job = self.rod_job(folder, parallel, scoring=scoring)
+        self.torchrun(parallel.world_size, WORKER, job, *options, timeout=300)
         return list(Curriculum.open(folder / "curriculum.rod", read_only=True))
 
-    def rod_job(
-        self,
-        out: Path,
-        parallel: Parallel,
-        *,
-        steps: int = STEPS,
-        references: list[Path] | None = None,
-        **options: Any,
-    ) -> Path:
+    def rod_job(self, out: Path, parallel: Parallel, *, steps: int = STEPS, **options: Any) -> Path:
         """Writes the job of a RoD run."""
-        return self._job(
-            "rod",
-            out,
-            parallel,
-            model=self.base,
-            steps=steps,
-            lr=3e-3,
-            references=references or self.references,
-            **options,
-        )
+        options |= {"model": self.base, "steps": steps, "lr": 3e-3, "references": self.references}
+        return self._job("rod", out, parallel, **options)
 
     def reference(self, name: str, model: Path, role: str) -> Path:
-        out = self.root / "references" / name
-        out.mkdir(parents=True)
-        job = ReferenceJob(
-            name=name,
-            blocks=str(self.blocks),
-            out=str(out),
-            parallel=Parallel(),
-            precision="fp32",
-            scoring_micro_batch_size=BATCH,
-            seed=0,
-            stall_seconds=0,
-            model=str(model),
-            role=role,
-            model_digest=name,
-        )
-        write_job(job, out / "job.json")
-        self.torchrun(1, "nemo_rod.megatron", out / "job.json")
+        out, options = self.root / "references" / name, {"role": role, "model_digest": name}
+        job = self.write(ReferenceJob, name, out, model=str(model), **options)
+        self.torchrun(1, "nemo_rod.megatron", job)
         return out
+
+    def write(self, kind: type[Job], name: str, out: Path, **values: Any) -> Path:
+        """Writes a job to its folder, alone in fp32 unless its values say otherwise."""
+        common = {
+            "blocks": str(self.blocks),
+            "out": str(out),
+            "parallel": Parallel(),
+            "precision": "fp32",
+            "scoring_micro_batch_size": BATCH,
+            "seed": 0,
+            "stall_seconds": 0,
+        }
+        out.mkdir(parents=True, exist_ok=True)
+        write_job(kind(name=name, **{**common, **values}), out / "job.json")
+        return out / "job.json"
 
     def _job(
         self,
@@ -204,34 +172,25 @@ class Setting:
         steps: int,
         lr: float,
         references: list[Path],
-        checkpoint_every: int = 10_000,
-        stall_seconds: float = 0,
-        validation_every: int = 10,
         scoring: dict[str, Any] | None = None,
+        **options: Any,
     ) -> Path:
-        out.mkdir(parents=True, exist_ok=True)
         optimisation = Optimisation(
             steps=steps, batch_size=BATCH, micro_batch_size=2, lr=lr, warmup_fraction=0.1
         )
-        job = TrainJob(
-            name=arm,
-            blocks=str(self.blocks),
-            out=str(out),
-            parallel=parallel,
-            precision="fp32",
-            scoring_micro_batch_size=4,
-            seed=7,
-            stall_seconds=stall_seconds,
-            model=str(model),
-            arm=self.arm(arm, **(scoring or {})),
-            optimisation=optimisation,
-            references=[str(folder) for folder in references],
-            checkpoint_every=checkpoint_every,
-            validation_every=validation_every,
-            validation_blocks=8,
-        )
-        write_job(job, out / "job.json")
-        return out / "job.json"
+        values = {
+            "parallel": parallel,
+            "scoring_micro_batch_size": 4,
+            "seed": 7,
+            "model": str(model),
+            "arm": self.arm(arm, **(scoring or {})),
+            "optimisation": optimisation,
+            "references": [str(folder) for folder in references],
+            "checkpoint_every": 10_000,
+            "validation_every": 10,
+            "validation_blocks": 8,
+        }
+        return self.write(TrainJob, arm, out, **{**values, **options})
 
 
 def metric(folder: Path, name: str) -> list[float]:

@@ -244,7 +244,9 @@ def test_the_recipes_of_other_runs_are_found(tmp_path: Path) -> None:
 def test_a_layout_that_does_not_divide_is_found() -> None:
     config = composed("recipe=german_qwen3_5_4b")
     config.parallel.pipeline = 3
-    with pytest.raises(ValueError, match="pipeline=3 x virtual_pipeline=1 does not divide the 32"):
+    with pytest.raises(
+        ValueError, match="pipeline=3 x virtual_pipeline=1 does not divide num_hidden_layers=32"
+    ):
         look_at_layout(config)
     assert look_at_layout(composed("recipe=german_qwen3_5_4b")).startswith("8 B200 on 1 node")
 

@@ -154,11 +154,15 @@ def test_the_reserve_is_a_share_of_the_gpu() -> None:
     ("config", "layout", "sentence"),
     [
         (DENSE, {"tensor": 4}, "parallel.tensor=4 does not divide num_key_value_heads=2"),
-        (DENSE, {"pipeline": 3}, "pipeline=3 x virtual_pipeline=1 does not divide the 4 layers"),
+        (
+            DENSE,
+            {"pipeline": 3},
+            "pipeline=3 x virtual_pipeline=1 does not divide num_hidden_layers=4",
+        ),
         (DENSE, {"pipeline": 4, "virtual_pipeline": 2}, "virtual_pipeline=2 does not divide"),
-        (DENSE, {"data": 2, "expert": 2}, "parallel.expert=2 needs a model with experts"),
-        (MOE, {"data": 3, "expert": 3}, "parallel.expert=3 does not divide the 8 experts"),
-        (DENSE, {"data": 12}, "12 processes do not fill whole nodes of 8 GPUs; choose"),
+        (DENSE, {"data": 2, "expert": 2}, "parallel.expert=2 does not divide num_experts=1"),
+        (MOE, {"data": 3, "expert": 3}, "parallel.expert=3 does not divide num_experts=8"),
+        (DENSE, {"data": 12}, "12 processes do not fill nodes of cluster.gpus_per_node=8"),
     ],
 )
 def test_layouts_that_cannot_run_are_refused(
@@ -168,7 +172,7 @@ def test_layouts_that_cannot_run_are_refused(
     with pytest.raises(ValueError) as refusal:
         check_layout(shape, Parallel(**layout), block_size=S, gpus_per_node=8)
     assert sentence in str(refusal.value)
-    assert str(refusal.value).count(".") - str(refusal.value).count("parallel.") == 1
+    assert str(refusal.value).endswith(".") and ". " not in str(refusal.value)
 
 
 def test_tensor_parallelism_stays_within_a_node() -> None:

@@ -82,7 +82,7 @@ def test_a_recipe_is_rehearsed_from_text_to_report(tmp_path: Path) -> None:
             "german_qwen3_5_4b",
             "parallel.pipeline=3",
             "layout",
-            "pipeline=3 x virtual_pipeline=1 does not divide the 32",
+            "pipeline=3 x virtual_pipeline=1 does not divide num_hidden_layers=32",
         ),
     ],
     ids=["end of documents", "tokenizer", "layout"],

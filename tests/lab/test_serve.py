@@ -12,7 +12,7 @@ import pytest
 from command_line import nemo_rod
 
 from nemo_rod.lab.report.serve import keep_fresh, serve
-from nemo_rod.run.attempts import Record
+from nemo_rod.run.stage_log import StageLog
 
 
 class Ended(Exception):
@@ -73,7 +73,7 @@ def test_wrong_words_are_refused_in_one_sentence(tmp_path: Path) -> None:
 
 def test_a_report_waits_for_one_that_is_being_built(tmp_path: Path) -> None:
     """`serve` and the run itself write the same files."""
-    building, waiting = Record(tmp_path, "report"), Record(tmp_path, "report")
+    building, waiting = StageLog(tmp_path, "report"), StageLog(tmp_path, "report")
     ended: list[float] = []
 
     def build() -> None:
@@ -86,7 +86,7 @@ def test_a_report_waits_for_one_that_is_being_built(tmp_path: Path) -> None:
     thread = threading.Thread(target=build)
     thread.start()
     begun.wait()
-    with pytest.raises(ValueError, match="at work on report"), waiting.only_one():
+    with pytest.raises(ValueError, match="running report"), waiting.only_one():
         pass
     with waiting.only_one(patience=60.0):
         assert ended and time.monotonic() >= ended[0]

@@ -22,12 +22,12 @@ if not hasattr(transformers, "Qwen3_5TextConfig"):
     pytest.skip("this transformers has no Qwen3.5 and no Nemotron-H", allow_module_level=True)
 
 from architectures import ARCHITECTURES, make, tensors, token_losses, write  # noqa: E402
-from architectures_worker import BLOCKS, Store  # noqa: E402
-from tiny import BATCH, Setting, Torchrun, metric  # noqa: E402
+from architectures_worker import BLOCKS, STORE  # noqa: E402
+from tiny import Setting, Torchrun, metric  # noqa: E402
 
 from nemo_rod.config import Parallel  # noqa: E402
 from nemo_rod.corpus import BlockStore, load_tokenizer  # noqa: E402
-from nemo_rod.jobs import EvaluateJob, write_job  # noqa: E402
+from nemo_rod.jobs import EvaluateJob  # noqa: E402
 from nemo_rod.lab.rehearsal.exported_losses import load  # noqa: E402
 from nemo_rod.selection import Curriculum  # noqa: E402
 
@@ -70,13 +70,13 @@ LEFT_ON: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def refusals(name: str) -> dict[str, str]:
     """Layouts of two processes that an architecture does not allow, and what is said."""
-    found = {} if name in WITH_EXPERTS else {"dp2_ep2": "does not divide the 1 experts"}
+    found = {} if name in WITH_EXPERTS else {"dp2_ep2": "does not divide num_experts=1"}
     if name in WITH_DELTA_NET:
         found["tp2"] = "the gradients of the norms in Gated DeltaNet layers only with"
     if name in WITH_EXPERTS:
         found["tp2"] = "experts need parallel.sequence=true"
     if name in WITH_IMAGES:
-        found["cp2"] = "share a block out themselves"
+        found["cp2"] = "split a block themselves"
     if name in WITH_MAMBA:
         found["pp2_vpp2"] = "no interleaved schedule"
     return found
@@ -151,7 +151,7 @@ def scored(
 def assert_scores_and_exports(folder: Path, row: dict[str, Any]) -> None:
     assert "refused" not in row, row["refused"]
     model, whole = load(folder), np.array(row["sums"]["8"])
-    tokens = Store().tokens(np.arange(BLOCKS))
+    tokens = STORE.tokens(np.arange(BLOCKS))
     losses = token_losses(model, tokens)
     np.testing.assert_allclose(whole.sum(1) / losses.shape[1], losses.mean(1), rtol=0, atol=1e-5)
     for eighths in ("4", "1"):  # a part has sixteen targets, the last less than that
@@ -254,7 +254,11 @@ class Chain:
             "merged": root / "merged",
         }
         merged = [str(self.models[x]) for x in ("base", "specialist", "merged")]
-        self.steps += [[*merged, MERGED_AT], str(self._evaluation())]
+        models = {name: str(folder) for name, folder in self.models.items()}
+        evaluation = self.setting.write(
+            EvaluateJob, "evaluation", root / "evaluation", models=models
+        )
+        self.steps += [[*merged, MERGED_AT], str(evaluation)]
         self._run(1, torchrun)
         for layout in self.layouts:
             for arm in ARMS:
@@ -269,23 +273,6 @@ class Chain:
         out = self.root / f"{arm}_{layout}"
         options = {"steps": STEPS, "scoring": ARMS[arm]}
         self.steps.append(str(self.setting.rod_job(out, Parallel(**parallel), **options)))
-
-    def _evaluation(self) -> Path:
-        out = self.root / "evaluation"
-        out.mkdir()
-        job = EvaluateJob(
-            name="evaluation",
-            blocks=str(self.setting.blocks),
-            out=str(out),
-            parallel=Parallel(),
-            precision="fp32",
-            scoring_micro_batch_size=BATCH,
-            seed=0,
-            stall_seconds=0,
-            models={name: str(folder) for name, folder in self.models.items()},
-        )
-        write_job(job, out / "job.json")
-        return out / "job.json"
 
     def _run(self, processes: int, torchrun: Torchrun) -> None:
         plan = self.root / f"steps_{processes}.json"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from places import WORKERS
+from safetensors.torch import load_file
+from test_resume import rows
 from tiny import ARCHITECTURE, BATCH, Torchrun, metric, sources
 
 from nemo_rod.config import Optimisation, Parallel
@@ -16,7 +18,6 @@ from nemo_rod.jobs import TrainJob, write_job
 from nemo_rod.selection.arms import make_arm
 
 torch = pytest.importorskip("torch")
-NEVER = ("timing/", "throughput/", "memory/", "rod/overhead")  # the same in two runs
 STEPS, MICRO_BATCHES, LOOKS = 4, BATCH // 2, 2
 # what is set, and the precision
 JOBS: dict[str, tuple[dict[str, Any], str]] = {
@@ -33,7 +34,7 @@ Found = tuple[Path, dict[str, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Found:
-    """The folder of all jobs, and what the worker says of each."""
+    """The folder of all jobs, and the worker's line about each."""
     from nemo_rod.run.base_model import initialise_base
 
     root = tmp_path_factory.mktemp("economies")
@@ -41,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Fou
             holdout_fraction=0.1)  # fmt: skip
     initialise_base(ARCHITECTURE, root / "init", tokenizer="byte", seed=0)
     files = [write(root, name) for name in JOBS]
-    (said,) = torchrun(1, WORKERS / "economies_worker.py", *files, timeout=600)
+    (said,) = torchrun(1, WORKERS / "jobs_worker.py", "--count", *files, timeout=600)
     lines = [json.loads(line) for line in said.splitlines() if line[:2] == '{"']
     return root, dict(zip(JOBS, lines, strict=True))
 
@@ -85,24 +86,12 @@ def test_what_is_computed_again_trains_the_same_to_the_bit(
     assert plain["layer scoring"] > 0
     assert calls["layer scoring"] == plain["layer scoring"]
     assert calls["core scoring"] == plain["core scoring"]
-    rows = {n: read(root / n) for n in ("plain", name)}
-    assert len(rows[name]) == STEPS and rows[name] == rows["plain"]
-    assert any(key.startswith("validation/") for row in rows[name] for key in row)
-    one, other = (weights(root / n) for n in ("plain", name))
+    expected, actual = rows(root / "plain"), rows(root / name)
+    assert len(actual) == STEPS and actual == expected
+    assert any(key.startswith("validation/") for row in actual for key in row)
+    one, other = (load_file(root / n / "hf" / "model.safetensors") for n in ("plain", name))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-def read(folder: Path) -> list[dict[str, Any]]:
-    """Every metric of every step, without times."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(NEVER)} for row in rows]
-
-
-def weights(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "hf" / "model.safetensors")
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""How an exit of Megatron's trainer is told: a stop that was asked for, or an end of its own."""
+"""An exit of Megatron's trainer is a requested stop, or an error."""
 
 from __future__ import annotations
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from test_layouts import hugging_face_losses
+from test_layouts import assert_validated
 from tiny import Setting
 
 from nemo_rod.config import Parallel
-from nemo_rod.corpus import BlockStore
-from nemo_rod.jobs import ExportJob, write_job
+from nemo_rod.jobs import ExportJob
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
@@ -31,31 +30,14 @@ def test_a_saved_step_is_what_was_validated_then(tiny: Setting, layout: Parallel
     at_end, last = tensors(out / "hf"), tensors(exported[20])
     assert at_end.keys() == last.keys() and len(last) > 10
     assert all((at_end[name] == last[name]).all() for name in last)
-    store = BlockStore(tiny.blocks, split="holdout")
     row = json.loads((out / "metrics.jsonl").read_text().splitlines()[9])
-    for source in store.sources:
-        ids = source.start + np.arange(min(source.count, 8))
-        expected = hugging_face_losses(exported[10], store.tokens(ids)).mean()
-        found = row[f"validation/{source.role}/{source.name}/loss"]
-        assert found == pytest.approx(expected, abs=1e-5)
+    assert_validated(tiny, row, exported[10])
 
 
 def export(tiny: Setting, trained: Path, step: int) -> Path:
     """Exports a step with one process; returns the folder of the Hugging Face checkpoint."""
     out = trained / f"export_{step}"
-    out.mkdir()
-    job = ExportJob(
-        name=out.name,
-        blocks=str(tiny.blocks),
-        out=str(out),
-        parallel=Parallel(),
-        precision="fp32",
-        scoring_micro_batch_size=4,
-        seed=1,
-        stall_seconds=0,
-        model=str(tiny.base),
-        checkpoint=str(trained / "checkpoints" / f"iter_{step:07d}"),
-    )
-    write_job(job, out / "job.json")
-    tiny.torchrun(1, "nemo_rod.megatron", out / "job.json")
+    checkpoint = str(trained / "checkpoints" / f"iter_{step:07d}")
+    job = tiny.write(ExportJob, out.name, out, model=str(tiny.base), checkpoint=checkpoint)
+    tiny.torchrun(1, "nemo_rod.megatron", job)
     return out / "hf"

@@ -1,4 +1,4 @@
-"""What a scoring pass inside a training step would break is refused, in one sentence."""
+"""A scoring pass has no side effects: hazards are guarded, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 # importing Megatron warns of what a machine without CUDA lacks
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
 
 
 NEWER = {"moe_router_force_biased"}  # settings that the second set does not have
+
+
+def configuration(**settings: Any) -> Any:
+    """A real configuration with some settings changed."""
+    from megatron.core.transformer import TransformerConfig
+
+    config = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=1)
+    for name, value in settings.items():
+        if name in NEWER and not hasattr(config, name):
+            pytest.skip(f"this megatron-core has no {name}")
+        assert hasattr(config, name), name
+        setattr(config, name, value)
+    return config
 
 
 def refusal(
@@ -24,20 +38,10 @@ def refusal(
     eighths: int = 8,
     **settings: Any,
 ) -> str | None:
-    """What is said of a real configuration with some settings changed."""
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
-    from megatron.core.transformer import TransformerConfig
-
+    """The message about a configuration; None if it is safe."""
     from nemo_rod.megatron.scoring.forward_only import refuse_other_shapes, refuse_unsafe
 
-    config = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=1)
-    for name, value in settings.items():
-        if name in NEWER and not hasattr(config, name):
-            pytest.skip(f"this megatron-core has no {name}")
-        assert hasattr(config, name), name
-        setattr(config, name, value)
+    config = configuration(**settings)
     ddp_config = SimpleNamespace(
         use_megatron_fsdp=use_megatron_fsdp,
         reuse_grad_buf_for_mxfp8_param_ag=reuse_grad_buf_for_mxfp8_param_ag,
@@ -80,15 +84,15 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
         ({"context_parallel_size": 2}, "context parallel: it splits the blocks it would score"),
         (
             {**OVERLAPPED, "other_shapes": True},
-            "it has buffers for the shape of training's alone; set tp_comm_overlap=False, or",
+            "its buffers have only the shape of training's; set tp_comm_overlap=False, or",
         ),
         ({**OVERLAPPED, "eighths": 4}, "or scoring.micro_batch_size to train.micro_batch_size and"),
     ],
 )
 def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence: str) -> None:
-    said = refusal(**settings)
-    assert said is not None and said.startswith("Selection does not work with ")
-    assert sentence in said
+    message = refusal(**settings)
+    assert message is not None and message.startswith("Selection does not work with ")
+    assert sentence in message
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,6 @@ def test_what_is_safe_is_not_refused(settings: dict[str, Any]) -> None:
 def test_scoring_pads_its_last_pass_where_only_one_shape_runs(
     overlap: bool, sizes: list[int]
 ) -> None:
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
     from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
     def group(size: int) -> SimpleNamespace:
@@ -132,20 +135,14 @@ def test_scoring_pads_its_last_pass_where_only_one_shape_runs(
 
 
 def test_recipes_may_be_megatrons_own_names() -> None:
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
     from megatron.core.enums import Fp8Recipe
 
-    said = refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.delayed)
-    assert said is not None and "delayed FP8 scaling" in said
+    delayed = refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.delayed)
+    assert delayed is not None and "delayed FP8 scaling" in delayed
     assert refusal(fp8="hybrid", fp8_recipe=Fp8Recipe.mxfp8) is None
 
 
 def test_a_language_model_that_its_provider_freezes_is_trained() -> None:
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
     from nemo_rod.megatron.objective import next_token_alone
 
     # defaults of Megatron-Bridge's Qwen3VLMoEModelProvider, whose import takes long
@@ -161,7 +158,6 @@ def test_nemo_rl_exports_weights_that_every_replica_has_gathered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Hooks of the next forward pass would gather them; an export has no such pass."""
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
     from nemo_rod.hosts.nemo_rl.worker import RoDWorkerMixin
     from nemo_rod.megatron import gaps
 
@@ -181,16 +177,59 @@ def test_nemo_rl_exports_weights_that_every_replica_has_gathered(
 
 
 def test_estimates_from_training_losses_need_training_without_dropout() -> None:
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
-    from megatron.core.transformer import TransformerConfig
-
     from nemo_rod.megatron.callbacks.training_losses import refuse_dropout
 
-    config = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=1)
-    config.hidden_dropout = config.attention_dropout = 0.0
-    refuse_dropout(config)
-    config.attention_dropout = 0.1
+    refuse_dropout(configuration(hidden_dropout=0.0, attention_dropout=0.0))
     with pytest.raises(ValueError, match=r"attention_dropout=0\.1, and scoring.every estimates"):
-        refuse_dropout(config)
+        refuse_dropout(configuration(hidden_dropout=0.0, attention_dropout=0.1))
+
+
+def test_the_indexer_of_sparse_attention_is_refused() -> None:
+    """Built by name: Megatron's own sparse attention needs kernels of a GPU."""
+    from nemo_rod.megatron import objective
+
+    def chunk(**parts: torch.nn.Module) -> Any:
+        attention: Any = torch.nn.Module()
+        attention.config = SimpleNamespace(mtp_num_layers=None)
+        for name, part in parts.items():
+            setattr(attention, name, part)
+        attention.skipped = None
+        return torch.nn.ModuleDict({"core_attention": attention})
+
+    objective._refuse([chunk()])
+    with pytest.raises(ValueError, match=r"the sparse attention's indexer in core_attention, .*:"):
+        objective._refuse([chunk(indexer=torch.nn.Linear(2, 2))])
+
+
+def test_megatrons_sparse_attention_calls_its_indexer_so() -> None:
+    name = "megatron.core.transformer.experimental_attention_variant.dsa"
+    attention = pytest.importorskip(name).DSAttention
+    assert "indexer" in attention.__init__.__code__.co_names
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_context_parallel_ranks_share_positions_out_and_put_them_back(size: int) -> None:
+    from nemo_rod.megatron.scoring.scoring_pass import at_their_places, own_positions
+
+    whole = torch.arange(1, 1 + 2 * 16).view(2, 16)
+    back = torch.zeros_like(whole)
+    for rank in range(size):
+        group: Any = SimpleNamespace(size=lambda: size, rank=lambda rank=rank: rank)
+        own = own_positions(whole, group)
+        assert own.shape == (2, 16 // size)
+        placed = at_their_places(own, group)
+        assert not (back * placed).any()  # no position has two ranks
+        back += placed
+    assert torch.equal(back, whole)
+
+
+def test_frozen_submodules_stay_in_evaluation_mode() -> None:
+    from nemo_rod.megatron.scoring.forward_only import forward_only
+
+    trained, frozen = torch.nn.Dropout(), torch.nn.Sequential(torch.nn.Dropout())
+    chunk = torch.nn.ModuleList([trained, frozen])
+    frozen.eval()
+    with forward_only([chunk], configuration()):
+        assert not any(module.training for module in chunk.modules())
+    assert chunk.training and trained.training
+    assert not frozen.training and not frozen[0].training

@@ -6,7 +6,6 @@ What Megatron-Bridge writes is its own; which versions leave out what, `make tes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,29 +13,19 @@ from typing import Any
 import architectures
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 
 from nemo_rod.files import read_json, write_json
 
-# importing the trainer warns of what a machine without CUDA lacks
-pytestmark = pytest.mark.filterwarnings("ignore")
+# importing Megatron warns of what a machine without CUDA lacks
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
 
 HEAD, EMBEDDING, LAST = "lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.weight"
 PREDICTOR, AFTER_LAST = "mtp.fc.weight", "model.layers.2.mlp.weight"
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """This process as the only rank of a job."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def save(folder: Path, written: dict[str, list[str]], *, tied: bool = False) -> None:
     """Exports a model of two layers by a bridge that writes these tensors, by file."""
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
     from nemo_rod.megatron.gaps import save_hf
 
     def write(model: list, path: Path, *, show_progress: bool, strict: bool) -> None:
@@ -81,9 +70,6 @@ def test_an_export_that_lacks_a_tensor_is_refused(
 
 
 def test_models_that_others_load_get_no_head_for_further_tokens() -> None:
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
     import transformers
     from megatron.bridge import AutoBridge
 

@@ -1,4 +1,4 @@
-"""What a step's host does: tokens cross the bus once and as int32, and nothing waits too early."""
+"""The host's part of a step: tokens cross the bus once, as int32, and nothing waits too early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 
 # importing Megatron warns of what a machine without CUDA lacks
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
 SIZE = 64
 
 
@@ -43,21 +43,18 @@ def made_on_the_host(tokens_BS: np.ndarray) -> dict[str, torch.Tensor]:
 def test_int32_tokens_are_sent_once_and_the_rest_is_derived(
     store: BlockStore, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
     from nemo_rod.megatron import batches
 
     sent: list[torch.Tensor] = []
     monkeypatch.setattr(batches, "on_device", lambda tensor: sent.append(tensor) or tensor)
     ids = np.array([3, 1, 2, 0, 5, 4])
-    found = list(batches.micro_batches(store, ids, 2, length=length))
+    actual = list(batches.micro_batches(store, ids, 2, length=length))
     expected = [
         {name: tensor[:, :length] for name, tensor in whole.items()}
         for whole in (made_on_the_host(store.tokens(part)) for part in ids.reshape(3, 2))
     ]
-    assert len(found) == len(sent) == 3
-    for batch, made in zip(found, expected, strict=True):
+    assert len(actual) == len(sent) == 3
+    for batch, made in zip(actual, expected, strict=True):
         assert batch.keys() == made.keys()
         for name, tensor in made.items():
             assert batch[name].dtype == tensor.dtype and batch[name].is_contiguous()
@@ -68,9 +65,6 @@ def test_int32_tokens_are_sent_once_and_the_rest_is_derived(
 
 
 def test_chunks_share_batches_that_are_made_once(store: BlockStore) -> None:
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
     from nemo_rod.megatron.batches import for_each, micro_batches
 
     first, second = for_each(micro_batches(store, np.arange(4), 2), 2)
@@ -84,15 +78,12 @@ def test_chunks_share_batches_that_are_made_once(store: BlockStore) -> None:
 def test_losses_of_training_are_fetched_after_the_optimizer_has_its_work(
     monkeypatch: pytest.MonkeyPatch, store: BlockStore
 ) -> None:
-    """The order of what a step of estimated scores does; fetching waits for the backward pass."""
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
+    """Fetching the losses of a step of estimated scores waits for the backward pass."""
     from nemo_rod.megatron import rod_selector
 
     order: list[str] = []
 
-    class Heard:
+    class Captured:
         def __init__(self, forward_step: Any, groups: Any) -> None:
             self.forward_step = forward_step
 
@@ -106,7 +97,7 @@ def test_losses_of_training_are_fetched_after_the_optimizer_has_its_work(
         choose=lambda step, scorer: choice,
         learn=lambda made, sums: order.append(f"learn {sums.shape}") or "learned",
     )
-    monkeypatch.setattr(rod_selector, "TrainingLosses", Heard)
+    monkeypatch.setattr(rod_selector, "TrainingLosses", Captured)
     monkeypatch.setattr(rod_selector, "MegatronScorer", lambda *_, **__: None)
     monkeypatch.setattr(rod_selector, "refuse_different_choices", lambda _: None)
     ours = rod_selector.RoDSelector(selector, store)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from corpus_cases import train_bpe
 from tiny import Setting, sources
 
@@ -49,14 +48,6 @@ def trained_job(tiny: Setting) -> TrainJob:
     job = read_job(tiny.root / "no_replay" / "job.json")
     assert isinstance(job, TrainJob)
     return job
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """This process as the only rank of a job."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("alone")

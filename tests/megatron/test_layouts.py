@@ -6,7 +6,9 @@ weights that the step started from.
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +16,44 @@ import numpy as np
 import pytest
 import torch
 from places import WORKERS
-from tiny import (
-    BATCH,
-    LAYOUTS,
-    MOE_LAYOUTS,
-    STEPS,
-    Setting,
-    Torchrun,
-    metric,
-)
+from tiny import BATCH, LAYOUTS, MOE_LAYOUTS, STEPS, Setting, Torchrun, metric
 
 from nemo_rod.corpus import BlockStore
-from nemo_rod.selection import Curriculum, Pool, References
+from nemo_rod.selection import Pool, References
 from nemo_rod.selection.estimates import SourceAverages
 
-
-@pytest.fixture(scope="module")
-def single(tiny: Setting) -> list[Any]:
-    return tiny.rod("single", LAYOUTS["single"], tiny.root / "weights")
+PREFIX, ESTIMATED = {"eighths": 2}, {"scored_every": 5}
+Single = Callable[..., list[Any]]
 
 
 @pytest.fixture(scope="module")
-def single_prefix(tiny: Setting) -> list[Any]:
-    return tiny.rod("single", LAYOUTS["single"], tiny.root / "prefix_weights", eighths=2)
+def single() -> Single:
+    """The records of a run of one process, which is made once; its weights are kept."""
+
+    @functools.cache
+    def run(setting: Setting, **scoring: int) -> list[Any]:
+        option = f"--weights={weights(setting, scoring)}"
+        return setting.rod("single", LAYOUTS["single"], option, **scoring)
+
+    return run
+
+
+def weights(setting: Setting, scoring: Mapping[str, int]) -> Path:
+    return setting.root / "_".join(["weights", *scoring])
+
+
+@functools.lru_cache(maxsize=4)  # a step's weights, and the two references of all steps
+def hugging_face_model(checkpoint: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
 def hugging_face_losses(checkpoint: Path, tokens: np.ndarray) -> np.ndarray:
     """Mean loss over the next-token targets within each row of tokens, nats, float64 `[C]`."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     ids = torch.from_numpy(tokens.astype(np.int64))
     with torch.no_grad():
-        logits = model.eval()(ids).logits[:, :-1].double()
+        logits = hugging_face_model(checkpoint)(ids).logits[:, :-1].double()
     loss = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
     )
@@ -54,21 +61,21 @@ def hugging_face_losses(checkpoint: Path, tokens: np.ndarray) -> np.ndarray:
 
 
 def assert_choice_is_plain_arithmetic(
-    tiny: Setting, records: list[Any], weights: str = "weights", length: int | None = None
+    setting: Setting, records: list[Any], weights: Path, length: int | None = None
 ) -> None:
     """The oracle reads the first `length` tokens of every candidate, or all of them."""
-    store, pools = tiny.store, tiny.arm("rod").pools()
+    store, pools = setting.store, setting.arm("rod").pools()
     assert [record.step for record in records] == list(range(STEPS))
     smallest_gap, replay = np.inf, 0
     for record in records:
         pool = pools.pool(record.step)
         assert (record.block_ids == pool.block_ids).all()
         tokens = store.tokens(pool.block_ids)[:, :length]
-        now = hugging_face_losses(tiny.root / weights / str(record.step), tokens)
+        now = hugging_face_losses(weights / str(record.step), tokens)
         reference = np.where(
             pool.is_replay,
-            hugging_face_losses(tiny.base, tokens),
-            hugging_face_losses(tiny.specialist, tokens),
+            hugging_face_losses(setting.base, tokens),
+            hugging_face_losses(setting.specialist, tokens),
         )
         score = now - reference
         np.testing.assert_allclose(record.score, score, rtol=0, atol=1e-5)
@@ -81,120 +88,120 @@ def assert_choice_is_plain_arithmetic(
     assert 0 < replay < STEPS * BATCH
 
 
-def assert_same_run(one: Path, other: Path) -> None:
-    """Two runs chose the same blocks by the same scores, and trained alike on them."""
-    records = [
-        list(Curriculum.open(run / "curriculum.rod", read_only=True)) for run in (one, other)
-    ]
-    for a, b in zip(*records, strict=True):
-        assert (a.block_ids == b.block_ids).all()
-        assert (a.chosen == b.chosen).all()
-        np.testing.assert_allclose(a.score, b.score, rtol=0, atol=1e-5)
-    for name in ("train/loss", "train/grad_norm"):
-        np.testing.assert_allclose(metric(one, name), metric(other, name), rtol=1e-4)
+def assert_validated(setting: Setting, losses: dict[str, float], checkpoint: Path) -> None:
+    """The validation losses among some metrics are those of a checkpoint."""
+    store = BlockStore(setting.blocks, split="holdout")
+    names = {f"validation/{s.role}/{s.name}/loss": s for s in store.sources}
+    assert {name for name in losses if name.startswith("validation/")} == names.keys()
+    for name, source in names.items():
+        ids = source.start + np.arange(min(source.count, 8))
+        expected = hugging_face_losses(checkpoint, store.tokens(ids)).mean()
+        assert losses[name] == pytest.approx(expected, abs=1e-5)
 
 
-def test_choice_equals_plain_arithmetic_on_exported_weights(
-    tiny: Setting, single: list[Any]
-) -> None:
-    assert_choice_is_plain_arithmetic(tiny, single)
+def test_choice_equals_plain_arithmetic_on_exported_weights(tiny: Setting, single: Single) -> None:
+    records = single(tiny)
+    assert_choice_is_plain_arithmetic(tiny, records, weights(tiny, {}))
+    first, is_replay = records[0], tiny.store.is_replay(records[0].block_ids)
+    assert is_replay.any()
+    assert (first.score[is_replay] == 0).all()  # exactly, at the base
 
 
 def test_a_prefix_is_scored_against_the_reference_of_the_same_prefix(
-    tiny: Setting, single: list[Any], single_prefix: list[Any]
+    tiny: Setting, single: Single
 ) -> None:
+    records = single(tiny, **PREFIX)
     # a quarter of 64 tokens are 16 positions; the target of the last is token 17
-    assert_choice_is_plain_arithmetic(tiny, single_prefix, "prefix_weights", length=17)
+    assert_choice_is_plain_arithmetic(tiny, records, weights(tiny, PREFIX), length=17)
     # both choose from the same pools, and not the same
-    assert all(
-        (a.block_ids == b.block_ids).all() for a, b in zip(single, single_prefix, strict=True)
-    )
-    assert any((a.chosen != b.chosen).any() for a, b in zip(single, single_prefix, strict=True))
+    pairs = list(zip(single(tiny), records, strict=True))
+    assert all((a.block_ids == b.block_ids).all() for a, b in pairs)
+    assert any((a.chosen != b.chosen).any() for a, b in pairs)
 
 
-def test_replay_scores_are_exactly_zero_at_the_base(tiny: Setting, single: list[Any]) -> None:
-    first = single[0]
-    is_replay = tiny.store.is_replay(first.block_ids)
-    assert is_replay.any()
-    assert (first.score[is_replay] == 0).all()
-
-
-def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting, single: list[Any]) -> None:
-    store = BlockStore(tiny.blocks, split="holdout")
+def test_validation_is_the_loss_on_held_out_blocks(tiny: Setting, single: Single) -> None:
+    single(tiny)
     rows = [json.loads(line) for line in (tiny.root / "single" / "metrics.jsonl").open()]
-    looked = [row["step"] for row in rows if any(key.startswith("validation/") for key in row)]
-    assert looked == [9, 19]
-    for source in store.sources:
-        ids = source.start + np.arange(min(source.count, 8))
-        # the weights after step 9 are those that step 10 started from
-        expected = hugging_face_losses(tiny.root / "weights" / "10", store.tokens(ids)).mean()
-        found = rows[9][f"validation/{source.role}/{source.name}/loss"]
-        assert found == pytest.approx(expected, abs=1e-5)
-
-
-def test_all_arms_look_at_the_same_blocks_before_their_first_step(
-    tiny: Setting, single: list[Any]
-) -> None:
-    looks = [
-        json.loads((tiny.root / arm / "validation_start.json").read_text())
-        for arm in ("no_replay", "single")
-    ]
-    assert looks[0] == looks[1]
-    store = BlockStore(tiny.blocks, split="holdout")
-    assert looks[0].keys() == {f"validation/{s.role}/{s.name}/loss" for s in store.sources}
-    for source in store.sources:
-        ids = source.start + np.arange(min(source.count, 8))
-        expected = hugging_face_losses(tiny.base, store.tokens(ids)).mean()
-        found = looks[0][f"validation/{source.role}/{source.name}/loss"]
-        assert found == pytest.approx(expected, abs=1e-5)
+    validated = [row["step"] for row in rows if any(key.startswith("validation/") for key in row)]
+    assert validated == [9, 19]
+    # the weights after step 9 are those that step 10 started from
+    assert_validated(tiny, rows[9], weights(tiny, {}) / "10")
+    for arm in ("no_replay", "single"):  # all arms on the same blocks before their first step
+        start = json.loads((tiny.root / arm / "validation_start.json").read_text())
+        assert_validated(tiny, start, tiny.base)
 
 
 @pytest.mark.layouts
 def test_validation_is_of_whole_weights_from_the_first_step_on(tiny: Setting) -> None:
     """The trainer gathers the weights of other replicas only from its second step on."""
-    looks = {}
+    losses = {}
     for layout in ("single", "dp2_distopt"):
-        folder = tiny.root / f"{layout}_first_look"
+        folder = tiny.root / f"{layout}_first_validation"
         job = tiny.rod_job(folder, LAYOUTS[layout], steps=3, validation_every=1)
         tiny.torchrun(LAYOUTS[layout].world_size, "nemo_rod.megatron", job, timeout=300)
         names = [f"validation/{source.role}/{source.name}/loss" for source in tiny.store.sources]
-        looks[layout] = [metric(folder, name) for name in names]
-    np.testing.assert_allclose(looks["dp2_distopt"], looks["single"], rtol=0, atol=1e-5)
+        losses[layout] = [metric(folder, name) for name in names]
+    np.testing.assert_allclose(losses["dp2_distopt"], losses["single"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.layouts
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "single"])
+@pytest.mark.parametrize("layout", ["single", "dp2"])
+def test_every_micro_batch_of_a_validation_beats(tiny: Setting, layout: str) -> None:
+    """The watch over ranks must not take a long validation for a stalled rank."""
+    num_blocks, micro_batch, every, steps = 8, 4, 3, 6  # the first two as the job has them
+    parallel = LAYOUTS[layout]
+    job = tiny.rod_job(tiny.root / f"beats_{layout}", parallel, steps=steps, validation_every=every)
+    outputs = tiny.torchrun(parallel.world_size, WORKERS / "jobs_worker.py", "--count", job)
+    held = BlockStore(tiny.blocks, split="holdout")
+    blocks = sum(min(source.count, num_blocks) for source in held.sources)
+    per_replica = -(-blocks // parallel.data)
+    beats = [-(-per_replica // micro_batch)] * (1 + steps // every)  # before the first step, too
+    assert min(beats) > 1
+    for output in outputs:
+        (line,) = (line for line in output.splitlines() if line.startswith('{"'))
+        assert json.loads(line)["beats"] == beats
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize(
+    ("model", "layout", "scoring"),
+    [
+        *(("tiny", name, {}) for name in LAYOUTS if name != "single"),
+        *(("tiny", name, PREFIX) for name in ("dp2", "tp2_sp", "pp2_vpp2")),
+        *(("tiny", name, ESTIMATED) for name in ("dp2", "tp2_dp2_distopt", "pp2_vpp2")),
+        *(("moe", name, {}) for name in MOE_LAYOUTS if name != "single"),
+    ],
+)
 def test_same_choice_and_training_in_every_layout(
-    tiny: Setting, single: list[Any], layout: str
+    model: str,
+    layout: str,
+    scoring: dict[str, int],
+    single: Single,
+    request: pytest.FixtureRequest,
 ) -> None:
-    tiny.rod(layout, LAYOUTS[layout])
-    assert_same_run(tiny.root / "single", tiny.root / layout)
-
-
-@pytest.mark.layouts
-@pytest.mark.parametrize("layout", ["dp2", "tp2_sp", "pp2_vpp2"])
-def test_same_choice_by_prefix_in_other_layouts(
-    tiny: Setting, single_prefix: list[Any], layout: str
-) -> None:
-    tiny.rod(layout, LAYOUTS[layout], eighths=2)
-    assert_same_run(tiny.root / "single_eighths_2", tiny.root / f"{layout}_eighths_2")
-
-
-@pytest.fixture(scope="module")
-def single_guessed(tiny: Setting) -> list[Any]:
-    weights = tiny.root / "guessed_weights"
-    return tiny.rod("single", LAYOUTS["single"], weights, scored_every=5)
+    setting = request.getfixturevalue(model)
+    parallel = (LAYOUTS if model == "tiny" else MOE_LAYOUTS)[layout]
+    for a, b in zip(
+        single(setting, **scoring), setting.rod(layout, parallel, **scoring), strict=True
+    ):
+        assert (a.block_ids == b.block_ids).all()
+        assert (a.chosen == b.chosen).all()
+        np.testing.assert_allclose(a.score, b.score, rtol=0, atol=1e-5)
+    suffix = "".join(f"_{key}_{value}" for key, value in scoring.items())
+    for name in ("train/loss", "train/grad_norm"):
+        one, other = (metric(setting.root / f"{x}{suffix}", name) for x in ("single", layout))
+        np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
 def test_between_scoring_passes_the_losses_of_training_are_learned_from(
-    tiny: Setting, single_guessed: list[Any]
+    tiny: Setting, single: Single
 ) -> None:
     references = References.open(tiny.references, tiny.store)
     sources, seed = len(tiny.store.sources), tiny.arm("rod").seed
     averages = SourceAverages(tiny.store.source_index, sources, every=5, seed=seed)
-    for record in single_guessed:
-        weights = tiny.root / "guessed_weights" / str(record.step)
-        loss = hugging_face_losses(weights, tiny.store.tokens(record.block_ids))
+    for record in single(tiny, **ESTIMATED):
+        checkpoint = weights(tiny, ESTIMATED) / str(record.step)
+        loss = hugging_face_losses(checkpoint, tiny.store.tokens(record.block_ids))
         if record.step % 5:  # an estimate: only what it trained on has a loss
             estimate = averages.estimate(Pool(record.step, record.block_ids, np.array([])))
             np.testing.assert_allclose(record.score, estimate, rtol=0, atol=1e-4)
@@ -207,33 +214,17 @@ def test_between_scoring_passes_the_losses_of_training_are_learned_from(
 
 
 @pytest.mark.layouts
-@pytest.mark.parametrize("layout", ["dp2", "tp2_dp2_distopt", "pp2_vpp2"])
-def test_same_guesses_in_other_layouts(
-    tiny: Setting, single_guessed: list[Any], layout: str
-) -> None:
-    tiny.rod(layout, LAYOUTS[layout], scored_every=5)
-    assert_same_run(tiny.root / "single_scored_every_5", tiny.root / f"{layout}_scored_every_5")
+def test_mixture_of_experts_chooses_by_plain_arithmetic(moe: Setting, single: Single) -> None:
+    assert_choice_is_plain_arithmetic(moe, single(moe), weights(moe, {}))
 
 
-@pytest.fixture(scope="module")
-def single_moe(moe: Setting) -> list[Any]:
-    return moe.rod("single", MOE_LAYOUTS["single"], moe.root / "weights")
-
-
-@pytest.mark.layouts
-def test_mixture_of_experts_chooses_by_plain_arithmetic(
-    moe: Setting, single_moe: list[Any]
-) -> None:
-    assert_choice_is_plain_arithmetic(moe, single_moe)
-
-
-@pytest.mark.layouts
-@pytest.mark.parametrize("layout", [name for name in MOE_LAYOUTS if name != "single"])
-def test_mixture_of_experts_in_every_layout(
-    moe: Setting, single_moe: list[Any], layout: str
-) -> None:
-    moe.rod(layout, MOE_LAYOUTS[layout])
-    assert_same_run(moe.root / "single", moe.root / layout)
+def scores(torchrun: Torchrun, processes: int, *arguments: object) -> list[list[dict[str, Any]]]:
+    """The lines that each rank of scoring_worker.py prints."""
+    outputs = torchrun(processes, WORKERS / "scoring_worker.py", *arguments)
+    return [
+        [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        for output in outputs
+    ]
 
 
 @pytest.mark.parametrize(
@@ -248,9 +239,8 @@ def test_mixture_of_experts_in_every_layout(
 def test_the_model_reads_a_prefix_alone_and_gives_its_part_of_the_sums(
     torchrun: Torchrun, replicas: int, tensor: int, pipeline: int, sequence: int
 ) -> None:
-    worker = WORKERS / "prefix_worker.py"
-    for said in torchrun(replicas * tensor * pipeline, worker, tensor, pipeline, sequence):
-        rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    layout = (tensor, pipeline, sequence)
+    for rows in scores(torchrun, replicas * tensor * pipeline, "prefix", *layout):
         assert [row["eighths"] for row in rows] == [8, 4, 2, 1]
         assert [row["slice"] >= 64 for row in rows] == [False, True, True, True]
         for row in rows:
@@ -273,7 +263,16 @@ def test_the_model_reads_a_prefix_alone_and_gives_its_part_of_the_sums(
     ],
 )
 def test_context_parallel_ranks_add_up(torchrun: Torchrun, context: int, replicas: int) -> None:
-    worker = WORKERS / "context_worker.py"
-    for said in torchrun(context * replicas, worker, context):
-        (line,) = [line for line in said.splitlines() if line.startswith("{")]
-        assert json.loads(line)["largest difference"] < 1e-4
+    for (row,) in scores(torchrun, context * replicas, "context", context):
+        assert row["largest_difference"] < 1e-4
+
+
+def test_scoring_does_not_run_heads_for_later_tokens(torchrun: Torchrun) -> None:
+    ((row,),) = scores(torchrun, 1, "heads")
+    assert row["same"]
+    assert row["scoring"] == {"output layer": 2, "head": 0}  # two micro-batches
+    assert row["training"] == {"output layer": 2, "head": 1}  # one, with both heads
+    assert row["refused"] == (
+        "The model would also be trained by multi-token prediction in the model, which is not part "
+        "of the loss that selection and its references use: set mtp_num_layers=null."
+    )

@@ -1,4 +1,4 @@
-"""What ranks of one job tell each other: what was found, what was computed and what was chosen."""
+"""Ranks of one job agree on results, losses and choices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKER = WORKERS / "ranks_worker.py"
 
 @pytest.fixture(scope="module")
 def ranks(torchrun: Torchrun) -> list[dict[str, Any]]:
-    """What each of two tensor-parallel ranks has to say."""
+    """The line of each of two tensor-parallel ranks."""
     outputs = [output.splitlines() for output in torchrun(2, WORKER, timeout=120)]
     return [json.loads(next(line for line in lines if line[:1] == "{")) for lines in outputs]
 
@@ -42,9 +42,9 @@ def test_ranks_whose_losses_differ_in_the_last_bit_choose_the_same(
     assert [rank["one ulp"] for rank in ranks] == [[0, 1]] * 2
 
 
-@pytest.mark.parametrize("host", ["own_job", "somebodys_job", "nemo_rl_worker"])
+@pytest.mark.parametrize("host", ["own_job", "existing_job", "nemo_rl_worker"])
 def test_different_choices_end_the_run_on_every_rank(
     ranks: list[dict[str, Any]], host: str
 ) -> None:
     for rank in ranks:
-        assert rank["said"][host].startswith("step 3: ranks chose different blocks")
+        assert rank["refused"][host].startswith("step 3: ranks chose different blocks")

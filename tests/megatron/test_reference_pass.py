@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 
 # importing Megatron warns of what a machine without CUDA lacks
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
 
 
 def passes(missing: np.ndarray, size: int, replicas: int) -> list[list[tuple[int, ...]]]:
     """Returns the micro-batches of every replica, as the scorer cuts its share into them."""
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
     from nemo_rod.megatron.reference_pass import rows_to_write, whole_micro_batches
     from nemo_rod.selection.dealing import scoring_passes
 

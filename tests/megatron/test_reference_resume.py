@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from places import ROOT
+from test_resume import kill_when
 from tiny import LAYOUTS, Setting
 
 from nemo_rod.selection import References
@@ -132,32 +130,6 @@ def test_killed_at_twenty_random_steps_ends_in_the_same_files(
         assert files(folder) == files(whole), folder
 
 
-def kill_by_the_clock(job_file: Path, world_size: int, seconds: float) -> None:
-    """Ends all processes of a job with SIGKILL, some time after the first log has appeared."""
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--local-addr", "127.0.0.1", f"--nproc-per-node={world_size}"),
-        *("-m", "nemo_rod.megatron", str(job_file)),
-    ]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    before = logged(job_file.parent)
-    deadline = time.monotonic() + 100
-    while logged(job_file.parent) == before:
-        assert process.poll() is None, "the job ended before it could be killed"
-        assert time.monotonic() < deadline, "the job wrote nothing"
-        time.sleep(0.001)
-    time.sleep(seconds)
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for member in family:
-        member.send_signal(signal.SIGKILL)
-    psutil.wait_procs(family)
-
-
 def logged(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("rank-*.log"))
 
@@ -168,7 +140,9 @@ def test_killed_in_one_layout_and_finished_in_others(tiny: Setting) -> None:
     whole, broken = tiny.root / "whole_layouts", tiny.root / "broken_layouts"
     tiny.torchrun(1, "nemo_rod.megatron", job(tiny, whole, "single"))
     for layout in ("dp2", "pp2", "dp2"):
-        kill_by_the_clock(job(tiny, broken, layout), LAYOUTS[layout].world_size, seconds=0.05)
+        file, before = job(tiny, broken, layout), logged(broken)
+        begun = lambda before=before: logged(broken) != before  # noqa: E731
+        kill_when(begun, file, LAYOUTS[layout].world_size, seconds=0.05)
     assert len(list(broken.glob("rank-*.log"))) == 2, "every replica writes a log"
     tiny.torchrun(1, "nemo_rod.megatron", job(tiny, broken, "single"))
     assert files(broken) == files(whole)

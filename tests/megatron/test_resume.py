@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from nemo_rod.selection import Curriculum
 NEVER = ("timing/", "throughput/", "memory/", "rod/overhead")
 
 
-def kill_after(step: int, job: Path, world_size: int) -> None:
-    """Starts a job and ends all its processes with SIGKILL once it has done `step` steps."""
+def kill_when(ready: Callable[[], bool], job: Path, world_size: int, *, seconds: float = 0) -> None:
+    """Starts a job and ends all its processes with SIGKILL, some time after a condition holds."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--local-addr", "127.0.0.1", f"--nproc-per-node={world_size}"),
@@ -35,16 +36,24 @@ def kill_after(step: int, job: Path, world_size: int) -> None:
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    metrics = job.parent / "metrics.jsonl"
     deadline = time.monotonic() + 300
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
+    while not ready():
         assert process.poll() is None, "the job ended before it could be killed"
-        assert time.monotonic() < deadline, "the job did not come to the step"
-        time.sleep(0.01)
+        assert time.monotonic() < deadline, "the job did not come so far"
+        time.sleep(0.001)
+    time.sleep(seconds)
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for member in family:
         member.send_signal(signal.SIGKILL)
     psutil.wait_procs(family)
+
+
+def kill_after(step: int, job: Path, world_size: int) -> None:
+    """Kills a training job once it has done `step` steps."""
+    metrics = job.parent / "metrics.jsonl"
+    kill_when(
+        lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= step, job, world_size
+    )
 
 
 def rows(folder: Path) -> list[dict[str, float]]:

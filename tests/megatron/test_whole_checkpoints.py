@@ -89,9 +89,6 @@ def test_going_back_to_an_earlier_checkpoint_keeps_later_ones_apart(tmp_path: Pa
 def test_the_trainer_keeps_what_it_saves_beside_what_a_kill_has_left(
     tmp_path: Path, keep: int
 ) -> None:
-    import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
-
-    # isort: split
     from megatron.bridge.training.checkpointing import cleanup_old_non_persistent_checkpoint
 
     folder = checkpoints(tmp_path / "checkpoints", 10, 17, 20)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemo_rod.files import check_name, read_json, read_lines
-from nemo_rod.run.attempts import Record
+from nemo_rod.run.stage_log import StageLog
 from nemo_rod.selection.curriculum.journal import keep_steps, read_rows
 
 
@@ -44,7 +44,7 @@ def test_last_line_may_be_cut_and_no_other(tmp_path: Path) -> None:
 
 
 def test_record_that_was_cut_goes_on(tmp_path: Path) -> None:
-    record = Record(tmp_path, "rod")
+    record = StageLog(tmp_path, "rod")
     with record.only_one(), record.attempt():
         pass
     with record.path.open("a") as file:

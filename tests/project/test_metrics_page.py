@@ -8,7 +8,7 @@ import numpy as np
 from places import ROOT
 
 from nemo_rod.selection import Joint, Pool, choose, selection_metrics
-from nemo_rod.selection.fidelity import PREFIXES, Fidelity, metrics_of
+from nemo_rod.selection.fidelity import PREFIXES, Fidelity, fidelity_metrics
 
 OF_CALLERS = {  # of the update, the trainer and the journal
     *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),
@@ -18,7 +18,7 @@ OF_CALLERS = {  # of the update, the trainer and the journal
     *(
         name
         for compared in ("prefix/<length>", "averages")
-        for name in metrics_of(compared, Fidelity(1.0, 0.0, 1.0))
+        for name in fidelity_metrics(compared, Fidelity(1.0, 0.0, 1.0))
     ),
 }
 

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "nemo_rod"
 HOUSE = (
     *("files", "parts", "progress", "signals", "trust", "upstream"),
     *("bounds", "published", "loggers", "corpus", "selection"),
-    *("config", "jobs", "megatron", "run", "commands", "cli"),
+    *("config", "layout", "jobs", "megatron", "run", "commands", "cli"),
 )
 NEIGHBOURS = ("hosts", "lab", "cpu")  # they import the house; nothing in it imports them
 # The data's rooms know nobody but these.

@@ -45,7 +45,7 @@ def test_what_is_installed_was_tested(function: Function) -> None:
     if not {*HERE} & {*function.roads}:
         pytest.skip("another host")
     assert function.problem() is None
-    found = function.found()
+    found = function.installed()
     if function.tested and found is not None:
         assert ", ".join(found.parameters) in function.signatures
 
@@ -54,7 +54,7 @@ def test_every_road_has_functions() -> None:
     assert {road for function in FUNCTIONS for road in function.roads} == {*functions.ROADS}
     assert all(function.package for function in FUNCTIONS)
     functions.check(*HERE)
-    assert functions.counts().startswith(f"scoring {len(functions.of_road('scoring'))}, trainer ")
+    assert functions.counts().startswith(f"scoring {len(functions.for_road('scoring'))}, trainer ")
 
 
 # Nothing is missing from the list
@@ -221,7 +221,9 @@ def test_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.bridge.training import callbacks
 
     monkeypatch.delattr(callbacks.Callback, "on_train_end")
-    with pytest.raises(ValueError, match=r"callbacks.Callback.on_train_end is not there in Megatr"):
+    with pytest.raises(
+        ValueError, match=r"callbacks.Callback.on_train_end does not exist in Megatr"
+    ):
         functions.check("trainer")
 
 
@@ -236,7 +238,7 @@ def test_the_doctor_shows_every_function(
     doctor.main(Namespace(functions="scoring"))
     header, *shown = capsys.readouterr().out.splitlines()
     assert header.split() == ["function", "use", "roads", "tested", "installed"]
-    assert len(shown) == len(functions.of_road("scoring"))
+    assert len(shown) == len(functions.for_road("scoring"))
     (line,) = (line for line in shown if "get_model_config" in line)
     assert line.split() == [
         *("megatron.core.utils:get_model_config", "called", "scoring", "(model)", "(model)")

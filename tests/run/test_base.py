@@ -18,7 +18,7 @@ from nemo_rod.run.base_model import (
     initialise_base,
     resolve_base,
 )
-from nemo_rod.trust import refuse_code_of_its_own
+from nemo_rod.trust import refuse_own_code
 
 RECIPE = (Model(), Domain())
 
@@ -78,11 +78,11 @@ def test_code_beside_a_checkpoint_runs_only_when_asked_for(blocks: Path, tmp_pat
     assert "comes with code of its own" in str(refusal.value)
     assert "set model.trust_remote_code=true" in str(refusal.value)
     with pytest.raises(ValueError, match=r"config\.json of .* NeMo-RL would run: .* my\.key=true"):
-        refuse_code_of_its_own(str(base), "NeMo-RL", key="my.key")
+        refuse_own_code(str(base), "NeMo-RL", key="my.key")
     assert not ran.exists()
     check_tokenizer(base, blocks, Model(trust_remote_code=True), Domain())
     assert ran.exists()
-    refuse_code_of_its_own(str(checkpoint(tmp_path / "plain", 256, multimodal=False)), "", key="")
+    refuse_own_code(str(checkpoint(tmp_path / "plain", 256, multimodal=False)), "", key="")
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens", "backbone.embeddings"])

@@ -172,8 +172,8 @@ def test_a_stage_on_ray_does_not_wait_for_commands_of_other_nodes(tmp_path: Path
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("cluster.image=nemo_rod.sif", "cluster.image=nemo_rod.sif is no whole path"),
-        ("cluster.image=docker://a/b", "cluster.image=docker://a/b is no whole path"),
+        ("cluster.image=nemo_rod.sif", "cluster.image=nemo_rod.sif is not an absolute path"),
+        ("cluster.image=docker://a/b", "cluster.image=docker://a/b is not an absolute path"),
         ("cluster.container=docker", "expected pyxis or apptainer"),
     ],
 )

@@ -86,8 +86,8 @@ def test_an_export_is_of_the_arm_as_it_was_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["arm=rod"], "arm=rod step=None names no checkpoint"),
-        (["step=20"], "arm=None step=20 names no checkpoint"),
+        (["arm=rod"], "arm=rod step=None is not a checkpoint"),
+        (["step=20"], "arm=None step=20 is not a checkpoint"),
         (["arm=rod", "step=20", "launcher=nemo_rl"], "launcher=nemo_rl does not export"),
         (["arm=rod", "step=20", "launcher=ray"], "launcher=ray does not export"),
     ],

@@ -137,7 +137,7 @@ def test_silent_node_is_not_waited_for_for_ever(nodes: list[Nodes]) -> None:
         follower = pool.submit(nodes[1].follow, lambda order: {"error": str(release.wait(60))})
         start = nodes[0].start(ORDERS[0])
         assert start.wait_elsewhere(0.5) == [
-            {"ended": "a node did not say how its processes ended"}
+            {"ended": "a node did not report the end of its processes"}
         ]
         release.set()
     follower.result(timeout=60)

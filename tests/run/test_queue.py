@@ -89,9 +89,13 @@ def test_one_run_folder_has_one_chain(cluster: Slurm, second: str) -> None:
     launch("slurm")
     before = cluster.numbers()
     assert len(before) == 5
-    with pytest.raises(ValueError, match=r"An earlier launch of run is at work \(jobs 101, 102"):
+    with pytest.raises(
+        ValueError, match=r"An earlier launch of run is still active \(jobs 101, 102"
+    ):
         launch(second)
-    with pytest.raises(ValueError, match=r"An earlier launch of run is at work \(jobs 101, 102"):
+    with pytest.raises(
+        ValueError, match=r"An earlier launch of run is still active \(jobs 101, 102"
+    ):
         run_stages.run(composed("recipe=toy", "run_dir=run"))
     assert cluster.numbers() == before
     cancelled()
@@ -107,7 +111,7 @@ def test_slurm_that_does_not_answer_is_no_empty_queue(
     if "machine" in why:
         monkeypatch.setenv("PATH", "/nonexistent")
     (cluster.folder / "down").touch()
-    expected = f"Slurm does not say which jobs of run are in the queue.*{why}"
+    expected = f"Slurm does not list the jobs of run in the queue.*{why}"
     for action in (
         launch,
         cancelled,
@@ -140,7 +144,7 @@ def test_jobs_of_another_run_are_left_alone(cluster: Slurm) -> None:
     with pytest.raises(ValueError, match="copy has no job in the queue"):
         cancelled("copy")
     assert cluster.numbers() == before
-    assert {job for _, job in queue.look(Path("copy"), "slurm").values()} == set()
+    assert {job for _, job in queue.jobs_by_stage(Path("copy"), "slurm").values()} == set()
     launch(run_dir="copy")  # which has no chain of its own
     assert len(cluster.numbers()) == 10
     Path("link").symlink_to("run")  # another name of the same folder
@@ -152,7 +156,7 @@ def test_jobs_are_sought_on_their_cluster(cluster: Slurm, monkeypatch: pytest.Mo
     monkeypatch.setenv("MANY", "1")
     launch()
     assert "prepare\t101;east" in Path("run/launch/slurm/jobs.tsv").read_text()
-    with pytest.raises(ValueError, match="An earlier launch of run is at work"):
+    with pytest.raises(ValueError, match="An earlier launch of run is still active"):
         launch()
     cancelled()
     assert cluster.numbers() == []

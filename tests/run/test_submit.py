@@ -10,8 +10,8 @@ from command_line import composed, nemo_rod
 from test_render import CLUSTER
 
 from nemo_rod.config import config_folder
-from nemo_rod.run.attempts import Record
 from nemo_rod.run.launch.submit import submit
+from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
 TWELVE = ["parallel.data=12", "train.batch_size=192", "pretrain.batch_size=288"]
@@ -143,16 +143,16 @@ def test_rebuild_moves_aside_and_keeps() -> None:
 
 
 def test_record_tells_and_keeps_a_second_command_away(tmp_path: Path) -> None:
-    record = Record(tmp_path, "rod")
+    record = StageLog(tmp_path, "rod")
     assert not record.is_held() and record.events() == []
     with record.only_one(), record.attempt():
-        assert Record(tmp_path, "rod").is_held()
+        assert StageLog(tmp_path, "rod").is_held()
         with (
-            pytest.raises(ValueError, match=r"Another nemo-rod is at work on rod in"),
-            Record(tmp_path, "rod").only_one(),
+            pytest.raises(ValueError, match=r"Another nemo-rod is running rod in"),
+            StageLog(tmp_path, "rod").only_one(),
         ):
             pass
-        with Record(tmp_path, "base").only_one():  # another stage is another matter
+        with StageLog(tmp_path, "base").only_one():  # another stage is another matter
             pass
     with pytest.raises(RuntimeError), record.attempt():
         raise RuntimeError("rank 1: out\nof memory")

@@ -18,22 +18,22 @@ import pytest
 
 from nemo_rod.config import Launcher
 from nemo_rod.jobs import EvaluateJob
-from nemo_rod.run.attempts import Record
 from nemo_rod.run.processes.torchrun import run_process
-from nemo_rod.signals import SignOfLife
+from nemo_rod.run.stage_log import StageLog
+from nemo_rod.signals import HeartbeatFile
 
 FREEZES = """
 import os, signal
-from nemo_rod.signals import SignOfLife
-SignOfLife.of_this_job().give()
+from nemo_rod.signals import HeartbeatFile
+HeartbeatFile.from_environment().touch()
 os.kill(os.getpid(), signal.SIGSTOP)
 """
 LEAVES = """
 import time
-from nemo_rod.signals import SignOfLife
-sign = SignOfLife.of_this_job()
-sign.give()
-sign.end()
+from nemo_rod.signals import HeartbeatFile
+heartbeat = HeartbeatFile.from_environment()
+heartbeat.touch()
+heartbeat.remove()
 time.sleep(5)
 """
 
@@ -42,9 +42,9 @@ time.sleep(5)
 def test_command_finds_its_frozen_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    monkeypatch.setattr(SignOfLife, "patience", 2)
+    monkeypatch.setattr(HeartbeatFile, "patience", 2)
     said = run_process([sys.executable, "-c", program], tmp_path / "log", Launcher())
-    gone = {"killed": "rank 0: gave no sign of life for 2 s"}
+    gone = {"killed": "rank 0: had no heartbeat for 2 s"}
     assert said == (gone if program is FREEZES else {})
 
 
@@ -104,11 +104,11 @@ def test_rank_may_be_silent_for_as_long_as_one_call_in_c(monkeypatch: pytest.Mon
     store.set("alive/0", "1 5 ")
     store.set("alive/1", "1 3 ")
     for now[0] in (0.0, 45.0):  # a checkpoint of a large model is planned and pickled
-        first._listen(heard, {})
+        first._check(heard, {})
     assert not store.check([watch.FAULT_KEY])
     store.set("alive/0", "2 5 ")
     now[0] = 61.0
-    first._listen(heard, {})
+    first._check(heard, {})
     assert store.get(watch.FAULT_KEY) == b"rank 1: its process is gone"
 
 
@@ -177,9 +177,9 @@ from pathlib import Path
 from nemo_rod.config import Launcher
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.run.processes.torchrun import run_process
-from nemo_rod.run.attempts import Record
+from nemo_rod.run.stage_log import StageLog
 child = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
-with Record(Path(sys.argv[1]), "rod").only_one():
+with StageLog(Path(sys.argv[1]), "rod").only_one():
     run_process([sys.executable, "-c", child], Path(sys.argv[1]) / "log", Launcher())
 """
 
@@ -193,10 +193,10 @@ def test_lock_of_a_stage_outlives_a_killed_command(tmp_path: Path) -> None:
     (child,) = psutil.Process(command.pid).children()
     command.kill()
     command.wait()
-    assert Record(tmp_path, "rod").is_held()
+    assert StageLog(tmp_path, "rod").is_held()
     child.kill()
     psutil.wait_procs([child], timeout=30)
-    assert not Record(tmp_path, "rod").is_held()
+    assert not StageLog(tmp_path, "rod").is_held()
 
 
 @pytest.mark.parametrize("stall_seconds", [0.0, 1.0, 1800.0, 86_400.0])

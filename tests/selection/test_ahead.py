@@ -9,7 +9,7 @@ import pytest
 from test_estimates import References
 
 from nemo_rod.selection import Candidates, Joint, Selector
-from nemo_rod.selection.ahead import Ahead
+from nemo_rod.selection.selector import Ahead
 
 POOLS = Candidates(num_adaptation=40, num_replay=60, batch_size=4, seed=1)
 

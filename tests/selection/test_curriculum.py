@@ -198,7 +198,7 @@ def test_a_run_that_begins_later(tmp_path):
         assert RecordedPools(curriculum).pool(1001).step == 1001
         with pytest.raises(ValueError, match="cannot continue at step 999"):
             curriculum.truncate(999)
-        with pytest.raises(ValueError, match="holds steps 1000 to 1001, but step 0 was asked for"):
+        with pytest.raises(ValueError, match="holds steps 1000 to 1001, but step 0 is needed"):
             RecordedPools(curriculum).pool(0)
 
 
@@ -241,7 +241,7 @@ def test_what_is_refused_when_appending(tmp_path):
     bad[3] = np.nan
     with Curriculum.create(tmp_path / "c.rod", HEADER) as curriculum:
         for wrong in (replace(good, score=bad), replace(good, threshold=math.nan)):
-            with pytest.raises(ValueError, match="step 0 has NaN scores"):
+            with pytest.raises(AssertionError, match="NaN scores"):
                 curriculum.append(wrong)
         for chosen in (good.chosen[:-1], [0, 0, 1, 2, 3], [0, 1, 2, 3, C], [-1, 0, 1, 2, 3]):
             with pytest.raises(AssertionError):
@@ -316,7 +316,7 @@ def test_training_on_a_recorded_curriculum(tmp_path):
             assert np.array_equal(recorded.block_ids, pool.block_ids[chosen])
             assert np.array_equal(recorded.is_replay, pool.is_replay[chosen])
             assert TakeAll().select(None, recorded.is_replay, K).tolist() == list(range(K))
-        with pytest.raises(ValueError, match="holds steps 0 to 3, but step 4 was asked for: set"):
+        with pytest.raises(ValueError, match="holds steps 0 to 3, but step 4 is needed: set"):
             pools.pool(4)
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from test_curriculum import SOURCES, Store
 
-from nemo_rod.selection import Curriculum, CurriculumHeader, FollowedPools, Joint, replay_share
+from nemo_rod.selection import Curriculum, CurriculumHeader, Joint, replay_share
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.choice import Choice
+from nemo_rod.selection.curriculum.recorded_pools import FollowedPools
 
 STEPS, K = 9, 8
 ROD = make_arm(
@@ -78,7 +79,7 @@ def test_other_pools_that_hold_too_few_are_refused(recorded):
     all_new = replace(ROD, balance="corpus", retention=0.0, kappa=None)
     with pytest.raises(ValueError, match="blocks of replay, but the pool to draw from holds 0"):
         FollowedPools(all_new.pools(), recorded, by="role").pool(0)
-    with pytest.raises(ValueError, match="holds steps 0 to 8, but step 9 was asked for"):
+    with pytest.raises(ValueError, match="holds steps 0 to 8, but step 9 is needed"):
         FollowedPools(ROD.pools(), recorded, by="role").pool(STEPS)
 
 

@@ -27,7 +27,7 @@ from nemo_rod.selection.references import (
     remove_logs,
 )
 from nemo_rod.selection.references.folder import RECORD, ReferenceManifest, holds, role_manifest
-from nemo_rod.selection.references.hash_index import HashIndex
+from nemo_rod.selection.references.lookup import HashIndex
 
 S = 64
 

@@ -19,21 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from scoring_worker import RandomBlocks, scorer
 
-import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.config import Parallel
 
 BLOCKS, BLOCK_SIZE = 5, 128
 
 
-class Store:
-    """Blocks of which the model knows every token, those that stand for images included."""
-
-    block_size = BLOCK_SIZE
-
-    def tokens(self, block_ids: np.ndarray) -> np.ndarray:
-        every = np.random.default_rng(0).integers(0, 256, (BLOCKS, BLOCK_SIZE))
-        return every[block_ids].astype(np.int32)
+# the model knows every token, those that stand for images included
+STORE = RandomBlocks(BLOCKS, BLOCK_SIZE, 256)
 
 
 def objective(model: list) -> dict[str, Any]:
@@ -58,14 +52,10 @@ def objective(model: list) -> dict[str, Any]:
 
 def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> dict[str, Any]:
     from megatron.core import parallel_state
-    from megatron.core.process_groups_config import ProcessGroupCollection
 
-    from nemo_rod.megatron.batches import micro_batches
     from nemo_rod.megatron.gaps import save_hf
     from nemo_rod.megatron.models import model_provider
-    from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
-    store: Any = Store()
     for name in ("FLASH", "FUSED", "UNFUSED"):  # Megatron sets them, and refuses another model's
         os.environ.pop(f"NVTE_{name}_ATTN", None)
     try:
@@ -81,15 +71,8 @@ def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> 
         if parallel_state.is_initialized():
             parallel_state.destroy_model_parallel()
         return {"refused": str(refusal)}
-    scorer = MegatronScorer(
-        model,
-        store,
-        ProcessGroupCollection.use_mpu_process_groups(),
-        micro_batch_size=2,
-        batches=lambda ids, size: micro_batches(store, ids, size),
-    )
-    ids = np.arange(BLOCKS)
-    sums = {eighths: scorer.part_sums(ids, eighths).tolist() for eighths in (8, 4, 1)}
+    losses, ids = scorer(model, STORE), np.arange(BLOCKS)
+    sums = {eighths: losses.part_sums(ids, eighths).tolist() for eighths in (8, 4, 1)}
     save_hf(bridge, model, out)
     dist.barrier()
     parallel_state.destroy_model_parallel()

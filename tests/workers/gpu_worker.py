@@ -80,7 +80,7 @@ class Case:
         rod = {"multiplier": 2, "balance": "expected", "kappa": 1.0} if name == "rod" else {}
         arm = make_arm(name, **counts, batch_size=BATCH, seed=5, **rod)
         references = [self.folder / "references" / role for role in ("adaptation", "replay")]
-        return Selector.of(arm, store, References.open(references, store))
+        return Selector.for_arm(arm, store, References.open(references, store))
 
 
 def sums(case: Case) -> dict[str, Any]:

@@ -1,16 +1,21 @@
 """Runs jobs one after the other in the same processes, which have to import Megatron once.
 
-torchrun ... tests/workers/jobs_worker.py STEPS.json
+    torchrun ... tests/workers/jobs_worker.py [--weights=FOLDER] [--count] FILE.json ...
 
-STEPS is a list of job files; in place of one may stand the arguments of `merge_checkpoints`.
+FILE is a job, or a list of job files in which the arguments of `merge_checkpoints` may stand for
+one. With `--weights`, the weights that every step of a training job starts from are written to
+FOLDER/STEP. With `--count`, every rank prints a line of JSON per training job: calls of the first
+layer and of its attention's core within training and within scoring, the dtype in which gradients
+are added up, and beats during each validation; or why the job is refused.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -20,30 +25,86 @@ from nemo_rod.jobs import EvaluateJob, ReferenceJob, TrainJob, read_job
 from nemo_rod.lab.tasks import merge_checkpoints
 
 
-def run(file: Path) -> None:
+def main() -> None:
     from megatron.core import parallel_state
 
     from nemo_rod.megatron.forward_jobs import evaluate, reference
-    from nemo_rod.megatron.train_job import train
 
-    kinds: dict[type, Any] = {TrainJob: train, ReferenceJob: reference, EvaluateJob: evaluate}
-    job = read_job(file)
-    kinds[type(job)](job)
-    dist.barrier()
-    if parallel_state.is_initialized():  # training ends it by itself
-        parallel_state.destroy_model_parallel()
-
-
-def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--count", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for step in json.loads(Path(sys.argv[1]).read_text()):
-        if isinstance(step, str):
-            run(Path(step))
+    kinds: dict[type, Any] = {ReferenceJob: reference, EvaluateJob: evaluate}
+    kinds[TrainJob] = lambda job: train(job, options.weights, count=options.count)
+    steps: list[Any] = []
+    for file in options.files:
+        content = json.loads(file.read_text())
+        steps += content if isinstance(content, list) else [file]
+    for step in steps:
+        if isinstance(step, str | Path):
+            job = read_job(Path(step))
+            kinds[type(job)](job)
         elif dist.get_rank() == 0:
             merge_checkpoints(*step)
         dist.barrier()
+        if parallel_state.is_initialized():  # training ends it by itself
+            parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
+
+
+def train(job: TrainJob, weights: Path | None, *, count: bool) -> None:
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.training.callbacks import Callback, CallbackContext
+
+    from nemo_rod.megatron import train_job
+    from nemo_rod.megatron.callbacks.validation import Validation
+    from nemo_rod.megatron.watch import Heartbeat
+
+    class SaveWeights(Callback):
+        def __init__(self) -> None:
+            self.bridge = AutoBridge.from_hf_pretrained(job.model)
+
+        def on_train_step_start(self, context: CallbackContext) -> None:
+            folder = weights / str(context.state.train_state.step)
+            self.bridge.save_hf_pretrained(context.model, folder, show_progress=False)
+
+    class Counter(Callback):
+        def on_train_start(self, context: CallbackContext) -> None:
+            named = dict(context.model[0].named_modules())
+            first = next(m for name, m in named.items() if name.endswith("decoder.layers.0"))
+            for part, module in (("layer", first), ("core", first.self_attention.core_attention)):
+                for mode in ("training", "scoring"):
+                    calls[f"{part} {mode}"] = 0
+
+                def hook(module: Any, *_: Any, part: str = part) -> None:
+                    calls[f"{part} {'training' if module.training else 'scoring'}"] += 1
+
+                module.register_forward_pre_hook(hook)
+
+        def on_train_step_end(self, context: CallbackContext) -> None:
+            found["gradients"] = str(next(context.model[0].parameters()).main_grad.dtype)
+
+    def counted(self: Validation, context: Any) -> dict[str, float]:
+        before = heartbeat.beats
+        losses = measure(self, context)
+        beats.append(heartbeat.beats - before)
+        return losses
+
+    calls, beats, measure, heartbeat = {}, [], Validation.measure, Heartbeat()
+    found: dict[str, Any] = {"calls": calls, "beats": beats}
+    callbacks = [*([SaveWeights()] if weights else []), *([Counter()] if count else [])]
+    with patch.object(Validation, "measure", counted):
+        try:
+            train_job.train(job, callbacks=callbacks, heartbeat=heartbeat)
+        except ValueError as refusal:
+            if not count:
+                raise
+            found = {"refused": str(refusal)}
+    if count:
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ def own_job(groups: Any) -> None:
     schedule(forward_only=False, model=[model()], micro_batch_size=1)
 
 
-def somebodys_job(groups: Any) -> None:
+def existing_job(groups: Any) -> None:
     from nemo_rod.hosts.swap_in.host_selector import StreamSelector
 
     blend: Any = SimpleNamespace(
@@ -104,14 +105,6 @@ def nemo_rl_worker(groups: Any) -> None:
     worker.rod_step(step=STEP)
 
 
-def said(host: Any, groups: Any) -> str:
-    try:
-        host(groups)
-    except ValueError as error:
-        return str(error)
-    return "nothing"
-
-
 def agreed() -> dict[str, Any]:
     """What ranks learn of each other, by no collective whose memory grows with the ranks."""
     from nemo_rod.megatron import ranks
@@ -120,19 +113,16 @@ def agreed() -> dict[str, Any]:
         raise AssertionError("every rank makes room for the answers of all")
 
     rank, worked = dist.get_rank(), []
-    gather, dist.all_gather_object = dist.all_gather_object, refuse
-    try:
+    with patch.object(dist, "all_gather_object", refuse):
         ranks.once_a_node(lambda: worked.append(rank))
         return {
             "found": ranks.from_recorder(lambda: {"rank": rank}),
-            "any": ranks.of_any_rank([f"rank {rank} lacks it"] * rank),
+            "any": ranks.from_all_ranks([f"rank {rank} lacks it"] * rank),
             "all": ranks.on_all_ranks([True, rank == 0, rank == 1]),
             "worked": worked,
             "none fails": ranks.all_or_none(lambda: rank),
             "one fails": refused(lambda: ranks.all_or_none(fails_on_rank_1)),
         }
-    finally:
-        dist.all_gather_object = gather
 
 
 def fails_on_rank_1() -> None:
@@ -159,8 +149,9 @@ def main() -> None:
     found = {
         "agreed": agreed(),
         "one ulp": chosen_one_ulp_apart(groups),
-        "said": {
-            host.__name__: said(host, groups) for host in (own_job, somebodys_job, nemo_rl_worker)
+        "refused": {
+            host.__name__: refused(lambda host=host: host(groups))
+            for host in (own_job, existing_job, nemo_rl_worker)
         },
     }
     print(json.dumps(found), flush=True)

@@ -49,6 +49,6 @@ def prepare() -> None:
 
 @functools.cache
 def patch() -> None:
-    """Imports megatron-core and patches what fails without TransformerEngine. Idempotent."""
+    """Imports megatron-core and patches functions that need TransformerEngine. Idempotent."""
     if needed():
         core.patch()

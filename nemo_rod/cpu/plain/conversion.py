@@ -11,12 +11,12 @@ from nemo_rod.upstream import changes, functions
 
 @functools.cache
 def convert_experts_as_modules() -> None:
-    """Lets Megatron-Bridge convert experts that are separate modules, if it does not.
+    """Makes versions of Megatron-Bridge that cannot convert experts as separate modules do so.
 
-    They are, without TransformerEngine.
+    Without TransformerEngine, experts are separate modules.
 
     Raises:
-        ValueError: a function that names or finds experts differs from the tested version.
+        ValueError: a function that names or looks up experts differs from the tested version.
     """
     functions.check("plain/megatron_bridge")
     if changes.experts_are_numbered_by_bridge():
@@ -25,14 +25,15 @@ def convert_experts_as_modules() -> None:
 
     to_global = model_bridge._megatron_local_name_to_global
     model_bridge._megatron_local_name_to_global = _numbered_over_all_ranks(to_global)
-    find = param_mapping.get_module_and_param_from_name
-    param_mapping.get_module_and_param_from_name = _of_one_expert(find)
+    look_up = param_mapping.get_module_and_param_from_name
+    param_mapping.get_module_and_param_from_name = _without_number(look_up)
 
 
 def _numbered_over_all_ranks(to_global: Any) -> Any:
-    """Unpatched, every rank would silently load the weights of the first rank's experts.
+    """Returns `to_global` with experts numbered over all ranks.
 
-    None could be exported.
+    Unpatched, every rank would silently load the weights of the first rank's experts, and none
+    could be exported.
     """
     own_module = re.compile(r"experts\.local_experts\.(\d+)\.(linear_fc\d\.\w+)")
 
@@ -43,17 +44,18 @@ def _numbered_over_all_ranks(to_global: Any) -> Any:
     return name
 
 
-def _of_one_expert(find: Any) -> Any:
-    """Unpatched, experts that are published in one tensor could not be loaded.
+def _without_number(look_up: Any) -> Any:
+    """Returns `look_up` with the expert's number dropped where a module has only one expert.
 
-    Their weights are looked up by number, and a module of one expert has no numbers.
+    Unpatched, experts that are published in one tensor could not be loaded: Megatron-Bridge looks
+    up their weights by number.
     """
 
-    @functools.wraps(find)
-    def of_one_expert(models: Any, param_name: str, vp_stage: int | None = None) -> Any:
+    @functools.wraps(look_up)
+    def without_number(models: Any, param_name: str, vp_stage: int | None = None) -> Any:
         last = param_name.rpartition(".")[2]
         if last.startswith("weight") and not hasattr(models, last):
             param_name = param_name.rstrip("0123456789")
-        return find(models, param_name, vp_stage)
+        return look_up(models, param_name, vp_stage)
 
-    return of_one_expert
+    return without_number

@@ -31,7 +31,7 @@ from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.held_out import START_FILE
 from nemo_rod.signals import STOP_SIGNALS, Stopped
-from nemo_rod.trust import refuse_code_of_its_own
+from nemo_rod.trust import refuse_own_code
 
 # Keys of the optimizer that, like the layout, may change between two attempts.
 _OF_THE_MACHINE = {
@@ -130,7 +130,7 @@ def open_store(config: dict[str, Any]) -> BlockStore:
     rod, trusted = config["rod"], config["rod"]["trust_remote_code"]
     if not trusted:  # NeMo-RL itself asks nobody
         for name in (policy["model_name"], policy["tokenizer"]["name"]):
-            refuse_code_of_its_own(name, "NeMo-RL", key="rod.trust_remote_code")
+            refuse_own_code(name, "NeMo-RL", key="rod.trust_remote_code")
     name = rod["tokenizer"] or policy["tokenizer"]["name"]
     store.check_tokenizer(load_tokenizer(name, eod=rod["eod"], trust_remote_code=trusted))
     return store

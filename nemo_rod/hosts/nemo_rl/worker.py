@@ -40,7 +40,7 @@ class Task:
         """Returns the selector of the arm, with its references."""
         assert self.arm is not None
         references = References.open(self.references, store) if self.references else None
-        return Selector.of(self.arm, store, references, self.on_nonfinite)
+        return Selector.for_arm(self.arm, store, references, self.on_nonfinite)
 
 
 class RoDWorkerMixin:

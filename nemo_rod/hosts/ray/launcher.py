@@ -1,10 +1,10 @@
 """`launcher=ray`: stages that NeMo-RL runs, each on a Ray cluster of its own.
 
 Rendered under `<run_dir>/launch/ray/`: for each stage of NeMo-RL a `<stage>.sh`, which sets the
-variables of NeMo-RL's ray.sub and submits `ray.sbatch`, and that runs ray.sub with ports of this
-job alone and requeues the job near its time limit. Since ray.sub knows no container but pyxis's,
-with Apptainer these stages are jobs as in `launcher=slurm`, and `ray_node.py` starts Ray. So are
-all other stages.
+variables of NeMo-RL's ray.sub and submits `ray.sbatch`. That runs ray.sub with ports of this job
+alone and requeues the job near its time limit. With Apptainer, which ray.sub does not support,
+these stages are jobs as in `launcher=slurm`, and `ray_node.py` starts Ray. All other stages are
+jobs as in `launcher=slurm`, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from nemo_rod.config import Cluster, Config
+from nemo_rod.config import Config
 from nemo_rod.hosts.nemo_rl.launcher import NemoRL
 from nemo_rod.hosts.ray import ray_node
 from nemo_rod.run.handover import Stage
@@ -62,11 +62,11 @@ class RayOnSlurm(NemoRL):
         """Returns the files of the launch, by name."""
         files = slurm.Slurm().render(config, stages)
         if containers.in_apptainer(config):
-            return files | {
-                f"{stage.name}.sbatch": slurm.render_job(config, stage, _with_ray(config, stage))
-                for stage in stages
-                if _on_nemo_rl(stage)
-            }
+            start = shlex.join([python_of(config), "-m", "nemo_rod.hosts.ray.ray_node"])
+            for stage in filter(_on_nemo_rl, stages):
+                command = f"{start} {stage_command(config, stage)} {_ON_NEMO_RL}"
+                files[f"{stage.name}.sbatch"] = slurm.render_job(config, stage, command)
+            return files
         files["ray.sbatch"] = _render_ray_sbatch(config)
         for stage in filter(_on_nemo_rl, stages):
             del files[f"{stage.name}.sbatch"]
@@ -77,12 +77,6 @@ class RayOnSlurm(NemoRL):
 
 def _on_nemo_rl(stage: Stage) -> bool:
     return stage.command.split()[0] in _COMMANDS
-
-
-def _with_ray(config: Config, stage: Stage) -> str:
-    """Returns the command of a node that starts Ray itself."""
-    start = shlex.join([python_of(config), "-m", "nemo_rod.hosts.ray.ray_node"])
-    return f"{start} {stage_command(config, stage)} {_ON_NEMO_RL}"
 
 
 def _render_ray_sbatch(config: Config) -> str:
@@ -108,47 +102,35 @@ def _render_ray_sbatch(config: Config) -> str:
 
 
 def _render_ray(config: Config, stage: Stage) -> str:
-    """Returns the script that submits one stage to NeMo-RL's ray.sub."""
-    cluster = config.cluster
-    node = launch_folder(config) / "node.sh"
+    """Returns the script that submits one stage, on whole nodes, to NeMo-RL's ray.sub."""
+    cluster, folder = config.cluster, launch_folder(config)
     logs = Path(config.run_dir).absolute() / "logs" / "ray"
+    command = f"bash {shlex.quote(str(folder / 'node.sh'))} {stage_command(config, stage)}"
     environment = {
         "CONTAINER": cluster.image or "",
         "MOUNTS": ",".join(containers.mounts(config)),
         "GPUS_PER_NODE": str(cluster.gpus_per_node),
         "BASE_LOG_DIR": str(logs),
-        "COMMAND": f"bash {shlex.quote(str(node))} {stage_command(config, stage)} {_ON_NEMO_RL}",
+        "COMMAND": f"{command} {_ON_NEMO_RL}",
     }
-    record = slurm.record_of(config, stage)
-    lines = [
-        "#!/bin/bash",
-        slurm.comment(
-            f"{stage.title}, by NeMo-RL on a Ray cluster. More options of sbatch may follow."
-        ),
-        "set -euo pipefail",
-        f"cd {shlex.quote(str(Path.cwd()))} # the container's working folder",
-        f"mkdir -p {shlex.quote(str(logs))}",
-        *slurm.exports({**_cpus(cluster), **cluster.env, **environment}),
-        "exec sbatch --parsable \\",
-        *(f"  {option} \\" for option in slurm.shell_options(_options(config, stage))),
-        f'  "$@" {shlex.join([str(launch_folder(config) / "ray.sbatch"), record])}',
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _cpus(cluster: Cluster) -> dict[str, str]:
-    """Returns ray.sub's variable for the cores of a node; by itself it asks for 16 a GPU."""
-    if cluster.cpu_cores == 1:  # the default: nobody has said how many there are
-        return {}
-    return {"CPUS_PER_WORKER": str(cluster.cpu_cores)}
-
-
-def _options(config: Config, stage: Stage) -> dict[str, str | None]:
-    """Returns the sbatch options of a stage that runs ray.sub, on whole nodes."""
-    cluster, count = config.cluster, config.cluster.gpus_per_node
+    # ray.sub requests 16 cores per GPU by default; cpu_cores=1 means that their number is unknown
+    cores = {} if cluster.cpu_cores == 1 else {"CPUS_PER_WORKER": str(cluster.cpu_cores)}
     options = slurm.job_options(config, stage)
     if not {"mem", "mem-per-cpu", "mem-per-gpu"} & options.keys():  # sbatch takes one of them
         options["mem"] = "0"
     options |= {"nodes": str(slurm.num_nodes(config)), "exclusive": None}
-    options[cluster.gpu_option] = str(count) if cluster.gpu_option != "gres" else f"gpu:{count}"
-    return options | {"signal": slurm.near_the_limit(config)}
+    options[cluster.gpu_option] = slurm.gpu_request(cluster, cluster.gpus_per_node)
+    options["signal"] = slurm.limit_signal(config)
+    title = f"{stage.title}, by NeMo-RL on a Ray cluster. More options of sbatch may follow."
+    lines = [
+        "#!/bin/bash",
+        slurm.comment(title),
+        "set -euo pipefail",
+        f"cd {shlex.quote(str(Path.cwd()))} # the container's working folder",
+        f"mkdir -p {shlex.quote(str(logs))}",
+        *slurm.exports({**cores, **cluster.env, **environment}),
+        "exec sbatch --parsable \\",
+        *(f"  {option} \\" for option in slurm.shell_options(options)),
+        f'  "$@" {shlex.join([str(folder / "ray.sbatch"), slurm.log_path(config, stage)])}',
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,9 +1,9 @@
-"""What a node of a NeMo-RL stage runs where no ray.sub starts Ray: Ray, and the stage on the first.
+"""Runs Ray on a node of a NeMo-RL stage without ray.sub, and the stage on the first node.
 
     python -m nemo_rod.hosts.ray.ray_node COMMAND [ARGUMENT...]
 
-Slurm's variables say which node this is; `stage.sh` says where the first one is and with which key
-its Ray can be used. Ends with the status of the command.
+Slurm's variables identify the node; those of `stage.sh` hold the address of the first one and the
+key of its Ray. The exit status is that of the command.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from types import FrameType
 
 from nemo_rod.signals import adopt_orphans, kill_children
 
-# Ports of a job's Ray, counted from its first one, under the names that NeMo-RL's ray.sub gives
-# them. The two groups of a node's own ports keep the first node and the others apart.
+# Ports of a job's Ray, relative to its first one, by their names in NeMo-RL's ray.sub. The two
+# groups of a node's own ports keep the first node and the others apart.
 HEAD_PORTS = {"PORT": 0, "RAY_CLIENT_SERVER_PORT": 1, "DASHBOARD_PORT": 2}
 METRIC_PORTS = {"AUTOSCALER_METRIC_PORT": 3, "DASHBOARD_METRIC_PORT": 4}  # Ray's own names
 NODE_PORTS = {
@@ -74,7 +74,7 @@ def ray_options(environment: Mapping[str, str]) -> list[str]:
 
 
 def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of Ray and of its drivers: nobody without the key can use it."""
+    """Returns the variables of Ray and of its drivers, which need the key to use it."""
     base = first_port(int(environment["SLURM_JOB_ID"]))
     return {
         **{name: str(base + offset) for name, offset in METRIC_PORTS.items()},
@@ -89,45 +89,68 @@ def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def main(command: Sequence[str]) -> int:
     """Runs Ray on this node, and on the first one the command; returns its status."""
     environment = ray_environment(os.environ)
+    expected = int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     adopt_orphans()
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Ray would end of it before the stage has saved
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it would end Ray before the stage has saved
     address, first = environment["RAY_ADDRESS"], _is_first(environment)
     if not first:
         _wait(lambda: _listens(address), f"there is no Ray at {address}")
-    ray = _Ray([command[0], "-m", "ray.scripts.scripts", "start"], environment)
+    ray = _Ray(command[0], environment)
     try:
-        if not first:
-            return _serve(ray, address)
-        _wait_for_nodes(ray, command[0], environment)
-        return _run(command, environment)
+        if first:
+            _wait(lambda: ray.has_nodes(expected), f"not all {expected} nodes joined Ray")
+            return _run(command, environment)
+        while _listens(address):  # until the first node's Ray has ended
+            ray.keep_starting()
+            time.sleep(2)
+        return 0
     finally:
         ray.end()
 
 
 class _Ray:
-    """This node's Ray."""
+    """This node's Ray, of one Python."""
 
-    def __init__(self, start: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._command = [*start, *ray_options(environment)]
-        # it refuses to start with the address that its drivers need
-        self._environment = {k: v for k, v in environment.items() if k != "RAY_ADDRESS"}
+    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
+        self._python, self._environment = python, environment
         self._starts = 0
         self._start()
 
     def _start(self) -> None:
+        command = [self._python, "-m", "ray.scripts.scripts", "start"]
+        # it refuses to start with the address that its drivers need
+        own = {k: v for k, v in self._environment.items() if k != "RAY_ADDRESS"}
         self._starts += 1
-        self._process = subprocess.Popen(self._command, env=self._environment, stdout=sys.stderr)
+        self._process = subprocess.Popen(
+            [*command, *ray_options(self._environment)], env=own, stdout=sys.stderr
+        )
 
-    def runs(self) -> bool:
-        return self._process.poll() is None
-
-    def keep_starting(self) -> None:
-        """Starts it again if it has ended before it was of use.
+    def has_nodes(self, expected: int) -> bool:
+        """Returns whether so many nodes have joined.
 
         Raises:
-            RuntimeError: it has ended as often as it may.
+            RuntimeError: if Ray has ended as often as it may.
         """
-        if not self.runs():
+        self.keep_starting()
+        program = (
+            "import ray; ray.init(log_to_driver=False, logging_level='error'); "
+            "print('nodes', sum(node['Alive'] for node in ray.nodes()))"
+        )
+        done = subprocess.run(
+            [self._python, "-W", "ignore", "-c", program],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+        )
+        return f"nodes {expected}\n" in done.stdout
+
+    def keep_starting(self) -> None:
+        """Starts it again if it has ended too early.
+
+        Raises:
+            RuntimeError: if it has ended as often as it may.
+        """
+        if self._process.poll() is not None:
             if self._starts == _STARTS:
                 raise RuntimeError(f"Ray ended {_STARTS} times before the stage began: see above.")
             self._start()
@@ -141,66 +164,29 @@ class _Ray:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs the stage and hands signals on to it, since not every Slurm signals all processes."""
+    """Runs the stage and forwards signals to it, since not every Slurm signals all processes."""
+    # the other nodes run Ray alone: with these the command would wait for followers
+    leading = ("NEMO_ROD_HEAD", "NEMO_ROD_KEY")
     stage = subprocess.Popen(
         command,
-        env=_alone(environment),
+        env={name: value for name, value in environment.items() if name not in leading},
         preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL),
     )
 
-    def hand_on(number: int, _: FrameType | None) -> None:
+    def forward(number: int, _: FrameType | None) -> None:
         stage.send_signal(number)
 
     for number in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, hand_on)
+        signal.signal(number, forward)
     status = stage.wait()
     return status if status >= 0 else 128 - status
 
 
-def _alone(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables without those by which a command leads those of the other nodes.
-
-    The other nodes run Ray alone: the command would wait for followers that never come.
-    """
-    leading = ("NEMO_ROD_HEAD", "NEMO_ROD_KEY")
-    return {name: value for name, value in environment.items() if name not in leading}
-
-
-def _wait_for_nodes(ray: _Ray, python: str, environment: Mapping[str, str]) -> None:
-    """Waits until all nodes have joined.
-
-    Raises:
-        RuntimeError: Ray ended, or a node did not join in time.
-    """
-    expected = int(environment.get("SLURM_JOB_NUM_NODES", "1"))
-    count = (
-        "import ray; ray.init(log_to_driver=False, logging_level='error'); "
-        "print('nodes', sum(node['Alive'] for node in ray.nodes()))"
-    )
-
-    def joined() -> bool:
-        ray.keep_starting()
-        asked = subprocess.run(
-            [python, "-W", "ignore", "-c", count], env=environment, capture_output=True, text=True
-        )
-        return f"nodes {expected}\n" in asked.stdout
-
-    _wait(joined, f"not all {expected} nodes joined Ray")
-
-
-def _serve(ray: _Ray, address: str) -> int:
-    """Keeps this node's Ray until the first node's has ended; returns this node's status."""
-    while _listens(address):
-        ray.keep_starting()
-        time.sleep(2)
-    return 0
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
+def _wait(condition: Callable[[], bool], failure: str) -> None:
     deadline = time.monotonic() + _JOIN_SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{what} within {_JOIN_SECONDS:g} s: see the logs of the nodes.")
+            raise RuntimeError(f"{failure} within {_JOIN_SECONDS:g} s: see the logs of the nodes.")
         time.sleep(1)
 
 
@@ -216,7 +202,7 @@ def _is_first(environment: Mapping[str, str]) -> bool:
 
 
 def _head(environment: Mapping[str, str]) -> str:
-    """The first node's address; alone, a node needs no network."""
+    """Returns the first node's address; a single node needs no network."""
     return environment.get("NEMO_ROD_HEAD", "127.0.0.1:").rpartition(":")[0]
 
 

@@ -16,10 +16,10 @@ These parts are counted, in this order:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 from nemo_rod.config import MAX_LOGITS_BYTES, Parallel
 from nemo_rod.lab.plan.shapes import Block, Shape
+from nemo_rod.layout import check_nodes, check_parallel
 
 GIB = 2.0**30
 BYTES = {"bf16": 2, "fp32": 4}
@@ -148,45 +148,25 @@ def _under_way(parallel: Parallel, num_micro_batches: int, stage: int) -> float:
 
 
 def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_node: int) -> None:
-    """Refuses, by a ValueError, a layout that does not divide the model or the nodes, if any."""
-    tensor, expert = parallel.tensor, parallel.expert
-    layers, stages = len(shape.layers), parallel.pipeline * parallel.virtual_pipeline
-    counts = {block.num_experts for block in shape.blocks if block.num_experts}
-    if expert > 1 and not counts:
-        _refuse(f"parallel.expert={expert}", "needs a model with experts", "1")
-    in_stages = f"pipeline={parallel.pipeline} x virtual_pipeline={parallel.virtual_pipeline}"
-    divided = [
-        (f"tensor={tensor}", tensor, f"{name}={size}", size)
-        for block in shape.blocks
-        for name, size in block.tensor_divides
+    """Refuses a layout that does not divide the model, or the nodes, if any.
+
+    Raises:
+        ValueError: naming the size and what to choose.
+    """
+    counts = {block.num_experts for block in shape.blocks if block.num_experts} or {1}
+    sizes = [
+        ("pipeline", "num_hidden_layers", len(shape.layers)),
+        *(("tensor", *size) for block in shape.blocks for size in block.tensor_divides),
+        *(("expert", "num_experts", count) for count in counts),
+        ("sequence", "domain.block_size", block_size),
     ]
-    divided += [(in_stages, stages, f"the {layers} layers", layers)]
-    divided += [(f"expert={expert}", expert, f"the {count} experts", count) for count in counts]
-    if parallel.sequence:
-        divided += [(f"tensor={tensor}", tensor, f"{block_size} tokens", block_size)]
-    for key, divisor, what, size in divided:
-        if size % divisor:
-            _refuse(f"parallel.{key}", f"does not divide {what}", "a divisor")
-    if gpus_per_node:
-        _check_nodes(parallel, gpus_per_node)
-
-
-def _check_nodes(parallel: Parallel, gpus_per_node: int) -> None:
-    world = parallel.world_size
-    if world > gpus_per_node and world % gpus_per_node:
-        nodes = ceil(world / gpus_per_node)
-        _refuse(
-            f"the layout's {world} processes",
-            f"do not fill whole nodes of {gpus_per_node} GPUs",
-            f"parallel.data so that they do, such as {nodes * gpus_per_node} in all",
+    check_parallel(parallel, sizes)
+    if not gpus_per_node:
+        return
+    check_nodes(parallel, gpus_per_node)
+    tensor = parallel.tensor
+    if tensor > gpus_per_node or gpus_per_node % tensor:
+        raise ValueError(
+            f"parallel.tensor={tensor} does not stay within a node of {gpus_per_node} GPUs: choose "
+            "a divisor."
         )
-    if parallel.tensor > gpus_per_node or gpus_per_node % parallel.tensor:
-        _refuse(
-            f"parallel.tensor={parallel.tensor}",
-            f"does not stay within a node of {gpus_per_node} GPUs",
-            "a divisor",
-        )
-
-
-def _refuse(key: str, why: str, instead: str) -> None:
-    raise ValueError(f"The layout cannot run: {key} {why}; choose {instead}.")

@@ -26,10 +26,10 @@ from nemo_rod.lab.rehearsal.rehearsal_table import DONE, FAILED, UNSEEN, Row, as
 from nemo_rod.lab.rehearsal.rehearsed_stages import carried_out
 from nemo_rod.lab.rehearsal.section import Rehearsal
 from nemo_rod.lab.rehearsal.small_layout import small_layout
-from nemo_rod.run.attempts import Record
 from nemo_rod.run.checks import check, to_config
 from nemo_rod.run.launch.submit import check_idle
 from nemo_rod.run.processes.start import sees_gpu
+from nemo_rod.run.stage_log import StageLog
 
 # overrides that belong to one recipe, not to those whose runs it uses
 _OWN = (
@@ -83,7 +83,7 @@ def run_part(config: Config, part: str) -> None:
             "holds none: leave it out."
         )
     stage = RehearsalStages(config).part(part)
-    record = Record(Path(config.run_dir), stage.name)
+    record = StageLog(Path(config.run_dir), stage.name)
     with record.only_one(), record.attempt():
         stage.run()
 
@@ -139,7 +139,7 @@ def check_idle_and_clear(folder: Path) -> None:
             config.run_dir = str(run)
             check_idle(config)
             for record in run.glob("launch/stages/*.jsonl"):
-                if Record(run, record.stem).is_held():
+                if StageLog(run, record.stem).is_held():
                     raise ValueError(f"Another rehearsal is at work in {run}: wait for it to end.")
         shutil.rmtree(folder)
 

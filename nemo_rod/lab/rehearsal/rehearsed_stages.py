@@ -13,10 +13,10 @@ from nemo_rod.config import Config
 from nemo_rod.files import read_json
 from nemo_rod.lab.rehearsal.rehearsal_stages import RehearsalStages
 from nemo_rod.lab.rehearsal.rehearsal_table import DONE, FAILED, LEFT_OUT, Row
-from nemo_rod.run.attempts import Record
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.submit import submit
+from nemo_rod.run.stage_log import StageLog
 from nemo_rod.signals import Stopped
 
 _SENTENCES = (ValueError, OSError, RuntimeError)  # errors that say what to do
@@ -44,7 +44,7 @@ def _run_here(config: Config, stages: list[Stage]) -> list[Row]:
             note = f"needs {', '.join(missing)}"
             rows[stage.name] = Row(name=stage.name, state=LEFT_OUT, note=note)
             continue
-        record = Record(Path(config.run_dir), stage.name)
+        record = StageLog(Path(config.run_dir), stage.name)
         start = time.monotonic()
         state, note = DONE, ""
         try:
@@ -68,7 +68,7 @@ def _waited_for(config: Config, stages: list[Stage]) -> list[Row]:
         time.sleep(_LOOK_SECONDS)
     rows: dict[str, Row] = {}
     for stage in stages:
-        events = Record(Path(config.run_dir), stage.name).events()
+        events = StageLog(Path(config.run_dir), stage.name).events()
         last = events[-1] if events else {}
         state = {"done": DONE, None: LEFT_OUT}.get(last.get("event"), FAILED)
         note = last.get("why", "")

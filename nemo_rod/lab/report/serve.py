@@ -14,8 +14,8 @@ from pathlib import Path
 from nemo_rod.commands.arguments import Arguments, Key, every_key, whole_number
 from nemo_rod.commands.text import say
 from nemo_rod.lab.report.stage import build
-from nemo_rod.run.attempts import Record
 from nemo_rod.run.launch.render import read_launch
+from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
 _DESCRIPTION = """\
@@ -58,7 +58,7 @@ def main(options: Namespace) -> None:
     port = _PORT if options.port is None else options.port
     server = serve(report, port=port, every=every)
     print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends)", flush=True)
-    record = Record(run_dir, "report")
+    record = StageLog(run_dir, "report")
 
     def refresh() -> None:
         with record.only_one():  # a run that is at its report builds the same files

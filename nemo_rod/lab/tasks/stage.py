@@ -134,5 +134,5 @@ def _is_asked(jobs: ModelJobs, name: str) -> bool:
     asked = recorded["configuration"]["capabilities"] if tasks.held_out else tasks.capabilities
     job = _job(jobs, name, path, asked)
     now = {**flatten("tasks", json.loads(json.dumps(job.configuration()))), **job.inputs}
-    refuse_changes(path, made_with, now, do="add rebuild=[evaluate] to ask again")
+    refuse_changes(path, made_with, now, advice="add rebuild=[evaluate] to ask again")
     return True

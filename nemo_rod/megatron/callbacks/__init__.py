@@ -1,1 +1,1 @@
-"""Callbacks of a training run: recording, validation, and what depends on it."""
+"""Callbacks of a training run: recording, validation and loggers."""

@@ -25,8 +25,10 @@ from nemo_rod.selection.references import NUM_PARTS
 class Recorder(Callback):
     """Writes one record in `curriculum.rod` and one line in `metrics.jsonl` for every step.
 
-    The line has the metrics of the validation, too. `row` are all metrics of the step that just
-    ended, on the recording rank.
+    The line includes the metrics of the validation.
+
+    Attributes:
+        row: all metrics of the step that just ended, on the recording rank.
     """
 
     folder: Path
@@ -55,33 +57,30 @@ class Recorder(Callback):
             self.journal.begin(choice)
 
     def on_train_step_start(self, context: CallbackContext) -> None:
-        """Notes this step's learning rate, which the trainer advances before the step ends."""
+        """Keeps this step's learning rate, which the trainer advances before the step ends."""
         self.lr = next(group["lr"] for group in context.optimizer.param_groups if group)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Records the step that just ended."""
         if is_recorder():
-            self._record(context)
+            assert self.journal is not None and self.selector.choice is not None
+            # the step counter advances after this callback, so it still holds the step that ran
+            step, choice = context.state.train_state.step, self.selector.choice
+            metrics = self._training(context, choice) | self.validation.metrics
+            row = self.row = self.journal.append(step, choice, metrics)
+            note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
+            self.progress.step(step + 1, note)
         self.selector.beat()  # a rank that hangs in a write falls behind the others
 
-    def _record(self, context: CallbackContext) -> None:
-        assert self.journal is not None and self.selector.choice is not None
-        # the step counter advances after this callback, so it still holds the step that ran
-        step = context.state.train_state.step
-        metrics = self._training(context, self.selector.choice) | self.validation.metrics
-        row = self.row = self.journal.append(step, self.selector.choice, metrics)
-        note = f"loss {row['train/loss'] or math.nan:.3f}  replay {row['rod/replay_share']:.0%}"
-        self.progress.step(step + 1, note)
-
     def _training(self, context: CallbackContext, choice: Choice) -> dict[str, float | None]:
-        loss = (context.loss_dict or {}).get("lm loss")
+        """Returns the metrics of the update: losses, rates, times and memory."""
         seconds, parts = self.selector.step_seconds, choice.seconds
         scored_share = self.selector.selector.eighths / NUM_PARTS
         operations = num_floating_point_operations(context.state.cfg, len(choice.chosen))
         tflops = model_tflops(choice, operations, seconds, scored_share=scored_share)
         timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}
         return {
-            "train/loss": number(loss),
+            "train/loss": number((context.loss_dict or {}).get("lm loss")),
             "train/grad_norm": number(context.grad_norm),
             "train/lr": self.lr,
             **{f"timing/train/{part}": value for part, value in timing.items()},

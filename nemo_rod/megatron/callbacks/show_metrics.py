@@ -28,7 +28,7 @@ from nemo_rod.megatron.ranks import is_recorder
 
 @dataclass(eq=False)
 class Loggers(Callback):
-    """Logs what the recorder has written, and the losses at step 0; placed after both."""
+    """Logs the recorder's rows, and the validation at step 0; placed after both callbacks."""
 
     recorder: Recorder
     validation: Validation
@@ -53,7 +53,7 @@ class Loggers(Callback):
             self._show(state, 0, self.validation.metrics)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        """Shows the step's row, as number of the steps done."""
+        """Shows the step's row, under the number of steps done."""
         if is_recorder() and self.recorder.row:
             self._show(context.state, self.recorder.row["step"] + 1, self.recorder.row)
 
@@ -69,7 +69,7 @@ class Loggers(Callback):
 
 
 def logger_config(job: TrainJob) -> LoggerConfig:
-    """Returns the loggers that the job names; Bridge writes to none that has no name."""
+    """Returns Bridge's loggers that the job names; the others stay off."""
     out, names = Path(job.out), job.loggers
     options: dict[str, Any] = {}
     if "wandb" in names:

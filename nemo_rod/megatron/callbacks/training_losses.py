@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,13 @@ class TrainingLosses:
     def forward_step(self, *args: Any, **kwargs: Any) -> tuple:
         """Runs the trainer's forward step and collects its block losses."""
         output, loss_function = self._forward_step(*args, **kwargs)
-        return output, partial(self._listen, loss_function)
 
-    def _listen(self, loss_function: partial, output: torch.Tensor, **options: Any) -> Any:
-        mask = loss_function.args[0]
-        self._sums.append(partial_sums(mask, output.detach(), cp=self._groups.cp))
-        return loss_function(output, **options)
+        def capture_losses(output: torch.Tensor, **options: Any) -> Any:
+            mask = loss_function.args[0]
+            self._sums.append(partial_sums(mask, output.detach(), cp=self._groups.cp))
+            return loss_function(output, **options)
+
+        return output, capture_losses
 
     def gathered(self, num_blocks: int, micro_batch_size: int) -> np.ndarray:
         """Gathers the losses of a batch's K blocks, dealt to replicas in turn. Collective.
@@ -51,11 +51,9 @@ class TrainingLosses:
         if self._groups.cp.size() > 1:
             for sums in self._sums:
                 dist.all_reduce(sums, group=self._groups.cp)
-        own = [sums[:, :NUM_PARTS] for sums in self._sums]
-        replicas = self._groups.dp.size()
-        count = num_blocks // replicas
-        everyone = on_every_rank(own, count, NUM_PARTS, self._groups)
-        by_replica = everyone.view(replicas, -1, micro_batch_size, NUM_PARTS)
+        own, replicas = [sums[:, :NUM_PARTS] for sums in self._sums], self._groups.dp.size()
+        gathered = on_every_rank(own, num_blocks // replicas, NUM_PARTS, self._groups)
+        by_replica = gathered.view(replicas, -1, micro_batch_size, NUM_PARTS)
         return by_replica.transpose(0, 1).reshape(num_blocks, NUM_PARTS).cpu().numpy()
 
 
@@ -63,7 +61,7 @@ def refuse_dropout(config: Any) -> None:
     """Refuses dropout, under which training losses exceed those of a scoring pass.
 
     Raises:
-        ValueError: the model is trained with dropout; one sentence.
+        ValueError: the model is trained with dropout.
     """
     for name in ("hidden_dropout", "attention_dropout"):
         if (rate := getattr(config, name, 0.0)) > 0:
@@ -84,9 +82,10 @@ class ResumedAverages(Callback):
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Restores the averages. Collective."""
-        self.averages.state = from_recorder(self._recorded)
 
-    def _recorded(self) -> dict[str, Any]:
-        with Curriculum.open(self.folder / "curriculum.rod", read_only=True) as curriculum:
-            self.averages.replay(curriculum, self.references)
-        return self.averages.state
+        def recorded() -> dict[str, Any]:
+            with Curriculum.open(self.folder / "curriculum.rod", read_only=True) as curriculum:
+                self.averages.replay(curriculum, self.references)
+            return self.averages.state
+
+        self.averages.state = from_recorder(recorded)

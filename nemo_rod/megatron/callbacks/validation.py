@@ -1,4 +1,4 @@
-"""Held-out losses per source during training, and before it."""
+"""Held-out losses per source during training, and the end of training that they decide."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from megatron.bridge.training.utils.pg_utils import get_pg_collection
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
-from nemo_rod.megatron.ranks import is_recorder
+from nemo_rod.megatron.ranks import from_recorder, is_recorder
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
+from nemo_rod.selection.convergence import Rule, adaptation_loss
+from nemo_rod.selection.curriculum.journal import read_rows
 from nemo_rod.selection.held_out import START_FILE, source_losses
 
 
@@ -20,7 +22,7 @@ from nemo_rod.selection.held_out import START_FILE, source_losses
 class Validation(Callback):
     """Measures the loss on a store's first held-out blocks of every source at regular intervals.
 
-    Before the first step, too: `validation_start.json` of the run's folder has these losses, since
+    The losses before the first step are in `validation_start.json` of the run's folder, since
     `metrics.jsonl` has a line per step. All arms are measured on the same blocks.
 
     Attributes:
@@ -61,12 +63,58 @@ class Validation(Callback):
 
     def measure(self, context: CallbackContext) -> dict[str, float]:
         """Scores the held-out blocks with the current weights. Collective."""
-        groups = get_pg_collection(context.model[0])
+        groups, size = get_pg_collection(context.model[0]), self.micro_batch_size
         scorer = MegatronScorer(
-            context.model,
-            self.store,
-            groups,
-            micro_batch_size=self.micro_batch_size,
-            beat=self.beat,
+            context.model, self.store, groups, micro_batch_size=size, beat=self.beat
         )
         return source_losses(scorer, self.store, num_blocks=self.num_blocks)
+
+
+class UntilConverged(Callback):
+    """Moves the end of the schedule from the maximum to half an epoch after convergence.
+
+    No state is saved: a resumed run reads its earlier losses from its metrics.
+
+    Args:
+        rule: the criterion of convergence and the length of the decay.
+        validation: callback that measures the losses; called before this one. Its folder has the
+            run's metrics, opened before this callback.
+        store: the training blocks, for the sizes of the sources.
+        steps: maximum number of updates, the decay included.
+    """
+
+    def __init__(self, rule: Rule, validation: Validation, store: BlockStore, steps: int) -> None:
+        self.rule, self.validation, self.steps = rule, validation, steps
+        self.weights = {s.name: s.count for s in store.sources if s.role == "adaptation"}
+        self.losses: list[tuple[int, float]] = []
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Reads the losses of the completed steps. Collective."""
+
+        def recorded() -> list[tuple[int, float]]:
+            rows = read_rows(self.validation.folder / "metrics.jsonl")
+            losses = [(row["step"] + 1, adaptation_loss(row, self.weights)) for row in rows]
+            return [(done, loss) for done, loss in losses if loss is not None]
+
+        self.losses = from_recorder(recorded)
+        self._set_end(context)
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """Adds the validation of the step that just ended, if there was one."""
+        loss = adaptation_loss(self.validation.metrics, self.weights)
+        if loss is not None:
+            # the counter moves after this callback
+            self.losses.append((context.state.train_state.step + 1, loss))
+            self._set_end(context)
+
+    def _set_end(self, context: CallbackContext) -> None:
+        """Moves the last step, and with it the decay, whose length stays the same."""
+        converged = self.rule.converged_at(self.losses)
+        end = self.steps if converged is None else converged + self.rule.decay_steps
+        end = min(self.steps, end)
+        train, scheduler = context.state.cfg.train, context.scheduler
+        if scheduler is None or end == train.train_iters:
+            return
+        train.train_iters = end
+        scheduler.lr_decay_steps = end * train.global_batch_size
+        scheduler.step(0)  # the learning rate of the next step

@@ -35,20 +35,9 @@ def refuse_unsafe(
             validation, by NeMo-RL's workers, and for references by a job's own model.
 
     Raises:
-        ValueError: the configuration uses such a feature; the message says why it is refused and
-            what to set instead.
+        ValueError: the configuration uses such a feature; the message has the reason and the
+            setting to use instead.
     """
-    for found, feature, why, instead in _hazards(
-        config, ddp_config, splits_context=splits_context, between_steps=between_steps
-    ):
-        if found:
-            raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
-
-
-def _hazards(
-    config: Any, ddp_config: Any, *, splits_context: bool, between_steps: bool
-) -> tuple[tuple[bool, str, str, str], ...]:
-    """Whether a feature is on, its name, why it is refused, and what to set instead."""
     pipelined = (config.virtual_pipeline_model_parallel_size or 1) > 1
     overlapped = config.overlap_p2p_comm and not config.batch_p2p_comm
     recipes = {n: _recipe(config, n) for n in ("fp8", "fp4") if getattr(config, n, None)}
@@ -65,7 +54,7 @@ def _hazards(
     graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
     old_graphs = old_cuda_graph_flags(config)
     fsdp = bool(getattr(ddp_config, "use_megatron_fsdp", False))
-    return (
+    for enabled, feature, why, instead in (
         (pipelined and not overlapped, "virtual pipeline stages with these p2p settings",
          "trains on wrong gradients", "overlap_p2p_comm=True and batch_p2p_comm=False"),
         (graphs, f"cuda_graph_impl={getattr(config, 'cuda_graph_impl', None)!r}",
@@ -99,11 +88,13 @@ def _hazards(
         (fsdp, "Megatron FSDP", "is not supported yet", "use_megatron_fsdp=False"),
         (config.context_parallel_size > 1 and not splits_context, "context parallel",
          "splits the blocks it would score", "context_parallel_size=1"),
-    )  # fmt: skip
+    ):  # fmt: skip
+        if enabled:
+            raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
 
 
 def refuse_other_shapes(config: Any, *, scoring: int, training: int, eighths: int) -> None:
-    """Refuses micro-batches of scoring that the buffers of training's have no room for.
+    """Refuses micro-batches of scoring that do not fit the buffers of training's.
 
     Args:
         config: the model's configuration.
@@ -117,8 +108,8 @@ def refuse_other_shapes(config: Any, *, scoring: int, training: int, eighths: in
     """
     if overlaps_tensor_parallel(config) and (scoring, eighths) != (training, NUM_PARTS):
         raise ValueError(
-            "Selection does not work with tp_comm_overlap and micro-batches of scoring that are "
-            "not those of training: it has buffers for the shape of training's alone; set "
+            "Selection does not work with tp_comm_overlap if micro-batches of scoring differ from "
+            "those of training: its buffers have only the shape of training's; set "
             "tp_comm_overlap=False, or scoring.micro_batch_size to train.micro_batch_size and "
             "scoring.prefix to 1."
         )

@@ -8,9 +8,9 @@ vocabulary.
 Slices are as long as that limit allows, since each costs a matrix product and a round of reductions
 over the tensor-parallel ranks.
 
-Where TransformerEngine is there, its cross entropy is used whatever training uses: it reads the
-logits once. Megatron's own makes a softmax in fp32, which only a backward pass needs, and which
-took two fifths of the scoring of a model of 0.5B parameters with 151,936 tokens on an H100.
+If TransformerEngine is installed, its cross entropy is used, whichever training uses: it reads the
+logits once. Megatron's own computes a softmax in fp32, which only a backward pass needs; it took
+two fifths of the scoring time of a model of 0.5B parameters with 151,936 tokens on an H100.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ import torch
 
 from nemo_rod.upstream import changes
 
-_ROWS, _COLUMNS = 8, 16  # what FP8 products need multiples of: tokens, and features
+_ROWS, _COLUMNS = 8, 16  # FP8 products need multiples of these: tokens, and features
 
 
 def refuse_unavailable(precision: str | None) -> None:
-    """Refuses a precision of scoring that this machine does not have; None is always there.
+    """Refuses a precision of scoring that this machine lacks; None is always available.
 
     Raises:
-        ValueError: there is no GPU, no TransformerEngine, or a GPU without FP8; one sentence.
+        ValueError: there is no GPU, no TransformerEngine, or a GPU without FP8.
     """
     if precision is None:
         return
@@ -37,15 +37,15 @@ def refuse_unavailable(precision: str | None) -> None:
         missing = f"FP8, which TransformerEngine does not offer here ({reason.strip().rstrip('.')})"
     raise ValueError(
         f"scoring.precision={precision} needs {missing}: leave scoring.precision unset to score in "
-        "model.precision, or run where it is there."
+        "model.precision, or run where it is available."
     )
 
 
 def refuse_unfit(model: list, precision: str | None) -> None:
-    """Refuses a model whose layers cannot be multiplied in FP8 for a pass alone; None fits all.
+    """Refuses a model that cannot be scored in FP8; None fits all.
 
     Raises:
-        ValueError: one sentence with the layer, or the setting.
+        ValueError: the message names the layer or the setting.
     """
     if precision is None:
         return

@@ -1,4 +1,4 @@
-"""The losses of blocks under the current weights: a forward-only pass under TP, PP, CP, EP and DP.
+"""Losses of blocks under the current weights: a forward-only pass under TP, PP, CP, EP and DP.
 
 Shapes: C blocks, S tokens per block. A block's loss is kept as 8 partial sums (paper,
 "Sequence-level loss and reference caching"), so that the loss of any prefix of a multiple of S/8
@@ -40,7 +40,7 @@ class MegatronScorer:
         store: the store that holds the blocks.
         groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used).
         micro_batch_size: blocks in one forward pass of one replica; it may differ from training's.
-            Of prefixes, a pass holds more, up to the same number of tokens.
+            A pass holds more prefixes, up to the same number of tokens.
         beat: heartbeat, called after every micro-batch.
         batches: function from block ids int64 `[c]` and a micro-batch size to the micro-batches, in
             order; by default `micro_batches`.
@@ -85,9 +85,9 @@ class MegatronScorer:
             Sums over eighths of each block, in nats, float32 `[C, eighths]`, the same on every
             rank.
         """
-        mine, outputs = self._forward(block_ids, eighths)
-        everyone = on_every_rank(outputs, len(mine), eighths, self.groups)
-        return everyone.view(-1, eighths)[: len(block_ids)].cpu().numpy()
+        share, outputs = self._forward(block_ids, eighths)
+        gathered = on_every_rank(outputs, len(share), eighths, self.groups)
+        return gathered.view(-1, eighths)[: len(block_ids)].cpu().numpy()
 
     def own_part_sums(self, block_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Computes partial sums of this replica's share of blocks. Collective over all ranks.
@@ -97,12 +97,12 @@ class MegatronScorer:
 
         Returns:
             The places of the share in `block_ids`, int64 `[c]`, which may be empty, and its sums,
-            float32 `[c, 8]` in nats; None in place of the sums on all ranks but those of the last
+            float32 `[c, 8]` in nats; None instead of the sums on all ranks but those of the last
             stage.
         """
-        mine, outputs = self._forward(block_ids)
-        start = self.groups.dp.rank() * len(mine)
-        places = np.arange(start, max(start, min(start + len(mine), len(block_ids))))
+        share, outputs = self._forward(block_ids)
+        start = self.groups.dp.rank() * len(share)
+        places = np.arange(start, max(start, min(start + len(share), len(block_ids))))
         sums = torch.cat(outputs)[: len(places)].cpu().numpy() if outputs else None
         return places, sums
 
@@ -123,22 +123,18 @@ class MegatronScorer:
         start = self.groups.dp.rank() * size * passes
         return padded[start : start + size * passes], size
 
-    def _batches(self, block_ids: np.ndarray, size: int, length: int) -> list[Iterator[Batch]]:
-        """Returns micro-batches of the first `length` positions for each chunk of the model."""
-        if self.batches is not None:
-            plain = self.batches(block_ids, size)
-        else:
-            assert isinstance(self.store, BlockStore), "other blocks come with their batches"
-            plain = micro_batches(self.store, block_ids, size, length=length)
-        return [prefixes(own, length) for own in for_each(plain, len(self.model))]
-
     def _forward(
         self, block_ids: np.ndarray, eighths: int = NUM_PARTS
     ) -> tuple[np.ndarray, list[torch.Tensor]]:
         """Returns this replica's share of blocks, padded, and its sums per micro-batch."""
-        mine, size = self._share(block_ids, eighths)
+        share, size = self._share(block_ids, eighths)
         length = self.store.block_size * eighths // NUM_PARTS
-        batches = self._batches(mine, size, length)
+        if self.batches is not None:
+            batches = prefixes(self.batches(share, size), length)
+        else:
+            assert isinstance(self.store, BlockStore), "other blocks come with their batches"
+            batches = micro_batches(self.store, share, size, length=length)
+        per_chunk = for_each(batches, len(self.model))
         pipeline: dict[str, Any] = {}
         if self.groups.pp.size() > 1:  # megatron-core 0.15 rejects it otherwise
             pipeline["p2p_communicator"] = P2PCommunicator(
@@ -153,14 +149,14 @@ class MegatronScorer:
                 beat=self.beat,
                 cp=self.groups.cp,
                 num_parts=eighths,
-                data_iterator=batches if len(batches) > 1 else batches[0],
-                num_microbatches=len(mine) // size,
+                data_iterator=per_chunk if len(per_chunk) > 1 else per_chunk[0],
+                num_microbatches=len(share) // size,
                 seq_length=length,
                 micro_batch_size=size,
                 pg_collection=self.groups,
                 **pipeline,
             )
-        return mine, [output[:, :eighths] for output in outputs]
+        return share, [output[:, :eighths] for output in outputs]
 
 
 def on_every_rank(
@@ -189,6 +185,6 @@ def on_every_rank(
         dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
     if dp.size() == 1:
         return sums[None]
-    everyone = torch.empty(dp.size() * count, num_parts, dtype=torch.float32).cuda()
-    dist.all_gather_into_tensor(everyone, sums, group=dp)
-    return everyone.view(dp.size(), count, num_parts)
+    gathered = torch.empty(dp.size() * count, num_parts, dtype=torch.float32).cuda()
+    dist.all_gather_into_tensor(gathered, sums, group=dp)
+    return gathered.view(dp.size(), count, num_parts)

@@ -1,7 +1,7 @@
 """Slurm's view of the jobs of a run.
 
-A job is the run's if its output goes to the run's logs. A number alone does not say so: a copy of a
-run folder has the same numbers, and a new cluster begins to count anew.
+A job is the run's if its output goes to the run's logs. A number alone does not identify it: a copy
+of a run folder has the same numbers, and a new cluster counts from the start.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ def read_jobs(run_dir: Path) -> dict[str, SubmittedJob]:
         ValueError: if a line is damaged.
     """
     files = run_dir.glob("launch/*/jobs.tsv")
-    found = {}
+    jobs = {}
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
         for line in file.read_text("utf-8", errors="replace").splitlines():
             stage, _, number = line.partition("\t")
             if not re.fullmatch(r"\d+(;.+)?", number):
                 raise ValueError(
                     f"{file} has the line {line[:80]!r}, expected a stage and its job's number: "
-                    "correct it with what squeue shows, or remove it if there is no such job."
+                    "correct it by squeue's list, or remove it if there is no such job."
                 )
-            found[number] = SubmittedJob(stage, file.parent.name)
-    return found
+            jobs[number] = SubmittedJob(stage, file.parent.name)
+    return jobs
 
 
 def alive(run_dir: Path) -> dict[str, QueuedJob]:
     """Returns the jobs of all launches of a run that are pending or running, by number.
 
     Raises:
-        ValueError: if squeue does not answer.
+        ValueError: if squeue does not respond.
     """
     own, _ = _in_queue(run_dir, read_jobs(run_dir))
     return own
 
 
-def look(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]]:
-    """Returns every stage's job number and job, None for jobs that Slurm has forgotten.
+def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]]:
+    """Returns every stage's job number and job; None for jobs that Slurm no longer knows.
 
     Queries squeue, then for jobs that it no longer lists sacct, then the controller.
 
@@ -89,14 +89,29 @@ def look(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJob | None]
         launcher: that of the latest launch; of the others, only jobs in the queue count.
 
     Raises:
-        ValueError: if squeue does not answer.
+        ValueError: if squeue does not respond.
     """
     jobs = read_jobs(run_dir)
     own, others = _in_queue(run_dir, jobs)
     of_latest = [number for number, job in jobs.items() if job.launcher == launcher]
     latest = [number for number in of_latest if number not in others]
-    ended = sorted(set(latest) - set(own))
-    known = own | (_from_accounting(ended) or _from_controller(ended) if ended else {})
+    ended: dict[str, QueuedJob] = {}
+    by_cluster = _by_cluster(sorted(set(latest) - set(own)))
+    for cluster, numbers in by_cluster.items():
+        command = ["sacct", *cluster, "--noheader", "--parsable2", "--allocations"]
+        lines = _run(*command, f"--jobs={','.join(numbers)}", "--format=JobID,State,NodeList")
+        for line in lines if isinstance(lines, list) else []:
+            short, state, nodes = line.split("|")
+            # the state of a cancelled job is "CANCELLED by 1000"
+            ended[numbers[short]] = QueuedJob(state.split()[0], nodes)
+    for cluster, numbers in by_cluster.items() if not ended else ():
+        for short, number in numbers.items():
+            lines = _run("scontrol", *cluster, "show", "job", "--oneliner", short)
+            for line in lines if isinstance(lines, list) else []:
+                fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+                nodes = fields.get("NodeList", "").replace("(null)", "")
+                ended[number] = QueuedJob(fields["JobState"], nodes)
+    known = own | ended
     return {jobs[number].stage: (number, known.get(number)) for number in [*latest, *own]}
 
 
@@ -106,89 +121,67 @@ def cancel(numbers: Iterable[str]) -> None:
     Raises:
         ValueError: if Slurm refuses.
     """
-    for cluster, found in _by_cluster(numbers).items():
-        answer = _ask("scancel", *cluster, *found)
-        if isinstance(answer, str):
-            raise ValueError(f"Slurm did not cancel jobs {', '.join(found)} ({answer}): try again.")
+    for cluster, short in _by_cluster(numbers).items():
+        lines = _run("scancel", *cluster, *short)
+        if isinstance(lines, str):
+            raise ValueError(f"Slurm did not cancel jobs {', '.join(short)} ({lines}): try again.")
 
 
 def _in_queue(run_dir: Path, numbers: Iterable[str]) -> tuple[dict[str, QueuedJob], set[str]]:
-    """Returns the run's jobs in the queue, and the numbers in its records that are others' now."""
+    """Returns the run's jobs in the queue, and its recorded numbers that now belong to others."""
     own: dict[str, QueuedJob] = {}
     others = set()
-    for cluster, found in _by_cluster(numbers).items():
+    for cluster, full in _by_cluster(numbers).items():
         states = _squeue(run_dir, *cluster, "--format=%i|%T|%N|%r|%L")
         logs = _squeue(run_dir, *cluster, "--Format=jobarrayid:24,stdout:4096")
         log_of = {number: log for number, _, log in (line.partition(" ") for line in logs)}
         for line in states:
             short, *facts = line.split("|")
-            if short not in found or short not in log_of:
-                continue  # it is not in our records, or has just ended
+            if short not in full or short not in log_of:
+                continue  # not in the run's records, or just ended
             state, nodes, reason, left = facts
             folder = os.path.dirname(log_of[short].strip())
             if os.path.realpath(folder) == os.path.realpath(slurm_logs(run_dir)):
-                own[found[short]] = QueuedJob(state, nodes, reason, left, alive=True)
+                own[full[short]] = QueuedJob(state, nodes, reason, left, alive=True)
             else:
-                others.add(found[short])
+                others.add(full[short])
     return own, others
 
 
-def _from_accounting(numbers: Iterable[str]) -> dict[str, QueuedJob]:
-    jobs = {}
-    for cluster, found in _by_cluster(numbers).items():
-        command = ["sacct", *cluster, "--noheader", "--parsable2", "--allocations"]
-        lines = _ask(*command, f"--jobs={','.join(found)}", "--format=JobID,State,NodeList")
-        for line in lines if isinstance(lines, list) else []:
-            short, state, nodes = line.split("|")
-            # the state of a cancelled job is "CANCELLED by 1000"
-            jobs[found[short]] = QueuedJob(state.split()[0], nodes)
-    return jobs
-
-
-def _from_controller(numbers: Iterable[str]) -> dict[str, QueuedJob]:
-    jobs = {}
-    for cluster, found in _by_cluster(numbers).items():
-        for short, number in found.items():
-            lines = _ask("scontrol", *cluster, "show", "job", "--oneliner", short)
-            for line in lines if isinstance(lines, list) else []:
-                fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-                nodes = fields.get("NodeList", "").replace("(null)", "")
-                jobs[number] = QueuedJob(fields["JobState"], nodes)
-    return jobs
-
-
 def _by_cluster(numbers: Iterable[str]) -> dict[tuple[str, ...], dict[str, str]]:
-    """Returns numbers by the options of Slurm's programs for their cluster, and without its name.
+    """Groups job numbers by cluster.
 
     Jobs of one run are on one cluster, unless its launches went to several.
+
+    Returns:
+        By the options that select a cluster: full numbers by short ones, without its name.
     """
-    found: dict[tuple[str, ...], dict[str, str]] = {}
+    groups: dict[tuple[str, ...], dict[str, str]] = {}
     for number in numbers:
         short, _, cluster = number.partition(";")
         options = (f"--clusters={cluster}",) if cluster else ()
-        found.setdefault(options, {})[short] = number
-    return found
+        groups.setdefault(options, {})[short] = number
+    return groups
 
 
 def _squeue(run_dir: Path, *options: str) -> list[str]:
-    answer = _ask("squeue", "--me", "--noheader", *options)
-    if isinstance(answer, str):
+    lines = _run("squeue", "--me", "--noheader", *options)
+    if isinstance(lines, str):
         raise ValueError(
-            f"Slurm does not say which jobs of {run_dir} are in the queue ({answer}): run it again "
-            f"where squeue answers, or remove {run_dir}/launch/*/jobs.tsv if all of them have "
-            "ended."
+            f"Slurm does not list the jobs of {run_dir} in the queue ({lines}): run it again where "
+            f"squeue responds, or remove {run_dir}/launch/*/jobs.tsv if all of them have ended."
         )
-    return answer
+    return lines
 
 
-def _ask(*command: str) -> list[str] | str:
-    """Returns the lines of an answer, or why there is none."""
+def _run(*command: str) -> list[str] | str:
+    """Returns the output lines of a program of Slurm's, or the reason for its failure."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
         return f"{command[0]} is not on this machine"
     except subprocess.TimeoutExpired:
-        return f"{command[0]} gave no answer in 60 s"
+        return f"{command[0]} did not respond in 60 s"
     if done.returncode:
         return f"{command[0]}: {done.stderr.strip() or f'exit status {done.returncode}'}"
     return done.stdout.splitlines()

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
-from nemo_rod.config import REFERENCE, Config
-from nemo_rod.run.attempts import Record
+from nemo_rod.config import REFERENCE, Cluster, Config
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import containers
 from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.queue import slurm_logs
 from nemo_rod.run.launch.render import frozen_config, launch_folder, stage_command
+from nemo_rod.run.stage_log import StageLog
 
 STAGE = Path(__file__).parent / "stage.sh"
 REQUEUE = STAGE.with_name("requeue.sh")
@@ -84,7 +83,7 @@ class Slurm(Local):
     environment = False
 
     def render(self, config: Config, stages: list[Stage]) -> dict[str, str]:
-        """Returns the files of the launch, by name; what the stages need besides is done."""
+        """Returns the files of the launch, by name; all other stages are done."""
         inside = containers.in_apptainer(config)
         return {
             "config.yaml": frozen_config(config),
@@ -102,39 +101,75 @@ def num_nodes(config: Config) -> int:
 
 
 def render_job(config: Config, stage: Stage, command: str | None = None) -> str:
-    """Returns the job script of a stage, with another shell command than its own if given."""
-    folder, command = launch_folder(config), command or stage_command(config, stage)
-    lines = ["#!/bin/bash", *_directives(config, stage), comment(stage.title), ""]
-    lines += [
-        f"command=({shlex.join(node_scripts(config))} {command})",
-        f"record={shlex.quote(record_of(config, stage))}",
+    """Returns the job script of a stage.
+
+    Args:
+        config: configuration of the run.
+        stage: the stage.
+        command: shell command to run instead of the stage's own.
+    """
+    folder, cluster = launch_folder(config), config.cluster
+    options = job_options(config, stage) | {"nodes": "1", "ntasks-per-node": "1"}
+    if stage.runs_model:
+        processes = min(config.parallel.world_size, cluster.gpus_per_node)
+        options["nodes"] = str(num_nodes(config))
+        if cluster.gpu is not None:
+            options[cluster.gpu_option] = gpu_request(cluster, processes)
+        cores = cluster.cpu_cores * processes // cluster.gpus_per_node
+        options["cpus-per-task"] = str(max(1, cores))
+        if processes == cluster.gpus_per_node and cluster.exclusive:
+            options |= {"exclusive": None, "mem": "0"}
+        elif cluster.node_memory_gib:
+            memory = cluster.node_memory_gib * processes / cluster.gpus_per_node
+            options["mem"] = f"{int(memory)}G"
+    else:
+        workers = config.domain.workers if stage.name == "prepare" else 1
+        options["cpus-per-task"] = str(max(cluster.cpu_stage_cores, workers))
+        options["mem"] = f"{cluster.cpu_stage_memory_gib}G"
+    options["signal"] = limit_signal(config)
+    scripts = ("container.sh", "node.sh") if containers.in_apptainer(config) else ("node.sh",)
+    words = [word for name in scripts for word in ("bash", str(folder / name))]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in shell_options(options)),
+        comment(stage.title),
+        "",
+        f"command=({shlex.join(words)} {command or stage_command(config, stage)})",
+        f"record={shlex.quote(log_path(config, stage))}",
         f"source {shlex.quote(str(folder / 'stage.sh'))}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def record_of(config: Config, stage: Stage) -> str:
-    """Returns the path of the file that says how the stage has ended so far."""
-    return str(Record(Path(config.run_dir).absolute(), stage.name).path)
+def gpu_request(cluster: Cluster, count: int) -> str:
+    """Returns the value of `cluster.gpu_option` for a number of GPUs per node."""
+    return str(count) if cluster.gpu_option == "gpus-per-node" else f"gpu:{count}"
 
 
-def near_the_limit(config: Config) -> str:
-    """Returns sbatch's option `signal`: the job script alone hears that its time limit is near."""
+def log_path(config: Config, stage: Stage) -> str:
+    """Returns the path of the stage's log."""
+    return str(StageLog(Path(config.run_dir).absolute(), stage.name).path)
+
+
+def limit_signal(config: Config) -> str:
+    """Returns sbatch's option `signal`: it warns the job script alone of the time limit."""
     return f"B:USR1@{config.launcher.grace_seconds}"
-
-
-def node_scripts(config: Config) -> list[str]:
-    """Returns the words before a stage's command: what a node runs outside and inside."""
-    names = (*(("container.sh",) if containers.in_apptainer(config) else ()), "node.sh")
-    return [word for name in names for word in ("bash", str(launch_folder(config) / name))]
 
 
 def render_stage(config: Config) -> str:
     """Returns the script that every job sources: its variables, then its commands."""
+    options = {
+        "nodes": '"$SLURM_JOB_NUM_NODES"',
+        "ntasks-per-node": "1",
+        "cpus-per-task": '"$SLURM_CPUS_PER_TASK"',  # srun no longer inherits it from sbatch
+        "cpu-bind": "none",
+        "kill-on-bad-exit": "1",
+    }
     lines = [
         "# shellcheck shell=bash disable=SC2154",
         "srun_options=(",
-        *(f"  {option}" for option in _srun_options(config)),
+        *(f"  --{name}={value}" for name, value in options.items()),
+        *(f"  {option}" for option in shell_options(containers.pyxis_options(config))),
         ")",
         f"max_requeues={config.launcher.requeues}",
     ]
@@ -151,8 +186,8 @@ def render_node(config: Config) -> str:
 def exports(environment: dict[str, str]) -> list[str]:
     """Returns shell lines that export variables.
 
-    A reference `${oc.env:NAME}` stays one: the job has the environment of who submitted it. Its log
-    says whether the variable is set, not what it is.
+    A reference `${oc.env:NAME}` is resolved in the job, whose environment is that of the submitting
+    shell. The job's log shows whether the variable is set, not its value.
 
     Raises:
         ValueError: if a name is not a variable's.
@@ -218,65 +253,20 @@ def shell_options(options: dict[str, str | None]) -> list[str]:
     Raises:
         ValueError: if a name is not an option's, or a value has a line break.
     """
+    words = []
     for key, value in options.items():
         _expect_word(r"[A-Za-z][A-Za-z0-9-]*", key, "cluster.sbatch", "names of sbatch's options")
         _expect_word(r".*", value or "", f"cluster.{key}", "a value in one line")
-    return [
-        f"--{key}" if value is None else f"--{key}={_quoted(value)}"
-        for key, value in options.items()
-    ]
+        if value is None:
+            words.append(f"--{key}")
+            continue
+        quoted = shlex.quote(value)
+        if quoted == value and "," in value:  # shellcheck mistakes the comma for a slip
+            quoted = f"'{value}'"
+        words.append(f"--{key}={quoted}")
+    return words
 
 
-def _expect_word(pattern: str, found: str, where: str, expected: str) -> None:
-    if not re.fullmatch(pattern, found):
-        raise ValueError(f"{where} has {found!r}, expected {expected}: correct the cluster file.")
-
-
-def _quoted(value: str) -> str:
-    """Quotes a word for the shell, also if it has a comma, which shellcheck mistakes for a slip."""
-    return f"'{value}'" if shlex.quote(value) == value and "," in value else shlex.quote(value)
-
-
-def _directives(config: Config, stage: Stage) -> Iterable[str]:
-    options = job_options(config, stage)
-    options |= _with_gpus(config) if stage.runs_model else _without_gpus(config, stage)
-    options["signal"] = near_the_limit(config)
-    return (f"#SBATCH {option}" for option in shell_options(options))
-
-
-def _with_gpus(config: Config) -> dict[str, str | None]:
-    cluster = config.cluster
-    processes = min(config.parallel.world_size, cluster.gpus_per_node)
-    options: dict[str, str | None] = {"nodes": str(num_nodes(config)), "ntasks-per-node": "1"}
-    if cluster.gpu is not None:
-        count = str(processes) if cluster.gpu_option == "gpus-per-node" else f"gpu:{processes}"
-        options[cluster.gpu_option] = count
-    options["cpus-per-task"] = str(max(1, cluster.cpu_cores * processes // cluster.gpus_per_node))
-    if processes == cluster.gpus_per_node and cluster.exclusive:
-        options |= {"exclusive": None, "mem": "0"}
-    elif cluster.node_memory_gib:
-        options["mem"] = f"{int(cluster.node_memory_gib * processes / cluster.gpus_per_node)}G"
-    return options
-
-
-def _without_gpus(config: Config, stage: Stage) -> dict[str, str | None]:
-    cluster = config.cluster
-    workers = config.domain.workers if stage.name == "prepare" else 1
-    return {
-        "nodes": "1",
-        "ntasks-per-node": "1",
-        "cpus-per-task": str(max(cluster.cpu_stage_cores, workers)),
-        "mem": f"{cluster.cpu_stage_memory_gib}G",
-    }
-
-
-def _srun_options(config: Config) -> list[str]:
-    options: dict[str, str | None] = {
-        "nodes": '"$SLURM_JOB_NUM_NODES"',
-        "ntasks-per-node": "1",
-        "cpus-per-task": '"$SLURM_CPUS_PER_TASK"',  # srun no longer inherits it from sbatch
-        "cpu-bind": "none",
-        "kill-on-bad-exit": "1",
-    }
-    words = [f"--{key}={value}" for key, value in options.items()]
-    return words + shell_options(containers.pyxis_options(config))
+def _expect_word(pattern: str, word: str, where: str, expected: str) -> None:
+    if not re.fullmatch(pattern, word):
+        raise ValueError(f"{where} has {word!r}, expected {expected}: correct the cluster file.")

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nemo_rod.config import Config
+from nemo_rod.config import Cluster, Config
+from nemo_rod.layout import check_nodes
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import launcher_of, queue
 from nemo_rod.run.launch.render import launch_folder, write_files
@@ -30,50 +31,46 @@ def submit(stages: Stages, chosen: list[Stage]) -> None:
             f"launcher={config.launcher.kind} needs sbatch, which is not on this machine: run it "
             "on a login node, or add dry_run=true to render the files alone."
         )
-    left = _not_done(stages, chosen)
-    write_files(folder, stages.launcher.render(config, left))
-    if config.dry_run:
-        _say(f"{len(left)} jobs rendered, none submitted: bash {folder / 'submit.sh'}")
-        return
-    done = subprocess.run(["bash", str(folder / "submit.sh")], stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise ValueError(f"Slurm refused the chain: {done.stderr.strip()}")
-    everything = queue.read_jobs(Path(config.run_dir))
-    jobs = {n: job for n, job in everything.items() if job.launcher == config.launcher.kind}
-    titles = {stage.name: stage.title for stage in left}
-    for number, job in jobs.items():
-        _say(f"{number:>10}  {titles[job.stage]}")
-    _say(f"Submitted {len(jobs)} jobs. How they fare: nemo-rod status {config.run_dir}")
-
-
-def _not_done(stages: Stages, chosen: list[Stage]) -> list[Stage]:
-    """Returns the stages to submit."""
-    config, known = stages.config, {stage.name: stage for stage in stages.all()}
-    left: dict[str, Stage] = {}
+    known = {stage.name: stage for stage in stages.all()}
+    pending: dict[str, Stage] = {}
     for stage in chosen:
-        again = stage.name in config.rebuild
+        rebuilt = stage.name in config.rebuild
         for need in stage.needs:
-            if need not in left and need in known and not known[need].is_there():
+            if need not in pending and need in known and not known[need].is_there():
                 raise ValueError(
                     f"{stage.name} needs {need}, which is not there yet: run `nemo-rod "
                     f"{known[need].command} recipe={config.recipe}` first."
                 )
-        if again or any(need in left for need in stage.needs) or not stage.is_done():
-            left[stage.name] = stage
-        if again and not config.dry_run:
+        if rebuilt or any(need in pending for need in stage.needs) or not stage.is_done():
+            pending[stage.name] = stage
+        if rebuilt and not config.dry_run:
             stage.move_aside()
-    return list(left.values())
+    write_files(folder, stages.launcher.render(config, list(pending.values())))
+    if config.dry_run:
+        _say(f"{len(pending)} jobs rendered, none submitted: bash {folder / 'submit.sh'}")
+        return
+    done = subprocess.run(["bash", str(folder / "submit.sh")], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise ValueError(f"Slurm refused the chain: {done.stderr.strip()}")
+    jobs = {
+        number: job
+        for number, job in queue.read_jobs(Path(config.run_dir)).items()
+        if job.launcher == config.launcher.kind
+    }
+    for number, job in jobs.items():
+        _say(f"{number:>10}  {pending[job.stage].title}")
+    _say(f"Submitted {len(jobs)} jobs. Their progress: nemo-rod status {config.run_dir}")
 
 
 def check_idle(config: Config) -> None:
-    """Refuses a run folder with a chain in the queue, whatever launcher submitted it.
+    """Refuses a run folder whose jobs, of whatever launcher, are still in the queue.
 
     Raises:
-        ValueError: naming the chain's jobs; or if Slurm does not say whether there are any.
+        ValueError: naming the jobs; or if squeue does not respond.
     """
     if alive := queue.alive(Path(config.run_dir)):
         raise ValueError(
-            f"An earlier launch of {config.run_dir} is at work (jobs {', '.join(alive)}): "
+            f"An earlier launch of {config.run_dir} is still active (jobs {', '.join(alive)}): "
             f"wait for it to end, or end it with `nemo-rod cancel {config.run_dir}`."
         )
 
@@ -93,13 +90,13 @@ def _check_cluster(config: Config) -> None:
                 "if your cluster has none."
             )
     run_dir, letters = Path(config.run_dir).absolute(), "%,:" if cluster.image else "%"
-    if found := sorted({*letters} & {*str(run_dir)}):
+    if special := sorted({*letters} & {*str(run_dir)}):
         raise ValueError(
-            f"run_dir={run_dir} has a '{found[0]}', which Slurm or the container would take for "
-            "something else than a part of a path: choose another run_dir."
+            f"run_dir={run_dir} has a '{special[0]}', which Slurm or the container would not take "
+            "literally: choose another run_dir."
         )
-    if found := [mount for mount in cluster.mounts if "," in mount]:
-        raise ValueError(f"cluster.mounts has {found[0]!r}: make it one entry for each mount.")
+    if lists := [mount for mount in cluster.mounts if "," in mount]:
+        raise ValueError(f"cluster.mounts has {lists[0]!r}: make it one entry for each mount.")
     for key in ("sbatch", "cpu_sbatch"):
         if "output" in getattr(cluster, key):
             raise ValueError(
@@ -107,46 +104,29 @@ def _check_cluster(config: Config) -> None:
                 "remove it, and read run_dir/logs/slurm."
             )
     if cluster.image is not None:
-        check = _check_sif if cluster.container == "apptainer" else _check_image
-        check(cluster.image, must_exist=not config.dry_run)
-    world_size = config.parallel.world_size
-    if world_size > cluster.gpus_per_node and world_size % cluster.gpus_per_node:
-        raise ValueError(
-            f"The layout's {world_size} processes do not fill nodes of "
-            f"cluster.gpus_per_node={cluster.gpus_per_node}: change parallel.data, or the cluster."
-        )
+        _check_image(cluster, cluster.image, must_exist=not config.dry_run)
+    check_nodes(config.parallel, cluster.gpus_per_node)
     launcher_of(config).check_cluster(config)
 
 
-def _check_image(image: str, *, must_exist: bool) -> None:
-    """Refuses a relative path, for which pyxis would query a registry, and a missing file."""
-    file = Path(image)
-    if file.suffix != ".sqsh" and not file.is_absolute():
-        return
+def _check_image(cluster: Cluster, image: str, *, must_exist: bool) -> None:
+    """Refuses a missing file, and a path that every node would take for an address."""
+    file, in_apptainer = Path(image), cluster.container == "apptainer"
+    if not in_apptainer and file.suffix != ".sqsh" and not file.is_absolute():
+        return  # a registry's address
     if not file.is_absolute():
         raise ValueError(
-            f"cluster.image={image} is relative, and pyxis takes that for the address of a "
+            f"cluster.image={image} is not an absolute path: with cluster.container=apptainer, "
+            "expected that of a .sif file, made by `apptainer build`, or of an unpacked image."
+            if in_apptainer
+            else f"cluster.image={image} is relative, and pyxis takes that for the address of a "
             f"registry: expected the whole path, such as {file.absolute()}."
         )
-    if must_exist and not file.is_file():
+    if must_exist and not (file.exists() if in_apptainer else file.is_file()):
+        program = "apptainer build" if in_apptainer else "enroot import"
         raise ValueError(
-            f"cluster.image={image} is not there: expected a file that `enroot import` made, on a "
-            "file system that all nodes share, or a registry's address."
-        )
-
-
-def _check_sif(image: str, *, must_exist: bool) -> None:
-    """Refuses an address, which Apptainer would fetch once per node, and a missing file."""
-    file = Path(image)
-    if not file.is_absolute():
-        raise ValueError(
-            f"cluster.image={image} is no whole path: with cluster.container=apptainer, expected "
-            "that of a .sif file, which `apptainer build` makes, or of an unpacked image."
-        )
-    if must_exist and not file.exists():
-        raise ValueError(
-            f"cluster.image={image} is not there: expected a file that `apptainer build` made, on "
-            "a file system that all nodes share."
+            f"cluster.image={image} is not there: expected a file that `{program}` made, on a file "
+            f"system that all nodes share{'' if in_apptainer else ', or an address of a registry'}."
         )
 
 

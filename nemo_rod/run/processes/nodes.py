@@ -2,10 +2,10 @@
 
 Every node of a Slurm job starts the same command. Only the first node runs the stage. Whenever it
 starts torchrun, it orders the others, through a small key-value store, to start theirs, and they
-report how theirs ended.
+report the end of their processes.
 
-    order/<n>        what to start, or that the stage is over
-    ended/<n>/<node> how a node's processes ended
+    order/<n>        an order, or the end of the stage
+    ended/<n>/<node> the end of a node's processes
     left/<node>      a follower has finished
 """
 
@@ -57,7 +57,7 @@ class Nodes:
         rank: index of this node; 0 leads.
         host: address of the first node.
         port: port of the store on the first node.
-        key: secret of the job, without which nobody else on the network can give orders.
+        key: secret of the job, which keeps others on the network from giving orders.
     """
 
     count: int = 1
@@ -68,10 +68,10 @@ class Nodes:
 
     @classmethod
     def of_this_job(cls) -> Nodes:
-        """Returns the nodes that the job script and Slurm state; one node outside such a job.
+        """Returns the nodes given by the job script and Slurm; one node outside such a job.
 
         Raises:
-            ValueError: the job's secret is missing.
+            ValueError: if the job's secret is missing.
         """
         if "NEMO_ROD_HEAD" not in os.environ:
             return cls()
@@ -103,7 +103,8 @@ class Nodes:
         finally:
             store.set(f"order/{store.add('orders', 1)}", "")
             deadline = time.monotonic() + patience.total_seconds()
-            while not self._have_left(store) and time.monotonic() < deadline:
+            keys = [f"left/{rank}" for rank in range(1, self.count)]
+            while not store.check(keys) and time.monotonic() < deadline:
                 time.sleep(0.2)
 
     def start(self, order: Order) -> Start:
@@ -116,10 +117,10 @@ class Nodes:
         return Start(self, order, store, number)
 
     def follow(self, run: Callable[[Order], Ending]) -> None:
-        """On the other nodes, carries out the first one's orders until it is done.
+        """On the other nodes, executes the first one's orders until it is done.
 
         Args:
-            run: runs torchrun for an order and returns how its processes ended.
+            run: runs torchrun for an order and returns its ending.
 
         Raises:
             RuntimeError: if the first node's command is lost.
@@ -140,9 +141,6 @@ class Nodes:
                 f"node {self.rank} lost the first node's command ({type(error).__name__})"
             ) from error
 
-    def _have_left(self, store: Any) -> bool:
-        return store.check([f"left/{rank}" for rank in range(1, self.count)])
-
     def _store(self, *, is_master: bool = False) -> Any:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -161,12 +159,12 @@ class Nodes:
 def _listen(host: str, port: int) -> int | None:
     """Returns a socket that listens on the job's address alone.
 
-    None, for a store that listens on every address, where the node does not have the one by which
-    Slurm knows it, or takes its own name for loopback, where no other node can reach it: the key
-    protects the store there, too.
+    None means a store that listens on every address, protected by the key: where the node does not
+    have the address by which Slurm knows it, or resolves its own name to loopback, which no other
+    node can reach.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    if _is_name(host) and ipaddress.ip_address(address[0]).is_loopback:
+    if host != address[0] and ipaddress.ip_address(address[0]).is_loopback:
         print(f"{host} is loopback on this node: listening on all of its addresses", flush=True)
         return None
     try:
@@ -176,15 +174,6 @@ def _listen(host: str, port: int) -> int | None:
             raise
         print(f"{host} is no address of this node: listening on all of its addresses", flush=True)
         return None
-
-
-def _is_name(host: str) -> bool:
-    """Returns whether a host is given by its name, not by its address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return True
-    return False
 
 
 @dataclass(frozen=True)
@@ -201,13 +190,13 @@ class Start:
         return any(self._endings().values())
 
     def wait_elsewhere(self, seconds: float) -> list[Ending]:
-        """Waits until the other nodes' processes have ended and returns how they did."""
+        """Waits until the other nodes' processes have ended and returns their endings."""
         deadline = time.monotonic() + seconds
         others = range(1, self.nodes.count)
         while len(endings := self._endings()) < len(others) and time.monotonic() < deadline:
             time.sleep(0.2)
-        silent: Ending = {"ended": "a node did not say how its processes ended"}
-        return [endings.get(rank, silent) for rank in others]
+        unknown: Ending = {"ended": "a node did not report the end of its processes"}
+        return [endings.get(rank, unknown) for rank in others]
 
     def _endings(self) -> dict[int, Ending]:
         """Returns the endings of the nodes that are done, by rank."""

@@ -1,4 +1,4 @@
-"""Which Python a job's processes run: NeMo-RL's image has one of its own for Megatron."""
+"""The Python of a job's processes: NeMo-RL's image has a separate one with Megatron."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def python_with_megatron() -> str:
 def _has_megatron() -> bool:
     try:
         return find_spec("megatron.bridge") is not None
-    except ModuleNotFoundError:  # not even the package that it lies in
+    except ModuleNotFoundError:  # no megatron package at all
         return False

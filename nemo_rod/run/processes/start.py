@@ -1,4 +1,4 @@
-"""How the process of a command starts: as a program, or torchrun in a fork.
+"""Start of a command's process: as a program, or torchrun in a fork.
 
 The import of torch, Megatron and transformers takes every process ten seconds, and a small run has
 dozens of jobs. Without a GPU, one process imports them for all jobs of a run: Python's own fork
@@ -97,8 +97,8 @@ def start_torchrun(command: list[str], env: dict[str, str]) -> Fork:
     Args:
         command: `PYTHON -m torch.distributed.run OPTIONS -m PACKAGE ARGUMENT`; the package has a
             `__main__`.
-        env: its environment. What libraries read of it while they are imported counts once, at
-            the first start.
+        env: its environment. Variables that libraries read at import take effect only at the
+            first start.
 
     Returns:
         The process, whose standard output and error are its `stdout`.
@@ -118,9 +118,9 @@ def start_torchrun(command: list[str], env: dict[str, str]) -> Fork:
 
 @contextmanager
 def _server_begins_with(env: dict[str, str]) -> Iterator[None]:
-    """Lets a server that begins here have this environment, and no signal that stops jobs."""
+    """Gives a server that starts here this environment, and blocks stop signals in it."""
     before = dict(os.environ)
-    resource_tracker.ensure_running()  # it would unblock some signals again
+    resource_tracker.ensure_running()  # its start would unblock some signals again
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     os.environ.update(env)
     try:
@@ -135,9 +135,9 @@ def _server_begins_with(env: dict[str, str]) -> Iterator[None]:
 def _torchrun(
     command: list[str], env: dict[str, str], output: Connection, kept: list[Connection]
 ) -> None:
-    """What the forked process does; `kept` only has to stay open in it."""
+    """Runs torchrun in the forked process; `kept` files merely stay open in it."""
     os.setsid()
-    end_with_parent()  # the server, which does not end with the command while it has forks
+    end_with_parent()  # the server, which outlives the command while it has forks
     threading.Thread(target=_end_with_command, daemon=True).start()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # for the ranks, not for torchrun
     for standard in (sys.stdout, sys.stderr):

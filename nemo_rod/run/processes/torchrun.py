@@ -21,15 +21,15 @@ from nemo_rod.progress import PREFIX
 from nemo_rod.run.processes.nodes import Ending, Nodes, Order
 from nemo_rod.run.processes.pythons import python_with_megatron
 from nemo_rod.run.processes.start import Running, sees_gpu, start_program, start_torchrun
-from nemo_rod.signals import STOP_SIGNALS, SignOfLife, Stopped
+from nemo_rod.signals import STOP_SIGNALS, HeartbeatFile, Stopped
 
-# The final message of a job, and torchrun's about a process that could not leave one.
+# The final message of a job, and torchrun's about a process that left none.
 ERROR = re.compile(r"nemo-rod error on (rank \d+|all ranks): (.*)")
 STOPPED = re.compile(r"nemo-rod stopped: (.*)")
 KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
 # Grace period for ranks to notice that another node's are gone, before they are terminated.
 _ALONE_SECONDS = 60.0
-_SHARED_SECONDS = 30.0  # for a file to appear on all nodes
+_SHARED_SECONDS = 30.0  # for a file to appear on all nodes; network file systems may be late
 
 
 def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -> None:
@@ -58,20 +58,23 @@ def run_torchrun(
     """Runs the processes of this node and waits for them, as `run_process` does."""
     log = Path(order.log)
     if nodes.rank:
-        if not _appears(Path(order.job_file)):
-            return {
-                "error": f"node {socket.gethostname()} does not see {order.job_file}, which the "
-                "first node has written: put run_dir on a file system that all nodes share"
-            }
+        deadline = time.monotonic() + _SHARED_SECONDS
+        while not Path(order.job_file).is_file():
+            if time.monotonic() > deadline:
+                return {
+                    "error": f"node {socket.gethostname()} does not see {order.job_file}, which "
+                    "the first node has written: put run_dir on a file system that all nodes share"
+                }
+            time.sleep(0.5)
         log = log.with_name(f"{log.stem}.node{nodes.rank}{log.suffix}")
     first_rank = nodes.rank * (order.world_size // nodes.count)
     command = torchrun(order, nodes)
     forks = nodes.count == 1 and not sees_gpu() and command[0] == sys.executable
     start = start_torchrun if forks else start_program
-    said = run_process(command, log, launcher, is_alone, first_rank, start)
-    if set(said) == {"ended"}:
-        said["ended"] = f"node {nodes.rank}: {said['ended']}"
-    return said
+    ending = run_process(command, log, launcher, is_alone, first_rank, start)
+    if set(ending) == {"ended"}:
+        ending["ended"] = f"node {nodes.rank}: {ending['ended']}"
+    return ending
 
 
 def run_process(
@@ -104,33 +107,32 @@ def run_process(
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(launcher.grace_seconds),
     }
     log.parent.mkdir(parents=True, exist_ok=True)
-    said: Ending = {}
+    ending: Ending = {}
     with open(log, "a") as file, tempfile.TemporaryDirectory() as folder:
         env["PET_LOG_DIR"] = folder  # torchrun's, which it would leave behind elsewhere
-        sign = SignOfLife(Path(folder) / "rank-0")
-        env[SignOfLife.variable] = str(sign.file)
+        heartbeat = HeartbeatFile(Path(folder) / "rank-0")
+        env[HeartbeatFile.variable] = str(heartbeat.path)
         process = start(command, env)
-        with _ending(process) as asked:
+        with _forwarded_signals(process) as signals:
             # in a thread of its own: a process that outlives the job may keep the pipe open
             reader = threading.Thread(
-                target=_follow, args=(process, file, said, first_rank), daemon=True
+                target=_follow, args=(process, file, ending, first_rank), daemon=True
             )
             reader.start()
-            _wait(process, is_alone, sign, said)
+            _wait(process, is_alone, heartbeat, ending)
             reader.join(timeout=10)
     if process.returncode == 0:
         return {}
-    said = said or {"ended": f"exit status {process.returncode}"}
-    if asked and "stopped" not in said:  # still starting, or a job that never saves
-        how = said.get("killed") or said.get("error") or said["ended"]
-        said["stopped"] = f"it was asked to stop, and ended ({how}): run it again to resume"
-    return said
+    ending = ending or {"ended": f"exit status {process.returncode}"}
+    if signals and "stopped" not in ending:  # still starting, or a job that never saves
+        cause = ending.get("killed") or ending.get("error") or ending["ended"]
+        ending["stopped"] = f"it was asked to stop, and ended ({cause}): run it again to resume"
+    return ending
 
 
 def refuse_bad_ending(endings: list[Ending], log: Path) -> None:
-    """Raises what `run_job` says, unless a job's processes ended well."""
-    # A saved job is safe, whatever other messages there are; a killed rank causes the messages of
-    # the others.
+    """Raises as `run_job`, unless a job's processes ended well."""
+    # a saved job is safe, despite other messages; a killed rank causes the messages of the others
     for kind in ("stopped", "killed", "error", "ended"):
         for ending in endings:
             if kind in ending:
@@ -152,16 +154,6 @@ def torchrun(order: Order, nodes: Nodes) -> list[str]:
     ]
 
 
-def _appears(file: Path) -> bool:
-    """Waits for a file that another node has just written; network file systems may be late."""
-    deadline = time.monotonic() + _SHARED_SECONDS
-    while not file.is_file():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.5)
-    return True
-
-
 def free_port() -> int:
     """Returns an unused port of this machine."""
     with socket.socket() as probe:
@@ -169,15 +161,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _wait(process: Running, is_alone: Callable[[], bool], sign: SignOfLife, said: Ending) -> None:
+def _wait(
+    process: Running, is_alone: Callable[[], bool], heartbeat: HeartbeatFile, ending: Ending
+) -> None:
     """Waits for the end, and enforces it if rank 0 is frozen or other nodes' processes are gone."""
     alone_since = None
     while process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
-        if sign.end_frozen():
-            why = f"rank 0: gave no sign of life for {sign.patience} s"
-            said.setdefault("killed", why)
+        if heartbeat.kill_if_frozen():
+            ending.setdefault("killed", f"rank 0: had no heartbeat for {heartbeat.patience} s")
         if alone_since is None and is_alone():
             alone_since = time.monotonic()
         if alone_since is not None and time.monotonic() - alone_since > _ALONE_SECONDS:
@@ -185,49 +178,45 @@ def _wait(process: Running, is_alone: Callable[[], bool], sign: SignOfLife, said
             process.wait()
 
 
-def _follow(process: Running, log: TextIO, said: Ending, first_rank: int) -> None:
+def _follow(process: Running, log: TextIO, ending: Ending, first_rank: int) -> None:
     """Copies the output to the log, shows progress, and records messages about the end."""
     assert process.stdout is not None
+    on_terminal = sys.stderr.isatty()  # progress is one line there, which is updated
+    start, end = ("\r\033[K  ", "") if on_terminal else ("  ", "\n")
     for line in process.stdout:
         log.write(line)
         log.flush()
         if line.startswith(PREFIX):
-            _show(line.removeprefix(PREFIX).rstrip())
+            text = line.removeprefix(PREFIX).rstrip()
+            print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
         elif match := ERROR.search(line):
-            said.setdefault("error", f"{match[1]}: {match[2].strip()}")
+            ending.setdefault("error", f"{match[1]}: {match[2].strip()}")
         elif match := STOPPED.search(line):
-            said.setdefault("stopped", match[1].strip())
+            ending.setdefault("stopped", match[1].strip())
         elif match := KILLED.search(line):
             name = signal.Signals(int(match[1])).name
             rank = first_rank + int(match[2])
-            said.setdefault("killed", f"rank {rank}: was ended by {name}")
-    if sys.stderr.isatty():
+            ending.setdefault("killed", f"rank {rank}: was ended by {name}")
+    if on_terminal:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _show(text: str) -> None:
-    """Updates one line on a terminal; elsewhere prints a new line."""
-    on_terminal = sys.stderr.isatty()
-    start, end = ("\r\033[K  ", "") if on_terminal else ("  ", "\n")
-    print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
-
-
 @contextmanager
-def _ending(process: Running) -> Iterator[list[int]]:
+def _forwarded_signals(process: Running) -> Iterator[list[int]]:
     """Forwards stop signals to the job, so that it saves, and leaves no process behind.
 
     Yields:
         Numbers of the received signals.
     """
-    asked: list[int] = []
+    received: list[int] = []
 
     def forward(number: int, _: object) -> None:
-        asked.append(number)
+        received.append(number)
         process.terminate()
 
     previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:
-        yield asked
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

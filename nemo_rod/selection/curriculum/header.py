@@ -1,4 +1,4 @@
-"""Provenance of a curriculum: what gives its block ids and scores meaning.
+"""Provenance of a curriculum, without which its block ids and scores have no meaning.
 
 Shape suffixes: C = candidates, K = chosen, S = tokens per block.
 """
@@ -76,7 +76,7 @@ class CurriculumHeader:
         return values
 
     def check(self) -> None:
-        """Refuse values of other types or sizes than a run writes; the error names the field."""
+        """Refuses values of other types or sizes than a run writes; the error names the field."""
         for name in ("num_candidates", "num_chosen", "block_size", "first_step"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < MOST:
@@ -92,43 +92,42 @@ class CurriculumHeader:
             stop = row.start + row.count
 
     def source_index(self, block_ids: npt.ArrayLike) -> Ids:
-        """Return the index in `sources` of the source of every block id; -1 for padding."""
+        """Returns the index in `sources` of the source of every block id; -1 for padding."""
         starts = np.array([row.start for row in self.sources], dtype=np.int64)
         return np.searchsorted(starts, np.asarray(block_ids), side="right") - 1
 
     def is_replay(self, block_ids: npt.ArrayLike) -> Mask:
-        """Return for every block id whether it is replay; padding is not."""
-        of_source = np.array([row.role == "replay" for row in self.sources] + [False])
-        return of_source[self.source_index(block_ids)]
+        """Returns for every block id whether it is replay; padding is not."""
+        by_source = np.array([row.role == "replay" for row in self.sources] + [False])
+        return by_source[self.source_index(block_ids)]
 
 
-def refuse_foreign(path: Path, found: CurriculumHeader, expected: CurriculumHeader) -> None:
-    """Raise a ValueError that names every field in which two headers differ."""
+def refuse_foreign(path: Path, header: CurriculumHeader, expected: CurriculumHeader) -> None:
+    """Raises a ValueError that names every field in which two headers differ."""
     differences = [
-        f"{field.name} {getattr(found, field.name)!r} (this run: {getattr(expected, field.name)!r})"
+        f"{field.name} {value!r} (this run: {getattr(expected, field.name)!r})"
         for field in fields(CurriculumHeader)
-        if getattr(found, field.name) != getattr(expected, field.name)
+        if (value := getattr(header, field.name)) != getattr(expected, field.name)
     ]
     if differences:
         raise ValueError(
-            f"{path} was recorded with {', '.join(differences)}: continue with what it was "
-            "recorded with, or remove it together with the checkpoints to begin again"
+            f"{path} was recorded with {', '.join(differences)}: continue with the recorded "
+            "values, or remove it together with the checkpoints to begin again"
         )
 
 
 def refuse_other_store(path: Path, header: CurriculumHeader, store: Blocks) -> None:
-    """Raise a ValueError that names the first property in which a curriculum and a store differ.
+    """Raises a ValueError that names the first property in which a curriculum and a store differ.
 
-    The tokenizer comes first, because it changes everything else, too.
+    The tokenizer comes first, because everything else depends on it.
     """
-    for what, found, expected in (
+    for name, value, expected in (
         ("tokenizer", header.tokenizer, store.tokenizer_fingerprint),
         ("block size", header.block_size, store.block_size),
         ("block store", header.store, store.digest),
     ):
-        if found != expected:
+        if value != expected:
             raise ValueError(
-                f"{path} was recorded with {what} {found!r}, but the block store has "
-                f"{expected!r}: use the store that the curriculum was recorded with, or record "
-                "one with this store"
+                f"{path} was recorded with {name} {value!r}, but the block store has {expected!r}: "
+                "use the store that the curriculum was recorded with, or record one with this store"
             )

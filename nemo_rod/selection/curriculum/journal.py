@@ -2,8 +2,9 @@
 
 A step is recorded as soon as it is chosen, and the disk write overlaps with its update. A run that
 is killed meanwhile leaves the record of a step that never completed, and drops it when it resumes.
-The metrics of a step go to the disk as soon as it has completed, ahead of any checkpoint and beside
-whatever follows. A resume reads them, such as for convergence, and refuses to go on without them.
+The metrics of a step are written as soon as it has completed, before any checkpoint and
+asynchronously with the next step. A resumed run reads them, such as for convergence, and refuses to
+continue without them.
 """
 
 from __future__ import annotations
@@ -47,13 +48,23 @@ class Journal:
         else:
             self._curriculum = Curriculum.create(path, header)
         self._metrics = folder / "metrics.jsonl"
-        _refuse_lost(self._metrics, step, first=self._curriculum.header.first_step)
+        with interpreting(self._metrics):
+            steps = [row["step"] for row in read_rows(self._metrics) if row["step"] < step]
+        last = max(steps, default=None)
+        if step > self._curriculum.header.first_step and last != step - 1:
+            end = "has no earlier step" if last is None else f"ends with step {last}"
+            resume = f"resume from a checkpoint of step {last + 1} or before, or " if steps else ""
+            raise ValueError(
+                f"{self._metrics} {end}, but the run has come to step {step} and continues from "
+                f"the metrics of step {step - 1}: restore the file from a copy, or {resume}remove "
+                "the checkpoints to begin again"
+            )
         keep_steps(self._metrics, step)
         self._disk = ThreadPoolExecutor(max_workers=1)
         self._writes: list[Future[None]] = []  # the last step's metrics, and this step's choice
 
     def begin(self, choice: Choice) -> None:
-        """Records what the next step trains on, without waiting for the disk.
+        """Records the choice of the next step, without waiting for the disk.
 
         Raises:
             OSError: The write failed, e.g. on a full disk; the curriculum is unchanged.
@@ -65,8 +76,12 @@ class Journal:
         """Records the metrics of a completed step, and its choice unless `begin` did.
 
         The record is on disk when this returns, hence before a checkpoint can name the step. The
-        metrics are on their way to the disk, and the next call waits for them.
-        Metrics are JSON values, with `timing/train/total` and `timing/train/update`, in seconds.
+        metrics are written asynchronously, and the next call waits for them.
+
+        Args:
+            step: The step.
+            choice: Its choice.
+            metrics: JSON values, with `timing/train/total` and `timing/train/update`, in seconds.
 
         Returns:
             The step's row of metrics, including those of the choice.
@@ -90,8 +105,8 @@ class Journal:
         row = {"step": step, **metrics, **pace, **selection_metrics(choice, source_C, names)}
         with open(self._metrics, "a") as file:
             file.write(_line(row))
-            written = os.dup(file.fileno())  # closed where the disk is waited for
-        self._writes = [self._disk.submit(_sync_and_close, written, self._metrics)]
+            descriptor = os.dup(file.fileno())
+        self._writes = [self._disk.submit(_sync_and_close, descriptor, self._metrics)]
         return row
 
 
@@ -107,38 +122,8 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The metrics of all steps in a file written by `append_line`; empty if there is no file."""
+    """Returns the metrics of all steps in a file of `append_line`; empty if there is no file."""
     return read_lines(path) if path.exists() else []
-
-
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row) + "\n"
-
-
-def _sync_and_close(written: int, path: Path) -> None:
-    """Waits until an open file, and its entry in its folder, are on disk; closes the file."""
-    try:
-        os.fsync(written)
-        sync(path.parent)
-    except OSError as error:
-        raise with_advice(error, path) from error
-    finally:
-        os.close(written)
-
-
-def _refuse_lost(path: Path, step: int, *, first: int) -> None:
-    """Refuses metrics that lack the step before the one to resume at; a run begins at `first`."""
-    with interpreting(path):
-        last = max((row["step"] for row in read_rows(path) if row["step"] < step), default=None)
-    if step <= first or last == step - 1:
-        return
-    found = "has no earlier step" if last is None else f"ends with step {last}"
-    resume = "" if last is None else f"resume from a checkpoint of step {last + 1} or before, or "
-    raise ValueError(
-        f"{path} {found}, but the run has come to step {step} and continues from the metrics of "
-        f"step {step - 1}: restore the file from a copy, or {resume}remove the checkpoints to "
-        "begin again"
-    )
 
 
 def keep_steps(path: Path, end: int) -> None:
@@ -148,3 +133,18 @@ def keep_steps(path: Path, end: int) -> None:
     with interpreting(path):
         rows = [row for row in read_lines(path, "step") if row["step"] < end]
     write_whole(path, "".join(map(_line, rows)).encode())
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
+def _sync_and_close(descriptor: int, path: Path) -> None:
+    """Waits until an open file, and its entry in its folder, are on disk; closes the file."""
+    try:
+        os.fsync(descriptor)
+        sync(path.parent)
+    except OSError as error:
+        raise with_advice(error, path) from error
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The curriculum: what was drawn, how it scored and what was trained on, step by step.
+"""The curriculum: the candidates, scores and chosen blocks of every step.
 
 `curriculum.rod` is a record log (`record_log.py`) with one record per step, little-endian:
 
@@ -92,7 +92,7 @@ class Curriculum:
 
     @classmethod
     def create(cls, path: str | Path, header: CurriculumHeader) -> Self:
-        """Begin a curriculum.
+        """Begins a curriculum.
 
         Raises:
             ValueError: The file exists.
@@ -111,7 +111,7 @@ class Curriculum:
         resume_at: int | None = None,
         read_only: bool = False,
     ) -> Self:
-        """Open a curriculum and drop incomplete records at its end, left by a crash.
+        """Opens a curriculum and drops the incomplete records at its end that a crash left.
 
         Args:
             path: The file.
@@ -124,17 +124,31 @@ class Curriculum:
                 before `resume_at` has no record, or a finished arm has done more or fewer steps.
         """
         log = RecordLog(Path(path), LOG_MAGIC, _record_size, read_only=read_only)
-        header = CurriculumHeader(**log.header)
+        path, header = log.path, CurriculumHeader(**log.header)
         if expect is not None:
-            refuse_foreign(log.path, header, expect)
+            refuse_foreign(path, header, expect)
         curriculum = cls(log, header)
         if resume_at is not None and resume_at < curriculum.next_step:
             curriculum.truncate(resume_at)
-        curriculum._check_records(log.recover())
+        valid_N = log.recover()
+        steps_N = header.first_step + np.arange(len(valid_N))
+        valid_N &= curriculum._records()["step"] == steps_N
+        if not valid_N.all():  # a crashed writer damages nothing but the end
+            step = steps_N[np.argmin(valid_N)]
+            raise ValueError(
+                f"{path} has a damaged record of step {step} (checksum) before whole ones: restore "
+                f"the file from a copy, or resume from a checkpoint of step {step} or before"
+            )
         if resume_at is not None:
             curriculum.truncate(resume_at)
-        if read_only:
-            curriculum._check_length()
+        arm = path.with_name("arm.json")  # of a finished arm alone
+        if read_only and arm.is_file():
+            steps = read_json(arm, "kind", "steps")["steps"]
+            if steps != len(curriculum):
+                raise ValueError(
+                    f"{path} holds {len(curriculum)} steps, but its arm.json tells of {steps}: "
+                    "restore the file from a copy, or train the arm again"
+                )
         return curriculum
 
     def __len__(self) -> int:
@@ -146,14 +160,14 @@ class Curriculum:
         return self.header.first_step + len(self)
 
     def append(self, choice: Choice, *, sync: bool = True) -> None:
-        """Add a step.
+        """Adds a step.
 
         Args:
             choice: The choice of the step after the last one.
             sync: Wait until the record is on disk.
 
         Raises:
-            ValueError: The step is out of order, a score is NaN, or another process wrote the file.
+            ValueError: The step is out of order, or another process wrote the file.
             OSError: The write failed, e.g. on a full disk; the file is unchanged.
         """
         num_candidates, scored = self.header.num_candidates, self.header.scored
@@ -173,19 +187,19 @@ class Curriculum:
         record["block_ids"] = pool.block_ids
         record["loss"] = choice.loss if scored else np.nan
         record["score"] = choice.score if scored else np.nan
-        if scored and (np.isnan(record["score"]).any() or math.isnan(choice.threshold)):
-            raise ValueError(f"step {step} has NaN scores; {self.path} takes finite scores only")
+        is_nan = np.isnan(record["score"]).any() or math.isnan(choice.threshold)
+        assert is_nan != scored, "NaN scores"
         bits_C = np.zeros(num_candidates, dtype=bool)
         bits_C[chosen] = True
         record["chosen"] = np.packbits(bits_C, bitorder="little")
         self._log.append(np.frombuffer(record.tobytes(), np.uint8)[None], sync=sync)
 
     def sync(self) -> None:
-        """Wait until all steps are on disk; see `RecordLog.sync`."""
+        """Waits until all steps are on disk; see `RecordLog.sync`."""
         self._log.sync()
 
     def truncate(self, step: int) -> None:
-        """Drop the records of `step` and later, so that `step` is appended next.
+        """Drops the records of `step` and later, so that `step` is appended next.
 
         Raises:
             ValueError: The preceding step was never recorded.
@@ -200,7 +214,7 @@ class Curriculum:
         self._log.truncate(count)
 
     def __getitem__(self, index: int) -> StepRecord:
-        """Return the record at a position, from 0; negative positions count from the end."""
+        """Returns the record at a position, from 0; negative positions count from the end."""
         record = self._records()[range(len(self))[index]]
         bits_C = np.unpackbits(
             record["chosen"], count=self.header.num_candidates, bitorder="little"
@@ -218,7 +232,7 @@ class Curriculum:
         return (self[i] for i in range(len(self)))
 
     def arrays(self) -> CurriculumArrays:
-        """Return all steps at once."""
+        """Returns all steps at once."""
         records_N = self._records()
         num_candidates = self.header.num_candidates
         bits = np.unpackbits(records_N["chosen"], axis=1, count=num_candidates, bitorder="little")
@@ -232,7 +246,7 @@ class Curriculum:
         )
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._log.close()
 
     def __enter__(self) -> Self:
@@ -244,39 +258,16 @@ class Curriculum:
     def _records(self) -> Records:
         return self._log.payload().view(self._dtype).reshape(len(self))
 
-    def _check_records(self, valid_N: Mask) -> None:
-        """Refuse damage before the end, which a crashed writer cannot cause."""
-        right_N = valid_N & (
-            self._records()["step"] == self.header.first_step + np.arange(len(self))
-        )
-        if not right_N.all():
-            step = self.header.first_step + int(np.argmin(right_N))
-            raise ValueError(
-                f"{self.path} has a damaged record of step {step} (checksum) before whole ones: "
-                f"restore the file from a copy, or resume from a checkpoint of step {step} or "
-                "before"
-            )
-
-    def _check_length(self) -> None:
-        """Refuse a cut or foreign curriculum of a finished arm; one at work has no `arm.json`."""
-        arm = self.path.with_name("arm.json")
-        steps = read_json(arm, "kind", "steps")["steps"] if arm.is_file() else len(self)
-        if steps != len(self):
-            raise ValueError(
-                f"{self.path} holds {len(self)} steps, but its arm.json tells of {steps}: restore "
-                "the file from a copy, or train the arm again"
-            )
-
 
 def _record_size(header: dict[str, Any]) -> int:
-    """Return the bytes of a record with its checksum; refuse values that no header has."""
-    read = CurriculumHeader(**header)
-    read.check()
-    return _record_dtype(read.num_candidates).itemsize + 4
+    """Returns the bytes of a record with its checksum; refuses values that no header has."""
+    values = CurriculumHeader(**header)
+    values.check()
+    return _record_dtype(values.num_candidates).itemsize + 4
 
 
 def _record_dtype(num_candidates: int) -> np.dtype[np.void]:
-    """Return the layout of a record without its checksum."""
+    """Returns the layout of a record without its checksum."""
     return np.dtype(
         [
             ("step", "<u8"),

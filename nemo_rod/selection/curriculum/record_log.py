@@ -36,9 +36,9 @@ class RecordLog:
 
     Args:
         path: The file.
-        magic: The first 8 bytes, which say what kind of log it is.
-        record_size: Returns the bytes of a record with its checksum, from the header, which it
-            checks; None takes what the file says.
+        magic: The first 8 bytes, which identify the kind of log.
+        record_size: Checks the header, and returns the bytes of a record with its checksum; None
+            trusts the file.
         read_only: Do not modify the file.
 
     Raises:
@@ -59,20 +59,38 @@ class RecordLog:
         read_only: bool = False,
     ) -> None:
         self.path = path
-        content, self._start = _read_header(path, magic)
+        if not path.is_file():
+            raise ValueError(
+                f"{path} does not exist: check the path, or run the stage that writes it"
+            )
+        with open(path, "rb") as file:
+            head = file.read(12)
+            if head[:8] != magic:
+                raise ValueError(
+                    f"{path} begins with {head[:8]!r}, expected {magic!r}: it is another kind of "
+                    "file, or was written by another version"
+                )
+            head += file.read(int.from_bytes(head[8:], "little"))
+            crc = file.read(_CRC_BYTES)
+        if zlib.crc32(head).to_bytes(_CRC_BYTES, "little") != crc:
+            raise ValueError(
+                f"{path} has a damaged header (checksum): restore the file from a copy"
+            )
+        self._start = len(head) + _CRC_BYTES
         with interpreting(path, cure="restore it from a copy"):
+            content = json.loads(head[12:])
             self.header: dict[str, Any] = dict(content["header"])
             self._record_size: int = content["record_size"]
             expected = record_size(self.header) if record_size else self._record_size
             if self._record_size != expected or not _CRC_BYTES < expected < _MOST_BYTES:
-                raise ValueError(f"it says records of {self._record_size} bytes, not {expected}")
+                raise ValueError(f"its records have {self._record_size} bytes, not {expected}")
         self._read_only = read_only
         self._fd = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND)
         self.count = (os.fstat(self._fd).st_size - self._start) // self._record_size
 
     @staticmethod
     def create(path: Path, magic: bytes, header: dict[str, Any], record_size: int) -> None:
-        """Write a log without records; `record_size` includes the checksum.
+        """Writes a log without records; `record_size` includes the checksum.
 
         Raises:
             ValueError: The file exists.
@@ -85,11 +103,17 @@ class RecordLog:
         write_whole(path, head + zlib.crc32(head).to_bytes(_CRC_BYTES, "little"))
 
     def payload(self) -> Bytes:
-        """Return the records without checksums, as a read-only map of the file, uint8 [N, B]."""
+        """Returns the records without checksums, as a read-only map of the file, uint8 [N, B]."""
         return self._records()[:, :-_CRC_BYTES]
 
-    def _valid(self) -> Mask:
-        """Return which records have a correct checksum, bool [N]."""
+    def recover(self) -> Mask:
+        """Drops everything after the last valid record.
+
+        A log opened for reading only ignores the rest but does not modify the file.
+
+        Returns:
+            Which of the remaining records are valid, bool [N].
+        """
         records = self._records()
         valid_N = np.empty(self.count, dtype=bool)
         rows = max(1, _READ_BYTES // self._record_size)
@@ -97,23 +121,12 @@ class RecordLog:
             part = np.array(records[first : first + rows])
             stored_N = part[:, -_CRC_BYTES:].copy().view("<u4")[:, 0]
             valid_N[first : first + rows] = crc32_rows(part[:, :-_CRC_BYTES]) == stored_N
-        return valid_N
-
-    def recover(self) -> Mask:
-        """Drop everything after the last valid record.
-
-        A log opened for reading only ignores the rest but does not modify the file.
-
-        Returns:
-            Which of the remaining records are valid, bool [N].
-        """
-        valid_N = self._valid()
         whole = np.flatnonzero(valid_N)
         self.truncate(int(whole[-1]) + 1 if whole.size else 0)
         return valid_N[: self.count]
 
     def truncate(self, count: int) -> None:
-        """Keep only the first `count` records."""
+        """Keeps only the first `count` records."""
         assert 0 <= count <= self.count, f"{count} of {self.count} records"
         self.count = count
         if not self._read_only and os.fstat(self._fd).st_size != self._end:
@@ -121,7 +134,7 @@ class RecordLog:
             os.fsync(self._fd)
 
     def append(self, payload_NB: Bytes, *, sync: bool) -> None:
-        """Append records; a partial write is rolled back.
+        """Appends records; a partial write is rolled back.
 
         Args:
             payload_NB: Records without their checksums, uint8 [N, B].
@@ -152,7 +165,7 @@ class RecordLog:
         self.count += len(payload_NB)
 
     def sync(self) -> None:
-        """Wait until everything appended is on disk.
+        """Waits until everything appended is on disk.
 
         Raises:
             OSError: The write failed, e.g. on a full disk.
@@ -163,7 +176,7 @@ class RecordLog:
             raise with_advice(error, self.path) from error
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Closes the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -180,7 +193,7 @@ class RecordLog:
 
 
 def crc32_rows(bytes_NB: Bytes) -> npt.NDArray[np.uint32]:
-    """Return the crc32 of every row, equal to that of `zlib.crc32`, uint32 [N]."""
+    """Returns the crc32 of every row, equal to that of `zlib.crc32`, uint32 [N]."""
     num_rows, num_bytes = bytes_NB.shape
     if num_bytes > _SHORT_ROW:
         rows = np.ascontiguousarray(bytes_NB)
@@ -194,7 +207,7 @@ def crc32_rows(bytes_NB: Bytes) -> npt.NDArray[np.uint32]:
 
 @cache
 def _crc_tables(num_bytes: int) -> npt.NDArray[np.uint32]:
-    """Return how each byte value at each position changes the crc32 of zeros, uint32 [B, 256]."""
+    """Returns how each byte value at each position changes the crc32 of zeros, uint32 [B, 256]."""
     tables = np.empty((num_bytes, 256), dtype=np.uint32)
     zeros = bytearray(num_bytes)
     for at in range(num_bytes):
@@ -203,23 +216,3 @@ def _crc_tables(num_bytes: int) -> npt.NDArray[np.uint32]:
             tables[at, byte] = zlib.crc32(zeros)
         zeros[at] = 0
     return tables ^ np.uint32(zlib.crc32(zeros))
-
-
-def _read_header(path: Path, magic: bytes) -> tuple[dict[str, Any], int]:
-    """Return a log's header and the byte offset of its records."""
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist: check the path, or run the stage that writes it")
-    with open(path, "rb") as file:
-        head = file.read(12)
-        if head[:8] != magic:
-            raise ValueError(
-                f"{path} begins with {head[:8]!r}, expected {magic!r}: it is another kind of file, "
-                "or was written by another version"
-            )
-        head += file.read(int.from_bytes(head[8:], "little"))
-        crc = file.read(_CRC_BYTES)
-    if zlib.crc32(head).to_bytes(_CRC_BYTES, "little") != crc:
-        raise ValueError(f"{path} has a damaged header (checksum): restore the file from a copy")
-    with interpreting(path, cure="restore it from a copy"):
-        content = json.loads(head[12:])
-    return content, len(head) + _CRC_BYTES

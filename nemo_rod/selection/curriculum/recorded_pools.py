@@ -1,6 +1,6 @@
 """Pools that follow a recorded run: its exact batches, or only its counts per role or source.
 
-Shape suffixes: C = candidates, K = chosen.
+Shape suffixes: C = candidates.
 """
 
 from __future__ import annotations
@@ -32,33 +32,32 @@ class RecordedPools:
     """
 
     def __init__(self, curriculum: Curriculum, store: Blocks | None = None) -> None:
+        self._curriculum, self._header = curriculum, curriculum.header
         if store is not None:
-            refuse_other_store(curriculum.path, curriculum.header, store)
-        self._curriculum = curriculum
+            refuse_other_store(curriculum.path, self._header, store)
 
     @property
     def size(self) -> int:
         """Number of blocks per step: the recorded run's batch size."""
-        return self._curriculum.header.num_chosen
+        return self._header.num_chosen
 
     def __len__(self) -> int:
         return len(self._curriculum)
 
     def pool(self, step: int) -> Pool:
-        """Return the blocks trained on at a step, in the order of the recorded pool.
+        """Returns the blocks trained on at a step, in the order of the recorded pool.
 
         Raises:
             ValueError: The step was not recorded.
         """
-        header, end = self._curriculum.header, self._curriculum.next_step
-        if not header.first_step <= step < end:
+        first, end = self._header.first_step, self._curriculum.next_step
+        if not first <= step < end:
             raise ValueError(
-                f"{self._curriculum.path} holds steps {header.first_step} to {end - 1}, but step "
-                f"{step} was asked for: set train.steps to what was recorded, or record a longer "
-                "run"
+                f"{self._curriculum.path} holds steps {first} to {end - 1}, but step {step} is "
+                "needed: set train.steps to the recorded number, or record a longer run"
             )
-        record = self._curriculum[step - header.first_step]
-        return Pool(step, record.trained_on, header.is_replay(record.trained_on))
+        block_ids = self._curriculum[step - first].trained_on
+        return Pool(step, block_ids, self._header.is_replay(block_ids))
 
 
 class FollowedPools(RecordedPools):
@@ -81,27 +80,31 @@ class FollowedPools(RecordedPools):
         self, pools: Pools, curriculum: Curriculum, *, by: GroupedBy, store: Blocks | None = None
     ) -> None:
         super().__init__(curriculum, store)
-        self._pools, self._by, self._header = pools, by, curriculum.header
+        self._pools, self._by = pools, by
 
     def pool(self, step: int) -> Pool:
-        """Return the first blocks of each group in the shuffled pool.
+        """Returns the first blocks of each group in the shuffled pool.
 
         Raises:
             ValueError: The step was not recorded, or the pool has too few blocks of a group.
         """
-        wanted = np.bincount(self._group(super().pool(step).block_ids))
+        counts = np.bincount(self._group(super().pool(step).block_ids))
         pool = self._pools.pool(step)
         group_C = self._group(pool.block_ids)
         taken_C = np.zeros(len(group_C), dtype=bool)
-        for group, count in enumerate(wanted):
-            of_group = np.flatnonzero(group_C == group)
-            if len(of_group) < count:
+        for group, count in enumerate(counts):
+            members = np.flatnonzero(group_C == group)
+            if len(members) < count:
+                if self._by == "role":
+                    name = ("adaptation", "replay")[group]
+                else:
+                    name = f"source {self._header.sources[group].name}"
                 raise ValueError(
-                    f"step {step} of {self._curriculum.path} trained on {count} blocks of "
-                    f"{self._name(group)}, but the pool to draw from holds {len(of_group)}: draw "
-                    "from the same pools, with the seed, multiplier and balance of that run"
+                    f"step {step} of {self._curriculum.path} trained on {count} blocks of {name}, "
+                    f"but the pool to draw from holds {len(members)}: draw from the same pools, "
+                    "with the seed, multiplier and balance of that run"
                 )
-            taken_C[of_group[:count]] = True
+            taken_C[members[:count]] = True
         return Pool(step, pool.block_ids[taken_C], pool.is_replay[taken_C])
 
     def _group(self, block_ids: Ids) -> Ids:
@@ -109,16 +112,8 @@ class FollowedPools(RecordedPools):
             return self._header.is_replay(block_ids).astype(np.int64)
         return self._header.source_index(block_ids)
 
-    def _name(self, group: int) -> str:
-        if self._by == "role":
-            return ("adaptation", "replay")[group]
-        return f"source {self._header.sources[group].name}"
-
 
 def replay_share(curriculum: Curriculum) -> float:
-    """Return the share of replay among all blocks that a recorded run trained on."""
-    replay = total = 0
-    for record in curriculum:
-        replay += int(curriculum.header.is_replay(record.trained_on).sum())
-        total += len(record.trained_on)
-    return replay / total if total else 0.0
+    """Returns the share of replay among all blocks that a recorded run trained on."""
+    blocks = [curriculum.header.is_replay(record.trained_on) for record in curriculum]
+    return float(np.concatenate(blocks).mean()) if blocks else 0.0

@@ -42,7 +42,7 @@ class CurriculumDiff:
 
 
 def export(curriculum: Curriculum, path: str | Path) -> None:
-    """Write a curriculum as parquet, one row per candidate; renamed into place atomically.
+    """Writes a curriculum as parquet, one row per candidate; renamed into place atomically.
 
     The reference is loss - score, up to the last bit or two, and null for another score than
     `reducible_loss`. Unscored values are null, as are role and source of padding.
@@ -82,7 +82,7 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
 
 
 def verify(curriculum: Curriculum, store: Blocks) -> None:
-    """Check that a curriculum belongs to a store and is consistent.
+    """Checks that a curriculum belongs to a store and is consistent.
 
     Raises:
         ValueError: The store, tokenizer or block size differs; a block id is not in the store; the
@@ -107,7 +107,7 @@ def verify(curriculum: Curriculum, store: Blocks) -> None:
 
 
 def diff(a: Curriculum, b: Curriculum) -> CurriculumDiff:
-    """Compare, step by step, the blocks that two runs on the same store trained on.
+    """Compares, step by step, the blocks that two runs on the same store trained on.
 
     Raises:
         ValueError: The runs used different stores, or have no step in common.
@@ -120,28 +120,20 @@ def diff(a: Curriculum, b: Curriculum) -> CurriculumDiff:
     steps = range(max(a.header.first_step, b.header.first_step), min(a.next_step, b.next_step))
     if not steps:
         raise ValueError(f"{a.path} and {b.path} have no step in common: compare runs that overlap")
-    rows = [
-        _compare(a[s - a.header.first_step], b[s - b.header.first_step], a.header) for s in steps
-    ]
+    rows = []
+    for step in steps:
+        row_a, row_b = a[step - a.header.first_step], b[step - b.header.first_step]
+        set_a, set_b = np.unique(row_a.trained_on), np.unique(row_b.trained_on)
+        shared = len(np.intersect1d(set_a, set_b, assume_unique=True))
+        shares = [a.header.is_replay(row.trained_on).mean() for row in (row_a, row_b)]
+        same_pool = np.array_equal(row_a.block_ids, row_b.block_ids)
+        rows.append((shared / max(len(set_a), len(set_b)), *shares, same_pool))
     overlap, share_a, share_b, same = (np.array(column) for column in zip(*rows, strict=True))
     return CurriculumDiff(np.array(steps), overlap, share_a, share_b, same)
 
 
-def _compare(
-    a: StepRecord, b: StepRecord, header: CurriculumHeader
-) -> tuple[float, float, float, bool]:
-    set_a, set_b = np.unique(a.trained_on), np.unique(b.trained_on)
-    common = len(np.intersect1d(set_a, set_b, assume_unique=True))
-    return (
-        common / max(len(set_a), len(set_b)),
-        float(header.is_replay(a.trained_on).mean()),
-        float(header.is_replay(b.trained_on).mean()),
-        np.array_equal(a.block_ids, b.block_ids),
-    )
-
-
 def _columns(header: CurriculumHeader, records: list[StepRecord]) -> dict[str, Any]:
-    """Return the parquet columns of some steps; NaN and None represent null."""
+    """Returns the parquet columns of some steps; NaN and None represent null."""
     num_candidates = header.num_candidates
     chosen = np.zeros((len(records), num_candidates), dtype=bool)
     for row, record in zip(chosen, records, strict=True):

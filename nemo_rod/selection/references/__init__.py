@@ -1,29 +1,21 @@
-"""Reference losses: what a block costs the specialist, or the untouched base model.
+"""Reference losses: the loss of a block under the specialist, or the untouched base model.
 
     writer.append(block_ids, sums)         rank_log.py: one log per rank, while blocks are scored
-    compact(folder)                        compaction.py: turns logs into arrays, dense by block id
+    compact(folder)                        rank_log.py: turns logs into arrays, dense by block id
     folder.sums, folder.heads              folder.py: a complete folder and its manifest
-    references[block_ids]                  lookup.py: by id; hash_index.py: by content
+    references[block_ids]                  lookup.py: by id, or by content
     block_loss(sums, ...)                  block_loss.py: eighths of a block -> nats per token
 
 All of it needs NumPy alone.
 """
 
-from nemo_rod.selection.references.block_loss import block_loss, num_targets
-from nemo_rod.selection.references.compaction import compact, remove_logs
-from nemo_rod.selection.references.folder import NUM_PARTS, ReferenceManifest
-from nemo_rod.selection.references.lookup import ReferenceLosses, References
-from nemo_rod.selection.references.rank_log import ReferenceWriter, logged_ids
-
-__all__ = [
-    "NUM_PARTS",
-    "ReferenceLosses",
-    "ReferenceManifest",
-    "ReferenceWriter",
-    "References",
-    "block_loss",
-    "compact",
-    "logged_ids",
-    "num_targets",
-    "remove_logs",
-]
+from nemo_rod.selection.references.block_loss import block_loss as block_loss
+from nemo_rod.selection.references.block_loss import num_targets as num_targets
+from nemo_rod.selection.references.folder import NUM_PARTS as NUM_PARTS
+from nemo_rod.selection.references.folder import ReferenceManifest as ReferenceManifest
+from nemo_rod.selection.references.lookup import ReferenceLosses as ReferenceLosses
+from nemo_rod.selection.references.lookup import References as References
+from nemo_rod.selection.references.rank_log import ReferenceWriter as ReferenceWriter
+from nemo_rod.selection.references.rank_log import compact as compact
+from nemo_rod.selection.references.rank_log import logged_ids as logged_ids
+from nemo_rod.selection.references.rank_log import remove_logs as remove_logs

@@ -16,13 +16,13 @@ from nemo_rod.selection.references.folder import NUM_PARTS
 
 
 def num_targets(block_size: int, eighths: int = NUM_PARTS) -> int:
-    """Return how many next-token targets the first `eighths` of a block hold."""
+    """Returns how many next-token targets the first `eighths` of a block hold."""
     assert block_size % NUM_PARTS == 0 and 1 <= eighths <= NUM_PARTS, (block_size, eighths)
     return min(eighths * (block_size // NUM_PARTS), block_size - 1)
 
 
 def block_loss(sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_PARTS) -> Nats:
-    """Turn partial sums into losses, for references and online scoring alike.
+    """Turns partial sums into losses, for references and online scoring alike.
 
     This is the only such code, and its order of addition is fixed: equal sums give bitwise equal
     losses, so that a replay block scores exactly 0 at the base model.
@@ -42,7 +42,7 @@ def block_loss(sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_PARTS
 
 
 def mean_loss(sums_CN: Nats, num_targets_C: Floats | int) -> Nats:
-    """Turn partial sums [C, N] over some targets, one number or [C], into mean losses [C]."""
+    """Turns partial sums [C, N] over some targets, one number or [C], into mean losses [C]."""
     total_C = np.zeros(len(sums_CN), dtype=np.float64)
     for chunk in range(sums_CN.shape[1]):
         total_C += sums_CN[:, chunk]

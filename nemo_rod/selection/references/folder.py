@@ -40,26 +40,15 @@ ROWS = 1 << 20  # blocks handled at a time, which bounds the memory
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceManifest:
-    """Provenance of reference losses.
+    """Provenance of reference losses."""
 
-    Attributes:
-        model: Digest of the reference model's weights.
-        tokenizer: Fingerprint of the tokenizer.
-        store: Digest of the block store.
-        block_size: Tokens per block, a multiple of 8.
-        start: First block id.
-        stop: Block id after the last.
-        precision: Arithmetic of the forward pass, such as "bf16".
-        loss: Definition of the loss.
-    """
-
-    model: str
-    tokenizer: str
-    store: str
-    block_size: int
-    start: int
-    stop: int
-    precision: str
+    model: str  # digest of the reference model's weights
+    tokenizer: str  # fingerprint of the tokenizer
+    store: str  # digest of the block store
+    block_size: int  # tokens per block, a multiple of 8
+    start: int  # first block id
+    stop: int  # block id after the last
+    precision: str  # arithmetic of the forward pass, such as "bf16"
     loss: str = LOSS_DEFINITION
 
     def __post_init__(self) -> None:
@@ -77,7 +66,7 @@ class ReferenceManifest:
         return self.stop - self.start
 
     def difference(self, other: ReferenceManifest) -> str:
-        """Return a text that names every field that differs; "" if none does."""
+        """Returns a text that names every field that differs; "" if none does."""
         return ", ".join(
             f"{field.name} {getattr(self, field.name)!r} (expected {getattr(other, field.name)!r})"
             for field in fields(self)
@@ -86,7 +75,7 @@ class ReferenceManifest:
 
 
 def role_manifest(store: Blocks, role: str, *, model: str, precision: str) -> ReferenceManifest:
-    """Return the manifest of references for all blocks of a role; see `ReferenceManifest`.
+    """Returns the manifest of references for all blocks of a role; see `ReferenceManifest`.
 
     Raises:
         ValueError: The store has no block of this role.
@@ -125,7 +114,7 @@ class Folder:
 
 
 def open_folder(path: Path) -> Folder:
-    """Map the arrays of a compacted folder.
+    """Maps the arrays of a compacted folder.
 
     Raises:
         ValueError: The folder is incomplete, of another version, or malformed.
@@ -146,34 +135,43 @@ def open_folder(path: Path) -> Folder:
     with interpreting(file, cure=_CURE):
         digest: str = content["digest"]
         digest.encode()
-    sums, heads, checks = (
-        map_array(path / f"{name}.npy", dtype, (manifest.num_blocks, *shape))
-        for name, (dtype, shape) in ARRAYS.items()
-    )
-    return Folder(path, manifest, digest, sums, heads, checks)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, (dtype, entry) in ARRAYS.items():
+        array_file, shape = path / f"{name}.npy", (manifest.num_blocks, *entry)
+        try:
+            array = np.lib.format.open_memmap(array_file, mode="r")  # no archive
+        except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
+            raise ValueError(f"{array_file} cannot be read ({error}): {_CURE}") from error
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(
+                f"{array_file} holds {array.dtype}{list(array.shape)}, expected "
+                f"{np.dtype(dtype)}{list(shape)}: {_CURE}"
+            )
+        arrays[name] = array
+    return Folder(path, manifest, digest, arrays["sums"], arrays["hash"], arrays["check"])
 
 
 def holds(path: Path, manifest: ReferenceManifest, *, cure: str) -> bool:
-    """Return whether a folder is complete, with references that have this manifest.
+    """Returns whether a folder is complete, with references that have this manifest.
 
     Args:
         path: The folder.
         manifest: Provenance of the references that it should hold.
-        cure: What to do with a folder of others.
+        cure: Remedy for a folder of other references.
 
     Raises:
-        ValueError: The folder is complete, but holds others, or is malformed.
+        ValueError: The folder is complete but holds other references, or is malformed.
     """
     if not (path / "manifest.json").exists():
         return False
-    found = open_folder(path).manifest
-    if found != manifest:
-        raise ValueError(f"{path} holds references with {found.difference(manifest)}: {cure}")
+    actual = open_folder(path).manifest
+    if actual != manifest:
+        raise ValueError(f"{path} holds references with {actual.difference(manifest)}: {cure}")
     return True
 
 
 def read_manifest(path: Path, values: dict[str, Any]) -> ReferenceManifest:
-    """Return the manifest from the values that a file holds; refuse any that are none."""
+    """Returns the manifest from the values in a file; refuses values that no manifest has."""
     with interpreting(path, cure="restore it from a copy, or remove it to compute it again"):
         manifest = ReferenceManifest(**values)
         for field in fields(ReferenceManifest):
@@ -183,36 +181,18 @@ def read_manifest(path: Path, values: dict[str, Any]) -> ReferenceManifest:
     return manifest
 
 
-def map_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Map an array of a complete folder.
-
-    Raises:
-        ValueError: The file cannot be read, or its dtype or shape is wrong.
-    """
-    try:
-        array: npt.NDArray[Any] = np.lib.format.open_memmap(file, mode="r")  # no archive
-    except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
-        raise ValueError(f"{file} cannot be read ({error}): {_CURE}") from error
-    if array.shape != shape or array.dtype != dtype:
-        raise ValueError(
-            f"{file} holds {array.dtype}{list(array.shape)}, expected "
-            f"{np.dtype(dtype)}{list(shape)}: {_CURE}"
-        )
-    return array
-
-
 def hash_heads(hashes: Bytes) -> npt.NDArray[np.uint64]:
-    """Return the first 8 bytes of block hashes [C, 16], little-endian, uint64 [C]."""
+    """Returns the first 8 bytes of block hashes [C, 16], little-endian, uint64 [C]."""
     return np.ascontiguousarray(hashes[:, :8]).view("<u8")[:, 0]
 
 
 def record_checks(records_C: Records) -> npt.NDArray[np.uint32]:
-    """Return the checksums of records, uint32 [C]."""
+    """Returns the checksums of records, uint32 [C]."""
     return crc32_rows(row_bytes(records_C))
 
 
 def manifest_digest(manifest: ReferenceManifest, *arrays: npt.NDArray[np.generic]) -> str:
-    """Return the hex digest of a manifest and the contents of its arrays."""
+    """Returns the hex digest of a manifest and the contents of its arrays."""
     digest = hashlib.blake2b(digest_size=16, person=b"rod-refs-v1")
     digest.update(json.dumps(asdict(manifest), sort_keys=True).encode())
     for array in arrays:
@@ -222,5 +202,5 @@ def manifest_digest(manifest: ReferenceManifest, *arrays: npt.NDArray[np.generic
 
 
 def row_bytes(records_C: Records) -> Bytes:
-    """Return the bytes of records of any type, uint8 [C, its size]."""
+    """Returns the bytes of records of any type, uint8 [C, its size]."""
     return np.ascontiguousarray(records_C).view(np.uint8).reshape(-1, records_C.dtype.itemsize)

@@ -1,10 +1,10 @@
-"""Reference losses by block id: what a block costs the specialist, or the untouched base model.
+"""Reference losses by block id: the loss under the specialist, or under the untouched base model.
 
 Folders of several reference models (`folder.py`) together cover a store: the specialist covers the
 adaptation blocks, the base model the replay blocks (paper, Eq. "RoD"). Every lookup verifies the
 checksum of the record, against corruption, and the block hash, against the store in use.
 
-Shape suffixes: C = blocks, N = all blocks of a folder, S = tokens per block.
+Shape suffixes: C = blocks, N = all blocks of a folder.
 """
 
 from __future__ import annotations
@@ -27,33 +27,27 @@ from nemo_rod.selection.references.folder import (
     NUM_PARTS,
     RECORD,
     Folder,
-    ReferenceManifest,
     hash_heads,
     manifest_digest,
     open_folder,
     record_checks,
 )
-from nemo_rod.selection.references.hash_index import HashIndex
 
 
 class ReferenceLosses(Protocol):
-    """What scoring needs of references.
+    """The interface that scoring needs of references."""
 
-    Attributes:
-        digest: Digest of all of them, hex.
-    """
-
-    digest: str
+    digest: str  # of all of them, hex
 
     @property
     def files(self) -> list[Path]:
         """The files that lookups read at random, each once."""
 
     def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
-        """Return reference losses over the first eighths of blocks, nats per token [C]."""
+        """Returns reference losses over the first eighths of blocks, nats per token [C]."""
 
     def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
-        """Return reference losses of whole blocks, nats per token, float32 [C]."""
+        """Returns reference losses of whole blocks, nats per token, float32 [C]."""
         return self.prefix(block_ids, NUM_PARTS)
 
 
@@ -69,8 +63,7 @@ class References(ReferenceLosses):
 
     def __init__(self, folders: list[Folder], store: HashedBlocks | None) -> None:
         """Use `open`."""
-        self._folders = folders
-        self._store = store
+        self._folders, self._store = folders, store
         self._starts = np.array([folder.manifest.start for folder in folders])
         self.manifests = tuple(folder.manifest for folder in folders)
         self.block_size = self.manifests[0].block_size
@@ -86,7 +79,7 @@ class References(ReferenceLosses):
         *,
         precision: str | None = None,
     ) -> Self:
-        """Open one or more compacted folders.
+        """Opens one or more compacted folders.
 
         Args:
             paths: The folders, in any order.
@@ -99,15 +92,48 @@ class References(ReferenceLosses):
                 tokenizer or precision; or folders overlap or leave blocks of the store without a
                 reference.
         """
-        folders = sorted(
-            (open_folder(Path(path)) for path in paths), key=lambda f: f.manifest.start
-        )
+        folders = sorted(map(open_folder, map(Path, paths)), key=lambda f: f.manifest.start)
         if not folders:
             raise ValueError("no folder of references was given: name at least one")
+        first = folders[0].manifest
+        expected = {
+            "loss definition": first.loss,
+            "block store": first.store if store is None else store.digest,
+            "tokenizer": first.tokenizer if store is None else store.tokenizer_fingerprint,
+            "block size": first.block_size if store is None else store.block_size,
+        }
         for folder in folders:
-            _refuse_foreign(folder, folders[0].manifest, store)
-            _refuse_other_precision(folder, precision)
-        _check_tiling(folders, None if store is None else len(store))
+            file, its = folder.path / "manifest.json", folder.manifest
+            values = (its.loss, its.store, its.tokenizer, its.block_size)
+            for (name, right), value in zip(expected.items(), values, strict=True):
+                if value != right:
+                    raise ValueError(
+                        f"{file} is of {name} {value!r}, expected {right!r}: score again with this "
+                        "run's inputs, or point the run at the scored ones"
+                    )
+            if precision not in (None, its.precision):
+                raise ValueError(
+                    f"{file} is of precision {its.precision!r}, but candidates are scored in "
+                    f"{precision!r}: score the references again with this run's model.precision "
+                    "and scoring.precision, or set those to the precision of the references"
+                )
+        for left, right in pairwise(folders):
+            if left.manifest.stop > right.manifest.start:
+                raise ValueError(
+                    f"{left.path} and {right.path} both have references of block "
+                    f"{right.manifest.start}: name one of the two, or score ranges that do not "
+                    "overlap"
+                )
+        covered = 0
+        for folder in folders:
+            if folder.manifest.start > covered:
+                break
+            covered = folder.manifest.stop
+        if store is not None and covered < len(store):
+            raise ValueError(
+                f"block {covered} of {len(store)} has no reference; there are those of "
+                f"{_ranges(folders)}: name the missing folder, or score these blocks"
+            )
         return cls(folders, store)
 
     @property
@@ -116,11 +142,11 @@ class References(ReferenceLosses):
         return [folder.path / f"{name}.npy" for folder in self._folders for name in ARRAYS]
 
     def __len__(self) -> int:
-        """Return the number of blocks with a reference."""
-        return sum(folder.manifest.num_blocks for folder in self._folders)
+        """Returns the number of blocks with a reference."""
+        return sum(manifest.num_blocks for manifest in self.manifests)
 
     def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
-        """Return reference losses over the first eighths of the blocks; see `block_loss`.
+        """Returns reference losses over the first eighths of the blocks; see `block_loss`.
 
         Raises:
             ValueError: A block has no reference, a damaged one, or one of different content.
@@ -138,7 +164,7 @@ class References(ReferenceLosses):
         return block_loss(records_C["sums"], self.block_size, eighths)
 
     def find(self, hashes: Bytes) -> Ids:
-        """Return the ids of blocks known only by content.
+        """Returns the ids of blocks known only by content.
 
         The first call sorts the hashes of all blocks (16 bytes a block in memory).
 
@@ -151,8 +177,7 @@ class References(ReferenceLosses):
         Raises:
             ValueError: A block has no reference.
         """
-        wanted_C = hash_heads(np.asarray(hashes, dtype=np.uint8))
-        index_C = self._by_head.find(wanted_C)
+        index_C = self._by_head.find(hash_heads(np.asarray(hashes, dtype=np.uint8)))
         if (index_C < 0).any():
             first = int(np.argmax(index_C < 0))
             raise ValueError(
@@ -160,10 +185,14 @@ class References(ReferenceLosses):
                 f"at position {first} with hash {bytes(hashes[first]).hex()}: score this job's "
                 "blocks, cut and tokenised as here, with the reference models"
             )
-        return self._ids_of(index_C)
+        # the index counts blocks over all folders, whose ids may have gaps in between
+        counts = [manifest.num_blocks for manifest in self.manifests]
+        begins = np.cumsum(counts) - counts
+        part_C = np.searchsorted(begins, index_C, side="right") - 1
+        return index_C - begins[part_C] + self._starts[part_C]
 
     def sums(self, block_ids: npt.ArrayLike) -> Nats:
-        """Return the partial sums of the token losses of blocks, nats, float32 [C, 8].
+        """Returns the partial sums of the token losses of blocks, nats, float32 [C, 8].
 
         Raises:
             ValueError: A block has no reference, or a damaged one.
@@ -171,7 +200,7 @@ class References(ReferenceLosses):
         return self._records(np.asarray(block_ids, dtype=np.int64))["sums"]
 
     def verify(self) -> None:
-        """Read all contents; refuse any that do not match a folder's digest."""
+        """Reads all contents; refuses any that do not match a folder's digest."""
         for folder in self._folders:
             if manifest_digest(folder.manifest, folder.sums, folder.heads) != folder.digest:
                 raise ValueError(
@@ -183,20 +212,13 @@ class References(ReferenceLosses):
     def _by_head(self) -> HashIndex:
         return HashIndex(np.concatenate([folder.heads for folder in self._folders]))
 
-    def _ids_of(self, index_C: Ids) -> Ids:
-        """Return the block ids of positions in the concatenation of all folders."""
-        counts = [folder.manifest.num_blocks for folder in self._folders]
-        begins = np.cumsum(counts) - counts
-        part_C = np.searchsorted(begins, index_C, side="right") - 1
-        return index_C - begins[part_C] + self._starts[part_C]
-
     def _records(self, block_ids: Ids) -> Records:
-        """Gather the records of blocks and verify their checksums."""
+        """Gathers the records of blocks and verifies their checksums."""
         part_C = np.searchsorted(self._starts, block_ids, side="right") - 1
         records_C = np.zeros(block_ids.shape, dtype=RECORD)
         check_C = np.zeros(block_ids.shape, dtype=np.uint32)
         records_C["id"] = block_ids
-        found_C = np.zeros(block_ids.shape, dtype=bool)
+        present_C = np.zeros(block_ids.shape, dtype=bool)
         for number, folder in enumerate(self._folders):
             here = np.flatnonzero((part_C == number) & (block_ids < folder.manifest.stop))
             rows = block_ids[here] - folder.manifest.start
@@ -204,10 +226,10 @@ class References(ReferenceLosses):
             records_C["sums"][here] = folder.sums.take(rows, axis=0)
             records_C["head"][here] = folder.heads.take(rows)
             check_C[here] = folder.checks.take(rows)
-            found_C[here] = True
-        if not found_C.all():
+            present_C[here] = True
+        if not present_C.all():
             raise ValueError(
-                f"block {block_ids[np.argmin(found_C)]} has no reference; there are those of "
+                f"block {block_ids[np.argmin(present_C)]} has no reference; there are those of "
                 f"{_ranges(self._folders)}: score the missing blocks"
             )
         whole_C = record_checks(records_C) == check_C
@@ -221,58 +243,35 @@ class References(ReferenceLosses):
         return records_C
 
 
-def _refuse_foreign(folder: Folder, first: ReferenceManifest, store: HashedBlocks | None) -> None:
-    """Raise a ValueError if a folder is of another store, tokenizer or loss definition."""
-    found = folder.manifest
-    checks = [
-        ("loss definition", found.loss, first.loss),
-        ("block store", found.store, first.store if store is None else store.digest),
-        (
-            "tokenizer",
-            found.tokenizer,
-            first.tokenizer if store is None else store.tokenizer_fingerprint,
-        ),
-        ("block size", found.block_size, first.block_size if store is None else store.block_size),
-    ]
-    for what, is_, should_be in checks:
-        if is_ != should_be:
-            raise ValueError(
-                f"{folder.path / 'manifest.json'} is of {what} {is_!r}, expected {should_be!r}: "
-                "score again with what this run uses, or point the run at what was scored"
-            )
+class HashIndex:
+    """Finds blocks by the heads of their hashes, in a sorted list with a directory of leading bits.
 
+    Heads are uniformly distributed, so a directory with about one entry per bucket leaves one or
+    two search steps.
+    """
 
-def _refuse_other_precision(folder: Folder, precision: str | None) -> None:
-    """Raise a ValueError if the losses would differ from the caller's by rounding alone."""
-    found = folder.manifest.precision
-    if precision is not None and found != precision:
-        raise ValueError(
-            f"{folder.path / 'manifest.json'} is of precision {found!r}, but candidates are scored "
-            f"in {precision!r}: score the references again with this run's model.precision and "
-            "scoring.precision, or set those to what the references were made with"
-        )
+    def __init__(self, heads_N: npt.NDArray[np.uint64]) -> None:
+        # every rank of a node holds an index of its own, so the numbers are as small as they can be
+        size = np.uint32 if len(heads_N) < 1 << 32 else np.int64
+        self._order_N = np.argsort(heads_N, kind="stable").astype(size)
+        self._sorted_N = heads_N[self._order_N]
+        bits = max(1, len(heads_N).bit_length() - 1)
+        self._shift = np.uint64(64 - bits)
+        buckets = np.arange((1 << bits) + 1, dtype=np.uint64)
+        self._begin = np.searchsorted(self._sorted_N >> self._shift, buckets).astype(size)
 
-
-def _check_tiling(folders: list[Folder], num_blocks: int | None) -> None:
-    """Refuse folders that overlap or do not cover the store."""
-    for left, right in pairwise(folders):
-        if left.manifest.stop > right.manifest.start:
-            raise ValueError(
-                f"{left.path} and {right.path} both have references of block "
-                f"{right.manifest.start}: name one of the two, or score ranges that do not overlap"
-            )
-    if num_blocks is None:
-        return
-    covered = 0
-    for folder in folders:
-        if folder.manifest.start > covered:
-            break
-        covered = folder.manifest.stop
-    if covered < num_blocks:
-        raise ValueError(
-            f"block {covered} of {num_blocks} has no reference; there are those of "
-            f"{_ranges(folders)}: name the missing folder, or score these blocks"
-        )
+    def find(self, heads_C: npt.NDArray[np.uint64]) -> Ids:
+        """Returns the first index of every head, int64 [C]; -1 if it is absent."""
+        bucket_C = (heads_C >> self._shift).astype(np.int64)
+        at_C = self._begin[bucket_C].astype(np.int64)
+        end_C = self._begin[bucket_C + 1].astype(np.int64)
+        last = len(self._sorted_N) - 1
+        behind_C = at_C < end_C
+        while behind_C.any():
+            behind_C = (at_C < end_C) & (self._sorted_N[np.minimum(at_C, last)] < heads_C)
+            at_C = at_C + behind_C
+        at_C = np.minimum(at_C, last)
+        return np.where(self._sorted_N[at_C] == heads_C, self._order_N[at_C].astype(np.int64), -1)
 
 
 def _ranges(folders: list[Folder]) -> str:

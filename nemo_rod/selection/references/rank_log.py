@@ -1,18 +1,22 @@
-"""Records reference losses in one append-only log per rank.
+"""Logs of reference losses, one per rank, and their compaction to arrays dense by block id.
 
 Reference models never change, so each block is scored once (paper, Appendix A, "Reference-loss
 caching"). A rank appends to `rank-00000.log` (a record log, `record_log.py`), little-endian:
 
     block id u64 | 8 partial sums f32 | first 8 bytes of the block hash u64 | crc32 u32
 
-Once every block is recorded, `compaction.py` turns the logs into a complete folder.
+Ranks may join, leave, die and overlap: `compact` needs every block once at least, and bitwise equal
+copies. Its folder is valid only once `manifest.json` exists; until then the logs stay.
 
 Shape suffixes: C = blocks, N = records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
@@ -20,14 +24,19 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from nemo_rod.files import move_whole, with_advice, write_whole
 from nemo_rod.selection.arrays import Bytes, Ids, Mask, Records
 from nemo_rod.selection.curriculum.record_log import RecordLog
 from nemo_rod.selection.references.folder import (
+    ARRAYS,
     RECORD,
     ROWS,
+    SCHEMA,
     ReferenceManifest,
     hash_heads,
+    manifest_digest,
     read_manifest,
+    record_checks,
     row_bytes,
 )
 
@@ -57,15 +66,13 @@ class ReferenceWriter:
         path = Path(folder) / f"rank-{rank:05d}.log"
         if not path.exists():
             RecordLog.create(path, LOG_MAGIC, asdict(manifest), _RECORD_SIZE)
-        self.manifest = manifest
+        self.manifest, self._sync_every, self._unsynced = manifest, sync_every, 0
         self._log = _open_own(path, manifest, read_only=False)
         records_N, valid_N = recovered(self._log)
         self.done: Ids = np.unique(records_N["id"][valid_N].astype(np.int64))
-        self._sync_every = sync_every
-        self._unsynced = 0
 
     def append(self, block_ids: npt.ArrayLike, sums_C8: npt.ArrayLike, hashes: Bytes) -> None:
-        """Add scored blocks.
+        """Adds scored blocks.
 
         Args:
             block_ids: int64 [C].
@@ -82,14 +89,14 @@ class ReferenceWriter:
         records_C["id"], records_C["sums"] = block_ids, sums_C8
         records_C["head"] = hash_heads(hashes)
         check_sums(records_C, "the scoring pass")
-        check_range(records_C, self.manifest, str(self._log.path))
+        _check_range(records_C, self.manifest, self._log.path)
         self._unsynced += len(records_C)
         sync = self._unsynced >= self._sync_every
         self._log.append(row_bytes(records_C), sync=sync)
         self._unsynced = 0 if sync else self._unsynced
 
     def close(self) -> None:
-        """Sync the log to disk and close it."""
+        """Syncs the log to disk and closes it."""
         self._log.sync()
         self._log.close()
 
@@ -101,19 +108,132 @@ class ReferenceWriter:
 
 
 def logged_ids(folder: str | Path, manifest: ReferenceManifest) -> Ids:
-    """Return the unique block ids in the logs of all ranks, int64, ascending.
+    """Returns the unique block ids in the logs of all ranks, int64, ascending.
 
     Raises:
         ValueError: A log was not written with `manifest`.
     """
     ids = [np.empty(0, dtype=np.int64)]
     for path in log_paths(folder):
-        ids += [part["id"].astype(np.int64) for part in valid_records(path, manifest)]
+        ids += [part["id"].astype(np.int64) for part in _valid_records(path, manifest)]
     return np.unique(np.concatenate(ids))
 
 
-def valid_records(path: Path, manifest: ReferenceManifest) -> Iterator[Records]:
-    """Yield the valid records of a log in batches; refuse a log of another manifest."""
+def compact(
+    folder: str | Path, *, manifest: ReferenceManifest, hashes: Callable[[Ids], Bytes]
+) -> None:
+    """Turns the logs of all ranks into dense arrays and removes the logs.
+
+    Args:
+        folder: Folder of the references.
+        manifest: Provenance of the losses, and the range of blocks that must be present.
+        hashes: Returns the hashes uint8 [C, 16] of block ids int64 [C], such as `store.hashes`.
+
+    Raises:
+        ValueError: The folder is already complete; or a block is missing, has two different losses
+            or a NaN, or its hash differs from the store's. The logs stay unchanged.
+    """
+    folder = Path(folder)
+    if (folder / "manifest.json").exists():
+        raise ValueError(f"{folder} is complete already: use it, or remove it to compute it again")
+    work, logs = folder / ".compact.tmp", log_paths(folder)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        arrays = _new_arrays(work, manifest.num_blocks)
+        present = np.zeros(manifest.num_blocks, dtype=bool)
+        for path in logs:
+            for records_N in _valid_records(path, manifest):
+                _check_range(records_N, manifest, path)
+                check_sums(records_N, str(path))
+                ids = records_N["id"].astype(np.int64)
+                same_N = hash_heads(hashes(ids)) == records_N["head"]
+                if not same_N.all():
+                    raise ValueError(
+                        f"{path} scored block {ids[np.argmin(same_N)]} with another content than "
+                        "the block store holds: the store was rebuilt; remove the logs and score "
+                        "again"
+                    )
+                _merge(records_N, arrays, present, manifest.start, path)
+        missing = np.flatnonzero(~present)
+        if missing.size:
+            raise ValueError(
+                f"{folder} has no valid loss of {missing.size} of {len(present)} blocks in its "
+                f"{len(logs)} logs, the first is block {manifest.start + missing[0]}: score again, "
+                "which scores only the missing blocks"
+            )
+        digest = manifest_digest(manifest, arrays["sums"], arrays["hash"])
+        for name, array in arrays.items():
+            array.flush()
+            move_whole(work / f"{name}.npy", folder / f"{name}.npy")
+        content = {"schema": SCHEMA, **asdict(manifest), "digest": digest}
+        write_whole(folder / "manifest.json", json.dumps(content, indent=2).encode() + b"\n")
+    except (ValueError, OSError):  # free the allocated disk space
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    remove_logs(folder)
+
+
+def remove_logs(folder: str | Path) -> None:
+    """Removes the logs of a complete folder, and leftovers of killed writers."""
+    folder = Path(folder)
+    assert (folder / "manifest.json").exists(), f"{folder} still needs its logs"
+    shutil.rmtree(folder / ".compact.tmp", ignore_errors=True)
+    for path in [*log_paths(folder), *folder.glob(".*.tmp")]:
+        path.unlink()
+
+
+def log_paths(folder: str | Path) -> list[Path]:
+    """Returns the logs of all ranks."""
+    return sorted(Path(folder).glob("rank-*.log"))
+
+
+def open_log(path: Path, *, read_only: bool = True) -> tuple[RecordLog, ReferenceManifest]:
+    """Opens a log, with the manifest in its header."""
+    log = RecordLog(path, LOG_MAGIC, lambda header: _RECORD_SIZE, read_only=read_only)
+    return log, read_manifest(path, log.header)
+
+
+def recovered(log: RecordLog) -> tuple[Records, Mask]:
+    """Returns a log's records [N] up to the last valid one, and which are valid, bool [N]."""
+    valid_N = log.recover()
+    return log.payload().view(RECORD).reshape(-1), valid_N
+
+
+def check_sums(records_N: Records, origin: str) -> None:
+    """Refuses records with non-finite losses."""
+    finite_N = np.isfinite(records_N["sums"]).all(axis=1)
+    if not finite_N.all():
+        raise ValueError(
+            f"{origin} has losses that are not finite for {(~finite_N).sum()} blocks, the first is "
+            f"block {records_N['id'][np.argmin(finite_N)]}: check the reference model and its "
+            "precision"
+        )
+
+
+def _check_range(records_N: Records, manifest: ReferenceManifest, path: Path) -> None:
+    inside_N = (records_N["id"] >= manifest.start) & (records_N["id"] < manifest.stop)
+    if not inside_N.all():
+        raise ValueError(
+            f"{path} has a loss for block {records_N['id'][np.argmin(inside_N)]}, but the "
+            f"manifest is of blocks [{manifest.start}, {manifest.stop}): score the range that the "
+            "manifest names"
+        )
+
+
+def _open_own(path: Path, manifest: ReferenceManifest, *, read_only: bool) -> RecordLog:
+    """Opens a log, which must have been written with `manifest`."""
+    log, written_with = open_log(path, read_only=read_only)
+    if written_with != manifest:
+        raise ValueError(
+            f"{path} was written with {written_with.difference(manifest)}: finish it with the "
+            "same values, or remove it to compute it again"
+        )
+    return log
+
+
+def _valid_records(path: Path, manifest: ReferenceManifest) -> Iterator[Records]:
+    """Yields the valid records of a log in batches."""
     log = _open_own(path, manifest, read_only=True)
     records_N, valid_N = recovered(log)
     for first in range(0, len(records_N), ROWS):
@@ -121,51 +241,37 @@ def valid_records(path: Path, manifest: ReferenceManifest) -> Iterator[Records]:
     log.close()
 
 
-def log_paths(folder: str | Path) -> list[Path]:
-    """Return the logs of all ranks."""
-    return sorted(Path(folder).glob("rank-*.log"))
+def _new_arrays(work: Path, size: int) -> dict[str, np.memmap]:
+    """Creates the dense arrays and allocates disk space for all of them."""
+    arrays = {}
+    for name, (dtype, shape) in ARRAYS.items():
+        path = work / f"{name}.npy"
+        try:
+            arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, (size, *shape))
+            # Writing to a memory map on a full disk would kill the process with a signal.
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            raise with_advice(error, path) from error
+    return arrays
 
 
-def check_range(records_N: Records, manifest: ReferenceManifest, where: str) -> None:
-    """Refuse records of blocks outside the manifest's range."""
-    inside_N = (records_N["id"] >= manifest.start) & (records_N["id"] < manifest.stop)
-    if not inside_N.all():
+def _merge(
+    records_N: Records, arrays: dict[str, np.memmap], present: Mask, start: int, path: Path
+) -> None:
+    """Copies records into the dense arrays; refuses a second, different loss for a block."""
+    row_N = records_N["id"].astype(np.int64) - start
+    rows, first = np.unique(row_N, return_index=True)
+    first = first[~present[rows]]
+    new = row_N[first]
+    arrays["sums"][new] = records_N["sums"][first]
+    arrays["hash"][new] = records_N["head"][first]
+    arrays["check"][new] = record_checks(records_N[first])
+    present[new] = True
+    same_N = (arrays["sums"][row_N] == records_N["sums"]).all(axis=1)
+    if not same_N.all():
+        block_id = start + int(row_N[np.argmin(same_N)])
         raise ValueError(
-            f"{where} has a loss for block {records_N['id'][np.argmin(inside_N)]}, but the "
-            f"manifest is of blocks [{manifest.start}, {manifest.stop}): score the range that the "
-            "manifest names"
+            f"{path} holds another loss for block {block_id} than was read before: the logs are of "
+            "two scoring passes that differ; remove them and score again"
         )
-
-
-def check_sums(records_N: Records, where: str) -> None:
-    """Refuse records with non-finite losses."""
-    finite_N = np.isfinite(records_N["sums"]).all(axis=1)
-    if not finite_N.all():
-        raise ValueError(
-            f"{where} has losses that are not finite for {(~finite_N).sum()} blocks, the first is "
-            f"block {records_N['id'][np.argmin(finite_N)]}: check the reference model and its "
-            "precision"
-        )
-
-
-def open_log(path: Path, *, read_only: bool = True) -> tuple[RecordLog, ReferenceManifest]:
-    """Open a log, with the manifest in its header."""
-    log = RecordLog(path, LOG_MAGIC, lambda header: _RECORD_SIZE, read_only=read_only)
-    return log, read_manifest(path, log.header)
-
-
-def recovered(log: RecordLog) -> tuple[Records, Mask]:
-    """Return a log's records [N] up to the last valid one, and which are valid, bool [N]."""
-    valid_N = log.recover()
-    return log.payload().view(RECORD).reshape(-1), valid_N
-
-
-def _open_own(path: Path, manifest: ReferenceManifest, *, read_only: bool) -> RecordLog:
-    """Open a log, which must have been written with `manifest`."""
-    log, found = open_log(path, read_only=read_only)
-    if found != manifest:
-        raise ValueError(
-            f"{path} was written with {found.difference(manifest)}: finish it with what it was "
-            "begun with, or remove it to compute it again"
-        )
-    return log

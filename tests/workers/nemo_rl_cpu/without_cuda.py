@@ -37,7 +37,7 @@ def start_megatron_bridge() -> None:
 
     from nemo_rod.cpu import trainers
 
-    trainers._lend_the_compiled_helper()  # a checkout has none, and would build it
+    trainers.use_installed_helper()  # a checkout has none, and would build it
     trainers.install_megatron_bridge()
     initialize.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True

@@ -21,8 +21,8 @@ from nemo_rod.signals import KEPT_OPEN, Stopped
 _SLURM = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restart": "SLURM_RESTART_COUNT"}
 
 
-class Record:
-    """The record of one stage in one run folder."""
+class StageLog:
+    """The log of one stage in one run folder."""
 
     def __init__(self, run_dir: Path, name: str) -> None:
         self.name, self.run_dir = name, run_dir
@@ -30,10 +30,13 @@ class Record:
 
     @contextmanager
     def only_one(self, patience: float = 0.0) -> Iterator[None]:
-        """Locks the stage against a second command, which is refused by a ValueError.
+        """Locks the stage against a second command.
 
         Args:
-            patience: seconds that the second command waits for the first before it is refused.
+            patience: seconds to wait for the lock.
+
+        Raises:
+            ValueError: if another command holds the lock for longer.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + patience
@@ -41,8 +44,8 @@ class Record:
             while not lock(file.fileno()):
                 if time.monotonic() >= deadline:
                     raise ValueError(
-                        f"Another nemo-rod is at work on {self.name} in {self.run_dir}: wait for "
-                        "it to end, or choose another run_dir."
+                        f"Another nemo-rod is running {self.name} in {self.run_dir}: wait for it "
+                        "to end, or choose another run_dir."
                     )
                 time.sleep(0.1)
             KEPT_OPEN.append(file.fileno())
@@ -53,9 +56,9 @@ class Record:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Records that work began, and how it ended."""
-        of_slurm = {key: os.environ[name] for key, name in _SLURM.items() if name in os.environ}
-        self._write("began", host=platform.node(), pid=os.getpid(), **of_slurm)
+        """Records the start and the end of an attempt."""
+        slurm = {key: os.environ[name] for key, name in _SLURM.items() if name in os.environ}
+        self._write("began", host=platform.node(), pid=os.getpid(), **slurm)
         try:
             yield
         except Stopped as stop:
@@ -67,12 +70,16 @@ class Record:
         self._write("done")
 
     def events(self) -> list[dict[str, Any]]:
-        """Returns all recorded events, oldest first; refuses a damaged line by its number."""
+        """Returns all events, oldest first.
+
+        Raises:
+            ValueError: if a line is damaged, by its number.
+        """
         events = read_lines(self.path, "time", "event") if self.path.exists() else []
         for number, event in enumerate(events, start=1):
             with interpreting(self.path, cure=f"restore it from a copy, or remove line {number}"):
-                needs = {"began": ("host",), "failed": ("why",), "stopped": ("why",)}
-                texts = [event[name] for name in ("event", *needs.get(event["event"], ()))]
+                required = {"began": ("host",), "failed": ("why",), "stopped": ("why",)}
+                texts = [event[name] for name in ("event", *required.get(event["event"], ()))]
                 if not (all(isinstance(text, str) for text in texts) and event["time"] >= 0):
                     raise TypeError(f"line {number} is {event}")
         return events
@@ -88,5 +95,5 @@ class Record:
         row = {"time": round(time.time(), 1), "event": event, **more}
         with open(self.path, "ab+") as file:
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)  # without what a crash cut off
+            file.truncate(file.read().rfind(b"\n") + 1)  # without a line that a crash cut off
             file.write(json.dumps(row).encode() + b"\n")

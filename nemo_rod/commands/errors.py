@@ -1,0 +1,48 @@
+"""Errors of a command: one sentence on standard error, and an exit status."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from nemo_rod.signals import Stopped
+
+
+def leave(sentence: str, *, status: int = 2) -> NoReturn:
+    """Ends the process with a sentence on standard error."""
+    print(f"nemo-rod: {' '.join(sentence.split())}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+@contextmanager
+def errors_in_one_sentence() -> Iterator[None]:
+    """Turns the errors that a user can correct, and stops, into `leave`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        leave(f"{error}: {_installation(str(error.name))}")
+    except (ValueError, OSError) as error:
+        leave(str(error))
+    except RuntimeError as error:  # a job that failed; its log has the details
+        leave(str(error), status=1)
+    except Stopped as stop:
+        leave(str(stop), status=Stopped.exit_status)
+
+
+def _installation(module: str) -> str:
+    """Returns how to install a missing module: by the extra that brings it, if there is one."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    module = module.replace("_", "-").replace(".", "-")
+    try:
+        requirements = requires("nemo-rod") or []
+    except PackageNotFoundError:  # run from a checkout
+        requirements = []
+    for name in (module, module.partition("-")[0]):
+        for requirement in requirements:
+            if match := re.match(rf"{name}\b.*extra == [\"']([\w-]+)", requirement):
+                return f"pip install 'nemo-rod[{match[1]}]' brings it."
+    return "install it into the environment of this command."

@@ -1,0 +1,23 @@
+"""What the tests of the trainer share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def megatron() -> None:
+    """Makes Megatron importable without CUDA; the import takes seconds."""
+    import nemo_rod.megatron  # noqa: F401
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This process as the only rank of a job."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
