@@ -218,7 +218,7 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def digest_of_files(paths: list[Path]) -> str:
+def digest_files(paths: list[Path]) -> str:
     """Returns the digest of the files' concatenated contents."""
     state = hashlib.blake2b(digest_size=16)
     for path in paths:

@@ -31,7 +31,7 @@ ROOT = TESTS.parent
 RECORD = TESTS / "lanes.json"
 # what every lane reads, whatever it imports
 COMMON = (
-    *("pyproject.toml", "Makefile", "requirements/"),
+    *("pyproject.toml", "Makefile", "requirements/", "nemo_rod/upstream/functions.txt"),
     *("tests/conftest.py", "tests/helpers/preloaded.py"),
 )
 

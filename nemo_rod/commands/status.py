@@ -40,7 +40,7 @@ class Standing:
     Attributes:
         state: "done", "running", "waiting", "requeued", "stopped", "failed", "cancelled", "died" or
             "to do"; or Slurm's name for the end of a job that could not record one.
-        why: what the stage waits for, or a sentence on how it ended.
+        why: cause of waiting, or a sentence about the end.
     """
 
     state: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +24,16 @@ def block_text(store: BlockStore, tokenizer: Tokenizer, block_id: int, *, length
     )
 
 
-def first_texts(store: BlockStore, block_ids: Sequence[int], *, length: int) -> list[str]:
-    """Returns the text of the first tokens of blocks."""
-    tokenizer = find_tokenizer(store)
-    return [block_text(store, tokenizer, int(number), length=length) for number in block_ids]
-
-
 def find_tokenizer(store: BlockStore, name: str | None = None) -> Tokenizer:
     """Returns the tokenizer that made a store.
 
-    By default the one for bytes, that of the run's base, or the one with the recorded name.
+    Args:
+        store: The store.
+        name: Name of the tokenizer; by default the one for bytes, that of the run's base, and the
+            recorded one are tried.
 
     Raises:
-        ValueError: If it cannot be found, or is another one.
+        ValueError: It cannot be found, or did not make the store.
     """
     if name is not None:
         tokenizer = load_tokenizer(name, eod=store.eod_id)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,12 @@ class Settings:
 
     @property
     def floor(self) -> int:
-        """Held-out blocks of every source at least."""
+        """Minimum number of held-out blocks of every source."""
         return int(self.holdout_fraction > 0) if self.holdout_floor is None else self.holdout_floor
 
 
 def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
-    """Everything that determines the blocks of a source: the first part of its manifest.
+    """Returns all that determines the blocks of a source: the first part of its manifest.
 
     It includes the names and sizes of the files, but not their location.
     """
@@ -91,7 +92,7 @@ def build_source(
 ) -> Path:
     """Builds the blocks of a source, or resumes building them.
 
-    A dataset on the hub is read at one commit, whatever its branch does meanwhile; it is recorded.
+    A dataset on the hub is read at one commit, which is recorded, even if its branch moves.
 
     Returns:
         The folder to move into the store; below `folder`, which is for unfinished work.
@@ -101,27 +102,27 @@ def build_source(
     """
     folder.mkdir(parents=True, exist_ok=True)
     build = _Build(folder, spec, settings)
-    what = f"{spec.role}/{spec.name}"
+    label = f"{spec.role}/{spec.name}"
     total = sum(file["bytes"] or 0 for file in build.description["files"]) or None
     if build.commit is not None:
         spec = replace(spec, revision=build.commit)
     try:
         if build.commit is not None and build.documents is None:
-            build.save(Documents(spec).state())  # what resumes reads the same commit
+            build.save(Documents(spec).state())  # a resumed run reads the same commit
         duplicates = None
         if spec.dedup:
             duplicates = stored_duplicates(
                 folder,
                 build.key,
                 spec,
-                lambda done: progress(done, total, f"{what}: finding duplicates"),
+                lambda done: progress(done, total, f"{label}: finding duplicates"),
             )
         documents = Documents(spec, build.documents, duplicates)
         saved = time.monotonic()
         if not build.full:
             for batch, encoded in encoder.encode(batches(documents)):
                 build.add(batch, encoded)
-                progress(batch.consumed, total, what)
+                progress(batch.consumed, total, label)
                 if build.full:
                     break
                 if time.monotonic() - saved >= settings.checkpoint_seconds:
@@ -146,7 +147,12 @@ class _Build:
         self._folder, self._spec, self._settings = folder, spec, settings
         self.description = describe(spec, settings)
         self.key = digest(json.dumps(self.description).encode())
-        state = self._read_state() or {
+        state: dict[str, Any] | None = None
+        with suppress(FileNotFoundError, ValueError):
+            state = json.loads((folder / "state.json").read_text("utf-8"))
+        if not isinstance(state, dict) or state.get("key") != self.key:  # of other blocks
+            state = None
+        state = state or {
             "documents": None,
             "counts": [0, 0],
             "rests": [[], []],
@@ -177,12 +183,18 @@ class _Build:
         return cap is not None and self._tokens >= cap
 
     def add(self, batch: Batch, encoded: Encoded) -> None:
-        """Packs and writes a batch."""
+        """Packs and writes a batch, up to the cap on tokens."""
         tokens, lengths = encoded
-        documents = self._capped(np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else [])
-        for source in batch.inputs[: len(documents)]:
+        documents = np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
+        cap = self._spec.max_tokens
+        for number, (document, source) in enumerate(zip(documents, batch.inputs, strict=True)):
+            if cap is not None and self._tokens >= cap:
+                documents = documents[:number]
+                break
+            if cap is not None:
+                documents[number] = document[: cap - self._tokens - 1]
+            self._tokens += len(documents[number]) + 1
             self._taken[source] += 1
-        self._tokens += sum(len(document) + 1 for document in documents)
         fraction, seed = self._settings.holdout_fraction, self._settings.holdout_seed
         if self._spec.document_holdout:
             held = [is_holdout(d, fraction=fraction, seed=seed) for d in documents]
@@ -211,53 +223,11 @@ class _Build:
         write_json(self._folder / "state.json", state)
 
     def finish(self) -> Path:
-        """Writes indices and manifests."""
-        self._check()
-        files = [
-            {**file, "documents": taken}
-            for file, taken in zip(self.description["files"], self._taken, strict=True)
-        ]
-        manifest = {
-            **self.description,
-            "files": files,
-            "documents": sum(self._taken),
-            "tokens": self._tokens,
-            "dropped_tokens": sum(len(packer.rest) for packer in self._packers),
-        }
-        for writer, split in zip(self._writers, ("train", "holdout"), strict=True):
-            writer.finish({**manifest, "split": split})
-        return self._folder / "out"
+        """Writes indices and manifests; returns their folder.
 
-    def _read_state(self) -> dict[str, Any] | None:
-        """The state of an earlier run, if it was building the same blocks."""
-        try:
-            state: dict[str, Any] = json.loads((self._folder / "state.json").read_text("utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
-        return state if isinstance(state, dict) and state.get("key") == self.key else None
-
-    def close(self) -> None:
-        """Closes the files."""
-        for writer in self._writers:
-            writer.close()
-
-    def _write(self, index: int, blocks: NDArray[np.int32]) -> None:
-        if len(blocks):
-            self._writers[index].append(blocks, block_hashes(self._spec.name, blocks))
-
-    def _capped(self, documents: list[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
-        if self._spec.max_tokens is None:
-            return documents
-        left = self._spec.max_tokens - self._tokens
-        kept = []
-        for document in documents:
-            if left < 1:
-                break
-            kept.append(document[: left - 1])
-            left -= len(kept[-1]) + 1
-        return kept
-
-    def _check(self) -> None:
+        Raises:
+            ValueError: There are too few documents or blocks.
+        """
         source = f"{self._spec.role} source {self._spec.name}"
         size, fraction = self._settings.block_size, self._settings.holdout_fraction
         train, held = (writer.count for writer in self._writers)
@@ -280,3 +250,26 @@ class _Build:
                 f"{source} has 1 block of {size}, expected 2 or more, to train on one and hold out "
                 "the other: give it more text, or make block_size smaller"
             )
+        files = [
+            {**file, "documents": taken}
+            for file, taken in zip(self.description["files"], self._taken, strict=True)
+        ]
+        manifest = {
+            **self.description,
+            "files": files,
+            "documents": sum(self._taken),
+            "tokens": self._tokens,
+            "dropped_tokens": sum(len(packer.rest) for packer in self._packers),
+        }
+        for writer, split in zip(self._writers, ("train", "holdout"), strict=True):
+            writer.finish({**manifest, "split": split})
+        return self._folder / "out"
+
+    def close(self) -> None:
+        """Closes the files."""
+        for writer in self._writers:
+            writer.close()
+
+    def _write(self, index: int, blocks: NDArray[np.int32]) -> None:
+        if len(blocks):
+            self._writers[index].append(blocks, block_hashes(self._spec.name, blocks))

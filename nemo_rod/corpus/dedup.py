@@ -22,7 +22,7 @@ from nemo_rod.files import move_whole
 
 _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<u8")])
 _BUCKETS = 256
-_HELD = 1 << 16  # bytes buffered per bucket
+_BUFFER_BYTES = 1 << 16  # per bucket
 
 
 def stored_duplicates(
@@ -61,38 +61,30 @@ def find_duplicates(
     """
     uncapped = dataclasses.replace(spec, max_documents=None, max_bytes=None, max_tokens=None)
     documents = Documents(uncapped)
-    held = [bytearray() for _ in range(_BUCKETS)]
+    buffers = [bytearray() for _ in range(_BUCKETS)]
     count = 0
     for document in documents:
         digest = hashlib.blake2b(document.text.encode("utf-8"), digest_size=16).digest()
-        held[digest[0]] += digest + count.to_bytes(8, "little")
-        if len(held[digest[0]]) >= _HELD:
-            _spill(scratch, digest[0], held[digest[0]])
+        buffer = buffers[digest[0]]
+        buffer += digest + count.to_bytes(8, "little")
+        if len(buffer) >= _BUFFER_BYTES:
+            with (scratch / f"{digest[0]:03d}").open("ab") as handle:
+                handle.write(buffer)
+            buffer.clear()
         count += 1
         if count % 1024 == 0:
             progress(documents.consumed())
     marks = np.zeros((count + 7) // 8, dtype=np.uint8)
-    for bucket in range(_BUCKETS):
+    for bucket, buffer in enumerate(buffers):
         path = scratch / f"{bucket:03d}"
         spilled = b""
         if path.exists():
             spilled = path.read_bytes()
             path.unlink()
-        _mark(np.frombuffer(spilled + held[bucket], dtype=_RECORD), marks)
+        records = np.frombuffer(spilled + buffer, dtype=_RECORD)
+        ordered = records[np.lexsort((records["ordinal"], records["low"], records["high"]))]
+        high, low = ordered["high"], ordered["low"]
+        repeated = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+        ordinals = ordered["ordinal"][1:][repeated].astype(np.int64)
+        np.bitwise_or.at(marks, ordinals >> 3, (128 >> (ordinals & 7)).astype(np.uint8))
     return marks
-
-
-def _spill(scratch: Path, bucket: int, data: bytearray) -> None:
-    with (scratch / f"{bucket:03d}").open("ab") as handle:
-        handle.write(data)
-    data.clear()
-
-
-def _mark(records: NDArray[np.void], marks: NDArray[np.uint8]) -> None:
-    order = np.lexsort((records["ordinal"], records["low"], records["high"]))
-    ordered = records[order]
-    same = (ordered["high"][1:] == ordered["high"][:-1]) & (
-        ordered["low"][1:] == ordered["low"][:-1]
-    )
-    ordinals = ordered["ordinal"][1:][same].astype(np.int64)
-    np.bitwise_or.at(marks, ordinals >> 3, (128 >> (ordinals & 7)).astype(np.uint8))

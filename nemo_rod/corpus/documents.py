@@ -81,29 +81,38 @@ class Documents:
             self._started = False
 
     def state(self) -> dict[str, Any]:
-        """The state from which a later pass resumes after the last document; plain JSON."""
+        """Returns the state from which a later pass resumes after the last document, as JSON."""
         if not self._started:
             return dict(self._state)
         return {**self._state, "position": self.inputs[self._state["input"]].position()}
 
     def consumed(self) -> int:
-        """Number of input bytes read so far."""
+        """Returns the number of input bytes read so far."""
         number = self._state["input"]
         before = sum(item.size or 0 for item in self.inputs[:number])
         return before + (self.inputs[number].consumed() if self._started else 0)
 
     def _take(self, text: str, where: str) -> tuple[str, int] | None:
-        text, data = _utf8(text)
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError:  # half a surrogate pair, valid in JSON but not in UTF-8
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            data = text.encode("utf-8")
         if len(data) > MAX_DOCUMENT_BYTES:
             raise ValueError(
                 f"source {self.spec.name}: a document of {len(data) >> 20} MiB in {where} is "
                 f"larger than {MAX_DOCUMENT_BYTES >> 20} MiB: split it"
             )
-        if not data or not _in_subsample(data, self.spec.subsample):
+        if not data:
             return None
-        state = self._state
+        if self.spec.subsample < 1.0:
+            digest = hashlib.blake2b(data, digest_size=8, person=b"rod-sub-v1").digest()
+            if int.from_bytes(digest, "little") >= self.spec.subsample * 2.0**64:
+                return None
+        state, bits = self._state, self._duplicates
+        byte, bit = divmod(state["seen"], 8)
         state["seen"] += 1
-        if self._duplicates is not None and _bit(self._duplicates, state["seen"] - 1):
+        if bits is not None and bits[byte] >> (7 - bit) & 1:
             return None
         limit = self.spec.max_bytes
         if limit is not None and state["bytes"] + len(data) > limit:
@@ -121,8 +130,10 @@ class Documents:
 
 
 def open_inputs(spec: SourceSpec) -> list[Input]:
-    """The inputs of a source, in the order in which they are read."""
-    inputs: list[Input] = parts.load("readers", spec.kind, key=f"source {spec.name}: kind")(spec)
+    """Returns the inputs of a source, in the order in which they are read."""
+    inputs: list[Input] = parts.load("readers", spec.kind, key=f"domain.sources.{spec.name}.kind")(
+        spec
+    )
     return inputs
 
 
@@ -134,43 +145,25 @@ def read_files(spec: SourceSpec) -> list[Input]:
 
 
 def matching_files(spec: SourceSpec) -> list[tuple[Path, str]]:
-    """Paths of a source, with names relative to the fixed part of the glob: data may move."""
+    """Returns the files of a source, in order, with names that do not depend on its location.
+
+    A name is relative to the fixed part of the glob.
+
+    Raises:
+        ValueError: A glob matches no file.
+    """
     names: dict[str, str] = {}
     for pattern in spec.files:
         expanded = os.path.expanduser(pattern)
-        root = _fixed_part(expanded)
-        found = [path for path in glob.glob(expanded, recursive=True) if os.path.isfile(path)]
-        if not found:
+        folder = os.path.dirname(expanded)
+        while glob.has_magic(folder):
+            folder = os.path.dirname(folder)
+        paths = [path for path in glob.glob(expanded, recursive=True) if os.path.isfile(path)]
+        if not paths:
             raise ValueError(
                 f"source {spec.name}: no file matches {pattern!r} in {os.getcwd()}: "
                 "correct files of the source"
             )
-        for path in found:
-            names.setdefault(path, Path(os.path.relpath(path, root)).as_posix())
+        for path in paths:
+            names.setdefault(path, Path(os.path.relpath(path, folder or ".")).as_posix())
     return [(Path(path), names[path]) for path in spread(sorted(names), spec.max_files)]
-
-
-def _fixed_part(pattern: str) -> str:
-    folder = os.path.dirname(pattern)
-    while glob.has_magic(folder):
-        folder = os.path.dirname(folder)
-    return folder or "."
-
-
-def _utf8(text: str) -> tuple[str, bytes]:
-    try:
-        return text, text.encode("utf-8")
-    except UnicodeEncodeError:  # half a surrogate pair, valid in JSON but not in UTF-8
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return text, text.encode("utf-8")
-
-
-def _in_subsample(data: bytes, share: float) -> bool:
-    if share >= 1.0:
-        return True
-    digest = hashlib.blake2b(data, digest_size=8, person=b"rod-sub-v1").digest()
-    return int.from_bytes(digest, "little") < share * 2.0**64
-
-
-def _bit(bits: NDArray[np.uint8], index: int) -> bool:
-    return bool(bits[index >> 3] >> (7 - (index & 7)) & 1)

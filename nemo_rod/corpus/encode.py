@@ -133,27 +133,21 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
         All tokens, concatenated, int32; and the number of tokens of each text, int64.
     """
     pieces: list[str] = []
-    counts: list[int] = []
+    ends = [0]  # in the pieces, of each text
     for text in texts:
-        before = len(pieces)
-        pieces += _pieces(text)
-        counts.append(len(pieces) - before)
+        start = 0
+        while len(text) - start > PIECE_CHARS:
+            cut = text.rfind("\n", start, start + PIECE_CHARS) + 1
+            end = cut if cut > start else start + PIECE_CHARS
+            pieces.append(text[start:end])
+            start = end
+        pieces.append(text[start:])
+        ends.append(len(pieces))
     arrays = tokenizer.encode_batch(pieces)
-    lengths = np.array([len(array) for array in arrays], dtype=np.int64)
-    ends = np.cumsum(counts, dtype=np.int64)
-    totals = np.concatenate([[0], np.cumsum(lengths)])[np.concatenate([[0], ends])]
+    lengths = np.array([0, *map(len, arrays)], dtype=np.int64)
+    totals = np.cumsum(lengths)[ends]
     tokens = np.concatenate([np.empty(0, dtype=np.int32), *arrays])
     return tokens, np.diff(totals)
-
-
-def _pieces(text: str) -> Iterator[str]:
-    start = 0
-    while len(text) - start > PIECE_CHARS:
-        cut = text.rfind("\n", start, start + PIECE_CHARS) + 1
-        end = cut if cut > start else start + PIECE_CHARS
-        yield text[start:end]
-        start = end
-    yield text[start:] if start else text
 
 
 _worker_tokenizer: Tokenizer  # one per worker process, set by `_start_worker`

@@ -6,6 +6,7 @@ An input yields one item per record: the record's text, or None if the filter dr
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,11 +39,11 @@ class Input:
         raise NotImplementedError
 
     def position(self) -> Any:
-        """Position from which to resume after the last record: the number of records read."""
+        """Returns the position after the last record: by default, the number of records read."""
         return self._done
 
     def consumed(self) -> int:
-        """Number of bytes of the file read so far; 0 if unknown."""
+        """Returns the number of bytes of the file read so far; 0 if unknown."""
         return 0
 
 
@@ -54,7 +55,11 @@ class Extract:
         self.fields = [spec.text_field, *(comparison.field for comparison in self.comparisons)]
 
     def __call__(self, record: Any, where: str) -> str | None:
-        """Returns the record's text, or None if the filter drops it; errors say `where` it is."""
+        """Returns the record's text, or None if the filter drops it.
+
+        Raises:
+            ValueError: The record is not as the source describes it; begins with `where`.
+        """
         if not isinstance(record, Mapping):
             raise ValueError(f"{where}: expected an object with fields, found {record!r:.60}")
         try:
@@ -77,12 +82,12 @@ class Extract:
 
 def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
     """Returns the error message for a missing field."""
-    found = ", ".join(sorted(str(name) for name in fields)) or "none"
-    return f"{where}: no field {field!r} (found: {found}): set text_field or filter to one of those"
+    names = ", ".join(sorted(str(name) for name in fields)) or "none"
+    return f"{where}: no field {field!r} (found: {names}): set text_field or filter to one of those"
 
 
 class _File(Input):
-    """A local file; its documents are in the fields that `extract` knows, if it has fields."""
+    """A local file; `extract` returns the text of each of its records, if it has records."""
 
     def __init__(self, path: Path, name: str, extract: Extract) -> None:
         super().__init__(name, path.stat().st_size)
@@ -106,7 +111,7 @@ class TextFile(_File):
                 ) from None
 
     def consumed(self) -> int:
-        """Size of the file once it has been read, else 0."""
+        """Returns the size of the file once it has been read, else 0."""
         return (self.size or 0) * self._done
 
 
@@ -136,7 +141,7 @@ class JsonLines(_File):
             yield self._extract(record, where)
 
     def consumed(self) -> int:
-        """Number of bytes read of the file, compressed size."""
+        """Returns the number of bytes read of the file, compressed size."""
         return self._counter.bytes
 
 
@@ -154,13 +159,38 @@ class ParquetTable(_File):
         try:
             with pyarrow.parquet.ParquetFile(self.path) as file:
                 self._rows = file.metadata.num_rows
-                columns = self._columns(file.schema_arrow.names)
-                first = 0
-                for group in range(file.metadata.num_row_groups):
-                    end = first + file.metadata.row_group(group).num_rows
-                    if end > self._done:
-                        yield from self._group(file, group, first, columns)
-                    first = end
+                names = file.schema_arrow.names
+                columns = set()
+                for field in self._extract.fields:
+                    column = field if field in names else field.split(".")[0]
+                    if column not in names:
+                        raise ValueError(missing_field(str(self.path), field, names))
+                    if names.count(column) > 1:
+                        raise ValueError(
+                            f"{self.path}: {names.count(column)} columns are named {column!r}: "
+                            "remove or rename all but one of them"
+                        )
+                    columns.add(column)
+                sizes = [
+                    file.metadata.row_group(group).num_rows
+                    for group in range(file.metadata.num_row_groups)
+                ]
+                ends = list(itertools.accumulate(sizes))
+                start = self._done
+                first = sum(end <= start for end in ends)
+                number = sum(sizes[:first])
+                # Few rows at a time: a dictionary of kilobytes can unpack to gigabytes.
+                for batch in file.iter_batches(
+                    batch_size=16,
+                    row_groups=[*range(first, len(sizes))],
+                    columns=sorted(columns),
+                ):
+                    skipped = min(max(0, start - number), batch.num_rows)
+                    number += skipped
+                    for record in batch.slice(skipped).to_pylist():
+                        number += 1
+                        self._done = number
+                        yield self._extract(record, f"{self.path}, row {number}")
         except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
@@ -168,35 +198,8 @@ class ParquetTable(_File):
                 f"{self.path}: not a readable parquet file ({error}): fetch it again"
             ) from error
 
-    def _group(self, file: Any, group: int, first: int, columns: list[str]) -> Iterator[str | None]:
-        number = first
-        # few rows at a time: a dictionary can hold in a few kilobytes what unpacks to gigabytes
-        for batch in file.iter_batches(batch_size=16, row_groups=[group], columns=columns):
-            if number + batch.num_rows <= self._done:
-                number += batch.num_rows
-                continue
-            for record in batch.to_pylist():
-                number += 1
-                if number > self._done:
-                    self._done = number
-                    yield self._extract(record, f"{self.path}, row {number}")
-
-    def _columns(self, found: list[str]) -> list[str]:
-        columns = []
-        for field in self._extract.fields:
-            column = field if field in found else field.split(".")[0]
-            if column not in found:
-                raise ValueError(missing_field(str(self.path), field, found))
-            if found.count(column) > 1:
-                raise ValueError(
-                    f"{self.path}: {found.count(column)} columns are named {column!r}: remove or "
-                    "rename all but one of them"
-                )
-            columns.append(column)
-        return sorted(set(columns))
-
     def consumed(self) -> int:
-        """Number of bytes read, estimated from the share of rows."""
+        """Returns the number of bytes read, estimated from the share of rows."""
         return (self.size or 0) * self._done // self._rows if self._rows else 0
 
 

@@ -42,14 +42,22 @@ class HuggingFaceDataset(Input):
 
     def _open(self) -> Any:
         from datasets import load_dataset_builder
+        from datasets.data_files import DataFilesDict, DataFilesList
 
         spec = self._spec
         try:
             builder = load_dataset_builder(spec.path, name=spec.subset, revision=spec.revision)
-            split = spec.split
-            if split == ALL_SPLITS or spec.max_files is not None:
-                split = _choose_files(builder, split, spec.max_files)
-            return builder.as_streaming_dataset(split)
+            if spec.split != ALL_SPLITS and spec.max_files is None:
+                return builder.as_streaming_dataset(spec.split)
+            all_files = builder.config.data_files
+            names = sorted(all_files) if spec.split == ALL_SPLITS else [spec.split]
+            pairs: list[tuple[Any, Any]] = []
+            for name in names:
+                pairs += zip(all_files[name], all_files[name].origin_metadata, strict=True)
+            chosen = spread(pairs, spec.max_files)
+            files = DataFilesList([file for file, _ in chosen], [origin for _, origin in chosen])
+            builder.config.data_files = DataFilesDict({spec.split: files})
+            return builder.as_streaming_dataset(spec.split)
         except Exception as error:  # the library passes on any error of its many loaders
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(
@@ -58,12 +66,12 @@ class HuggingFaceDataset(Input):
             ) from error
 
     def position(self) -> Any:
-        """State of the dataset."""
+        """Returns the state of the dataset."""
         return self._start if self._dataset is None else self._dataset.state_dict()
 
 
 def commit_on_hub(path: str, revision: str | None) -> str | None:
-    """Returns the commit that a revision of a dataset is at now; None if the hub does not say."""
+    """Returns the commit that a revision of a dataset is at now; None if unknown."""
     from huggingface_hub import HfApi
 
     if Path(path).exists():
@@ -72,21 +80,6 @@ def commit_on_hub(path: str, revision: str | None) -> str | None:
         return revision
     try:
         commit: str | None = HfApi().dataset_info(path, revision=revision, timeout=60).sha
-    except Exception:  # without a network, or from a mirror: what follows says if it matters
+    except Exception:  # no network, or a mirror: reading fails later if it matters
         return None
     return commit
-
-
-def _choose_files(builder: Any, split: str, max_files: int | None) -> str:
-    """Restricts a dataset to the chosen files and returns their split."""
-    from datasets.data_files import DataFilesDict, DataFilesList
-
-    found = builder.config.data_files
-    names = sorted(found) if split == ALL_SPLITS else [split]
-    pairs: list[tuple[Any, Any]] = []
-    for name in names:
-        pairs += zip(found[name], found[name].origin_metadata, strict=True)
-    chosen = spread(pairs, max_files)
-    files = DataFilesList([file for file, _ in chosen], [origin for _, origin in chosen])
-    builder.config.data_files = DataFilesDict({split: files})
-    return split

@@ -1,8 +1,8 @@
 """How much of the holdout also occurs in the training blocks.
 
 No block is on both sides, but text recurs: a licence, a quotation, a page packed at a different
-offset. This module counts every window of 64 tokens of a held-out block that also occurs, at any
-position, in a training block of any source. If much is shared, use `document_holdout` and `dedup`.
+offset. This module counts the windows of 64 tokens of held-out blocks that also occur, at any
+position, in a training block of any source. If many do, use `document_holdout` and `dedup`.
 
 Windows are compared by a 64-bit rolling hash, within blocks (not across block boundaries).
 
@@ -79,14 +79,13 @@ def overlap_report(
         np.concatenate([_windows(held.tokens(ids), window).ravel() for ids in chosen.values()])
     )
     lookup = _Lookup(known)
-    found = np.zeros(len(known), dtype=bool)
+    is_shared = np.zeros(len(known), dtype=bool)
     for ids in train.chunks():
-        hits = lookup.positions(_windows(train.tokens(ids), window).ravel())
-        found[hits] = True
+        is_shared[lookup.positions(_windows(train.tokens(ids), window).ravel())] = True
     report = {}
     for name, ids in chosen.items():
         hashes_NW = _windows(held.tokens(ids), window)
-        shared_NW = found[np.searchsorted(known, hashes_NW)]
+        shared_NW = is_shared[np.searchsorted(known, hashes_NW)]
         report[name] = Overlap(
             len(ids), int(shared_NW.any(axis=1).sum()), shared_NW.size, int(shared_NW.sum())
         )

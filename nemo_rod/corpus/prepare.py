@@ -1,7 +1,7 @@
 """`prepare`: builds a block store from a description of its sources.
 
 Sources are built one at a time, each in its own folder below ``<root>/.partial``, and renamed into
-place atomically. Existing sources that match are kept; those built with other settings are refused.
+place atomically. Existing sources that match stay; those built with other settings are refused.
 After any interruption, the next run resumes where the last one stopped.
 
 No folder is removed or replaced in its place, where a kill would leave half of it: it is renamed to
@@ -25,13 +25,7 @@ from nemo_rod.corpus.build_source import Progress, Settings, build_source, descr
 from nemo_rod.corpus.encode import Encoder
 from nemo_rod.corpus.hashing import is_holdout
 from nemo_rod.corpus.pack import Packer
-from nemo_rod.corpus.resplit import (
-    RAISED,
-    further_held_out,
-    moved_blocks,
-    raise_holdout,
-    thin,
-)
+from nemo_rod.corpus.resplit import RAISED, further_held_out, moved_blocks, raise_holdout, thin
 from nemo_rod.corpus.shards import BLOCKS_PER_SHARD, SCHEMA
 from nemo_rod.corpus.sources import ROLES, SourceSpec, check_sources
 from nemo_rod.corpus.store import BlockStore
@@ -99,8 +93,9 @@ def prepare(
     Packer(block_size, tokenizer.eod_id)  # refuses a block without a target
     is_holdout([], fraction=holdout_fraction, seed=holdout_seed)  # and another fraction, or seed
     root.mkdir(parents=True, exist_ok=True)
-    with _alone(root), _setbacks(root), Encoder(tokenizer, workers) as encoder:
-        _Preparation(root, sources, settings, encoder, progress or _silent, rebuild).run()
+    with _guarded(root), Encoder(tokenizer, workers) as encoder:
+        progress = progress or (lambda done, total, label: None)
+        _Preparation(root, sources, settings, encoder, progress, rebuild).run()
     return BlockStore(root)
 
 
@@ -116,18 +111,38 @@ class _Preparation:
     rebuild: bool
 
     def run(self) -> None:
-        self._restore()
-        self._remove_strangers()
+        for role in ROLES:  # end replacements that a kill interrupted
+            start = self._before(role, "").name
+            for before in sorted(self._partial.glob(f"{start}*")):
+                target = self.root / role / before.name.removeprefix(start)
+                if target.exists():
+                    self._discard(before)
+                else:
+                    before.rename(target)
+        targets = [self._target(spec) for spec in self.sources]
+        for folder in [path for role in ROLES for path in sorted((self.root / role).glob("*"))]:
+            if folder not in targets:
+                if not self.rebuild:
+                    raise ValueError(
+                        f"{folder} holds blocks of a source that domain.sources does not name: add "
+                        "the source, remove the folder, or set rebuild=[prepare] (in Python, "
+                        "rebuild=True) to have it removed"
+                    )
+                self._listing.unlink(missing_ok=True)
+                self._discard(folder)
         for spec in self.sources:
             self._build(spec)
         if self.settings.replay_ratio is not None:
             self._thin_replay(self.settings.replay_ratio)
         if not self._listing.exists():  # else nothing has changed
             self._raise_holdouts()
-        self._write_listing()
+        ordered = sorted(self.sources, key=lambda spec: (ROLES.index(spec.role), spec.name))
+        names = [{"role": spec.role, "name": spec.name} for spec in ordered]
+        write_json(self._listing, {"schema": SCHEMA, "sources": names})
 
     @property
     def _listing(self) -> Path:
+        """The file without which the store is incomplete."""
         return self.root / "store.json"
 
     @property
@@ -140,19 +155,8 @@ class _Preparation:
     def _before(self, role: str, name: str) -> Path:
         return self._partial / f"before-{role}-{name}"
 
-    def _restore(self) -> None:
-        """Ends replacements that a kill interrupted: there is a new folder, or the old returns."""
-        for role in ROLES:
-            start = self._before(role, "").name
-            for before in sorted(self._partial.glob(f"{start}*")):
-                target = self.root / role / before.name.removeprefix(start)
-                if target.exists():
-                    self._discard(before)
-                else:
-                    before.rename(target)
-
     def _replace(self, spec: SourceSpec, made: Path) -> None:
-        """Moves a finished folder to its place; what was there stays whole until then."""
+        """Moves a finished folder to its place; the former one stays whole until then."""
         target, before = self._target(spec), self._before(spec.role, spec.name)
         if target.exists():
             target.rename(before)
@@ -172,30 +176,6 @@ class _Preparation:
             folder.rename(gone)
             shutil.rmtree(gone)
 
-    def _forget_listing(self) -> None:
-        """Makes the store incomplete until it is whole again."""
-        self._listing.unlink(missing_ok=True)
-
-    def _write_listing(self) -> None:
-        ordered = sorted(self.sources, key=lambda spec: (ROLES.index(spec.role), spec.name))
-        names = [{"role": spec.role, "name": spec.name} for spec in ordered]
-        write_json(self._listing, {"schema": SCHEMA, "sources": names})
-
-    def _remove_strangers(self) -> None:
-        wanted = [self._target(spec) for spec in self.sources]
-        for role in ROLES:
-            for folder in sorted((self.root / role).glob("*")):
-                if folder in wanted:
-                    continue
-                if not self.rebuild:
-                    raise ValueError(
-                        f"{folder} holds blocks of a source that domain.sources does not name: add "
-                        "the source, remove the folder, or set rebuild=[prepare] (in Python, "
-                        "rebuild=True) to have it removed"
-                    )
-                self._forget_listing()
-                self._discard(folder)
-
     def _build(self, spec: SourceSpec) -> None:
         target, partial = self._target(spec), self._partial / f"{spec.role}-{spec.name}"
         if target.exists():
@@ -208,7 +188,7 @@ class _Preparation:
                     f"the blocks in {target} were made otherwise: {difference}; restore the former "
                     "value, or set rebuild=[prepare] (in Python, rebuild=True) to make them again"
                 )
-        self._forget_listing()
+        self._listing.unlink(missing_ok=True)
         try:
             made = build_source(partial, spec, self.settings, self.encoder, self.progress)
         except ValueError:
@@ -218,7 +198,7 @@ class _Preparation:
         self._discard(partial)
 
     def _thin_replay(self, ratio: float) -> None:
-        """Thins all replay sources to the same share, if there is more replay than asked for."""
+        """Thins all replay sources to the same share, if there is more replay than allowed."""
         manifests = [read_json(self._target(s) / "manifest.json", "count") for s in self.sources]
         whole = dict.fromkeys(ROLES, 0)
         for manifest in manifests:
@@ -229,7 +209,7 @@ class _Preparation:
             before = manifest.get("thinned", {"share": 1.0})["share"]
             if spec.role != "replay" or share == before:
                 continue
-            self._forget_listing()
+            self._listing.unlink(missing_ok=True)
             if before < 1.0 or RAISED in manifest:
                 self._build_again(
                     spec,
@@ -244,7 +224,7 @@ class _Preparation:
         self._replace(spec, thin(self._target(spec), work, share=share, seed=seed))
 
     def _build_again(self, spec: SourceSpec, why: str) -> None:
-        """Makes a source as its text alone determines it."""
+        """Builds a source anew, before any thinning or raising."""
         if not self.rebuild:
             raise ValueError(
                 f"{self._target(spec)} {why}: set rebuild=[prepare] (in Python, rebuild=True) to "
@@ -287,33 +267,31 @@ class _Preparation:
             raise ValueError(
                 f"{spec.role} source {spec.name} has {train + held} blocks and {side} held out: "
                 "equal blocks, of all sources, stay together, and holdout_floor moves a fifth of a "
-                "source at most; give it more text, or drop what is repeated, as with dedup"
+                "source at most; give it more text, or drop repeated text, as dedup does"
             )
 
 
 def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
     """Returns the first setting in which existing blocks differ from the description."""
+
+    def settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+        sizes = {f"size of {file['name']}": file["bytes"] for file in manifest["files"]}
+        return flat({**manifest, "files": [file["name"] for file in manifest["files"]], **sizes})
+
     try:
-        known = _settings(json.loads((target / "manifest.json").read_text("utf-8")))
+        existing = settings(json.loads((target / "manifest.json").read_text("utf-8")))
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return "their manifest.json cannot be read"
-    for key, value in _settings(json.loads(json.dumps(description))).items():
-        before = known.get(key)
-        if before != value:
-            return f"{key} was {before!r} and is now {value!r}"
+    current = settings(json.loads(json.dumps(description)))
+    for key in [*current, *(key for key in existing if key.startswith("reading."))]:
+        if existing.get(key) != current.get(key):
+            return f"{key} was {existing.get(key)!r} and is now {current.get(key)!r}"
     return None
 
 
-def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a manifest, or its first part, says, by dotted keys."""
-    files = manifest["files"]
-    sizes = {f"size of {file['name']}": file["bytes"] for file in files}
-    return flat({**manifest, "files": [file["name"] for file in files], **sizes})
-
-
 @contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Locks the folder against a second run."""
+def _guarded(root: Path) -> Iterator[None]:
+    """Locks the folder, and explains failures that keep the unfinished work."""
     partial = root / _PARTIAL
     partial.mkdir(exist_ok=True)
     with (partial / "lock").open("w") as file:
@@ -323,32 +301,21 @@ def _alone(root: Path) -> Iterator[None]:
         try:
             yield
             shutil.rmtree(partial)
+        except BrokenProcessPool:
+            raise ValueError(
+                "a tokenising process was ended from outside, most likely for want of memory: run "
+                "prepare again with fewer workers, it resumes where it stopped"
+            ) from None
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            free = shutil.disk_usage(root).free
+            raise ValueError(
+                f"no room left for the blocks in {root} ({error.strerror}, {free / 1e9:.1f} GB "
+                "free): make room and run prepare again, it resumes where it stopped"
+            ) from error
         finally:
             (partial / "lock").unlink(missing_ok=True)
             for folder in (partial, root):
                 with suppress(OSError):  # not empty: it holds work for the next run to resume
                     folder.rmdir()
-
-
-@contextmanager
-def _setbacks(root: Path) -> Iterator[None]:
-    """Reports failures not caused by the sources, which keep the unfinished work."""
-    try:
-        yield
-    except BrokenProcessPool:
-        raise ValueError(
-            "a tokenising process was ended from outside, most likely for want of memory: run "
-            "prepare again with fewer workers, it resumes where it stopped"
-        ) from None
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        free = shutil.disk_usage(root).free
-        raise ValueError(
-            f"no room left for the blocks in {root} ({error.strerror}, {free / 1e9:.1f} GB free): "
-            "make room and run prepare again, it resumes where it stopped"
-        ) from error
-
-
-def _silent(done: int, total: int | None, what: str) -> None:
-    """Discards the progress."""

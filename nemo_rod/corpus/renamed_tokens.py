@@ -13,10 +13,12 @@ from nemo_rod.corpus.tokenizer import PROBES, Tokenizer
 
 
 def check_renamed(store: BlockStore, made_by: Tokenizer, other: Tokenizer) -> None:
-    """Refuses a tokenizer for which a store's blocks, or ordinary text, mean something else.
+    """Refuses a tokenizer to which a store's blocks, or ordinary text, mean something else.
 
-    Both splits of the blocks are searched for tokens that the other one, the model's, names
-    differently than the one that made them.
+    Args:
+        store: The store; both of its splits are read whole if names of tokens differ.
+        made_by: The tokenizer that made the blocks.
+        other: The model's tokenizer.
 
     Raises:
         ValueError: The tokenizers differ in more than names of special tokens, or a block holds a
@@ -30,57 +32,39 @@ def check_renamed(store: BlockStore, made_by: Tokenizer, other: Tokenizer) -> No
             f"the blocks in {store.root} end documents with token {made_by.eod_id}, and the "
             f"model's tokenizer with {other.eod_id}: set domain.eod to {made_by.eod_id}"
         )
-    renamed = _renamed(made_by, other)
-    _check_text(made_by, other)
-    for split in (store, BlockStore(store.root, split="holdout")):
-        if (found := _first_with(split, renamed)) is not None:
-            token, block = found
-            raise ValueError(
-                f"block {block} of the {split.split} split of {store.root} holds token {token}, "
-                f"which was {made_by.token(token)!r} and is {other.token(token)!r} to the model: "
-                "prepare the blocks with the model's own tokenizer"
-            )
-
-
-def _first_with(store: BlockStore, token_ids: list[int]) -> tuple[int, int] | None:
-    """Returns the first of some tokens in a store, and the id of its block; reads every block."""
-    wanted = np.zeros(store.vocab_size, dtype=bool)
-    wanted[[i for i in token_ids if i < store.vocab_size]] = True
-    for ids in store.chunks() if wanted.any() else ():
-        tokens = store.tokens(ids)
-        found = np.argwhere(wanted[tokens])
-        if len(found):
-            row, column = found[0]
-            return int(tokens[row, column]), int(ids[row])
-    return None
-
-
-def _renamed(one: Tokenizer, other: Tokenizer) -> list[int]:
-    """Returns the ids whose names differ; refuses if one of them is that of an ordinary token."""
-    ids = range(max(one.vocab_size, other.vocab_size))
-    renamed = [i for i in ids if one.token(i) != other.token(i)]
+    both = (made_by, other)
+    ids = range(max(tokenizer.vocab_size for tokenizer in both))
+    renamed = [i for i in ids if made_by.token(i) != other.token(i)]
     for i in renamed:
-        # an id that only one of them has must be special to that one
-        if any(t.token(i) is not None and i not in t.special_ids for t in (one, other)):
+        # An id that only one of them has must be special to that one.
+        if any(t.token(i) is not None and i not in t.special_ids for t in both):
             raise ValueError(
-                f"token {i} is {one.token(i)!r} to the tokenizer of the blocks and "
+                f"token {i} is {made_by.token(i)!r} to the tokenizer of the blocks and "
                 f"{other.token(i)!r} to the model's, and it is not a special one: prepare the "
                 "blocks with the model's own tokenizer"
             )
-    return renamed
-
-
-def _check_text(one: Tokenizer, other: Tokenizer) -> None:
-    """Refuses tokenizers that divide text without special tokens into different ids."""
-    special = one.special_ids | other.special_ids
-    names = [t.token(i) for t in (one, other) for i in t.special_ids]
-    words = (one.decode([i]) for i in range(one.vocab_size) if i not in special)
+    special = made_by.special_ids | other.special_ids
+    names = [t.token(i) for t in both for i in t.special_ids]
+    words = (made_by.decode([i]) for i in range(made_by.vocab_size) if i not in special)
     texts = [t for t in (*PROBES, *words) if not any(name and name in t for name in names)]
-    for text, ids, found in zip(
-        texts, one.encode_batch(texts), other.encode_batch(texts), strict=True
-    ):
-        if ids.tolist() != found.tolist():
+    for text, *tokens in zip(texts, *(t.encode_batch(texts) for t in both), strict=True):
+        expected, actual = (array.tolist() for array in tokens)
+        if expected != actual:
             raise ValueError(
-                f"the text {text!r} is {ids.tolist()} to the tokenizer of the blocks and "
-                f"{found.tolist()} to the model's: prepare the blocks with the model's own"
+                f"the text {text!r} is {expected} to the tokenizer of the blocks and {actual} to "
+                "the model's: prepare the blocks with the model's own"
             )
+    is_renamed = np.isin(np.arange(store.vocab_size), renamed)
+    for split in (store, BlockStore(store.root, split="holdout")) if is_renamed.any() else ():
+        for block_ids in split.chunks():
+            tokens_CS = split.tokens(block_ids)
+            places = np.argwhere(is_renamed[tokens_CS])
+            if len(places):
+                row, column = places[0]
+                token = int(tokens_CS[row, column])
+                raise ValueError(
+                    f"block {block_ids[row]} of the {split.split} split of {store.root} holds "
+                    f"token {token}, which was {made_by.token(token)!r} and is "
+                    f"{other.token(token)!r} to the model: prepare the blocks with the model's own "
+                    "tokenizer"
+                )

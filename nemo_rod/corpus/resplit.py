@@ -32,14 +32,14 @@ _THIN = 1 << 127  # makes another key of the holdout's seed
 def further_held_out(folders: Sequence[Path], *, floor: int, seed: int) -> list[set[bytes]]:
     """Decides which blocks are held out beyond those that `is_holdout` chooses.
 
-    What is held out in one source is held out in all, also where one of them holds out whole
+    A block that one source holds out is held out in all, also if a source holds out whole
     documents. Then the sources are taken by size, the smallest first. A source that holds out fewer
     blocks than `floor`, or than a fifth of its blocks if that is less, gets more, by the lowest
-    hash for the seed of the holdout. Equal blocks, of all sources, are moved together, and not at
-    all if a source that has them would then hold out more than a fifth of its blocks. A fifth is at
-    least one block, but no source gives away its only one.
+    hash for the seed of the holdout. Equal blocks, of all sources, move together, and not at all if
+    a source would then hold out more than a fifth of its blocks. A fifth is at least one block, but
+    no source gives away its only one.
 
-    The answer depends on the sources' blocks alone, not on what was moved before.
+    The result depends on the sources' blocks alone, not on earlier moves.
 
     Args:
         folders: All sources of a store.
@@ -94,9 +94,9 @@ def raise_holdout(built: Path, target: Path, hashes: set[bytes]) -> Path:
 def thin(built: Path, target: Path, *, share: float, seed: int) -> Path:
     """Keeps a share of the blocks of a source, of both splits alike.
 
-    At least one of each is kept, and of a source without held-out blocks two that differ, so that
-    one can be held out. What is kept, by the seed of the holdout, is independent of what is held
-    out.
+    It keeps at least one block of each split, and two different ones of a source without held-out
+    blocks, so that one can be held out. The choice, by the seed of the holdout, is independent of
+    the holdout.
 
     Returns:
         `target`, whose manifests record the share, in (0, 1], and the former number of training
@@ -151,7 +151,7 @@ class _Source:
     def lowest(self, seed: int) -> Iterator[NDArray[np.int32]]:
         """Yields the training blocks, equal ones once, from the lowest hash on, int32 [K, S].
 
-        They come some megabytes at a time, and no more are sorted than are asked for.
+        They come some megabytes at a time, sorted only as far as the caller reads.
         """
         count = max(1, _BYTES_AT_ONCE // (4 * self._shape[1]))
         values = np.concatenate([_values(folder, seed)[start:] for folder, start, _ in self._parts])
@@ -227,7 +227,7 @@ def _rewrite(
         for folder, m in zip(_splits(target), manifests, strict=True)
     ]
     try:
-        for split in (_HELD, _TRAIN):  # what was held out before comes first there
+        for split in (_HELD, _TRAIN):  # blocks of the former holdout come first in the new one
             done = 0
             for tokens, hashes in _chunks(_splits(built)[split]):
                 places = sent[split][done : done + len(tokens)]

@@ -70,7 +70,7 @@ def map_hashes(folder: Path, count: int) -> NDArray[np.uint8]:
 
 
 def split_digest(manifest: Mapping[str, Any], folder: Path) -> str:
-    """Digest of a split's identity, from its manifest, and all its block hashes (hex, 16 bytes)."""
+    """Returns the digest of a split's identity and block hashes: 16 bytes, in hex."""
     identity = {key: manifest[key] for key in _IDENTITY} | {"holdout": manifest["holdout"]}
     state = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16)
     with (folder / "hash.npy").open("rb") as handle:
@@ -100,7 +100,22 @@ class SplitWriter:
         self.folder, self.count = folder, count
         self._block_size, self._per_shard = block_size, per_shard
         self._open: dict[Path, BinaryIO] = {}
-        self._cut()
+        lengths = {
+            shard_path(folder, index, "bin"): 4 * block_size * size
+            for index, size in enumerate(shard_sizes(count, per_shard))
+        }
+        lengths[folder / "hash.npy"] = HASH_HEADER_BYTES + HASH_BYTES * count
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path not in lengths:
+                path.unlink()
+        for path, length in lengths.items():
+            if path.exists() and path.stat().st_size >= length:
+                os.truncate(path, length)
+            elif count:
+                raise ValueError(
+                    f"{path} is shorter than the {length} bytes that an earlier run wrote to it: "
+                    "run prepare again, it makes this source from the beginning"
+                )
 
     def append(self, tokens_NS: NDArray[np.int32], hashes: NDArray[np.uint8]) -> None:
         """Adds blocks, int32 [N, S], and their hashes, uint8 [N, 16]."""
@@ -152,25 +167,6 @@ class SplitWriter:
             _, handle = self._open.popitem()
             with suppress(OSError):  # a full disk was reported when the data was written
                 handle.close()
-
-    def _cut(self) -> None:
-        sizes = shard_sizes(self.count, self._per_shard)
-        wanted = {
-            shard_path(self.folder, index, "bin"): 4 * self._block_size * size
-            for index, size in enumerate(sizes)
-        }
-        wanted[self.folder / "hash.npy"] = HASH_HEADER_BYTES + HASH_BYTES * self.count
-        for path in sorted(self.folder.iterdir()):
-            if path.is_file() and path not in wanted:
-                path.unlink()
-        for path, size in wanted.items():
-            if path.exists() and path.stat().st_size >= size:
-                os.truncate(path, size)
-            elif self.count:
-                raise ValueError(
-                    f"{path} is shorter than the {size} bytes that an earlier run wrote to it: run "
-                    "prepare again, it makes this source from the beginning"
-                )
 
     def _hashes(self) -> BinaryIO:
         handle = self._file(self.folder / "hash.npy")

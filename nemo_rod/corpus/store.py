@@ -67,7 +67,7 @@ class BlockStore:
     Args:
         root: The store's folder.
         split: ``train`` or ``holdout``.
-        on_read: Called with what is about to be read, and with "" afterwards.
+        on_read: Called with a description of each read, and with "" after it.
 
     Attributes:
         block_size: Tokens per block (S).
@@ -89,31 +89,52 @@ class BlockStore:
         root: str | os.PathLike[str],
         split: str = "train",
         *,
-        on_read: Callable[[str], object] = lambda what: None,
+        on_read: Callable[[str], object] = lambda description: None,
     ) -> None:
         assert split in SPLITS, f"split is one of {SPLITS}"
         self.root, self.split, self._on_read = Path(root), split, on_read
-        manifests = [(folder, _manifest(folder)) for folder in self._folders()]
-        self._check_shared(manifests)
-        first = manifests[0][1]
+        try:
+            listing = read_json(self.root / "store.json", "sources")
+        except FileNotFoundError:
+            raise ValueError(
+                f"there is no complete block store in {self.root} (no store.json): "
+                "run nemo-rod prepare, which resumes where it was interrupted"
+            ) from None
+        with interpreting(self.root / "store.json", cure=_AGAIN):
+            sources = sorted((ROLES.index(s["role"]), str(s["name"])) for s in listing["sources"])
+            if not sources:
+                raise ValueError("it lists no source")
+        below = "holdout" if split == "holdout" else ""
+        folders = [self.root / ROLES[role] / name / below for role, name in sources]
+        self._manifests = [(folder, _manifest(folder)) for folder in folders]
+        folder, first = self._manifests[0]
+        for other, manifest in self._manifests[1:]:
+            for key in _SHARED:
+                if manifest[key] != first[key]:
+                    raise ValueError(
+                        f"{other} and {folder} do not belong together: {key} is {manifest[key]} in "
+                        f"the one and {first[key]} in the other: prepare them in one go"
+                    )
         self.block_size: int = first["block_size"]
         self.tokenizer_fingerprint: str = first["tokenizer"]
         self.vocab_size: int = first["vocab_size"]
         self.eod_id: int = first["eod_id"]
-        lines = [f"{m['role']}/{m['source']}/{m['split']} {m['digest']}" for _, m in manifests]
+        manifests = [manifest for _, manifest in self._manifests]
+        lines = [f"{m['role']}/{m['source']}/{m['split']} {m['digest']}" for m in manifests]
         self.digest = digest("\n".join(lines).encode())
 
-        counts = [manifest["count"] for _, manifest in manifests]
+        counts = [manifest["count"] for manifest in manifests]
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self.sources = tuple(
             StoreSource(manifest["source"], manifest["role"], int(start), manifest["count"])
-            for (_, manifest), start in zip(manifests, self._starts[:-1], strict=True)
+            for manifest, start in zip(manifests, self._starts[:-1], strict=True)
         )
         self.num_adaptation = sum(s.count for s in self.sources if s.role == ROLES[0])
         self.num_replay = len(self) - self.num_adaptation
-        self._manifests = manifests
         self._map()
-        self._spot_check()
+        for source in self.sources:
+            if source.count:
+                self.checked_tokens([source.start, source.start + source.count - 1])
 
     @property
     def hash_files(self) -> list[Path]:
@@ -157,13 +178,13 @@ class BlockStore:
         """
         ids = self._checked(block_ids)
         tokens_CS, hashes, source_C = self.tokens(ids), self.hashes(ids), self._source(ids)
-        negative = (tokens_CS < 0).any(axis=1)  # no token is, and of such there are no hashes
+        negative = (tokens_CS < 0).any(axis=1)  # no token is negative, and no hash covers one
         if negative.any():
             self._refuse_damaged(int(ids[negative.argmax()]))
         for source in np.unique(source_C):
             here = np.flatnonzero(source_C == source)
-            found = block_hashes(self.sources[source].name, tokens_CS[here])
-            wrong = here[(hashes[here] != found).any(axis=1)]
+            actual = block_hashes(self.sources[source].name, tokens_CS[here])
+            wrong = here[(hashes[here] != actual).any(axis=1)]
             if wrong.size:
                 self._refuse_damaged(int(ids[wrong[0]]))
         return tokens_CS
@@ -200,9 +221,9 @@ class BlockStore:
         """
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise ValueError(
-                f"the blocks in {self.root} were made by a tokenizer that does something else "
-                f"(fingerprint {self.tokenizer_fingerprint}, now {tokenizer.fingerprint}): use "
-                "that one, or prepare the blocks again with this one"
+                f"the blocks in {self.root} were made by a different tokenizer (fingerprint "
+                f"{self.tokenizer_fingerprint}, now {tokenizer.fingerprint}): use that one, or "
+                "prepare the blocks again with this one"
             )
 
     def verify(self) -> None:
@@ -213,8 +234,8 @@ class BlockStore:
         """
         for folder, manifest in self._manifests:
             with interpreting(folder / "manifest.json", cure=_AGAIN):
-                found = split_digest(manifest, folder)
-            if found != manifest["digest"]:
+                actual = split_digest(manifest, folder)
+            if actual != manifest["digest"]:
                 raise ValueError(
                     f"{folder / 'hash.npy'} does not match the digest in its manifest.json: one of "
                     f"the two was changed or damaged, {_AGAIN}"
@@ -238,39 +259,21 @@ class BlockStore:
             f"changed or damaged, {_AGAIN}"
         )
 
-    def _folders(self) -> list[Path]:
-        try:
-            listing = read_json(self.root / "store.json", "sources")
-        except FileNotFoundError:
-            raise ValueError(
-                f"there is no complete block store in {self.root} (no store.json): "
-                "run nemo-rod prepare, which resumes where it was interrupted"
-            ) from None
-        with interpreting(self.root / "store.json", cure=_AGAIN):
-            sources = sorted((ROLES.index(s["role"]), str(s["name"])) for s in listing["sources"])
-            if not sources:
-                raise ValueError("it lists no source")
-        below = "holdout" if self.split == "holdout" else ""
-        return [self.root / ROLES[role] / name / below for role, name in sources]
-
-    def _check_shared(self, manifests: list[tuple[Path, dict[str, Any]]]) -> None:
-        folder, first = manifests[0]
-        for other, manifest in manifests[1:]:
-            for key in _SHARED:
-                if manifest[key] != first[key]:
-                    raise ValueError(
-                        f"{other} and {folder} do not belong together: {key} is {manifest[key]} in "
-                        f"the one and {first[key]} in the other: prepare them in one go"
-                    )
-
     def _map(self) -> None:
+        """Maps all files, whose sizes must fit the manifests."""
         self._shards: list[np.memmap] = []
         self._hashes: list[NDArray[np.uint8]] = []
         starts: list[int] = []
         for source, (folder, manifest) in zip(self.sources, self._manifests, strict=True):
             start = source.start
-            # first, because a count of ten million million is as many shards
-            _check_hashes(folder / "hash.npy", source.count)
+            # Checked first: a wrong count of ten million million is as many shards.
+            hashes = folder / "hash.npy"
+            _check_size(hashes, HASH_HEADER_BYTES + HASH_BYTES * source.count)
+            with hashes.open("rb") as handle:
+                if handle.read(HASH_HEADER_BYTES) != hash_header(source.count):
+                    raise ValueError(
+                        f"{hashes} does not hold {source.count} block hashes: {_AGAIN}"
+                    )
             for number, size in enumerate(shard_sizes(source.count, manifest["blocks_per_shard"])):
                 path = shard_path(folder, number, "bin")
                 _check_size(path, size * self.block_size * 4)
@@ -281,11 +284,6 @@ class BlockStore:
                 start += size
             self._hashes.append(map_hashes(folder, source.count))
         self._shard_starts = np.array(starts, dtype=np.int64)
-
-    def _spot_check(self) -> None:
-        for source in self.sources:
-            if source.count:
-                self.checked_tokens([source.start, source.start + source.count - 1])
 
     def _checked(self, block_ids: ArrayLike) -> NDArray[np.int64]:
         ids = np.asarray(block_ids)
@@ -321,14 +319,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_size(path: Path, expected: int) -> None:
-    found = path.stat().st_size if path.exists() else None
-    if found != expected:
-        state = "is missing" if found is None else f"has {found} bytes"
+    size = path.stat().st_size if path.exists() else None
+    if size != expected:
+        state = "is missing" if size is None else f"has {size} bytes"
         raise ValueError(f"{path} {state}, expected {expected} bytes: {_AGAIN}")
-
-
-def _check_hashes(path: Path, count: int) -> None:
-    _check_size(path, HASH_HEADER_BYTES + HASH_BYTES * count)
-    with path.open("rb") as handle:
-        if handle.read(HASH_HEADER_BYTES) != hash_header(count):
-            raise ValueError(f"{path} does not hold {count} block hashes: {_AGAIN}")

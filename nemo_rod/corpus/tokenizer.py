@@ -120,8 +120,29 @@ class ByteTokenizer:
         return np.asarray(ids).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Writes an equivalent fast tokenizer, for exported checkpoints."""
-        _byte_level().save_pretrained(str(directory))
+        """Writes an equivalent fast tokenizer, for exported checkpoints.
+
+        It is a byte-level BPE without merges, whose ids are the bytes. The byte-level alphabet
+        represents byte 0 by a printable character, which could occur in a text. Here NUL itself is
+        its token, a special one: text that was tokenised as bytes has none, and elsewhere it means
+        end of document.
+        """
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        vocabulary = {"\0" if byte == 0 else char: byte for byte, char in enumerate(_alphabet())}
+        backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        backend.decoder = decoders.ByteLevel()
+        end = AddedToken("\0", normalized=False, special=True)
+        PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            eos_token=end,
+            pad_token=end,
+            clean_up_tokenization_spaces=False,
+            model_max_length=10**9,
+            model_input_names=["input_ids", "attention_mask"],
+        ).save_pretrained(str(directory))
 
 
 class HuggingFaceTokenizer:
@@ -216,31 +237,6 @@ def _fingerprint(tokenizer: Tokenizer) -> str:
     for tokens in tokenizer.encode_batch([*PROBES, *words]):
         state.update(np.array([len(tokens), *tokens], dtype="<u4").tobytes())
     return state.hexdigest()
-
-
-def _byte_level() -> Any:
-    """Builds a byte-level BPE without merges, whose ids are the bytes themselves.
-
-    The byte-level alphabet represents byte 0 by a printable character, which could occur in a text.
-    Here NUL itself is its token, a special one: it never occurs in a text that was tokenised as
-    bytes, and elsewhere means end of document.
-    """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {"\0" if byte == 0 else char: byte for byte, char in enumerate(_alphabet())}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    backend.decoder = decoders.ByteLevel()
-    end = AddedToken("\0", normalized=False, special=True)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=end,
-        pad_token=end,
-        clean_up_tokenization_spaces=False,
-        model_max_length=10**9,
-        model_input_names=["input_ids", "attention_mask"],
-    )
 
 
 def _alphabet() -> list[str]:

@@ -26,13 +26,17 @@ def read_chunks(path: Path, counter: Counter) -> Iterator[bytes]:
     Raises:
         ValueError: The compressed data is corrupt or truncated.
     """
-    unpack = {".gz": _gunzip, ".zst": _unzstd}.get(path.suffix, _plain)
     with path.open("rb") as handle:
         try:
-            for chunk in unpack(handle):
+            if path.suffix == ".zst":
+                chunks = _unzstd(handle)
+            else:
+                stream = gzip.GzipFile(fileobj=handle) if path.suffix == ".gz" else handle
+                chunks = iter(lambda: stream.read(1 << 20), b"")
+            for chunk in chunks:
                 counter.bytes = handle.tell()
                 yield chunk
-        except (EOFError, zlib.error, gzip.BadGzipFile, _Broken) as error:
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(
                 f"{path}: broken or cut off {path.suffix} data ({error}): fetch the file again"
             ) from error
@@ -53,21 +57,6 @@ def read_whole(path: Path, *, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-class _Broken(Exception):
-    """Compressed data that cannot be decompressed."""
-
-
-def _plain(handle: BinaryIO) -> Iterator[bytes]:
-    while chunk := handle.read(1 << 20):
-        yield chunk
-
-
-def _gunzip(handle: BinaryIO) -> Iterator[bytes]:
-    with gzip.GzipFile(fileobj=handle) as stream:
-        while chunk := stream.read(1 << 20):
-            yield chunk
-
-
 def _unzstd(handle: BinaryIO) -> Iterator[bytes]:
     # The library's own stream reader accepts a file that ends inside a frame as complete.
     import zstandard
@@ -80,7 +69,7 @@ def _unzstd(handle: BinaryIO) -> Iterator[bytes]:
             try:
                 yield frame.decompress(chunk)
             except zstandard.ZstdError as error:
-                raise _Broken(str(error)) from error
+                raise EOFError(str(error)) from error
             chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame is not None:
         raise EOFError("it ends inside a frame")
@@ -92,17 +81,17 @@ def split_lines(path: Path, counter: Counter, *, limit: int) -> Iterator[bytes]:
     Raises:
         ValueError: A line is longer than `limit` bytes.
     """
-    held: list[bytes] = []
+    pieces: list[bytes] = []  # of an unfinished line
     size = 0
     for chunk in read_chunks(path, counter):
-        *whole, rest = chunk.split(b"\n")
-        for line in whole:
-            yield b"".join([*held, line]) if held else line
-            held, size = [], 0
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield b"".join([*pieces, end]) if pieces else end
+            pieces, size = [], 0
         if rest:
-            held.append(rest)
+            pieces.append(rest)
             size += len(rest)
         if size > limit:
             raise ValueError(f"{path}: a line of more than {limit >> 20} MiB: split the document")
-    if held:
-        yield b"".join(held)
+    if pieces:
+        yield b"".join(pieces)

@@ -15,22 +15,17 @@ know the data, though, so all of them map the dataset's index.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from nemo_rod.hosts.swap_in.job import INSTALLED, Job, SelectingJob
+from nemo_rod.hosts.swap_in.job import Installed, Job, SelectingJob, check_host, refuse_job
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
-from nemo_rod.hosts.swap_in.patches import Installed
-from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
+from nemo_rod.hosts.swap_in.roles import Roles
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
-from nemo_rod.upstream.functions import check
-
-Arguments = Callable[[Any], None]  # called with Megatron-LM's arguments
 
 
 def install(**options: Any) -> Installed:
@@ -42,8 +37,8 @@ def install(**options: Any) -> Installed:
     Args:
         options: see `nemo_rod.hosts.swap_in.install`.
     """
-    check_version()
-    from megatron.training import get_args, training
+    training = _training()
+    from megatron.training import get_args
 
     job = _SelectingJob(**options)
 
@@ -56,8 +51,7 @@ def install(**options: Any) -> Installed:
         return get_args().curr_iteration, ProcessGroupCollection.use_mpu_process_groups()
 
     installed = Installed()
-    _watch_arguments(installed, parsed)
-    _show_data(installed, job)
+    _watch(installed, job, parsed)
     installed.replace(training, "train_step", job.selecting(training.train_step, place))
     return installed
 
@@ -68,14 +62,17 @@ def reference(**options: Any) -> None:
     Args:
         options: see `nemo_rod.hosts.swap_in.reference`.
     """
-    check_version()
-    from megatron.training import training
+    training = _training()
+    from megatron.training.checkpointing import checkpoint_exists
 
     job = HostReferenceJob(**options)
 
     def parsed(args: Any) -> None:
         refuse(args, job.roles)
-        _load_weights_alone(args, job)
+        folders = args.pretrained_checkpoint, args.load
+        folder = job.model_folder(checkpoint_exists, *folders, setting="'checkpoint' or --load")
+        args.load, args.pretrained_checkpoint, args.save = folder, None, None
+        args.finetune = args.no_load_optim = args.no_load_rng = True  # weights only
 
     def score_instead(forward_step_func: Callable, model: list, *_: Any, **__: Any) -> None:
         job.write(
@@ -88,12 +85,26 @@ def reference(**options: Any) -> None:
         raise SystemExit(0)
 
     installed = Installed()
-    _watch_arguments(installed, parsed)
-    _show_data(installed, job)
+    _watch(installed, job, parsed)
     installed.replace(training, "train", score_instead)
 
 
-def _watch_arguments(installed: Installed, parsed: Arguments) -> None:
+def _training() -> Any:
+    """Imports Megatron-LM's `training` module and checks its functions; raises a ValueError."""
+    try:
+        from megatron.training import training
+    except ImportError as error:
+        raise ValueError(
+            f"Megatron-LM's megatron.training cannot be imported ({error}): run the job's script "
+            "from a Megatron-LM checkout, or put the checkout on PYTHONPATH."
+        ) from None
+    check_host("megatron_lm", training.train_step)
+    return training
+
+
+def _watch(installed: Installed, job: Job, parsed: Callable[[Any], None]) -> None:
+    """Calls `parsed` with the arguments once they are known, and passes the data on to the job."""
+    from megatron.core.datasets import blended_megatron_dataset_builder as core
     from megatron.training import get_args, training
 
     initialize = training.initialize_megatron
@@ -103,83 +114,43 @@ def _watch_arguments(installed: Installed, parsed: Arguments) -> None:
         parsed(get_args())
         return result
 
-    installed.replace(training, "initialize_megatron", initialized)
-
-
-def _load_weights_alone(args: Any, job: HostReferenceJob) -> None:
-    from megatron.training.checkpointing import checkpoint_exists
-
-    folder = job.model_folder(
-        checkpoint_exists, args.pretrained_checkpoint, args.load, setting="'checkpoint' or --load"
-    )
-    args.load, args.pretrained_checkpoint, args.save = folder, None, None
-    args.finetune = args.no_load_optim = args.no_load_rng = True
-
-
-def _show_data(installed: Installed, job: Job) -> None:
-    """Gives the job m times the training samples, and passes the dataset on.
-
-    With virtual pipeline stages the trainer builds the same data once per stage.
-    """
-    from megatron.training import get_args, training
-
-    count = training.get_train_valid_test_num_samples
-    build = training.build_train_valid_test_datasets
-    load = training.build_pretraining_data_loader
-
-    def more_samples() -> tuple[int, int, int]:
-        train, valid, test = count()
-        return job.candidates(train), valid, test
-
-    def shown(*args: Any, **kwargs: Any) -> tuple:
-        with _built_on_every_rank() as wanted:
-            datasets = build(*args, **kwargs)
-        if datasets[0] is None:
+    def built(train: Any) -> None:
+        if train is None:
             raise ValueError(
                 "The job's dataset provider made no training data on some ranks: expected one "
                 "that uses megatron-core's BlendedMegatronDatasetBuilder and is called on every "
                 "rank (provider.is_distributed = True), as that of pretrain_gpt.py is."
             )
-        given = get_args()
+        args = get_args()
         job.built(
-            datasets[0],
-            num_drawn=more_samples()[0],
-            dataloader_type=given.dataloader_type,
-            batch_size=given.global_batch_size,
-            seed=given.seed,
+            train,
+            num_drawn=training.get_train_valid_test_num_samples()[0],
+            dataloader_type=args.dataloader_type,
+            batch_size=args.global_batch_size,
+            seed=args.seed,
         )
-        return datasets if all(wanted) else (None,) * len(datasets)
 
-    def resumed(dataset: Any, consumed_samples: int, **options: Any) -> Any:
-        return load(dataset, job.resumes_at(dataset, consumed_samples), **options)
-
-    installed.replace(training, "get_train_valid_test_num_samples", more_samples)
-    installed.replace(training, "build_train_valid_test_datasets", shown)
-    installed.replace(training, "build_pretraining_data_loader", resumed)
-
-
-@contextmanager
-def _built_on_every_rank() -> Iterator[list[bool]]:
-    """Makes megatron-core's builder also build on ranks that do not read data.
-
-    Yields:
-        A list that receives, per builder, whether the job wanted to build on this rank.
-    """
-    from megatron.core.datasets import blended_megatron_dataset_builder as core
-
+    installed.replace(training, "initialize_megatron", initialized)
+    job.watch_data(installed, training, built)
+    build = training.build_train_valid_test_datasets
     make = core.BlendedMegatronDatasetBuilder.__init__
     signature = inspect.signature(make)
-    wanted: list[bool] = []
 
-    def make_everywhere(*args: Any, **kwargs: Any) -> None:
-        call = signature.bind(*args, **kwargs).arguments
-        wanted.append(bool(call["is_built_on_rank"]()))
-        call["is_built_on_rank"] = lambda: True
-        make(**call)
+    def build_on_every_rank(*args: Any, **kwargs: Any) -> tuple:
+        reads_here: list[bool] = []  # by builder: whether the job itself builds its data here
 
-    with Installed() as installed:
-        installed.replace(core.BlendedMegatronDatasetBuilder, "__init__", make_everywhere)
-        yield wanted
+        def make_on_every_rank(*args: Any, **kwargs: Any) -> None:
+            call = signature.bind(*args, **kwargs).arguments
+            reads_here.append(bool(call["is_built_on_rank"]()))
+            call["is_built_on_rank"] = lambda: True
+            make(**call)
+
+        with Installed() as patches:
+            patches.replace(core.BlendedMegatronDatasetBuilder, "__init__", make_on_every_rank)
+            datasets = build(*args, **kwargs)
+        return datasets if all(reads_here) else (None,) * len(datasets)
+
+    installed.replace(training, "build_train_valid_test_datasets", build_on_every_rank)
 
 
 class _SelectingJob(SelectingJob):
@@ -195,25 +166,6 @@ class _SelectingJob(SelectingJob):
             wandb.log(metrics, done)
 
 
-def check_version() -> None:
-    """Refuses a Megatron-LM whose functions to replace differ from the tested ones.
-
-    Raises:
-        ValueError: a function differs or is missing, or a selector is already installed.
-    """
-    try:
-        from megatron.training import training
-    except ImportError as error:
-        raise ValueError(
-            f"Megatron-LM's megatron.training cannot be imported ({error}): run the job's script "
-            "from a Megatron-LM checkout, or put the checkout on PYTHONPATH."
-        ) from None
-
-    if hasattr(training.train_step, INSTALLED):
-        raise ValueError("A selector is installed already: uninstall() it before the next one.")
-    check("scoring", "swap_in/megatron_lm")
-
-
 def refuse(args: Any, roles: Roles) -> None:
     """Refuses jobs that selection does not support, before the model is built.
 
@@ -224,38 +176,42 @@ def refuse(args: Any, roles: Roles) -> None:
     from megatron.training.arguments import core_transformer_config_from_args
     from megatron.training.utils import get_blend_and_blend_per_split
 
-    for name, why, instead in (
-        ("use_megatron_fsdp", "is not supported yet", "leave it out"),
-        ("use_torch_fsdp2", "is not supported yet", "leave it out"),
-        ("sft", "packs samples of many lengths into a row", "leave it out"),
-        ("dataloader_inter_document_masking", "packs documents into a row", "leave it out"),
-        ("hybrid_context_parallel", "gives samples of many lengths", "leave it out"),
-        ("fim_data", "would need references of samples that are made anew", "leave it out"),
-        ("mock_data", "makes samples of no source", "give --data-path"),
-        ("perform_rl_step", "trains on rollouts", "leave it out"),
-        ("rampup_batch_size", "changes the size of the pools", "leave it out"),
-        ("step_batch_size_schedule", "changes the size of the pools", "leave it out"),
-        ("decrease_batch_size_if_needed", "changes the size of the pools", "leave it out"),
-        ("iterations_to_skip", "skips another number of samples than a step draws", "leave it out"),
-        ("phase_transition_iterations", "resumes at samples that were not counted", "leave it out"),
-    ):
-        if getattr(args, name, None):
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"Selection does not work with {flag}: it {why}; {instead}.")
-    if args.dataloader_type == "external":
-        raise ValueError(
-            "Selection does not work with --dataloader-type external: it leaves it to the job "
-            "where it resumes; use single."
-        )
-    if args.seq_length % 8:
-        raise ValueError(
-            f"--seq-length {args.seq_length}: expected a multiple of 8, for the 8 partial sums of "
-            "each sample's loss."
-        )
     blend, per_split = get_blend_and_blend_per_split(args)
     if blend is None and per_split is not None:
         blend = per_split[0]
-    if blend is None:
+    if blend is None and not getattr(args, "mock_data", False):
         raise ValueError("The job names no data: give --data-path or --train-data-path.")
-    assign_roles(blend[0], roles)
+    resizes = "changes the size of the pools"
+    reasons = {
+        **dict.fromkeys(("use_megatron_fsdp", "use_torch_fsdp2"), "is not supported yet"),
+        "sft": "packs samples of many lengths into a row",
+        "dataloader_inter_document_masking": "packs documents into a row",
+        "hybrid_context_parallel": "makes samples of many lengths",
+        "fim_data": "needs references of samples that are drawn anew",
+        "mock_data": "makes samples without a source",
+        "perform_rl_step": "trains on rollouts",
+        **dict.fromkeys(("rampup_batch_size", "step_batch_size_schedule"), resizes),
+        "decrease_batch_size_if_needed": resizes,
+        "iterations_to_skip": "skips a different number of samples from a step's draw",
+        "phase_transition_iterations": "resumes at samples that were not counted",
+    }
+    features = [
+        (
+            getattr(args, name, None),
+            "--" + name.replace("_", "-"),
+            reason,
+            "give --data-path" if name == "mock_data" else "leave it out",
+        )
+        for name, reason in reasons.items()
+    ]
+    external = args.dataloader_type == "external"
+    reason = "resumes at an offset that only the job knows"
+    features.append((external, "--dataloader-type external", reason, "use single"))
+    refuse_job(
+        features,
+        sample_length=args.seq_length,
+        length_key="--seq-length ",
+        prefixes=None if blend is None else blend[0],
+        roles=roles,
+    )
     refuse_unsafe(core_transformer_config_from_args(args))

@@ -23,16 +23,19 @@ from lightning.pytorch.callbacks import Callback
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 
-from nemo_rod.hosts.swap_in.job import Job, SelectingJob
+from nemo_rod.hosts.swap_in.job import (
+    INSTALLED,
+    Installed,
+    Job,
+    SelectingJob,
+    check_host,
+    refuse_job,
+)
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
-from nemo_rod.hosts.swap_in.patches import Installed
-from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
+from nemo_rod.hosts.swap_in.roles import Roles
 from nemo_rod.megatron.scoring.forward_only import refuse_unsafe, replaced
-from nemo_rod.upstream.functions import check
 
 SUPPORTED = (2, 7)
-
-Options = dict[str, Any]  # NeMo's arguments for its schedule
 
 
 def install(model: Any, data: Any, trainer: Any, **options: Any) -> Installed:
@@ -45,6 +48,7 @@ def install(model: Any, data: Any, trainer: Any, **options: Any) -> Installed:
         options: see `nemo_rod.hosts.swap_in.install`.
     """
     check_version()
+    check_host("nemo2", *trainer.callbacks)
     job = SelectingJob(**options)
     refuse(model, data, trainer, job.roles)
     return _installed(_Selection(job, data), trainer)
@@ -63,6 +67,7 @@ def reference(model: Any, data: Any, trainer: Any, **options: Any) -> None:
     from nemo.collections import llm
 
     check_version()
+    check_host("nemo2", *trainer.callbacks)
     job = HostReferenceJob(**options)
     refuse(model, data, trainer, job.roles)
     checkpoint = job.model_folder(os.path.isdir)
@@ -111,6 +116,7 @@ class _WithData(Callback):
 
     def __init__(self, job: Job, data: Any) -> None:
         self.job, self.data = job, data
+        setattr(self, INSTALLED, True)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called after the data module's own `setup`."""
@@ -188,9 +194,8 @@ class _Scoring(_WithData):
     def on_megatron_microbatches_start(self, step: Any) -> None:
         if step.forward_only:
             return
-        options = _as_in_megatron(
-            {"model": step.model, "forward_step_func": step.forward_step_func}
-        )
+        call = {"model": step.model, "forward_step_func": step.forward_step_func}
+        options = _as_in_megatron(call)
         self.job.write(
             options["model"],
             ProcessGroupCollection.use_mpu_process_groups(),
@@ -200,47 +205,39 @@ class _Scoring(_WithData):
         raise _Scored
 
 
-def _as_in_megatron(options: Options) -> Options:
+def _as_in_megatron(options: dict[str, Any]) -> dict[str, Any]:
     """Converts NeMo's arguments for its schedule to the form of Megatron's trainers.
 
     NeMo passes a single model chunk without a list, batches with their number in the data loader,
     and a loss function that is a module with the whole batch.
     """
-    model = options["model"]
+    model, forward_step = options["model"], options["forward_step_func"]
+
+    def step(batches: Iterator[Any], chunk: Any) -> tuple[Any, Callable]:
+        output, loss = forward_step(batches, chunk)
+        mask = loss.batch.get("loss_mask")
+        return output, partial(lambda bound_mask, output: loss(output), mask)
+
+    def unnumbered(iterator: Iterator[Any]) -> Iterator[Any]:
+        return (item[0] if isinstance(item, tuple) else item for item in iterator)
+
     options["model"] = model if isinstance(model, list) else [model]
-    options["forward_step_func"] = _with_bound_mask(options["forward_step_func"])
+    options["forward_step_func"] = step
     if "data_iterator" in options:
         iterators = options["data_iterator"]
         options["data_iterator"] = (
-            [map(_batch, iterator) for iterator in iterators]
+            list(map(unnumbered, iterators))
             if isinstance(iterators, list)
-            else map(_batch, iterators)
+            else unnumbered(iterators)
         )
     return options
-
-
-def _batch(item: Any) -> Any:
-    return item[0] if isinstance(item, tuple) else item
-
-
-def _with_bound_mask(forward_step: Callable) -> Callable:
-    def step(batches: Iterator[Any], chunk: Any) -> tuple[Any, Callable]:
-        output, loss = forward_step(batches, chunk)
-        return output, partial(_loss, loss.batch.get("loss_mask"), loss)
-
-    return step
-
-
-def _loss(loss_mask: Any, loss: Callable, output: Any) -> Any:
-    return loss(output)
 
 
 def check_version() -> None:
     """Refuses a NeMo without an LLM collection of the tested form.
 
     Raises:
-        ValueError: NeMo is missing or not supported; the message says what was found and what to
-            use.
+        ValueError: NeMo is missing or not supported; the message names the version to use.
     """
     try:
         version = importlib.metadata.version("nemo-toolkit")
@@ -253,14 +250,13 @@ def check_version() -> None:
         raise ValueError(
             f"nemo-toolkit {version} has no nemo.collections.llm here: install all of 2.7."
         )
-    check("scoring", "swap_in/nemo2")
 
 
 def refuse_version(version: str) -> None:
     """Refuses versions of nemo-toolkit that the selector does not support.
 
     Raises:
-        ValueError: the version is not supported; the message says what to use.
+        ValueError: the version is not supported; the message names the one to use.
     """
     number = tuple(int(part) for part in version.split(".")[:2])
     if number >= (3, 0):
@@ -270,8 +266,8 @@ def refuse_version(version: str) -> None:
         )
     if number != SUPPORTED:
         raise ValueError(
-            f"nemo-toolkit {version} is not supported: it pairs with a megatron-core that lacks "
-            "what scoring asks of it; install 2.7, which pairs with 0.15."
+            f"nemo-toolkit {version} is not supported: it pairs with a megatron-core without the "
+            "functions that scoring needs; install 2.7, which pairs with 0.15."
         )
 
 
@@ -279,14 +275,12 @@ def refuse(model: Any, data: Any, trainer: Any, roles: Roles) -> None:
     """Refuses jobs that selection does not support, before anything starts.
 
     Raises:
-        ValueError: the job is not supported; the message says what was found, why it is refused
-            and what to set.
+        ValueError: the job is not supported; the message names the setting, the reason and the
+            cure.
     """
     from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
     from nemo.lightning.pytorch.strategies import MegatronStrategy
 
-    if any(hasattr(callback, "drawn_before") for callback in trainer.callbacks):
-        raise ValueError("A selector is installed already: uninstall() it before the next one.")
     strategy = trainer.strategy
     if not isinstance(strategy, MegatronStrategy):
         raise ValueError(
@@ -299,26 +293,25 @@ def refuse(model: Any, data: Any, trainer: Any, roles: Roles) -> None:
         )
     refuse_unsafe(model.config, strategy.ddp_config)
     sampler = strategy.data_sampler or data.data_sampler
-    for found, key, why, instead in (
-        (strategy._fsdp is not None, "MegatronStrategy(fsdp=...)",
-         "is not supported yet", "fsdp=None"),
-        (strategy.context_parallel_size > 1, "context_parallel_size",
-         "splits the samples it would score", "context_parallel_size=1"),
-        (sampler.rampup_batch_size is not None, "rampup_batch_size",
-         "changes the size of the pools", "rampup_batch_size=None"),
-        (sampler.dataloader_type == "batch", "dataloader_type='batch'",
-         "gives samples of many lengths", "dataloader_type='single'"),
-        (isinstance(trainer.limit_train_batches, int), "limit_train_batches",
-         "counts the candidates of an epoch", "limit_train_batches=1.0"),
-        (trainer.max_steps < 1, f"max_steps={trainer.max_steps}",
-         "must know how many samples the job draws", "max_steps"),
-    ):  # fmt: skip
-        if found:
-            raise ValueError(f"Selection does not work with {key}: it {why}; set {instead}.")
-    if data.seq_length % 8:
-        raise ValueError(
-            f"seq_length={data.seq_length}: expected a multiple of 8, for the 8 partial sums of "
-            "each sample's loss."
-        )
     blend = data.build_kwargs.get("blend") or data.build_kwargs["blend_per_split"][0]
-    assign_roles(blend[0], roles)
+    features = (
+        (strategy._fsdp is not None, "MegatronStrategy(fsdp=...)",
+         "is not supported yet", "set fsdp=None"),
+        (strategy.context_parallel_size > 1, "context_parallel_size",
+         "splits the samples to score", "set context_parallel_size=1"),
+        (sampler.rampup_batch_size is not None, "rampup_batch_size",
+         "changes the size of the pools", "set rampup_batch_size=None"),
+        (sampler.dataloader_type == "batch", "dataloader_type='batch'",
+         "makes samples of many lengths", "set dataloader_type='single'"),
+        (isinstance(trainer.limit_train_batches, int), "limit_train_batches",
+         "counts the candidates of an epoch", "set limit_train_batches=1.0"),
+        (trainer.max_steps < 1, f"max_steps={trainer.max_steps}",
+         "must know how many samples the job draws", "set max_steps"),
+    )  # fmt: skip
+    refuse_job(
+        features,
+        sample_length=data.seq_length,
+        length_key="seq_length=",
+        prefixes=blend[0],
+        roles=roles,
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Domain, Model
-from nemo_rod.files import digest_of_files
+from nemo_rod.files import digest_files
 from nemo_rod.trust import explain_own_code, name_and_revision
 
 # Projections onto the residual stream; transformers itself scales those of Mamba blocks.
@@ -90,35 +90,35 @@ def check_tokenizer(checkpoint: Path, blocks: Path, model: Model, domain: Domain
 
 
 def check_base(checkpoint: Path, blocks: Path, model: Model, domain: Domain) -> None:
-    """Refuses a base as `check_tokenizer` does, and warns of one that never met the blocks' EOD."""
-    from nemo_rod.corpus import BlockStore
+    """Refuses a base as `check_tokenizer` does, and warns of one that never met the blocks' EOD.
 
-    check_tokenizer(checkpoint, blocks, model, domain)
-    if (warning := unused_eod(checkpoint, BlockStore(blocks).eod_id)) is not None:
-        print(f"  Warning: {warning}.", file=sys.stderr, flush=True)
-
-
-def unused_eod(checkpoint: Path, eod: int) -> str | None:
-    """Returns a warning if a checkpoint never learned the token that ends documents.
-
-    Its embedding is then all zeros; None otherwise, or if no embedding is found.
+    The embedding of such a token is all zeros.
     """
     from safetensors import safe_open
 
+    from nemo_rod.corpus import BlockStore
+
+    check_tokenizer(checkpoint, blocks, model, domain)
+    eod = BlockStore(blocks).eod_id
     for file in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in filter(_EMBEDDING.search, tensors.keys()):
                 if not tensors.get_slice(name)[eod : eod + 1].any():
-                    return (
+                    warning = (
                         f"the embedding of token {eod}, which ends documents, is zero in {name} of "
                         f"{file}: the base never met it, and gradients may overflow; set "
                         "domain.eod to the token that ended documents in its own training"
                     )
-    return None
+                    print(f"  Warning: {warning}.", file=sys.stderr, flush=True)
+                    return
 
 
 def resolve_base(name: str, link: Path) -> None:
-    """Links `link` to a folder, or to NAME or NAME@REVISION of the hub, which is fetched."""
+    """Links `link` to a folder, or to the fetched NAME or NAME@REVISION of the hub.
+
+    Raises:
+        ValueError: if there is no such folder and the hub does not provide it.
+    """
     if link.is_symlink():
         return
     if Path(name).is_dir():
@@ -149,4 +149,4 @@ def checkpoint_digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{folder} holds no *.safetensors: expected a Hugging Face checkpoint.")
-    return digest_of_files(files)
+    return digest_files(files)

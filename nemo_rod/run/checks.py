@@ -56,7 +56,7 @@ def check(config: Config) -> None:
     """Refuses a configuration that cannot run.
 
     Raises:
-        ValueError: naming the key, its value, the accepted values and what to do.
+        ValueError: naming the key, its value, the accepted values and the remedy.
     """
     check_bounds(config)
     model, domain, parallel = config.model, config.domain, config.parallel

@@ -1,4 +1,4 @@
-"""The stage that measures every arm: its held-out losses, and what other parts measure."""
+"""The stage that measures every arm: held-out losses, and registered measurements."""
 
 from __future__ import annotations
 
@@ -28,10 +28,18 @@ class Measurement(Protocol):
         """Returns whether the recipe asks for the measurement."""
 
     def check(self, config: Config) -> str | None:
-        """Returns a line about what would be measured; refuses what cannot work (ValueError)."""
+        """Returns a line about the planned measurement, None for none.
+
+        Raises:
+            ValueError: if it cannot work.
+        """
 
     def missing(self, jobs: ModelJobs, names: list[str]) -> list[str]:
-        """Returns the arms without a result; refuses results of other inputs (ValueError)."""
+        """Returns the arms without a result.
+
+        Raises:
+            ValueError: if a result has other inputs.
+        """
 
     def measure(self, jobs: ModelJobs, names: list[str]) -> None:
         """Measures the arms without a result and writes `FILE` for each."""
@@ -52,26 +60,26 @@ def evaluate_stages(stages: Stages) -> list[Stage]:
     jobs, config = stages.jobs, stages.config
     chosen = [config.arm] if config.arm else config.arms
     names = ["base", *(name for name in chosen if name != "base")]
-    wanted = [m for m in measurements() if m.wanted(config)]
+    requested = [m for m in measurements() if m.wanted(config)]
     folders = [jobs.results.arm(name) for name in names]
 
     def run() -> None:
-        for measurement in wanted:  # finds a wrong name before hours of work
+        for measurement in requested:  # finds a wrong name before hours of work
             if measurement.missing(jobs, names):
                 measurement.check(config)
-        for measurement in wanted:
+        for measurement in requested:
             measurement.measure(jobs, names)
 
     def preview() -> str:
-        return "\n    ".join(filter(None, (m.check(config) for m in wanted)))
+        return "\n    ".join(filter(None, (m.check(config) for m in requested)))
 
     stage = Stage(
         name="evaluate",
         command="evaluate" + (f" arm={config.arm}" if config.arm else ""),
         title=f"evaluate {config.arm or 'every arm'}",
         folder=jobs.results.path / "arms",
-        proof=tuple(folder / m.FILE for folder in folders for m in wanted),
-        is_done=lambda: not any(m.missing(jobs, names) for m in wanted),
+        proof=tuple(folder / m.FILE for folder in folders for m in requested),
+        is_done=lambda: not any(m.missing(jobs, names) for m in requested),
         run=run,
         results=(
             *(file for folder in folders for file in measured_files(folder)),

@@ -1,7 +1,7 @@
-"""What a stage is, and how it hands its folder over to the next.
+"""A stage, and the hand-over of its folder to the next one.
 
 Most stages fill `<folder>.partial` and rename it into place, with a `manifest.json` of their
-inputs. A folder whose manifest matches is kept. A folder with other inputs is never overwritten:
+inputs. A folder whose manifest matches is done. A folder with other inputs is never overwritten:
 the stage refuses it and names the difference. An interrupted stage resumes in its partial folder.
 """
 
@@ -39,7 +39,7 @@ class Stage:
     needs: tuple[str, ...] = ()  # names of the stages whose results it uses
     runs_model: bool = True  # whether it starts processes that run a model, on GPUs if available
     extra: str = "bridge"  # extra of nemo-rod whose packages it needs; "" for none
-    # runs the checks possible beforehand and returns a line about what it would do
+    # runs the checks that are possible beforehand and returns a line about the planned work
     preview: Callable[[], str] | None = None
 
     def is_there(self) -> bool:
@@ -68,7 +68,7 @@ class HandOver:
     make: Callable[[Path], dict[str, Any]]
     # recorded in the manifest but never compared, such as the parallel layout
     note: dict[str, Any] = field(default_factory=dict)
-    # whether `make` itself validates what an interrupted run left behind
+    # whether `make` itself validates the files of an interrupted run
     checks_itself: bool = False
     proof: tuple[str, ...] = ("manifest.json",)  # files without which the folder is not finished
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import Config, Domain
-from nemo_rod.corpus.block_text import first_texts
+from nemo_rod.corpus.block_text import block_text, find_tokenizer
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
@@ -24,6 +24,9 @@ def prepare_blocks(
 
     Returns:
         Its digest and the number of training blocks of each role.
+
+    Raises:
+        ValueError: See `prepare`; or a source has no held-out block.
     """
     bars: dict[str, Progress] = {}
 
@@ -46,23 +49,18 @@ def prepare_blocks(
         progress=progress,
         rebuild=True,  # replaces a source made otherwise, left in a folder not yet handed over
     )
-    _check_held_out(BlockStore(folder, split="holdout"))
-    store = BlockStore(folder)
-    return {key: getattr(store, key) for key in ("digest", "num_adaptation", "num_replay")}
-
-
-def _check_held_out(store: BlockStore) -> None:
-    """Refuses a source that no model could be evaluated on, by a ValueError."""
-    for source in store.sources:
-        if source.count == 0:
+    for source in BlockStore(folder, split="holdout").sources:
+        if source.count == 0:  # no model could be evaluated on it
             raise ValueError(
                 f"{source.role} source {source.name} has no held-out block: give it more text, or "
                 "raise domain.holdout_fraction or domain.holdout_floor."
             )
+    store = BlockStore(folder)
+    return {key: getattr(store, key) for key in ("digest", "num_adaptation", "num_replay")}
 
 
 def unpinned(config: Config) -> list[str]:
-    """Returns the keys that name something on the hub without saying which commit of it."""
+    """Returns the keys that name a repository of the hub without its commit."""
     names = {"model.hf": config.model.hf, "domain.tokenizer": config.domain.tokenizer}
     keys = [
         key
@@ -90,6 +88,7 @@ def block_texts(blocks: Path, digest: str, block_ids: Sequence[int]) -> list[str
         store = BlockStore(blocks)
         if store.digest != digest:
             raise ValueError(f"{blocks} is not the store that the curriculum was recorded with.")
-        return first_texts(store, block_ids, length=_SHOWN_TOKENS)
+        tokenizer = find_tokenizer(store)
+        return [block_text(store, tokenizer, i, length=_SHOWN_TOKENS) for i in block_ids]
     except (OSError, ImportError) as error:
         raise ValueError(f"the blocks' tokenizer cannot be read ({error}).") from None

@@ -54,7 +54,7 @@ class RunFolder:
         return outputs(folder, made_by=made_by, keys={"weights": str})["weights"]
 
     def measured(self, name: str) -> Inputs:
-        """Returns what determines the measurements of an arm, by name."""
+        """Returns the inputs of the measurements of an arm."""
         return {"model": self.weights(name), "blocks": self.block_counts()["digest"]}
 
     def command(self, name: str) -> str:

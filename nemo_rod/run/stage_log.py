@@ -1,4 +1,4 @@
-"""The history of a stage, line by line: when and where it began, and how it ended.
+"""The log of a stage: time and place of every start, and every end.
 
 `<run_dir>/launch/stages/<stage>.jsonl`. The file is also the lock that keeps a second command out
 of a stage in progress.

@@ -210,13 +210,8 @@ def make_arm(
 ) -> Arm:
     """Builds one of the paper's trained arms from its name.
 
-    Args:
-        name: Name of the arm.
-        num_adaptation: Adaptation blocks in the store.
-        num_replay: Replay blocks in the store.
-        batch_size: Blocks trained on in one step (k).
-        seed: Seed of the candidate stream.
-        **selecting: Attributes of `Arm` that only rod has, such as its multiplier and kappa.
+    The arguments are attributes of `Arm`; `selecting` are those that only rod has, such as its
+    multiplier and kappa.
 
     Raises:
         ValueError: The store cannot serve the arm.

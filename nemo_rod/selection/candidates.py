@@ -37,17 +37,11 @@ Balance = Literal["exact", "expected", "corpus", "replay"]
 
 @dataclass(frozen=True)
 class Pool:
-    """The candidate blocks of one step.
+    """The candidate blocks of one step."""
 
-    Attributes:
-        step: Optimizer step the pool was drawn for, from 0.
-        block_ids: int64 [C], block ids in the store.
-        is_replay: bool [C], True for replay, False for adaptation.
-    """
-
-    step: int
-    block_ids: Ids
-    is_replay: Mask
+    step: int  # optimizer step, from 0
+    block_ids: Ids  # int64 [C]
+    is_replay: Mask  # bool [C]
 
 
 class Pools(Protocol):
@@ -65,27 +59,19 @@ class Pools(Protocol):
 class Candidates:
     """Stateless candidate stream over a block store; see the module docstring.
 
-    Attributes:
-        num_adaptation: Adaptation blocks in the store.
-        num_replay: Replay blocks in the store.
-        batch_size: Blocks trained on per step (k).
-        multiplier: Candidates per trained block (m), any real number >= 1.
-        balance: How the roles are mixed.
-        retention: Fraction of the replay blocks in use; only for balance "corpus". The blocks kept
-            at one retention are a subset of those kept at any larger one.
-        seed: Seed of every permutation.
-
     Raises:
         ValueError: A value is out of range, or the store cannot serve the balance.
     """
 
-    num_adaptation: int
-    num_replay: int
-    batch_size: int
-    multiplier: float = 2.0
+    num_adaptation: int  # adaptation blocks in the store
+    num_replay: int  # replay blocks in the store
+    batch_size: int  # blocks trained on per step (k)
+    multiplier: float = 2.0  # candidates per trained block (m), any real number >= 1
     balance: Balance = "expected"
+    # Fraction of the replay blocks in use; only for balance "corpus". The blocks in use at one
+    # retention are a subset of those at any larger one.
     retention: float = 1.0
-    seed: int = 42
+    seed: int = 42  # of every permutation
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

@@ -21,30 +21,21 @@ OnNonfinite = Literal["refuse", "exclude"]
 
 @dataclass(frozen=True)
 class Choice:
-    """The blocks chosen at a step, with the reasons.
-
-    Attributes:
-        pool: The candidates.
-        loss: float32 `[C]`, nats; None if the policy needs no scores. If scores were estimated, NaN
-            except for the blocks that were trained on.
-        score: float32 `[C]`; None if the policy needs no scores.
-        chosen: int64 `[K]`, positions in the pool, ascending.
-        threshold: tau, the smallest chosen score; NaN without scores.
-        seconds: Time spent in "scoring" and "selection", and, under a `Selector`, in "lookup": the
-            remaining wait for the pool and its references.
-        is_estimated: Whether the scores were estimated without a model (`estimates.py`).
-        excluded: Number of candidates excluded because their score was not finite.
-        compared: Metrics of the choices that cheaper scores would have made (`fidelity.py`).
-    """
+    """The blocks chosen at a step, with the reasons."""
 
     pool: Pool
+    # Nats, float32 `[C]`; None if the policy needs no scores. If scores were estimated, NaN except
+    # for the blocks that were trained on.
     loss: Nats | None
-    score: Nats | None
-    chosen: Ids
-    threshold: float = math.nan
+    score: Nats | None  # float32 `[C]`; None if the policy needs no scores
+    chosen: Ids  # int64 `[K]`, positions in the pool, ascending
+    threshold: float = math.nan  # tau, the smallest chosen score
+    # Time spent in "scoring" and "selection", and, under a `Selector`, in "lookup": the remaining
+    # wait for the pool and its references.
     seconds: dict[str, float] = field(default_factory=dict)
-    is_estimated: bool = False
-    excluded: int = 0
+    is_estimated: bool = False  # without a model (`estimates.py`)
+    excluded: int = 0  # number of candidates whose score was not finite
+    # Metrics of the choices that cheaper scores would have made (`fidelity.py`).
     compared: dict[str, float | None] = field(default_factory=dict)
 
     @property

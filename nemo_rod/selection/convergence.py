@@ -16,17 +16,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rule:
-    """Losses have converged once they stop improving.
+    """Losses have converged once they stop improving."""
 
-    Attributes:
-        tolerance: Smallest decrease below the best loss that counts as improvement, nats per token.
-        patience: Consecutive validations without improvement.
-        decay_steps: Updates with a decaying learning rate that follow.
-    """
-
-    tolerance: float
-    patience: int
-    decay_steps: int
+    tolerance: float  # smallest decrease of the best loss that is an improvement, nats per token
+    patience: int  # consecutive validations without improvement
+    decay_steps: int  # updates with a decaying learning rate that follow
 
     def converged_at(self, losses: Iterable[tuple[int, float]]) -> int | None:
         """Returns the number of updates after which the losses converged; None if not yet.

@@ -10,13 +10,11 @@ Shape suffixes: C = candidates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from nemo_rod.selection.arrays import Floats, Nats
+from nemo_rod.selection.arrays import Floats
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.policies import Policy
 
@@ -25,18 +23,11 @@ PREFIXES = {"half": 4, "quarter": 2, "eighth": 1}  # in eighths of a block
 
 @dataclass(frozen=True)
 class Fidelity:
-    """A choice by other scores, compared with the choice that was made.
+    """A choice by other scores, compared with the choice that was made."""
 
-    Attributes:
-        overlap: Fraction of the chosen blocks that both choices share.
-        share_drift: Replay share of the other choice minus that of the choice that was made.
-        rank_correlation: Spearman's rank correlation between the two scores of all candidates; NaN
-            if either is constant.
-    """
-
-    overlap: float
-    share_drift: float
-    rank_correlation: float
+    overlap: float  # fraction of the chosen blocks that both choices share
+    share_drift: float  # replay share of the other choice minus that of the choice that was made
+    rank_correlation: float  # Spearman's, over all candidates; NaN if either score is constant
 
 
 def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> Fidelity:
@@ -51,26 +42,6 @@ def fidelity(choice: Choice, score_C: Floats, policy: Policy) -> Fidelity:
     return Fidelity(shared / len(chosen), float(drift), correlation)
 
 
-def prefix_fidelity(
-    choice: Choice, policy: Policy, score: Callable[[int], Nats]
-) -> dict[str, float | None]:
-    """Compares a choice with that of every prefix: metrics `rod/prefix/<name>/<measure>`.
-
-    Args:
-        choice: The choice by the scores of whole candidates.
-        policy: The policy that made it.
-        score: Returns the candidates' scores by their first eighths, nats per token [C].
-    """
-    assert choice.score is not None
-    metrics: dict[str, float | None] = {}
-    for name, eighths in PREFIXES.items():
-        score_C = score(eighths)
-        if not np.isfinite(score_C[np.isfinite(choice.score)]).all():
-            continue  # only some prefixes of a broken block are finite
-        metrics |= fidelity_metrics(f"prefix/{name}", fidelity(choice, score_C, policy))
-    return metrics
-
-
 def fidelity_metrics(name: str, result: Fidelity) -> dict[str, float | None]:
     """Returns a comparison as metrics `rod/<name>/<measure>`; None for non-finite values."""
     return {
@@ -81,13 +52,11 @@ def fidelity_metrics(name: str, result: Fidelity) -> dict[str, float | None]:
 
 def rank_correlation(a_N: Floats, b_N: Floats) -> float:
     """Returns Spearman's rank correlation; equal values share their mean rank."""
-    a, b = (_mean_ranks(values) for values in (a_N, b_N))
-    a, b = a - a.mean(), b - b.mean()
+    ranks = []
+    for values_N in (a_N, b_N):
+        _, inverse_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+        rank_N = (np.cumsum(counts) - (counts - 1) / 2)[inverse_N]
+        ranks.append(rank_N - rank_N.mean())
+    a, b = ranks
     scale = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / scale if scale else math.nan
-
-
-def _mean_ranks(values_N: Floats) -> npt.NDArray[np.float64]:
-    _, inverse, counts = np.unique(values_N, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(counts) - (counts - 1) / 2
-    return mean_rank[inverse]

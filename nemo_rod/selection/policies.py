@@ -80,13 +80,9 @@ def threshold(weighted_C: Floats | None, chosen: Ids) -> float:
 
 @dataclass(frozen=True)
 class Joint(Policy):
-    """Chooses the k highest scores: adaptation and replay compete for the same slots.
+    """Chooses the k highest scores: adaptation and replay compete for the same slots."""
 
-    Attributes:
-        kappa: Value of one nat of forgetting in nats of learning; multiplies replay scores.
-    """
-
-    kappa: float = 1.0
+    kappa: float = 1.0  # value of one nat of forgetting in nats of learning; scales replay scores
     needs_scores = True
 
     def __post_init__(self) -> None:
@@ -111,14 +107,11 @@ class Joint(Policy):
 class FixedShare(Policy):
     """Chooses round(share * k) replay blocks, else adaptation (paper, component ablation).
 
-    Attributes:
-        share: Fraction of replay in the batch.
-        adaptation: How adaptation blocks are chosen: "random" takes the first ones of the pool
-            (which is shuffled), "rho" those with the highest scores.
-        replay: How replay blocks are chosen, likewise.
+    Of either role, "random" takes the first blocks of the pool (which is shuffled), "rho" those
+    with the highest scores.
     """
 
-    share: float
+    share: float  # fraction of replay in the batch
     adaptation: Within = "random"
     replay: Within = "random"
 

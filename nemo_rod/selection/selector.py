@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
 from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.fidelity import fidelity, fidelity_metrics, prefix_fidelity
+from nemo_rod.selection.fidelity import PREFIXES, fidelity, fidelity_metrics
 from nemo_rod.selection.policies import Policy, Score, reducible_loss
 from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses, block_loss
 
@@ -65,46 +65,32 @@ class Ahead(Generic[T]):
         return prepared
 
 
+@dataclass(eq=False, kw_only=True)
 class Selector:
     """Chooses the blocks that each step trains on.
-
-    Args:
-        pools: The candidate pool of every step.
-        policy: Turns scores into the chosen blocks.
-        batch_size: Blocks trained on in one step (K).
-        block_size: Tokens per block (S).
-        references: Reference losses; required if the policy needs scores.
-        on_nonfinite: See `choose`.
-        eighths: How many leading eighths of every candidate are scored. Its score is that of this
-            prefix: the model's loss minus the reference loss on the same tokens.
-        averages: Estimates the scores of steps without a scoring pass; None scores every pool.
-        score: Turns losses and reference losses into scores.
 
     Raises:
         ValueError: The policy needs scores, but there are no references.
     """
 
-    def __init__(
-        self,
-        *,
-        pools: Pools,
-        policy: Policy,
-        batch_size: int,
-        block_size: int,
-        references: ReferenceLosses | None = None,
-        on_nonfinite: OnNonfinite = "refuse",
-        eighths: int = NUM_PARTS,
-        averages: SourceAverages | None = None,
-        score: Score = reducible_loss,
-    ) -> None:
-        if policy.needs_scores and references is None:
+    pools: Pools
+    policy: Policy
+    batch_size: int  # blocks trained on in one step (K)
+    block_size: int  # tokens per block (S)
+    references: ReferenceLosses | None = None
+    on_nonfinite: OnNonfinite = "refuse"  # see `choose`
+    # How many leading eighths of every candidate are scored. Its score is that of this prefix: the
+    # model's loss minus the reference loss on the same tokens.
+    eighths: int = NUM_PARTS
+    averages: SourceAverages | None = None  # estimates scores between scoring passes
+    score: Score = reducible_loss
+
+    def __post_init__(self) -> None:
+        if self.policy.needs_scores and self.references is None:
             raise ValueError(
-                f"{type(policy).__name__} chooses by reducible loss: give the reference losses."
+                f"{type(self.policy).__name__} chooses by reducible loss: give the reference "
+                "losses."
             )
-        self.pools, self.policy = pools, policy
-        self.batch_size, self.block_size, self.references = batch_size, block_size, references
-        self.on_nonfinite, self.eighths, self.averages = on_nonfinite, eighths, averages
-        self.score = score
         self._ahead = Ahead(self._draw)
 
     @classmethod
@@ -213,14 +199,16 @@ class Selector:
     def _compared_with_prefixes(self, choice: Choice, sums: Nats) -> Choice:
         """Adds the comparison with the scores of every prefix of the candidates."""
         start = time.perf_counter()
-        references = self.references
-        assert references is not None
-
-        def score(eighths: int) -> Nats:
+        assert self.references is not None and choice.score is not None
+        compared: dict[str, float | None] = {}
+        for name, eighths in PREFIXES.items():
             loss_C = block_loss(sums, self.block_size, eighths)
-            return self.score(loss_C, references.prefix(choice.pool.block_ids, eighths))
-
-        compared = prefix_fidelity(choice, self.policy, score)
+            reference_C = self.references.prefix(choice.pool.block_ids, eighths)
+            score_C = self.score(loss_C, reference_C)
+            # some prefixes of a broken block are finite, others are not
+            if np.isfinite(score_C[np.isfinite(choice.score)]).all():
+                result = fidelity(choice, score_C, self.policy)
+                compared |= fidelity_metrics(f"prefix/{name}", result)
         selection = choice.seconds["selection"] + time.perf_counter() - start
         return replace(
             choice, seconds={**choice.seconds, "selection": selection}, compared=compared

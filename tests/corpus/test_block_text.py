@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.corpus.block_text import END_OF_DOCUMENT, block_text, find_tokenizer, first_texts
+from nemo_rod.corpus.block_text import END_OF_DOCUMENT, block_text, find_tokenizer
 from nemo_rod.run.prepared_blocks import block_texts
 
 
@@ -33,7 +33,7 @@ def test_blocks_read_as_the_documents_did(store: BlockStore) -> None:
     whole = "".join(texts).split(END_OF_DOCUMENT)
     assert whole[0] == "The first of the two."
     assert "And the second, which is twice as long, is".startswith(whole[1])
-    assert first_texts(store, [0], length=3) == ["The"]
+    assert block_text(store, tokenizer, 0, length=3) == "The"
 
 
 def test_a_report_has_texts_of_the_store_of_its_curriculum_alone(store: BlockStore) -> None:

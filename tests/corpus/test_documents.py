@@ -50,10 +50,10 @@ def write_parquet(path: Path, records: Sequence[dict[str, Any]], rows: int = 7) 
     return path
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same documents in every format."""
-    half = len(RECORDS) // 2
+    tmp_path, half = tmp_path_factory.mktemp("corpus"), len(RECORDS) // 2
     first, second = lines(RECORDS[:half]), lines(RECORDS[half:])
     (tmp_path / "a.jsonl").write_bytes(first)
     (tmp_path / "b.jsonl").write_bytes(second[:-1])  # the last line break may be missing
@@ -250,20 +250,25 @@ def refuse(source: SourceSpec, *parts: str) -> None:
         assert part in message, message
 
 
-def test_a_missing_field_is_named_with_its_place(corpus: Path) -> None:
-    file = corpus / "a.jsonl"
-    refuse(
-        spec("jsonl", [file], text_field="body"), f"{file}:1: no field 'body'", "lang, meta, text"
-    )
-    refuse(spec("jsonl", [file], filter="year > 3"), f"{file}:1: no field 'year'")
-    refuse(spec("parquet", [corpus / "*.parquet"], text_field="body"), "no field 'body'", "lang")
-    refuse(
-        spec("parquet", [corpus / "*.parquet"], filter="meta.x == 1"), "row 1: no field 'meta.x'"
-    )
-    pytest.importorskip("datasets")
-    refuse(
-        spec("huggingface", path=str(corpus / "hub"), text_field="body"), "row 1: no field 'body'"
-    )
+@pytest.mark.parametrize(
+    ("kind", "fields", "parts"),
+    [
+        ("jsonl", {"text_field": "body"}, ("a.jsonl:1: no field 'body'", "lang, meta, text")),
+        ("jsonl", {"filter": "year > 3"}, ("a.jsonl:1: no field 'year'",)),
+        ("parquet", {"text_field": "body"}, ("all.parquet: no field 'body'", "lang, meta, text")),
+        ("parquet", {"filter": "meta.x == 1"}, ("all.parquet, row 1: no field 'meta.x'",)),
+        ("huggingface", {"text_field": "body"}, ("hub, row 1: no field 'body'",)),
+    ],
+)
+def test_a_missing_field_is_named_with_its_place(
+    corpus: Path, kind: str, fields: dict[str, str], parts: Sequence[str]
+) -> None:
+    if kind == "huggingface":
+        pytest.importorskip("datasets")
+        refuse(spec(kind, path=str(corpus / "hub"), **fields), *parts)
+    else:
+        file = {"jsonl": "a.jsonl", "parquet": "all.parquet"}[kind]
+        refuse(spec(kind, [corpus / file], **fields), *parts)
 
 
 @pytest.mark.parametrize(
@@ -278,27 +283,20 @@ def test_a_missing_field_is_named_with_its_place(corpus: Path) -> None:
         ("a.jsonl.gz", b"plain text\n", ("a.jsonl.gz: broken or cut off",)),
         ("a.jsonl.zst", zstandard.compress(lines(RECORDS))[:-20], ("broken or cut off", "frame")),
         ("a.jsonl.zst", b"plain text\n", ("a.jsonl.zst: broken or cut off",)),
+        ("a.parquet", b"PAR1 nothing PAR1", ("a.parquet: not a readable parquet file",)),
+        ("a.text", b"abc\xff", ("a.text: byte 3 is not UTF-8",)),
+        ("a.text", b"abcd" * 100, ("a document of 0 MiB in a.text is larger than",)),
+        ("other", b"", ("source web: no file matches",)),
     ],
 )
-def test_broken_files_are_named(
-    tmp_path: Path, name: str, data: bytes, parts: Sequence[str]
+def test_broken_inputs_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, parts: Sequence[str]
 ) -> None:
+    if name == "a.text":
+        monkeypatch.setattr("nemo_rod.corpus.documents.MAX_DOCUMENT_BYTES", 300)
     (tmp_path / name).write_bytes(data)
-    refuse(spec("jsonl", [tmp_path / name]), *parts)
-
-
-def test_other_broken_inputs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_bytes(b"abc\xff")
-    refuse(spec("text", [tmp_path / "a.txt"]), "a.txt: byte 3 is not UTF-8")
-    (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing PAR1")
-    refuse(spec("parquet", [tmp_path / "a.parquet"]), "a.parquet: not a readable parquet file")
-    refuse(spec("jsonl", [tmp_path / "*.jsonl"]), "source web: no file matches")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("nemo_rod.corpus.documents.MAX_DOCUMENT_BYTES", 3)
-    (tmp_path / "b.txt").write_bytes(b"abcd")
-    refuse(spec("text", [tmp_path / "b.txt"]), "is larger than")
-    pytest.importorskip("datasets")
-    refuse(spec("huggingface", path=str(tmp_path / "none")), "cannot be opened")
+    kind = name.split(".")[1] if name != "other" else "jsonl"
+    refuse(spec(kind, [tmp_path / "a.*"]), *parts)
 
 
 def test_what_unpacks_to_more_than_memory_is_refused_on_the_way(
@@ -347,9 +345,10 @@ def test_marks_are_read_bit_by_bit(tmp_path: Path) -> None:
     assert [int(document.text) for document in read] == np.flatnonzero(~drop).tolist()
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset as the hub has them: configurations with splits, each of several files."""
+    folder = tmp_path_factory.mktemp("hub")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pytest.importorskip("pyarrow").table
     pytest.importorskip("datasets")
@@ -359,14 +358,14 @@ def hub(tmp_path: Path) -> Path:
         card += [f"- config_name: {config}", "  data_files:"]
         for split in names:
             card += [f"  - split: {split}", f"    path: {config}/{split}/*.parquet"]
-            (tmp_path / config / split).mkdir(parents=True)
+            (folder / config / split).mkdir(parents=True)
             for part in range(5):
                 rows = [f"{split} {part} {row}" for row in range(3)]
                 parquet.write_table(
-                    table({"text": rows}), tmp_path / config / split / f"{part}.parquet"
+                    table({"text": rows}), folder / config / split / f"{part}.parquet"
                 )
-    (tmp_path / "README.md").write_text("\n".join([*card, "---", "A card"]))
-    return tmp_path
+    (folder / "README.md").write_text("\n".join([*card, "---", "A card"]))
+    return folder
 
 
 def parts(split: str, *numbers: int) -> list[str]:
@@ -400,7 +399,11 @@ def test_configurations_splits_and_files_of_a_hub_dataset(
     assert head + rest == expected
 
 
-def test_a_split_or_configuration_that_is_not_there_is_named(hub: Path) -> None:
+def test_what_a_hub_dataset_lacks_is_named(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refuse(spec("huggingface", path=str(tmp_path / "none")), "cannot be opened")
     refuse(spec("huggingface", path=str(hub), subset="web"), "Bad split: train", "check path")
     refuse(spec("huggingface", path=str(hub), subset="news"), "news", "check path, subset")
 

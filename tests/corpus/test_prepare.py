@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,56 +19,59 @@ from nemo_rod.corpus import BlockStore, SourceSpec, is_holdout, load_tokenizer
 from nemo_rod.corpus.pack import pack
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[SourceSpec], Path]:
+    """A corpus that no test changes, and its store."""
+    folder = tmp_path_factory.mktemp("shared")
+    corpus = make_corpus(folder / "data")
+    run(folder / "blocks", corpus)
+    return corpus, folder / "blocks"
+
+
 @pytest.fixture
-def corpus(tmp_path: Path) -> list[SourceSpec]:
-    return make_corpus(tmp_path / "data")
+def corpus(shared: tuple[list[SourceSpec], Path]) -> list[SourceSpec]:
+    return list(shared[0])
+
+
+@pytest.fixture
+def blocks(shared: tuple[list[SourceSpec], Path], tmp_path: Path) -> Path:
+    """A copy of the corpus's store."""
+    return shutil.copytree(shared[1], tmp_path / "blocks")
 
 
 def all_tokens(store: BlockStore, name: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-    (found,) = (s for s in store.sources if s.name == name)
-    return store.tokens(np.arange(found.start, found.start + found.count))
+    (source,) = (s for s in store.sources if s.name == name)
+    return store.tokens(np.arange(source.start, source.start + source.count))
 
 
 def read(spec: SourceSpec) -> list[str]:
-    return [
-        json.loads(line)["text"]
-        for file in spec.files
-        for line in Path(file).open(encoding="utf-8")
-    ]
+    files = (Path(file).read_text("utf-8").splitlines() for file in spec.files)
+    return [json.loads(line)["text"] for lines in files for line in lines]
 
 
-def test_blocks_are_what_packing_by_hand_gives(tmp_path: Path, corpus: list[SourceSpec]) -> None:
-    train = run(tmp_path / "blocks", corpus)
-    held = BlockStore(tmp_path / "blocks", "holdout")
-    for spec in (corpus[0], corpus[1], corpus[2]):
+def test_blocks_are_what_packing_by_hand_gives(blocks: Path, corpus: list[SourceSpec]) -> None:
+    train, held = BlockStore(blocks), BlockStore(blocks, "holdout")
+    for spec in corpus:
         documents = list(dict.fromkeys(read(spec))) if spec.dedup else read(spec)
-        blocks = list(pack(BYTE.encode_batch(documents), S, BYTE.eod_id))
-        sides = [is_holdout(block, fraction=0.1) for block in blocks]
-        for store, side in ((train, False), (held, True)):
-            expected = [b for b, h in zip(blocks, sides, strict=True) if h == side]
-            assert all_tokens(store, spec.name).tolist() == np.stack(expected).tolist()
-        manifest = json.loads(
-            (tmp_path / "blocks" / spec.role / spec.name / "manifest.json").read_text()
-        )
+        ids = BYTE.encode_batch(documents)
+        if spec.document_holdout:
+            parts = [[d for d in ids if is_holdout(d, fraction=0.1) == side] for side in (0, 1)]
+            expected = [list(pack(part, S, BYTE.eod_id)) for part in parts]
+        else:
+            packed = list(pack(ids, S, BYTE.eod_id))
+            expected = [[b for b in packed if is_holdout(b, fraction=0.1) == s] for s in (0, 1)]
+        for store, side in ((train, 0), (held, 1)):
+            assert all_tokens(store, spec.name).tolist() == np.stack(expected[side]).tolist()
+        manifest = json.loads((blocks / spec.role / spec.name / "manifest.json").read_text())
         tokens = sum(len(document.encode()) + 1 for document in documents)
         assert manifest["documents"] == len(documents)
         assert manifest["tokens"] == tokens
-        assert manifest["dropped_tokens"] == tokens - S * len(blocks)
-        assert manifest["count"] == sides.count(False)
+        assert manifest["dropped_tokens"] == tokens - S * sum(map(len, expected))
+        assert manifest["count"] == len(expected[0])
         assert sum(file["documents"] for file in manifest["files"]) == len(documents)
         assert [file["bytes"] for file in manifest["files"]] == [
             Path(file).stat().st_size for file in spec.files
         ]
-
-
-def test_whole_documents_are_held_out(tmp_path: Path, corpus: list[SourceSpec]) -> None:
-    train = run(tmp_path / "blocks", corpus)
-    held = BlockStore(tmp_path / "blocks", "holdout")
-    documents = BYTE.encode_batch(read(corpus[3]))
-    for store, side in ((train, False), (held, True)):
-        mine = [d for d in documents if is_holdout(d, fraction=0.1) == side]
-        expected = np.stack(list(pack(mine, S, BYTE.eod_id)))
-        assert all_tokens(store, "pages").tolist() == expected.tolist()
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -105,13 +109,12 @@ def test_sources_are_capped_by_tokens(tmp_path: Path, corpus: list[SourceSpec]) 
 
 
 def test_the_number_of_workers_changes_nothing(
-    tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, blocks: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = run(tmp_path / "one", corpus)
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
     two = run(tmp_path / "two", corpus, workers=2)
-    assert tree(tmp_path / "one") == tree(tmp_path / "two")
-    assert one.digest == two.digest
+    assert tree(tmp_path / "two") == tree(blocks)
+    assert two.digest == BlockStore(blocks).digest
 
 
 def test_a_fast_tokenizer_gives_the_same_in_workers(
@@ -149,15 +152,14 @@ def test_unfinished_work_for_other_settings_is_not_gone_on_with(
     assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
 
 
-def test_what_is_there_is_left_alone(tmp_path: Path, corpus: list[SourceSpec]) -> None:
-    run(tmp_path / "blocks", corpus)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "blocks").rglob("*.bin")}
+def test_a_finished_store_is_not_touched(blocks: Path, corpus: list[SourceSpec]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in blocks.rglob("*.bin")}
 
-    def told(done: int, total: int | None, what: str) -> None:
+    def refuse(done: int, total: int | None, label: str) -> None:
         raise AssertionError("nothing was to be done")
 
-    run(tmp_path / "blocks", corpus, progress=told)
-    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "blocks").rglob("*.bin")}
+    run(blocks, corpus, progress=refuse)
+    assert before == {path: path.stat().st_mtime_ns for path in blocks.rglob("*.bin")}
 
 
 @pytest.mark.parametrize(
@@ -169,41 +171,38 @@ def test_what_is_there_is_left_alone(tmp_path: Path, corpus: list[SourceSpec]) -
     ],
 )
 def test_other_settings_are_refused_or_rebuilt(
-    tmp_path: Path, corpus: list[SourceSpec], changes: dict[str, Any], message: str
+    tmp_path: Path, blocks: Path, corpus: list[SourceSpec], changes: dict[str, Any], message: str
 ) -> None:
-    run(tmp_path / "blocks", corpus)
-    before = tree(tmp_path / "blocks")
+    before = tree(blocks)
     with pytest.raises(ValueError, match=f"made otherwise: {message}; .*rebuild=.prepare."):
-        run(tmp_path / "blocks", corpus, **changes)
-    assert tree(tmp_path / "blocks") == before
-    run(tmp_path / "blocks", corpus, **changes, rebuild=True)
+        run(blocks, corpus, **changes)
+    assert tree(blocks) == before
+    run(blocks, corpus, **changes, rebuild=True)
     run(tmp_path / "fresh", corpus, **changes)
-    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
+    assert tree(blocks) == tree(tmp_path / "fresh")
 
 
-def test_changed_inputs_are_refused(tmp_path: Path, corpus: list[SourceSpec]) -> None:
-    run(tmp_path / "blocks", corpus)
-    file = Path(corpus[0].files[1])
-    with file.open("a") as handle:
+def test_changed_inputs_are_refused(tmp_path: Path, blocks: Path, corpus: list[SourceSpec]) -> None:
+    files = [shutil.copy(file, tmp_path) for file in corpus[0].files]
+    with Path(files[1]).open("a") as handle:
         handle.write('{"text": "more"}\n')
-    with pytest.raises(
-        ValueError, match=r"replay/web were made otherwise: size of 1.jsonl was \d+"
-    ):
-        run(tmp_path / "blocks", corpus)
+    longer = dataclasses.replace(corpus[0], files=files)
+    with pytest.raises(ValueError, match=r"web were made otherwise: size of 1.jsonl was \d+"):
+        run(blocks, [longer, *corpus[1:]])
     with pytest.raises(ValueError, match=r"new holds blocks of a source that domain.sources does"):
-        run(tmp_path / "blocks", corpus[2:])
+        run(blocks, corpus[2:])
     moved = dataclasses.replace(corpus[1], subsample=0.5)
     with pytest.raises(ValueError, match=r"reading.subsample was 1.0 and is now 0.5"):
-        run(tmp_path / "blocks", [corpus[3], moved, corpus[2], corpus[0]])
-    assert len(run(tmp_path / "blocks", corpus[2:], rebuild=True).sources) == 2
+        run(blocks, [corpus[3], moved, corpus[2], corpus[0]])
+    assert len(run(blocks, corpus[2:], rebuild=True).sources) == 2
 
 
-def test_moved_inputs_are_the_same_inputs(tmp_path: Path, corpus: list[SourceSpec]) -> None:
-    spec = dataclasses.replace(corpus[0], files=[str(tmp_path / "data" / "web" / "*.jsonl")])
-    run(tmp_path / "blocks", [spec])
+def test_moved_inputs_are_the_same_inputs(tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path / "data" / f"{number}.jsonl", texts(60, number))
+    run(tmp_path / "blocks", [source("web", [tmp_path / "data" / "*.jsonl"])])
     (tmp_path / "data").rename(tmp_path / "elsewhere")
-    spec = dataclasses.replace(spec, files=[str(tmp_path / "elsewhere" / "web" / "*.jsonl")])
-    run(tmp_path / "blocks", [spec])
+    run(tmp_path / "blocks", [source("web", [tmp_path / "elsewhere" / "*.jsonl"])])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +255,7 @@ def test_names_must_differ(tmp_path: Path, corpus: list[SourceSpec]) -> None:
 
 
 def test_a_source_that_fails_leaves_the_finished_ones(
-    tmp_path: Path, corpus: list[SourceSpec]
+    tmp_path: Path, shared: tuple[list[SourceSpec], Path], corpus: list[SourceSpec]
 ) -> None:
     wrong = dataclasses.replace(corpus[1], text_field="body")
     with pytest.raises(ValueError, match="no field 'body'"):
@@ -266,11 +265,10 @@ def test_a_source_that_fails_leaves_the_finished_ones(
     with pytest.raises(ValueError, match=r"no complete block store in .* \(no store.json\)"):
         BlockStore(tmp_path / "blocks")
     run(tmp_path / "blocks", corpus)
-    run(tmp_path / "fresh", corpus)
-    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
+    assert tree(tmp_path / "blocks") == tree(shared[1])
 
 
-def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path, corpus: list[SourceSpec]) -> None:
+def test_one_run_at_a_time_prepares_a_folder(tmp_path: Path, corpus: list[SourceSpec]) -> None:
     def meanwhile(done: int, total: int | None, what: str) -> None:
         with pytest.raises(ValueError, match="another run is preparing"):
             run(tmp_path / "blocks", corpus)
@@ -278,18 +276,18 @@ def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path, corpus: list[SourceS
     run(tmp_path / "blocks", corpus, progress=meanwhile)
 
 
-def test_progress_tells_what_and_how_far(
+def test_progress_has_labels_and_totals(
     tmp_path: Path, corpus: list[SourceSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 3000)
-    heard: dict[str, list[tuple[int, int | None]]] = {}
-    run(
-        tmp_path / "blocks",
-        corpus,
-        progress=lambda done, total, what: heard.setdefault(what, []).append((done, total)),
-    )
-    assert {"replay/web", "adaptation/new", "replay/twice"} < set(heard)
-    steps = heard["replay/web"]
+    reports: dict[str, list[tuple[int, int | None]]] = {}
+
+    def report(done: int, total: int | None, label: str) -> None:
+        reports.setdefault(label, []).append((done, total))
+
+    run(tmp_path / "blocks", corpus, progress=report)
+    assert {"replay/web", "adaptation/new", "replay/twice"} < set(reports)
+    steps = reports["replay/web"]
     total = sum(Path(file).stat().st_size for file in corpus[0].files)
     assert steps == sorted(steps) and steps[-1] == (total, total) and len(steps) > 5
 

@@ -43,6 +43,12 @@ def rename(old: str, new: str) -> Change:
     return change
 
 
+@pytest.fixture(scope="module")
+def plain(original: Path, tmp_path_factory: pytest.TempPathFactory) -> BlockStore:
+    """Blocks without special tokens but those that end documents."""
+    return store(tmp_path_factory.mktemp("plain") / "blocks", original)
+
+
 def store(folder: Path, tokenizer: Path, more: str = "") -> BlockStore:
     lines = [text + more for text in texts(60, 1)]
     return run(
@@ -59,7 +65,7 @@ def test_other_names_of_special_tokens_are_no_difference(original: Path, tmp_pat
     blocks = store(tmp_path / "blocks", original, " <|im_end|>")
     made_by = load_tokenizer(str(original))
     chat = copied(original, tmp_path / "chat", rename("<SPECIAL_11>", "<|im_end|>"))
-    with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
+    with pytest.raises(ValueError, match="made by a different tokenizer"):
         blocks.check_tokenizer(load_tokenizer(str(chat)))
     tools = copied(chat, tmp_path / "tools", rename("<SPECIAL_10>", "<tool>"))
     for folder in (chat, tools):
@@ -91,19 +97,19 @@ def drop_last_merge(described: dict[str, Any]) -> None:
     ],
 )
 def test_every_other_difference_is_refused(
-    change: Change, sentence: str, original: Path, tmp_path: Path
+    change: Change, sentence: str, plain: BlockStore, original: Path, tmp_path: Path
 ) -> None:
-    blocks = store(tmp_path / "blocks", original)
     other = copied(original, tmp_path / "other", change)
     with pytest.raises(ValueError, match=sentence):
-        check_renamed(blocks, load_tokenizer(str(original)), load_tokenizer(str(other), eod=0))
+        check_renamed(plain, load_tokenizer(str(original)), load_tokenizer(str(other), eod=0))
 
 
-def test_both_end_documents_with_one_token(original: Path, tmp_path: Path) -> None:
-    blocks = store(tmp_path / "blocks", original)
+def test_both_end_documents_with_one_token(
+    plain: BlockStore, original: Path, tmp_path: Path
+) -> None:
     other = load_tokenizer(str(original), eod=1)
     with pytest.raises(ValueError, match=r"end documents with token 0, .* set domain\.eod to 0"):
-        check_renamed(blocks, load_tokenizer(str(original)), other)
+        check_renamed(plain, load_tokenizer(str(original)), other)
     foreign = load_tokenizer(str(train_bpe(tmp_path / "foreign", vocabulary=280)))
-    with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
-        check_renamed(blocks, foreign, other)
+    with pytest.raises(ValueError, match="made by a different tokenizer"):
+        check_renamed(plain, foreign, other)

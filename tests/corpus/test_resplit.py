@@ -12,7 +12,7 @@ import pytest
 from corpus_cases import BYTE, S, run, source, texts, tree, write
 
 from nemo_rod.corpus import BlockStore, SourceSpec
-from nemo_rod.corpus.hashing import block_hashes, holdout_mask, holdout_values
+from nemo_rod.corpus.hashing import holdout_mask, holdout_values
 from nemo_rod.corpus.pack import pack
 
 FRACTION = 0.05
@@ -152,10 +152,3 @@ def test_another_share_is_refused_or_made_again(tmp_path: Path, corpus: list[Sou
         run(root, [*corpus, more], replay_ratio=1.0)
     run(root, [*corpus, more], replay_ratio=1.0, rebuild=True)
     assert tree(root) == tree(run(tmp_path / "new", [*corpus, more], replay_ratio=1.0).root)
-
-
-def test_hashes_of_blocks_are_kept(tmp_path: Path, corpus: list[SourceSpec]) -> None:
-    store = run(tmp_path / "b", corpus, holdout_floor=20, replay_ratio=1.0)
-    for found in store.sources:
-        ids = found.start + np.arange(found.count)
-        assert (store.hashes(ids) == block_hashes(found.name, store.tokens(ids))).all()

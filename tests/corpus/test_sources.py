@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from command_line import composed, nemo_rod
 from corpus_cases import run, source, texts, write
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nemo_rod import parts
 from nemo_rod.config import Domain
@@ -128,6 +131,30 @@ def test_a_name_that_is_not_valid_is_refused(name: Any, sentence: str) -> None:
     assert sentence in str(error.value)
 
 
+YAML = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+KEYS = st.sampled_from([field.name for field in dataclasses.fields(SourceSpec)] + ["unknown"])
+
+
+@given(st.dictionaries(KEYS, YAML, max_size=4), st.sampled_from(["web", False, None, 3, ""]))
+def test_any_description_is_parsed_or_refused_in_one_sentence(
+    values: dict[str, Any], name: Any
+) -> None:
+    try:
+        spec = parsed(values, name)
+    except ValueError as error:
+        message = str(error)
+        assert message.startswith(("domain.sources", "source name '' ")) and "\n" not in message
+    else:
+        assert vars(spec) | values == vars(spec)
+
+
 def test_valid_keys_are_what_they_were() -> None:
     spec = parsed({"subsample": 1, "max_tokens": 3, "filter": None, "dedup": True}, "2024")
     expected = SourceSpec(
@@ -184,6 +211,8 @@ def test_options_are_for_readers_of_other_packages(registered: None, tmp_path: P
     other = parsed({**values, "options": {"texts": ["a third"]}})
     with pytest.raises(ValueError, match=r"reading\.options\.texts was \['one text', 'and an"):
         run(tmp_path / "blocks", [other])
+    with pytest.raises(ValueError, match=r"reading\.options\.texts was .* and is now None"):
+        run(tmp_path / "blocks", [parsed({**values, "options": {}})])
     run(tmp_path / "plain", [source("web", [write(tmp_path / "a", texts(60, 1))])])
     manifest = json.loads((tmp_path / "plain/replay/web/manifest.json").read_text())
     assert "options" not in manifest["reading"]  # as in stores of earlier versions

@@ -91,7 +91,7 @@ def test_gradients_are_fused_where_the_output_layer_can(
     monkeypatch.setattr(models, "_check_layout", lambda *_: None)
     base = str(tmp_path / "base")
     _, provider = models.model_provider(base, Parallel(), precision="fp32", block_size=64)
-    # what Bridge takes for granted, since it has asked for TransformerEngine
+    # granted by Bridge if it only checks for TransformerEngine
     names = fusions.can_enable_gradient_accumulation_fusion.__code__.co_names
     granted = "transformer_engine.pytorch" in names
     assert type(provider)().gradient_accumulation_fusion == granted

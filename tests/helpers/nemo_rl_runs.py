@@ -20,6 +20,7 @@ import yaml
 from places import ROOT, WORKERS
 from tiny import BATCH, STEPS, Setting
 
+from nemo_rod.config import Parallel
 from nemo_rod.selection import Curriculum
 
 PATIENCE = 900  # seconds; on a loaded machine Ray starts slowly
@@ -115,7 +116,7 @@ class Runs:
     def start(
         self, command: str, *arguments: object, fault: str = "none:0:0"
     ) -> subprocess.Popen[str]:
-        for process in self.started:  # what a test that failed has left
+        for process in self.started:  # left by a failed test
             process.kill()
         process = subprocess.Popen(
             [*CLI, command, *map(str, arguments)],
@@ -128,7 +129,7 @@ class Runs:
         return process
 
     def end(self) -> None:
-        """Ends what is still running."""
+        """Ends the processes that still run."""
         for process in self.started:
             process.kill()
 
@@ -165,16 +166,30 @@ def rows(folder: Path) -> list[dict[str, float]]:
     ]
 
 
+def assert_same_choices_as_bridge(tiny: Setting, out: Path) -> None:
+    """A run chose the blocks that Megatron-Bridge chooses, by the same scores."""
+    bridge = tiny.rod("single", Parallel())
+    assert len(bridge) == STEPS
+    assert chosen_ids(out) == chosen_ids(tiny.root / "single")
+    for one, other in zip(bridge, records(out), strict=True):
+        assert abs(one.score - other.score).max() < 1e-5
+
+
 def chosen_ids(folder: Path) -> list[list[int]]:
     return [record.block_ids[record.chosen].tolist() for record in records(folder)]
 
 
-def kill_after(process: subprocess.Popen, out: Path, step: int) -> None:
-    """Ends a driver with SIGKILL once it has done `step` steps."""
+def wait_for_steps(process: subprocess.Popen, out: Path, steps: int) -> None:
+    """Returns once a driver has done a number of steps."""
     metrics, deadline = out / "metrics.jsonl", time.monotonic() + PATIENCE
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= step):
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= steps):
         assert process.poll() is None, process.communicate()[0][-5000:]
         assert time.monotonic() < deadline, "the run did not come to the step"
         time.sleep(0.02)
+
+
+def kill_after(process: subprocess.Popen, out: Path, step: int) -> None:
+    """Ends a driver with SIGKILL once it has done `step` steps."""
+    wait_for_steps(process, out, step)
     process.kill()
     process.communicate()

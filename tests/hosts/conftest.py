@@ -1,4 +1,4 @@
-"""What the tests of NeMo-RL share: one Ray cluster, and the Megatron that a checkout pins."""
+"""Fixtures of the tests of NeMo-RL: one Ray cluster, and the Megatron that a checkout pins."""
 
 from __future__ import annotations
 
@@ -19,25 +19,23 @@ def environment() -> Iterator[dict[str, str]]:
         yield variables
 
 
-def pinned_megatron() -> list[str]:
-    """Where a recursive clone has Megatron-Bridge and Megatron-LM."""
+@pytest.fixture(scope="session")
+def pinned(environment: dict[str, str]) -> dict[str, str]:
+    """The environment in which the checkout's own worker can be imported.
+
+    A recursive clone has Megatron-Bridge and Megatron-LM.
+    """
+    if sys.version_info < (3, 12):
+        pytest.skip("the pinned Megatron needs Python 3.12: make test-nemo-rl-worker")
     third = Path(CHECKOUT) / "3rdparty"
     bridge = third / "Megatron-Bridge-workspace" / "Megatron-Bridge"
     own = third / "Megatron-LM-workspace" / "Megatron-LM"
     core = own if (own / "megatron").is_dir() else bridge / "3rdparty" / "Megatron-LM"
     if not (core / "megatron").is_dir() or not (bridge / "src").is_dir():
         pytest.skip("the checkout has no submodules: git submodule update --init --recursive")
-    return [str(bridge / "src"), str(core)]
-
-
-@pytest.fixture(scope="session")
-def pinned(environment: dict[str, str]) -> dict[str, str]:
-    """The environment in which the checkout's own worker can be imported."""
-    if sys.version_info < (3, 12):
-        pytest.skip("the pinned Megatron needs Python 3.12: make test-nemo-rl-worker")
-    path = os.pathsep.join([*pinned_megatron(), environment["PYTHONPATH"]])
+    path = os.pathsep.join([str(bridge / "src"), str(core), environment["PYTHONPATH"]])
     variables = {**environment, "PYTHONPATH": path}
     probe = [sys.executable, "-c", "import nemo_rod.hosts.nemo_rl.megatron_worker"]
-    found = subprocess.run(probe, env=variables, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-3000:]
+    done = subprocess.run(probe, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
     return variables

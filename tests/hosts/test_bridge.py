@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import pytest
 from places import ROOT, WORKERS
+from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs
 
-from nemo_rod.selection import Curriculum, References, block_loss
-from nemo_rod.selection.curriculum.log import CurriculumArrays
+from nemo_rod.selection import References, block_loss
 
 pytestmark = pytest.mark.timeout(1800)  # the first test also waits for the jobs of all
 
-STEPS, BATCH, MULTIPLIER = 6, 8, 2
-RECIPE = ROOT / "recipes" / "swap_in" / "megatron_bridge"
-WORKER = WORKERS / "swap_in_worker.py"
+STEPS = 6
+HALF = MULTIPLIER * STEPS * BATCH // 2  # samples of each corpus; replay is the second
+RECIPE = RECIPES / "megatron_bridge"
 LAYOUTS = {
     "dp2": (2, {"tensor": 1, "pipeline": 1}),
     "tp2": (2, {"tensor": 2, "pipeline": 1}),
@@ -51,39 +51,26 @@ SHARDED = {
 LONG = {**ROD, "steps": 8, "references": ["long_new", "long_old"]}
 
 
-class Jobs:
-    """Runs jobs of the worker below one folder."""
-
-    def __init__(self, root: Path, torchrun: Callable[..., list[str]]) -> None:
-        self.root, self.torchrun = root, torchrun
+class BridgeJobs(Jobs):
+    """Runs jobs of the worker."""
 
     def run(
         self, processes: int, layout: dict[str, int], *runs: dict[str, Any], **options: Any
-    ) -> list[str]:
+    ) -> None:
         spec = self.root / f"{runs[0]['name']}.json"
         spec.write_text(json.dumps({"root": str(self.root), "layout": layout, "runs": list(runs)}))
-        return self.torchrun(processes, WORKER, spec, timeout=1500, **options)
-
-    def steps(self, name: str, key: str) -> list[float]:
-        return [json.loads(line)[key] for line in (self.root / name / "steps.jsonl").open()]
-
-    def curriculum(self, name: str) -> CurriculumArrays:
-        with Curriculum.open(
-            self.root / name / "rod" / "curriculum.rod", read_only=True
-        ) as curriculum:
-            return curriculum.arrays()
-
-    def metrics(self, name: str) -> list[dict[str, float]]:
-        return [json.loads(line) for line in (self.root / name / "rod" / "metrics.jsonl").open()]
+        self.torchrun(processes, WORKERS / "swap_in_worker.py", spec, timeout=1500, **options)
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Jobs:
+def jobs(
+    tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]
+) -> BridgeJobs:
     """A base that knows the old corpus, a specialist of the new one, both references; one process.
 
     And the job itself: stock, with TakeAll, with RoD, and with RoD where every step runs twice.
     """
-    jobs = Jobs(tmp_path_factory.mktemp("swap_in"), torchrun)
+    jobs = BridgeJobs(tmp_path_factory.mktemp("swap_in"), torchrun)
     jobs.run(
         1,
         {"tensor": 1, "pipeline": 1},
@@ -111,25 +98,17 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
     return jobs
 
 
-def test_taking_all_is_the_stock_job(jobs: Jobs) -> None:
+def test_taking_all_is_the_stock_job(jobs: BridgeJobs) -> None:
     assert len(jobs.steps("stock", "loss")) == STEPS
-    for key in ("loss", "grad_norm"):
-        assert jobs.steps("take_all", key) == jobs.steps("stock", key)
+    jobs.assert_same_steps("take_all", "stock", "loss", "grad_norm")
     assert jobs.steps("rod", "loss") != jobs.steps("stock", "loss")
 
 
-def test_every_choice_is_the_top_of_its_pool(jobs: Jobs) -> None:
-    curriculum = jobs.curriculum("rod")
-    assert curriculum.block_ids.shape == (STEPS, MULTIPLIER * BATCH)
-    for score, chosen, threshold in zip(
-        curriculum.score, curriculum.chosen, curriculum.threshold, strict=True
-    ):
-        order = sorted(range(len(score)), key=lambda i: (-score[i], i))
-        assert sorted(order[:BATCH]) == np.flatnonzero(chosen).tolist()
-        assert threshold == score[order[BATCH - 1]]
+def test_the_job_trains_on_the_top_of_its_pools(jobs: BridgeJobs) -> None:
+    jobs.assert_trained_on_the_top("rod", steps=STEPS)
 
 
-def test_scores_are_losses_less_references(jobs: Jobs) -> None:
+def test_scores_are_losses_less_references(jobs: BridgeJobs) -> None:
     curriculum = jobs.curriculum("rod")
     references = References.open([jobs.root / "refs_new", jobs.root / "refs_old"])
     for ids, loss, score in zip(
@@ -138,60 +117,43 @@ def test_scores_are_losses_less_references(jobs: Jobs) -> None:
         # a sample of the job has a target for every token it is read in, a block one less
         reference = block_loss(references.sums(ids), 64) * np.float32(63 / 64)
         np.testing.assert_allclose(score, loss - reference, rtol=0, atol=1e-6)
-    # at the base a replay sample scores exactly 0, and the specialist is better on the new corpus
-    is_replay = curriculum.block_ids[0] >= MULTIPLIER * STEPS * BATCH // 2
-    assert is_replay.any() and (curriculum.score[0][is_replay] == 0).all()
-    assert curriculum.score[0][~is_replay].mean() > 0.01
+    is_replay = curriculum.block_ids[0] >= HALF
+    assert curriculum.score[0][~is_replay].mean() > 0.01  # the specialist is better on the new
 
 
-def test_the_job_trains_on_the_chosen(jobs: Jobs) -> None:
-    curriculum = jobs.curriculum("rod")
-    chosen_loss = [
-        loss[chosen].astype(np.float64).mean()
-        for loss, chosen in zip(curriculum.loss, curriculum.chosen, strict=True)
-    ]
-    np.testing.assert_allclose(jobs.steps("rod", "loss"), chosen_loss, rtol=0, atol=2e-6)
-
-
-def test_candidates_are_what_the_job_would_have_read(jobs: Jobs) -> None:
-    """Every sample of the blend once, in the blend's order."""
+def test_candidates_are_what_the_job_would_have_read(jobs: BridgeJobs) -> None:
+    """A blend reads each of its corpora from the first sample on."""
     ids = jobs.curriculum("rod").block_ids.ravel()
-    assert sorted(ids) == list(range(MULTIPLIER * STEPS * BATCH))
-    half = MULTIPLIER * STEPS * BATCH // 2
-    # a blend reads each of its corpora from the first sample on
-    assert ids[ids < half].tolist() == list(range(half))
-    assert ids[ids >= half].tolist() == list(range(half, 2 * half))
+    assert ids[ids < HALF].tolist() == list(range(HALF))
+    assert ids[ids >= HALF].tolist() == list(range(HALF, 2 * HALF))
 
 
-def test_a_step_that_runs_again_trains_on_the_same_winners(jobs: Jobs) -> None:
-    assert jobs.steps("twice", "loss") == jobs.steps("rod", "loss")
+def test_a_step_that_runs_again_trains_on_the_same_winners(jobs: BridgeJobs) -> None:
+    jobs.assert_same_steps("twice", "rod", "loss")
     assert (jobs.curriculum("twice").chosen == jobs.curriculum("rod").chosen).all()
 
 
-def test_masks_of_the_job_enter_its_losses(jobs: Jobs) -> None:
+def test_masks_of_the_job_enter_its_losses(jobs: BridgeJobs) -> None:
     masked, plain = jobs.curriculum("masked"), jobs.curriculum("rod")
     assert (masked.block_ids == plain.block_ids).all()
     assert (masked.loss[0] != plain.loss[0]).any()
-    is_replay = masked.block_ids[0] >= MULTIPLIER * STEPS * BATCH // 2
+    is_replay = masked.block_ids[0] >= HALF
     assert (masked.score[0][is_replay] == 0).all()
     assert masked.score[0][~is_replay].mean() > 0.01
 
 
-def test_metrics_say_what_was_chosen(jobs: Jobs) -> None:
-    curriculum = jobs.curriculum("rod")
-    is_replay = curriculum.block_ids >= MULTIPLIER * STEPS * BATCH // 2
-    rows = jobs.metrics("rod")
+def test_metrics_say_what_was_chosen(jobs: BridgeJobs) -> None:
+    curriculum, rows = jobs.curriculum("rod"), jobs.metrics("rod")
+    is_replay = curriculum.block_ids >= HALF
     assert [row["step"] for row in rows] == list(range(STEPS))
-    assert [row["rod/replay_share"] for row in rows] == [
-        is_replay[step][chosen].mean() for step, chosen in enumerate(curriculum.chosen)
-    ]
-    for row in rows:
-        assert row["rod/share/old/text_document"] == row["rod/replay_share"]
+    shares = [is_replay[step][chosen].mean() for step, chosen in enumerate(curriculum.chosen)]
+    for name in ("rod/replay_share", "rod/share/old/text_document"):
+        assert [row[name] for row in rows] == shares
 
 
 @pytest.mark.swap_in
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(jobs: Jobs, name: str) -> None:
+def test_layouts(jobs: BridgeJobs, name: str) -> None:
     processes, layout = LAYOUTS[name]
     jobs.run(
         processes,
@@ -201,43 +163,28 @@ def test_layouts(jobs: Jobs, name: str) -> None:
         {**ROD, "name": f"rod_{name}"},
         *([{**ROD, "name": "sharded", "settings": SHARDED}] if name == "dp2" else []),
     )
-    for key in ("loss", "grad_norm"):
-        assert jobs.steps(f"take_all_{name}", key) == jobs.steps(f"stock_{name}", key)
-    one, other = jobs.curriculum("rod"), jobs.curriculum(f"rod_{name}")
-    assert (one.block_ids == other.block_ids).all()
-    assert (one.chosen == other.chosen).all()
-    np.testing.assert_allclose(one.score, other.score, rtol=0, atol=1e-5)
-    for key in ("loss", "grad_norm"):
-        np.testing.assert_allclose(
-            jobs.steps(f"rod_{name}", key), jobs.steps("rod", key), rtol=1e-4
-        )
-
+    jobs.assert_same_steps(f"take_all_{name}", f"stock_{name}", "loss", "grad_norm")
+    jobs.assert_same_choices(f"rod_{name}", "rod", "loss", "grad_norm")
     if name == "dp2":  # weights gathered by the first of the two forward passes
-        np.testing.assert_allclose(
-            jobs.steps("sharded", "loss"), jobs.steps("rod", "loss"), rtol=1e-4
-        )
-        assert (jobs.curriculum("sharded").chosen == one.chosen).all()
+        jobs.assert_same_choices("sharded", "rod", "loss")
 
 
 @pytest.mark.swap_in
-def test_a_killed_job_repeats_and_skips_nothing(jobs: Jobs) -> None:
+def test_a_killed_job_repeats_and_skips_nothing(jobs: BridgeJobs) -> None:
     processes, layout = LAYOUTS["dp2"]
     jobs.run(processes, layout, {**LONG, "name": "whole"})
     jobs.run(processes, layout, {**LONG, "name": "killed", "die_at": 6}, expect_failure=True)
     assert jobs.steps("killed", "step") == list(range(7))
     jobs.run(processes, layout, {**LONG, "name": "killed"})
     # steps 5 and 6 were done again, from the checkpoint behind step 4
-    assert jobs.steps("killed", "step") == [*range(7), 5, 6, 7]
-    whole, killed = jobs.curriculum("whole"), jobs.curriculum("killed")
+    jobs.assert_resumed("killed", "whole", steps=[*range(7), 5, 6, 7], repeated=3)
+    killed = jobs.curriculum("killed")
     assert sorted(killed.block_ids.ravel()) == list(range(MULTIPLIER * 8 * BATCH))
-    for field in ("step", "block_ids", "score", "chosen"):
-        assert (getattr(whole, field) == getattr(killed, field)).all(), field
-    assert jobs.steps("killed", "loss")[-3:] == jobs.steps("whole", "loss")[-3:]
     assert [row["step"] for row in jobs.metrics("killed")] == list(range(8))
 
 
 @pytest.mark.swap_in
-def test_the_command_line_scores_as_the_function_does(jobs: Jobs, tmp_path: Path) -> None:
+def test_the_command_line_scores_as_the_function_does(jobs: BridgeJobs, tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(
         f"import sys; sys.path.insert(0, {str(RECIPE)!r})\n"
@@ -253,7 +200,7 @@ def test_the_command_line_scores_as_the_function_does(jobs: Jobs, tmp_path: Path
         *(f"checkpoint={jobs.root}/specialist", f"out={tmp_path}/new", f"roles={roles}"),
         timeout=600,
     )
-    ids = np.arange(MULTIPLIER * STEPS * BATCH // 2)
+    ids = np.arange(HALF)
     by_command, by_function = (
         References.open([folder]) for folder in (tmp_path / "new", jobs.root / "refs_new")
     )
@@ -270,7 +217,7 @@ def test_the_recipe_runs_as_its_readme_says(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(RECIPE.parent.parent.parent),
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "PET_STANDALONE": "1",  # a port of its own for every torchrun
     }

@@ -6,7 +6,6 @@ make test-megatron-lm MEGATRON_LM=<checkout>.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -16,20 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from places import ROOT, WORKERS
-from swap_in_oracle import assert_trained_on_the_top
+from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs, answers
 
 from nemo_rod.lab.tasks import merge_checkpoints
-from nemo_rod.selection import Curriculum, References
-from nemo_rod.selection.curriculum.log import CurriculumArrays
+from nemo_rod.selection import References
 
-RECIPES = ROOT / "recipes" / "swap_in"
 sys.path.insert(0, str(RECIPES / "megatron_lm"))
 
-from run import BOTH, NEW, OLD, arguments, with_lines  # noqa: E402
+from run import BOTH, NEW, OLD, arguments, with_lines
 
 pytestmark = pytest.mark.megatron_lm
 
-STEPS, BATCH, MULTIPLIER = 8, 8, 2
+STEPS = 8
 LAYOUTS = {
     "dp2": "",
     "tp2": "--tensor-model-parallel-size 2",
@@ -39,11 +36,10 @@ ROLES = "{0: 'adaptation', 1: 'replay'}"
 FROM_BASE = "--pretrained-checkpoint base"
 
 
-class Jobs:
-    """Runs the script in one folder, with lines of ours in it."""
+class ScriptJobs(Jobs):
+    """Runs the script of a checkout, with lines of ours in it."""
 
-    def __init__(self, root: Path, checkout: Path, torchrun: Callable[..., list[str]]) -> None:
-        self.root, self.checkout, self.torchrun = root, checkout, torchrun
+    checkout = Path(os.environ.get("MEGATRON_LM", ""))
 
     def run(
         self,
@@ -55,9 +51,8 @@ class Jobs:
         processes: int = 1,
         steps: int = STEPS,
         die_at: int | None = None,
-        expect_failure: bool = False,
         on_path: bool = True,
-    ) -> list[str]:
+    ) -> None:
         """A job that notes its steps in a folder of its name, and saves there every 4 steps.
 
         With the checkout on PYTHONPATH its processes need not start twice.
@@ -67,27 +62,10 @@ class Jobs:
         script = with_lines(lines, self.checkout, self.root / "scripts" / str(number))
         options = arguments(data, steps, f"{more} --save {name} --load {name}")
         options[options.index("--save-interval") + 1] = "4"
-        path = [*([self.checkout] if on_path else []), ROOT, WORKERS]
-        return self.torchrun(
-            processes,
-            "nemo_rod.cpu.on_cpu",
-            "megatron_lm",
-            script,
-            *options,
-            timeout=900,
-            fresh=True,
-            env={"PYTHONPATH": os.pathsep.join(map(str, path))},
-            cwd=self.root,
-            expect_failure=expect_failure,
-        )
-
-    def steps(self, name: str, key: str) -> list[float]:
-        return [json.loads(line)[key] for line in (self.root / name / "steps.jsonl").open()]
-
-    def curriculum(self, name: str) -> CurriculumArrays:
-        path = self.root / name / "rod" / "curriculum.rod"
-        with Curriculum.open(path, read_only=True) as curriculum:
-            return curriculum.arrays()
+        path = os.pathsep.join(map(str, [*([self.checkout] if on_path else []), ROOT, WORKERS]))
+        target = ("megatron_lm", script, *options)
+        fails = die_at is not None
+        self.on_cpu(processes, *target, path=path, timeout=900, expect_failure=fails)
 
 
 def score_lines(role: str, checkpoint: str, out: str) -> str:
@@ -112,20 +90,12 @@ TAKE_ALL = install_lines(", policy=nemo_rod.TakeAll(), multiplier=1").replace(
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]) -> Jobs:
-    """A base of the old corpus, a specialist of the new one, and both references."""
-    checkout = Path(os.environ["MEGATRON_LM"])
-    jobs = Jobs(tmp_path_factory.mktemp("megatron_lm"), checkout, torchrun)
-    make_data = RECIPES / "megatron_bridge" / "make_data.py"
-    torchrun(
-        1,
-        "nemo_rod.cpu.on_cpu",
-        "core",
-        make_data,
-        jobs.root / "data",
-        timeout=900,
-        fresh=True,
-    )
+def jobs(
+    tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[str]]
+) -> ScriptJobs:
+    """A base of the old corpus, a specialist of the new one, both references, and the job."""
+    jobs = ScriptJobs(tmp_path_factory.mktemp("megatron_lm"), torchrun)
+    jobs.make_data()
     jobs.run("base", OLD, "", on_path=False)
     jobs.run("specialist", NEW)
     jobs.run("x", lines=score_lines("adaptation", "specialist", "refs_new"))
@@ -135,41 +105,27 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, torchrun: Callable[..., list[
     return jobs
 
 
-def test_taking_all_is_the_stock_job(jobs: Jobs) -> None:
+def test_taking_all_is_the_stock_job(jobs: ScriptJobs) -> None:
     jobs.run("take_all", lines=TAKE_ALL)
-    for key in ("step", "loss", "grad_norm"):
-        assert jobs.steps("take_all", key) == jobs.steps("stock", key)
+    jobs.assert_same_steps("take_all", "stock")
     assert jobs.steps("stock", "step") == list(range(STEPS))
 
 
-def test_the_job_trains_on_the_top_of_its_pools(jobs: Jobs) -> None:
-    assert_trained_on_the_top(
-        jobs.curriculum("rod"),
-        jobs.steps("rod", "loss"),
-        batch_size=BATCH,
-        num_drawn=MULTIPLIER * STEPS * BATCH,
-    )
+def test_the_job_trains_on_the_top_of_its_pools(jobs: ScriptJobs) -> None:
+    jobs.assert_trained_on_the_top("rod", steps=STEPS)
     assert jobs.steps("rod", "loss") != jobs.steps("stock", "loss")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(jobs: Jobs, name: str) -> None:
+def test_layouts(jobs: ScriptJobs, name: str) -> None:
     more = f"{FROM_BASE} {LAYOUTS[name]}"
-    jobs.run(f"stock_{name}", more=more, processes=2)
-    jobs.run(f"take_all_{name}", more=more, processes=2, lines=TAKE_ALL)
-    jobs.run(f"rod_{name}", more=more, processes=2, lines=install_lines())
-    for key in ("step", "loss", "grad_norm"):
-        assert jobs.steps(f"take_all_{name}", key) == jobs.steps(f"stock_{name}", key)
-    one, other = jobs.curriculum("rod"), jobs.curriculum(f"rod_{name}")
-    assert (one.block_ids == other.block_ids).all()
-    assert (one.chosen == other.chosen).all()
-    np.testing.assert_allclose(one.score, other.score, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(
-        jobs.steps(f"rod_{name}", "grad_norm"), jobs.steps("rod", "grad_norm"), rtol=1e-4
-    )
+    for kind, lines in (("stock", ""), ("take_all", TAKE_ALL), ("rod", install_lines())):
+        jobs.run(f"{kind}_{name}", more=more, processes=2, lines=lines)
+    jobs.assert_same_steps(f"take_all_{name}", f"stock_{name}")
+    jobs.assert_same_choices(f"rod_{name}", "rod", "grad_norm")
 
 
-def test_tensor_parallel_ranks_score_the_same(jobs: Jobs) -> None:
+def test_tensor_parallel_ranks_score_the_same(jobs: ScriptJobs) -> None:
     lines = score_lines("replay", "base", "refs_tp2")
     jobs.run("x", more=LAYOUTS["tp2"], processes=2, lines=lines)
     half = MULTIPLIER * STEPS * BATCH // 2
@@ -180,23 +136,17 @@ def test_tensor_parallel_ranks_score_the_same(jobs: Jobs) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_a_job_begins_from_a_merge(jobs: Jobs) -> None:
+def test_a_job_begins_from_a_merge(jobs: ScriptJobs) -> None:
     merge_checkpoints(jobs.root / "base", jobs.root / "specialist", jobs.root / "merged", 1.0)
     for start in ("merged", "specialist"):
-        more = f"--pretrained-checkpoint {start}"
-        jobs.run(f"from_{start}", more=more, steps=2)
-    for key in ("loss", "grad_norm"):
-        assert jobs.steps("from_merged", key) == jobs.steps("from_specialist", key)
+        jobs.run(f"from_{start}", more=f"--pretrained-checkpoint {start}", steps=2)
+    jobs.assert_same_steps("from_merged", "from_specialist", "loss", "grad_norm")
 
 
-def test_a_killed_job_repeats_and_skips_nothing(jobs: Jobs) -> None:
-    jobs.run("killed", lines=install_lines(), die_at=5, expect_failure=True)
+def test_a_killed_job_repeats_and_skips_nothing(jobs: ScriptJobs) -> None:
+    jobs.run("killed", lines=install_lines(), die_at=5)
     jobs.run("killed", lines=install_lines())
-    assert jobs.steps("killed", "step") == [*range(6), *range(4, STEPS)]
-    whole, killed = jobs.curriculum("rod"), jobs.curriculum("killed")
-    for field in ("step", "block_ids", "score", "chosen"):
-        assert (getattr(whole, field) == getattr(killed, field)).all(), field
-    assert jobs.steps("killed", "loss")[-4:] == jobs.steps("rod", "loss")[-4:]
+    jobs.assert_resumed("killed", "rod", steps=[*range(6), *range(4, STEPS)], repeated=4)
 
 
 SENTENCES = {
@@ -222,21 +172,9 @@ SENTENCES = {
 }
 
 
-def test_refusals(jobs: Jobs) -> None:
-    script = WORKERS / "megatron_lm_refusals.py"
-    (output,) = jobs.torchrun(
-        1,
-        "nemo_rod.cpu.on_cpu",
-        "megatron_lm",
-        script,
-        *arguments(BOTH, STEPS, ""),
-        timeout=600,
-        fresh=True,
-        env={"PYTHONPATH": f"{ROOT}:{jobs.checkout}"},
-        cwd=jobs.root,
-    )
-    (line,) = (line for line in output.splitlines() if line.startswith("SAID "))
-    said = json.loads(line.removeprefix("SAID "))
-    assert set(said) == set(SENTENCES)
+def test_refusals(jobs: ScriptJobs) -> None:
+    target = ("megatron_lm", WORKERS / "megatron_lm_refusals.py", *arguments(BOTH, STEPS, ""))
+    messages = answers(jobs.on_cpu(1, *target, path=f"{ROOT}:{jobs.checkout}", timeout=600))
+    assert set(messages) == set(SENTENCES)
     for case, pattern in SENTENCES.items():
-        assert re.search(pattern, said[case]), (case, said[case])
+        assert re.search(pattern, messages[case]), (case, messages[case])

@@ -16,11 +16,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from nemo_rl_runs import CHECKOUT, PATIENCE, Runs, chosen_ids, kill_after, records, rows
+from nemo_rl_runs import (
+    CHECKOUT,
+    Runs,
+    assert_same_choices_as_bridge,
+    chosen_ids,
+    kill_after,
+    records,
+    rows,
+    wait_for_steps,
+)
 from places import WORKERS
 from tiny import STEPS, Setting
 
-from nemo_rod.config import Parallel
 from nemo_rod.selection import References
 from nemo_rod.signals import Stopped
 
@@ -35,7 +43,7 @@ def runs(tiny: Setting, environment: dict[str, str]) -> Iterator[Runs]:
 
 
 @pytest.fixture(scope="module")
-def in_workers(runs: Runs) -> Path:
+def trained(runs: Runs) -> Path:
     return runs.train("nemo_rl")
 
 
@@ -57,61 +65,49 @@ def test_stock_worker_has_what_the_extension_uses() -> None:
     assert not any(name.startswith("rod_") for name in methods)
 
 
-def test_same_blocks_as_megatron_bridge(tiny: Setting, in_workers: Path) -> None:
-    bridge = tiny.rod("single", Parallel())
-    assert len(bridge) == STEPS
-    assert chosen_ids(in_workers) == chosen_ids(tiny.root / "single")
-    for one, other in zip(bridge, records(in_workers), strict=True):
-        assert abs(one.score - other.score).max() < 1e-5
-
-
-def test_same_metrics_as_megatron_bridge(tiny: Setting, in_workers: Path) -> None:
-    if not (tiny.root / "single").exists():
-        tiny.rod("single", Parallel())
-    for ours, theirs in zip(rows(in_workers), rows(tiny.root / "single"), strict=True):
+def test_same_blocks_and_metrics_as_megatron_bridge(tiny: Setting, trained: Path) -> None:
+    assert_same_choices_as_bridge(tiny, trained)
+    for ours, theirs in zip(rows(trained), rows(tiny.root / "single"), strict=True):
         assert ours.keys() == theirs.keys()
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
-def test_same_blocks_in_other_layouts(runs: Runs, in_workers: Path, layout: str) -> None:
+def test_same_blocks_in_other_layouts(runs: Runs, trained: Path, layout: str) -> None:
     out = runs.train(f"nemo_rl_{layout}", f"policy.megatron_cfg.{layout}_model_parallel_size=2")
-    assert chosen_ids(out) == chosen_ids(in_workers)
+    assert chosen_ids(out) == chosen_ids(trained)
 
 
-def test_logger_gets_the_metrics(in_workers: Path) -> None:
+def test_logger_gets_the_metrics(trained: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # its hyper-parameters lie in a folder of their own
-    folders = {path.parent for path in in_workers.rglob("events.out.tfevents*")}
+    folders = {path.parent for path in trained.rglob("events.out.tfevents*")}
     logs = [EventAccumulator(str(folder)).Reload() for folder in folders]
     (events,) = [log for log in logs if "train/loss" in log.Tags()["scalars"]]
     logged = [event.value for event in events.Scalars("train/loss")]
-    assert logged == pytest.approx([row["train/loss"] for row in rows(in_workers)])
+    assert logged == pytest.approx([row["train/loss"] for row in rows(trained)])
     assert {"rod/replay_share", "validation/replay/chain_0/loss", "timing/train/total"} <= set(
         events.Tags()["scalars"]
     )
 
 
-def test_killed_and_resumed_equals_uninterrupted(runs: Runs, in_workers: Path) -> None:
+def test_killed_and_resumed_equals_uninterrupted(runs: Runs, trained: Path) -> None:
     out = runs.tiny.root / "nemo_rl_killed"
     recipe = runs.recipe(out)
     kill_after(runs.start("train", "--config", recipe), out, 11)
     assert (out / "checkpoints" / "step_8").is_dir()
     runs.run("train", "--config", recipe)
     assert [row["step"] for row in rows(out)] == list(range(STEPS))
-    assert rows(out) == rows(in_workers)
-    whole, resumed = (folder / "curriculum.rod" for folder in (in_workers, out))
+    assert rows(out) == rows(trained)
+    whole, resumed = (folder / "curriculum.rod" for folder in (trained, out))
     assert whole.read_bytes() == resumed.read_bytes()
 
 
 def test_asked_to_stop_saves(runs: Runs) -> None:
     out = runs.tiny.root / "nemo_rl_stopped"
     process = runs.start("train", "--config", runs.recipe(out), "rod.steps=2000")
-    deadline = time.monotonic() + PATIENCE
-    while not (out / "metrics.jsonl").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for_steps(process, out, 1)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == Stopped.exit_status
@@ -125,10 +121,7 @@ def test_asked_to_stop_when_its_workers_have_ended_resumes(runs: Runs) -> None:
     out = runs.tiny.root / "nemo_rl_ended_first"
     options = ("--config", runs.recipe(out), "rod.stall_seconds=25")
     process = runs.start("train", *options, fault="stop:1:10")
-    deadline = time.monotonic() + PATIENCE
-    while not ((out / "metrics.jsonl").exists() and len(rows(out)) == 9):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for_steps(process, out, 9)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == Stopped.exit_status, output[-5000:]
@@ -149,11 +142,7 @@ def test_failed_worker_ends_the_driver_with_the_cause(
 ) -> None:
     recipe = runs.recipe(tmp_path)
     process = runs.start("train", "--config", recipe, "rod.stall_seconds=25", fault=fault)
-    metrics, deadline = tmp_path / "metrics.jsonl", time.monotonic() + PATIENCE
-    while not (metrics.exists() and len(rows(tmp_path)) == 2):
-        assert process.poll() is None, process.communicate()[0][-5000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_steps(process, tmp_path, 2)
     started = time.monotonic()
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 1
@@ -181,11 +170,12 @@ def test_reference_losses_equal_megatron_bridges(runs: Runs, tiny: Setting) -> N
     out = tiny.root / "nemo_rl_reference"
     runs.run("reference", "--config", runs.recipe(out), "rod.role=replay")
     store = tiny.store
-    found = References.open([tiny.references[0], out], store)
-    expected = References.open(tiny.references, store)
-    ids = range(store.num_adaptation, len(store))
-    difference = abs(found[list(ids)] - expected[list(ids)])
-    assert difference.max() < 1e-6
+    ids = list(range(store.num_adaptation, len(store)))
+    ours, theirs = (
+        References.open([tiny.references[0], replay], store)[ids]
+        for replay in (out, tiny.references[1])
+    )
+    assert abs(ours - theirs).max() < 1e-6
 
 
 def test_a_step_of_2048_candidates_moves_under_100_kb(runs: Runs, tmp_path: Path) -> None:
@@ -231,11 +221,7 @@ def test_a_recipe_runs_whole_on_nemo_rl(
         "launcher": {"kind": "nemo_rl"},
         "nemo_rl": {
             "rod": {"worker": "cpu_worker.CpuWorker"},
-            "policy": {
-                "megatron_cfg": {
-                    "optimizer": {"use_precision_aware_optimizer": False}
-                }
-            },
+            "policy": {"megatron_cfg": {"optimizer": {"use_precision_aware_optimizer": False}}},
         },
     }  # fmt: skip
     (tmp_path / "recipe").mkdir()

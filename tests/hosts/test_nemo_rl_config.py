@@ -1,4 +1,4 @@
-"""What RoD on NeMo-RL does before NeMo-RL is there: configuration, refusals, translation."""
+"""RoD on NeMo-RL without NeMo-RL: configuration, refusals, translation of jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from places import ROOT
 
 from nemo_rod.config import DTYPES, Optimisation, Parallel, config_folder
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.hosts.nemo_rl import algorithm, compat, conversions, reference_losses, settings
+from nemo_rod.hosts.nemo_rl import compat, conversions, inputs, reference_losses, settings
 from nemo_rod.hosts.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.hosts.nemo_rl.settings import RoD, check, short_precision
 from nemo_rod.hosts.nemo_rl.shown import model_speed
@@ -37,12 +37,8 @@ from nemo_rod.selection.references.folder import role_manifest
 RECIPES = sorted((ROOT / "recipes" / "nemo_rl").glob("*.yaml"))
 
 GOOD: dict[str, Any] = {
-    "rod": {"steps": 3, "worker": "a.B", "hf": False,
-            "blocks": "blocks", "out": "out",
-            "selection": {
-                "balance": "expected",
-                "on_nonfinite": "refuse",
-            },
+    "rod": {"steps": 3, "worker": "a.B", "hf": False, "blocks": "blocks", "out": "out",
+            "selection": {"balance": "expected", "on_nonfinite": "refuse"},
             "scoring": {"micro_batch_size": 4, "prefix": "1", "every": 1, "precision": None}},
     "policy": {
         "train_global_batch_size": 16,
@@ -118,7 +114,7 @@ def test_an_arm_is_built_from_a_job_or_from_the_keys(job: bool, eighths: int) ->
     config = changed("rod.scoring.prefix", "1" if job or eighths == 8 else "1/2")
     variant = dataclasses.asdict(arm) if job else None
     config["rod"] |= {"arm": "rod", "seed": 5, "variant": variant}
-    assert algorithm.build_arm(config, STORE) == arm
+    assert inputs.build_arm(config, STORE) == arm
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -147,8 +143,9 @@ def test_recipe_trains_the_papers_model_by_the_papers_schedule() -> None:
     assert policy["model_name"] == policy["tokenizer"]["name"] == model["hf"]
 
 
-def test_our_defaults_train_on_the_loss_alone_and_start_with_every_activation() -> None:
+def test_our_defaults_follow_the_schema_and_train_on_the_loss_alone() -> None:
     values = yaml.safe_load((config_folder() / "nemo_rl" / "rod.yaml").read_text())
+    OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     megatron = values["policy"]["megatron_cfg"]
     assert megatron["moe_router_load_balancing_type"] == "none"
     assert megatron["mtp_num_layers"] == 0
@@ -158,30 +155,29 @@ def test_our_defaults_train_on_the_loss_alone_and_start_with_every_activation() 
 def test_vision_configurations_have_the_list_that_an_older_bridge_copies() -> None:
     configuration = pytest.importorskip("transformers.models.qwen3_5.configuration_qwen3_5")
     compat.complete_vision_configs()
-    found = configuration.Qwen3_5VisionConfig()
-    assert list(copy.deepcopy(found.deepstack_visual_indexes)) == []
-    given = configuration.Qwen3_5VisionConfig(deepstack_visual_indexes=[1])
-    assert given.deepstack_visual_indexes == [1]
+    config = configuration.Qwen3_5VisionConfig()
+    assert list(copy.deepcopy(config.deepstack_visual_indexes)) == []
+    config = configuration.Qwen3_5VisionConfig(deepstack_visual_indexes=[1])
+    assert config.deepstack_visual_indexes == [1]
+
+
+def conversions_of(model: Path | str, variables: dict[str, str]) -> Path:
+    conversions.keep_apart(str(model), "run/out", variables)
+    return Path(variables[conversions.FOLDER])
 
 
 def test_a_checkpoint_that_was_made_anew_is_converted_anew(tmp_path: Path) -> None:
-    model, weights = tmp_path / "hf", tmp_path / "hf" / "model.safetensors"
-    model.mkdir()
+    weights, home = tmp_path / "model.safetensors", {"HF_HOME": "/shared/hf"}
     weights.write_bytes(b"old")
-
-    def place(name: str = str(model), **variables: str) -> str:
-        conversions.keep_apart(name, str(tmp_path / "out"), variables)
-        return variables[conversions.FOLDER]
-
-    old = place(HF_HOME="/shared/hf")
-    assert old == place(HF_HOME="/shared/hf")  # every start of a run takes the same
-    assert Path(old).parent == Path("/shared/hf/nemo_rl")
+    old = conversions_of(tmp_path, {**home})
+    assert old == conversions_of(tmp_path, {**home})  # every start of a run takes the same
+    assert old.parent == Path("/shared/hf/nemo_rl")
     weights.write_bytes(b"new ones")
-    assert place(HF_HOME="/shared/hf") != old
-    # what the user says wins, and without a word it is a folder that every node sees
-    assert Path(place(NRL_MEGATRON_CHECKPOINT_DIR="/x")).parent == Path("/x")
-    assert Path(place()).parent == tmp_path / "out" / "converted"
-    assert place("team/model", HF_HOME="/shared/hf") == "/shared/hf/nemo_rl"
+    assert conversions_of(tmp_path, {**home}) != old
+    # the user's own folder goes first, and by default it is one that every node sees
+    assert conversions_of(tmp_path, {conversions.FOLDER: "/x"}).parent == Path("/x")
+    assert conversions_of(tmp_path, {}).parent == Path("run/out/converted").absolute()
+    assert conversions_of("team/model", {**home}) == Path("/shared/hf/nemo_rl")
 
 
 def test_runs_of_one_process_share_their_conversions(tmp_path: Path) -> None:
@@ -190,20 +186,10 @@ def test_runs_of_one_process_share_their_conversions(tmp_path: Path) -> None:
         model.mkdir()
         (model / "config.json").write_text(model.name)
     variables = {"HF_HOME": "/shared/hf"}
-
-    def place(name: str) -> Path:
-        conversions.keep_apart(name, str(tmp_path / "out"), variables)
-        return Path(variables[conversions.FOLDER])
-
-    base, specialist = (place(str(model)) for model in models)
+    base, specialist = (conversions_of(model, variables) for model in models)
     assert base != specialist and base.parent == specialist.parent == Path("/shared/hf/nemo_rl")
-    assert place(str(models[0])) == base
-    assert place("team/model") == Path("/shared/hf/nemo_rl")
-
-
-def test_our_defaults_follow_the_schema() -> None:
-    values = yaml.safe_load((config_folder() / "nemo_rl" / "rod.yaml").read_text())
-    OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
+    assert conversions_of(models[0], variables) == base
+    assert conversions_of("team/model", variables) == Path("/shared/hf/nemo_rl")
 
 
 def test_without_nemo_rl_the_command_says_so(tmp_path: Path) -> None:
@@ -217,8 +203,9 @@ def test_without_nemo_rl_the_command_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def job_values(**options: Any) -> dict[str, Any]:
-    return {
+def translated(kind: type = TrainJob, gpus_per_node: int = 0, **options: Any) -> dict[str, Any]:
+    """A job in NeMo-RL's terms."""
+    common = {
         "name": "rod",
         "blocks": "blocks",
         "out": "out",
@@ -228,23 +215,24 @@ def job_values(**options: Any) -> dict[str, Any]:
         "seed": 5,
         "stall_seconds": 60.0,
         "model": "base",
-        **options,
     }
+    return nemo_rl_values(kind(**common, **options), block_size=64, gpus_per_node=gpus_per_node)
+
+
+def optimised(**changes: Any) -> Optimisation:
+    return Optimisation(**{"steps": 10, **changes}, batch_size=16, micro_batch_size=2, lr=1e-3)
 
 
 def test_training_job_in_nemo_rls_terms() -> None:
     arm = rod_arm(eighths=2)
-    optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3)
-    values = nemo_rl_values(
-        TrainJob(
-            **job_values(arm=arm, optimisation=optimisation, references=["r"]),
-            checkpoint_every=7,
-            config_digest="abc",
-            loggers=["wandb", "tensorboard"],
-            run_name="toy/rod",
-        ),
-        block_size=64,
-        gpus_per_node=0,
+    values = translated(
+        arm=arm,
+        optimisation=optimised(),
+        references=["r"],
+        checkpoint_every=7,
+        config_digest="abc",
+        loggers=["wandb", "tensorboard"],
+        run_name="toy/rod",
     )
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.arm, rod.steps, rod.seed, rod.out, rod.hf) == ("rod", 10, 5, "out", True)
@@ -262,13 +250,12 @@ def test_training_job_in_nemo_rls_terms() -> None:
     assert logger["wandb"] == {"project": "nemo-rod", "name": "toy/rod"}
 
 
-def test_what_saves_memory_in_nemo_rls_terms() -> None:
+def test_keys_that_save_memory_in_nemo_rls_terms() -> None:
     arm = make_arm("no_replay", num_adaptation=9, num_replay=9, batch_size=16, seed=5)
 
     def megatron(**changes: Any) -> dict[str, Any]:
-        optimisation = Optimisation(steps=10, batch_size=16, micro_batch_size=2, lr=1e-3, **changes)
-        job = TrainJob(**job_values(arm=arm, optimisation=optimisation))
-        return dict(nemo_rl_values(job, block_size=64)["policy"]["megatron_cfg"])
+        values = translated(arm=arm, optimisation=optimised(**changes))
+        return dict(values["policy"]["megatron_cfg"])
 
     plain = megatron()
     assert not plain["activation_checkpointing"] and "recompute_granularity" not in plain
@@ -326,45 +313,34 @@ def test_jobs_and_hand_written_configurations_have_one_schedule(
 ) -> None:
     written: dict[str, Any] = {"steps": steps, "warmup_fraction": share, "decay_fraction": share}
     written |= {"warmup_steps": given, "decay_steps": given} if given else {}
-    optimisation = Optimisation(**written, batch_size=16, micro_batch_size=2, lr=1e-3)
-    job = TrainJob(**job_values(arm=rod_arm(), optimisation=optimisation))
-    translated = nemo_rl_values(job, block_size=64)["rod"]
-    assert (
-        scheduler_of(translated)
-        == scheduler_of(written)
-        == (
-            optimisation.warmup,
-            optimisation.decay,
-        )
-    )
+    optimisation = optimised(**written)
+    job = translated(arm=rod_arm(), optimisation=optimisation)["rod"]
+    expected = optimisation.warmup, optimisation.decay
+    for rod in (job, written):
+        scheduler = scheduler_of({"rod": rod})
+        assert (scheduler.lr_warmup_iters, scheduler.lr_wsd_decay_iters) == expected
 
 
-def scheduler_of(rod: dict[str, Any]) -> tuple[int, int]:
-    """Warm-up and decay that Megatron is given for a `rod` section."""
+def scheduler_of(*layers: Any) -> Any:
+    """Scheduler that Megatron gets for layers over our defaults."""
     for name in ("warmup", "decay"):
         OmegaConf.register_new_resolver(f"rod_{name}", getattr(settings, name), replace=True)
     ours = OmegaConf.load(config_folder() / "nemo_rl" / "rod.yaml")
-    config = OmegaConf.merge({"rod": OmegaConf.structured(RoD)}, ours, {"rod": rod})
-    scheduler = config.policy.megatron_cfg.scheduler
-    return scheduler.lr_warmup_iters, scheduler.lr_wsd_decay_iters
+    config = OmegaConf.merge({"rod": OmegaConf.structured(RoD)}, ours, *layers)
+    return config.policy.megatron_cfg.scheduler
+
+
+@pytest.mark.parametrize("steps", [1, 40, 50, 51])
+def test_a_short_run_of_the_recipe_warms_up_for_less_than_it_lasts(steps: int) -> None:
+    scheduler = scheduler_of(*map(OmegaConf.load, RECIPES), {"rod": {"steps": steps}})
+    assert scheduler.lr_decay_iters == scheduler.lr_wsd_decay_iters == steps
+    assert scheduler.lr_warmup_iters == min(50, steps - 1)
 
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_precisions_have_one_name_each(name: str) -> None:
     assert short_precision({"precision": DTYPES[name]}) == name
     assert short_precision({"precision": "float16"}) == "float16"  # of NeMo-RL alone
-
-
-@pytest.mark.parametrize("steps", [1, 40, 50, 51])
-def test_a_short_run_of_the_recipe_warms_up_for_less_than_it_lasts(steps: int) -> None:
-    for name in ("warmup", "decay"):
-        OmegaConf.register_new_resolver(f"rod_{name}", getattr(settings, name), replace=True)
-    layers = [OmegaConf.load(path) for path in (config_folder() / "nemo_rl" / "rod.yaml", *RECIPES)]
-    short = {"rod": {"steps": steps}}
-    config = OmegaConf.merge({"rod": OmegaConf.structured(RoD)}, *layers, short)
-    scheduler = config.policy.megatron_cfg.scheduler
-    assert scheduler.lr_decay_iters == scheduler.lr_wsd_decay_iters == steps
-    assert scheduler.lr_warmup_iters == min(50, steps - 1)
 
 
 def test_references_of_another_model_are_refused(
@@ -381,35 +357,28 @@ def test_references_of_another_model_are_refused(
     monkeypatch.setattr(reference_losses, "open_store", lambda config: store)
     rod = {"out": str(out), "role": "replay", "model_digest": None}
     policy = {"model_name": "old", "precision": "bfloat16"}
-    reference_losses.write_reference(
-        {"rod": rod, "policy": policy}
-    )  # they are there: nothing to do
+    reference_losses.write_reference({"rod": rod, "policy": policy})  # complete: nothing to do
     with pytest.raises(ValueError, match=r"references with .*model.*remove it to compute it again"):
         reference_losses.write_reference({"rod": rod, "policy": {**policy, "model_name": "new"}})
 
 
 def test_scoring_job_in_nemo_rls_terms() -> None:
-    job = ReferenceJob(**job_values(role="replay", model_digest="abc"))
-    values = nemo_rl_values(job, block_size=64, gpus_per_node=4)
+    job: dict[str, Any] = {"kind": ReferenceJob, "role": "replay", "model_digest": "abc"}
+    values = translated(**job, gpus_per_node=4)
     assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])
     assert (rod.role, rod.model_digest, rod.out) == ("replay", "abc", "out")
     assert values["policy"]["train_global_batch_size"] == 16  # divides over the four replicas
-
-
-def test_references_in_a_precision_that_workers_lack_are_refused() -> None:
-    job = ReferenceJob(**job_values(role="replay", model_digest="abc", scoring_precision="fp8"))
     with pytest.raises(ValueError, match="fp8, which NeMo-RL's workers can"):
-        nemo_rl_values(job, block_size=64)
+        translated(**job, scoring_precision="fp8")
 
 
 def test_references_are_of_the_policys_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(References, "open", lambda *args, **kw: asked.append((args, kw)))
-    store: Any = "store"
+    calls: list[Any] = []
+    monkeypatch.setattr(References, "open", lambda *args, **options: calls.append((args, options)))
     config = {"rod": {"references": ["r"]}, "policy": {"precision": "bfloat16"}}
-    algorithm.references_of(config, store)
-    assert asked == [((["r"], store), {"precision": "bf16"})]
+    inputs.open_references(config, STORE)
+    assert calls == [((["r"], STORE), {"precision": "bf16"})]
 
 
 def test_winners_are_dealt_by_whole_micro_batches() -> None:
@@ -437,14 +406,13 @@ def test_tflops_are_of_scoring_too_and_need_a_count() -> None:
     pool = Pool(0, np.arange(8), np.arange(8) > 3)
     loss = np.ones(8, dtype=np.float32)
     choice = choose(pool, Joint(), 4, loss, 0 * loss)
-    learner: Any = SimpleNamespace(update_flops=lambda num_blocks: 2e12 * num_blocks)
-    of_halves = rod_arm(eighths=4)
-    expected = 8 * (1 + 2 / 2 / 3) / 2 / 2
+    workers: Any = SimpleNamespace(update_flops=lambda num_blocks: 2e12 * num_blocks)
+    half = rod_arm(eighths=4)
+    expected = {"throughput/model_tflops_per_gpu": pytest.approx(8 * (1 + 2 / 2 / 3) / 2 / 2)}
     for metrics in ({"timing/train/total": 2.0}, {"timing/train/total": 2.0, "flops": 8e12}):
-        found = model_speed(learner, choice, metrics, of_halves, 2)
-        assert found == {"throughput/model_tflops_per_gpu": pytest.approx(expected)}
-        assert "flops" not in metrics  # it is no metric
-    learner.update_flops = lambda num_blocks: None
-    assert model_speed(learner, choice, {"timing/train/total": 2.0}, of_halves, 2) == {}
+        assert model_speed(workers, choice, metrics, half, 2) == expected
+        assert "flops" not in metrics
+    workers.update_flops = lambda num_blocks: None
+    assert model_speed(workers, choice, {"timing/train/total": 2.0}, half, 2) == {}
     unscored = choose(pool, TakeAll(), 8)
     assert model_tflops(unscored, 8e12, 2.0, scored_share=1.0) == 4.0

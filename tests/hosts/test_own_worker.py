@@ -15,11 +15,9 @@ from pathlib import Path
 
 import architectures
 import pytest
-from nemo_rl_runs import Runs, chosen_ids, kill_after, records, rows
+from nemo_rl_runs import Runs, assert_same_choices_as_bridge, chosen_ids, kill_after, rows
 from safetensors.torch import load_file, save_file
 from tiny import MOE_ARCHITECTURE, STEPS, Setting
-
-from nemo_rod.config import Parallel
 
 pytestmark = pytest.mark.nemo_rl
 
@@ -63,11 +61,7 @@ def trained(runs: Runs) -> Path:
 
 
 def test_own_worker_chooses_as_megatron_bridge_does(runs: Runs, trained: Path) -> None:
-    bridge = runs.tiny.rod("single", Parallel())
-    assert len(bridge) == STEPS
-    assert chosen_ids(trained) == chosen_ids(runs.tiny.root / "single")
-    for one, other in zip(bridge, records(trained), strict=True):
-        assert abs(one.score - other.score).max() < 1e-5
+    assert_same_choices_as_bridge(runs.tiny, trained)
 
 
 def test_own_worker_resumes_from_its_own_checkpoint(runs: Runs, trained: Path) -> None:
@@ -92,8 +86,8 @@ def test_own_worker_refuses_a_checkpoint_with_a_gap(runs: Runs) -> None:
     save_file(tensors, file, {"format": "pt"})
     for index in gap.glob("*.index.json"):
         index.unlink()
-    started = runs.start("train", "--config", runs.recipe(runs.tiny.root / "own_gap", gap), *OWN)
-    said, _ = started.communicate(timeout=1000)
-    assert started.returncode != 0
-    assert f"{gap} leaves 1 parameter(s) of the model without a tensor (" in said, said[-5000:]
-    assert f"1 tensor(s) without a place in the model ({name}_of_others)" in said
+    process = runs.start("train", "--config", runs.recipe(runs.tiny.root / "own_gap", gap), *OWN)
+    output, _ = process.communicate(timeout=1000)
+    assert process.returncode != 0
+    assert f"{gap} leaves 1 parameter(s) of the model without a tensor (" in output, output[-5000:]
+    assert f"1 tensor(s) without a place in the model ({name}_of_others)" in output

@@ -71,8 +71,7 @@ def test_a_job_that_begins_again_moves_aside_what_was_recorded(
 ) -> None:
     run(tmp_path, first, first + 1)
     run(tmp_path, first, first + 1, first + 2)  # without a checkpoint
-    said = capsys.readouterr().err
-    assert said == (
+    assert capsys.readouterr().err == (
         f"nemo-rod: the job begins at step {first} without the steps recorded in {tmp_path}, which "
         "are now in curriculum.rod.1 and metrics.jsonl.1; load the checkpoint to continue them.\n"
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nemo_rod.hosts.nemo_rl import algorithm, cluster, conversions
-from nemo_rod.hosts.nemo_rl.remote import WorkerFailed
+from nemo_rod.hosts.nemo_rl.policy import WorkerFailed
 from nemo_rod.signals import Stopped
 
 
@@ -35,7 +35,7 @@ class Nothing:
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the driver imports of Ray and NeMo-RL."""
+    """Stand-ins for the imports from Ray and NeMo-RL, and for the journal."""
     parts: dict[str, dict[str, Any]] = {
         "ray": {},
         "ray.exceptions": {"RayError": RayError, "RayActorError": type("Died", (RayError,), {})},
@@ -47,13 +47,14 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(algorithm, "Journal", Nothing)
 
 
-def ending(folder: Path, error: Exception, *, asked: bool, saves: bool = True) -> BaseException:
-    """What a run raises whose workers end in its third step by an error."""
+def ending(folder: Path, error: Exception, *, signalled: bool, saves: bool = True) -> BaseException:
+    """The exception of a run whose workers end in its third step by an error."""
 
     def step(number: int) -> None:
-        if asked:
+        if signalled:
             signal.raise_signal(signal.SIGTERM)
         raise error
 
@@ -62,7 +63,7 @@ def ending(folder: Path, error: Exception, *, asked: bool, saves: bool = True) -
     run: Any = SimpleNamespace(
         config={"rod": rod, "checkpointing": saving},
         policy=Nothing(),
-        learner=SimpleNamespace(step=step),
+        workers=SimpleNamespace(step=step),
         header=None,
         step=2,
     )
@@ -80,26 +81,22 @@ def ending(folder: Path, error: Exception, *, asked: bool, saves: bool = True) -
     ids=["worker", "ray"],
 )
 def test_workers_that_end_after_the_signal_do_not_fail_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+    tmp_path: Path, error: Exception, why: str
 ) -> None:
-    monkeypatch.setattr(algorithm, "Journal", Nothing)
-    found = ending(tmp_path, error, asked=True)
-    assert isinstance(found, Stopped)
-    assert str(found) == (
+    stop = ending(tmp_path, error, signalled=True)
+    assert isinstance(stop, Stopped)
+    assert str(stop) == (
         f"rod was asked to stop, and ended in step 3 before it had saved ({why}): run it again to "
         "resume"
     )
 
 
-def test_a_failure_stays_one_without_a_signal_or_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(algorithm, "Journal", Nothing)
+def test_a_failure_stays_one_without_a_signal_or_checkpoints(tmp_path: Path) -> None:
     died = WorkerFailed("rank 1: its process died")
-    assert ending(tmp_path, died, asked=False) is died
-    assert ending(tmp_path, died, asked=True, saves=False) is died
+    assert ending(tmp_path, died, signalled=False) is died
+    assert ending(tmp_path, died, signalled=True, saves=False) is died
     wrong = KeyError("a mistake in this program")
-    assert ending(tmp_path, wrong, asked=True) is wrong
+    assert ending(tmp_path, wrong, signalled=True) is wrong
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The parts of a swapped-in selector that need no job: roles, names, and who trains on what."""
+"""The parts of a swapped-in selector that need no job: roles, names, and the pool's order."""
 
 from __future__ import annotations
 
@@ -21,17 +21,11 @@ from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
 
 
-def test_the_longest_path_decides() -> None:
+def test_roles_by_number_go_before_the_longest_path() -> None:
     roles = {"/data/legal": "adaptation", "/data/legal/old": "replay", "/data/web": "replay"}
     assert assign_roles(PATHS, roles) == ["adaptation", "replay", "replay"]
-
-
-def test_roles_by_number_go_before_paths() -> None:
-    assert assign_roles(PATHS, {0: "replay", "/data": "adaptation"}) == [
-        "replay",
-        "adaptation",
-        "adaptation",
-    ]
+    by_number = {0: "replay", "/data": "adaptation"}
+    assert assign_roles(PATHS, by_number) == ["replay", "adaptation", "adaptation"]
 
 
 @pytest.mark.parametrize(
@@ -59,18 +53,16 @@ def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
 def test_the_former_name_of_reference_works_and_says_the_new_one() -> None:
     with (
         pytest.warns(DeprecationWarning, match=r"score is now called swap_in\.reference"),
-        pytest.raises(ValueError, match="There is no host 'none'"),
+        pytest.raises(ValueError, match="'none' names none of the hosts"),
     ):
         swap_in.score("none")
 
 
 def test_sources_are_named_by_what_tells_them_apart() -> None:
     assert name_sources(["/a/legal", "/b/web"]) == ["legal", "web"]
-    assert name_sources(["/a/legal/text", "/a/web/text"]) == ["legal/text", "web/text"]
-    assert name_sources(["/moved/to/legal/text", "/moved/to/web/text"]) == [
-        "legal/text",
-        "web/text",
-    ]
+    for folder in ("/a", "/moved/to"):
+        paths = [f"{folder}/legal/text", f"{folder}/web/text"]
+        assert name_sources(paths) == ["legal/text", "web/text"]
     with pytest.raises(ValueError, match="twice"):
         name_sources(["/a/legal", "/a/legal"])
 
@@ -101,15 +93,15 @@ def test_a_script_runs_with_the_megatron_core_beside_it(
 ) -> None:
     from nemo_rod.cpu.on_cpu import _prefer_megatron_of
 
-    began_again: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda program, arguments: began_again.append(arguments))
+    restarts: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: restarts.append(arguments))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", "code")
     _prefer_megatron_of(tmp_path)  # no megatron-core there
-    assert sys.path[0] == str(tmp_path) and not began_again
+    assert sys.path[0] == str(tmp_path) and not restarts
     (tmp_path / "megatron" / "core").mkdir(parents=True)
     _prefer_megatron_of(tmp_path)
-    assert began_again == [[sys.executable, *sys.orig_argv[1:]]]
+    assert restarts == [[sys.executable, *sys.orig_argv[1:]]]
     assert os.environ["PYTHONPATH"] == f"{tmp_path}{os.pathsep}code"
     with pytest.raises(ValueError, match=r"was imported instead of.*run the script from another"):
         _prefer_megatron_of(tmp_path)

@@ -209,7 +209,7 @@ def test_the_tokenizer_is_found_beside_or_named(tmp_path: Path) -> None:
     run(tmp_path / "blocks", [web], tokenizer=load_tokenizer(str(bpe)), holdout_fraction=0)
     with pytest.raises(ValueError, match=r"does not lie beside it: name it with tokenizer=NAME"):
         inspect(tmp_path / "blocks", block=0)
-    with pytest.raises(ValueError, match="made by a tokenizer that does something else"):
+    with pytest.raises(ValueError, match="made by a different tokenizer"):
         inspect(tmp_path / "blocks", block=0, tokenizer="byte")
     named = inspect(tmp_path / "blocks", block=0, tokenizer=str(bpe))
     assert "the cat sat on the mat\n--- end of document ---\nthe cat" in named

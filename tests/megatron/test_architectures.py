@@ -52,7 +52,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "averages": {"scored_every": 4},
 }
 MISNAMED, ONE_TOO_MANY = "misnamed", "one_too_many"
-# what a provider may have been left with: its architecture, the settings, and what is said
+# settings that a provider may have left on: the architecture, the settings, and the refusal
 LEFT_ON: dict[str, tuple[str, dict[str, Any], str]] = {
     "balanced": (
         "nemotron_3_nano",
@@ -69,17 +69,17 @@ LEFT_ON: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def refusals(name: str) -> dict[str, str]:
-    """Layouts of two processes that an architecture does not allow, and what is said."""
-    found = {} if name in WITH_EXPERTS else {"dp2_ep2": "does not divide num_experts=1"}
+    """Layouts of two processes that an architecture does not allow, and the refusals."""
+    refused = {} if name in WITH_EXPERTS else {"dp2_ep2": "does not divide num_experts=1"}
     if name in WITH_DELTA_NET:
-        found["tp2"] = "the gradients of the norms in Gated DeltaNet layers only with"
+        refused["tp2"] = "the gradients of the norms in Gated DeltaNet layers only with"
     if name in WITH_EXPERTS:
-        found["tp2"] = "experts need parallel.sequence=true"
+        refused["tp2"] = "experts need parallel.sequence=true"
     if name in WITH_IMAGES:
-        found["cp2"] = "split a block themselves"
+        refused["cp2"] = "split a block themselves"
     if name in WITH_MAMBA:
-        found["pp2_vpp2"] = "no interleaved schedule"
-    return found
+        refused["pp2_vpp2"] = "no interleaved schedule"
+    return refused
 
 
 TOGETHER = (*FAST, MISNAMED, ONE_TOO_MANY, *LEFT_ON)
@@ -130,7 +130,7 @@ def scored(
     torchrun: Torchrun,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., dict[tuple[str, str], dict[str, Any]]]:
-    """What the worker says of models in layouts of as many processes."""
+    """The worker's lines about models in layouts of as many processes."""
 
     @functools.cache
     def run(models: tuple[str, ...], layouts: tuple[str, ...]) -> dict[Any, Any]:
@@ -138,11 +138,11 @@ def scored(
         chosen = {name: TWO_PROCESSES.get(name, {}) for name in layouts}
         plan = tmp_path_factory.mktemp("plan") / "plan.json"
         changes = {name: LEFT_ON[name][1] for name in models if name in LEFT_ON}
-        asked = {"folder": str(folder), "models": models, "layouts": chosen, "changes": changes}
-        plan.write_text(json.dumps(asked))
+        values = {"folder": str(folder), "models": models, "layouts": chosen, "changes": changes}
+        plan.write_text(json.dumps(values))
         world_size = Parallel(**chosen[layouts[0]]).world_size
-        said, *_ = torchrun(world_size, WORKERS / "architectures_worker.py", plan, timeout=900)
-        rows = [json.loads(line) for line in said.splitlines() if line.startswith('{"model"')]
+        output, *_ = torchrun(world_size, WORKERS / "architectures_worker.py", plan, timeout=900)
+        rows = [json.loads(line) for line in output.splitlines() if line.startswith('{"model"')]
         return {(row["model"], row["layout"]): row for row in rows}
 
     return run
@@ -164,13 +164,13 @@ def assert_scores_and_exports(folder: Path, row: dict[str, Any]) -> None:
     assert np.array_equal(token_losses(load(exported), tokens), losses)
 
 
-def assert_trained_by_the_next_token_alone(name: str, found: dict[str, Any]) -> None:
-    assert (found["routers"] > 0) == (name in WITH_EXPERTS)
-    assert found["balancing"] == 0 and not any(found["z_loss"])
-    assert found["predictors"] == 0  # though the config of all but one names some
-    assert (found["vision"] > 0) == (name in WITH_IMAGES)
-    assert found["vision_trained"] == 0
-    assert found["trained"] == found["parameters"] - found["vision"] > 0
+def assert_trained_by_the_next_token_alone(name: str, counts: dict[str, Any]) -> None:
+    assert (counts["routers"] > 0) == (name in WITH_EXPERTS)
+    assert counts["balancing"] == 0 and not any(counts["z_loss"])
+    assert counts["predictors"] == 0  # though the config of all but one names some
+    assert (counts["vision"] > 0) == (name in WITH_IMAGES)
+    assert counts["vision_trained"] == 0
+    assert counts["trained"] == counts["parameters"] - counts["vision"] > 0
 
 
 @pytest.mark.timeout(900)
@@ -329,12 +329,12 @@ def test_evaluation_and_merge_are_hugging_faces(name: str, chain: Any) -> None:
     run = chain(name)
     store = BlockStore(run.setting.blocks, split="holdout")
     for model, folder in run.models.items():
-        found = json.loads((run.root / "evaluation" / f"{model}.json").read_text())["loss"]
+        losses = json.loads((run.root / "evaluation" / f"{model}.json").read_text())["loss"]
         loaded = load(folder)
         for source in store.sources:
             ids = source.start + np.arange(source.count)
             expected = token_losses(loaded, store.tokens(ids)).mean()
-            assert found[source.role][source.name] == pytest.approx(expected, abs=1e-5)
+            assert losses[source.role][source.name] == pytest.approx(expected, abs=1e-5)
     base, specialist, merged = (tensors(run.models[x]) for x in ("base", "specialist", "merged"))
     assert base.keys() == merged.keys()
     for key, one in base.items():

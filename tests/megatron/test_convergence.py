@@ -16,7 +16,7 @@ from nemo_rod.selection.convergence import Rule, adaptation_loss
 
 
 def slow_converged_at(losses, tolerance, patience):
-    """The same rule, from its words: the last `patience` looks beat no best before them."""
+    """The same rule, from its words: the last `patience` losses beat no best before them."""
     for last in range(patience, len(losses)):
         best, waiting = math.inf, []
         for done, loss in losses[: last + 1]:
@@ -35,8 +35,8 @@ def test_the_rule_is_what_it_says(seed: int) -> None:
     losses = [(5 * (i + 1), float(value)) for i, value in enumerate(values)]
     for tolerance in (0.0, 0.02, 0.5):
         for patience in (1, 2, 4):
-            found = Rule(tolerance, patience, 1).converged_at(losses)
-            assert found == slow_converged_at(losses, tolerance, patience)
+            actual = Rule(tolerance, patience, 1).converged_at(losses)
+            assert actual == slow_converged_at(losses, tolerance, patience)
 
 
 def test_losses_that_go_on_falling_never_converge() -> None:

@@ -1,4 +1,4 @@
-"""Training in less memory: what it computes again changes nothing, and what is narrower runs."""
+"""Training in less memory: recomputation changes nothing, and narrower gradients train."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nemo_rod.selection.arms import make_arm
 
 torch = pytest.importorskip("torch")
 STEPS, MICRO_BATCHES, LOOKS = 4, BATCH // 2, 2
-# what is set, and the precision
+# changed settings, and the precision
 JOBS: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({}, "fp32"),
     "selective": ({"recompute": "selective"}, "fp32"),
@@ -42,8 +42,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Fou
             holdout_fraction=0.1)  # fmt: skip
     initialise_base(ARCHITECTURE, root / "init", tokenizer="byte", seed=0)
     files = [write(root, name) for name in JOBS]
-    (said,) = torchrun(1, WORKERS / "jobs_worker.py", "--count", *files, timeout=600)
-    lines = [json.loads(line) for line in said.splitlines() if line[:2] == '{"']
+    (output,) = torchrun(1, WORKERS / "jobs_worker.py", "--count", *files, timeout=600)
+    lines = [json.loads(line) for line in output.splitlines() if line[:2] == '{"']
     return root, dict(zip(JOBS, lines, strict=True))
 
 
@@ -78,8 +78,8 @@ def write(root: Path, name: str) -> Path:
 def test_what_is_computed_again_trains_the_same_to_the_bit(
     name: str, again: str, trained: Found
 ) -> None:
-    root, found = trained
-    plain, calls = found["plain"]["calls"], found[name]["calls"]
+    root, results = trained
+    plain, calls = results["plain"]["calls"], results[name]["calls"]
     assert plain["layer training"] == plain["core training"] == STEPS * MICRO_BATCHES
     assert calls[f"{again} training"] == 2 * STEPS * MICRO_BATCHES
     # scoring computes nothing twice
@@ -96,9 +96,9 @@ def test_what_is_computed_again_trains_the_same_to_the_bit(
 
 @pytest.mark.timeout(900)
 def test_gradients_are_added_up_in_the_dtype_that_is_asked_for(trained: Found) -> None:
-    root, found = trained
-    assert found["plain"]["gradients"] == found["wide"]["gradients"] == "torch.float32"
-    assert found["narrow"]["gradients"] == "torch.bfloat16"
+    root, results = trained
+    assert results["plain"]["gradients"] == results["wide"]["gradients"] == "torch.float32"
+    assert results["narrow"]["gradients"] == "torch.bfloat16"
     narrow, wide = (metric(root / name, "train/loss") for name in ("narrow", "wide"))
     assert narrow[0] == wide[0]  # the first loss is from before any update
     assert narrow != wide
@@ -108,12 +108,12 @@ def test_gradients_are_added_up_in_the_dtype_that_is_asked_for(trained: Found) -
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU refuses them")
 def test_an_optimizer_that_is_not_there_is_refused(trained: Found) -> None:
-    _, found = trained
-    assert found["aware"]["refused"] == (
+    _, results = trained
+    assert results["aware"]["refused"] == (
         "train.precision_aware_optimizer=true needs the Adam of TransformerEngine, which is not "
         "installed: leave it out."
     )
-    assert found["offload"]["refused"] == (
+    assert results["offload"]["refused"] == (
         "train.optimizer_offload=true moves the optimizer from a GPU to its host, and there is no "
         "GPU: leave it out."
     )

@@ -129,9 +129,9 @@ def test_scoring_pads_its_last_pass_where_only_one_shape_runs(
         micro_batch_size=4,
         model=[None],
     )
-    mine, size = MegatronScorer._share(scorer, np.arange(11), 8)
-    assert [size] * (len(mine) // size) == sizes
-    assert set(mine) >= {i for i in range(len(mine), 11)}
+    share, size = MegatronScorer._share(scorer, np.arange(11), 8)
+    assert [size] * (len(share) // size) == sizes
+    assert set(share) >= {i for i in range(len(share), 11)}
 
 
 def test_recipes_may_be_megatrons_own_names() -> None:

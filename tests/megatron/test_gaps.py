@@ -1,7 +1,7 @@
 """Exports that lack a tensor are refused; predictors that are not trained may be left out.
 
-What Megatron-Bridge writes is its own; which versions leave out what, `make test-architectures` and
-`make test-nemo-rl-worker` show on real models.
+`make test-architectures` and `make test-nemo-rl-worker` show on real models which tensors the
+versions of Megatron-Bridge leave out.
 """
 
 from __future__ import annotations

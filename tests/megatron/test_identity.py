@@ -1,4 +1,4 @@
-"""Weights go on being trained only on what they were trained on; a refusal names what differs."""
+"""Weights are trained further only on the same data; a refusal names the difference."""
 
 from __future__ import annotations
 
@@ -51,12 +51,14 @@ def trained_job(tiny: Setting) -> TrainJob:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_run_on_something_else_is_refused(tiny: Setting, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("difference", CHANGES)
+def test_a_run_on_something_else_is_refused(tiny: Setting, tmp_path: Path, difference: str) -> None:
     from nemo_rod.megatron.train_job import train
 
-    job = dataclasses.replace(trained_job(tiny), **CHANGES[what](tiny, tmp_path))
-    with pytest.raises(ValueError, match=rf"iter_0000030 was trained with .*{what} '?\w*'? \(this"):
+    job = dataclasses.replace(trained_job(tiny), **CHANGES[difference](tiny, tmp_path))
+    with pytest.raises(
+        ValueError, match=rf"iter_0000030 was trained with .*{difference} '?\w*'? \(this"
+    ):
         train(job)
 
 

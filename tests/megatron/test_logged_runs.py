@@ -1,4 +1,4 @@
-"""TensorBoard's and W&B's own files, read back, have what metrics.jsonl has; also after a kill."""
+"""TensorBoard's and W&B's own files, read back, equal metrics.jsonl, also after a kill."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_a_killed_and_resumed_run_is_one_curve_in_every_logger(
     kill_after(8, job, 1)
     lost = (out / "metrics.jsonl").read_text().splitlines()[5:]
     assert lost  # steps after the checkpoint, which are done twice
-    said = tiny.torchrun(1, "nemo_rod.megatron", job)
-    assert sum("W&B has no account here" in line for line in said) <= 1
+    outputs = tiny.torchrun(1, "nemo_rod.megatron", job)
+    assert sum("W&B has no account here" in line for line in outputs) <= 1
     check_logged(out)
 
 

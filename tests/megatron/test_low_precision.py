@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Recorded:
-    """What the stand-in was asked for, and whether its context is in effect."""
+    """The recipes that the stand-in received, and whether its context is in effect."""
 
     def __init__(self) -> None:
         self.recipes: list[Any] = []
@@ -175,12 +175,12 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
         writer.close()
         compact(out, manifest=manifest, hashes=blocks.hashes)
     folders = [tmp_path / role for role in made]
-    for precision, wrong, found in (
+    for precision, role, actual in (
         ("bf16", "adaptation", "fp8 over bf16"),
         ("fp8 over bf16", "replay", "bf16"),
     ):
         sentence = (
-            rf"{wrong}/manifest\.json is of precision '{found}', but candidates are scored in "
+            rf"{role}/manifest\.json is of precision '{actual}', but candidates are scored in "
             rf"'{precision}'"
         )
         with pytest.raises(ValueError, match=sentence):

@@ -20,7 +20,7 @@ def ranks(torchrun: Torchrun) -> list[dict[str, Any]]:
 
 
 def test_every_rank_learns_what_the_recorder_finds(ranks: list[dict[str, Any]]) -> None:
-    assert [rank["agreed"]["found"] for rank in ranks] == [{"rank": 1}] * 2
+    assert [rank["agreed"]["result"] for rank in ranks] == [{"rank": 1}] * 2
 
 
 def test_ranks_agree_without_room_for_the_answers_of_all(ranks: list[dict[str, Any]]) -> None:

@@ -16,17 +16,17 @@ def passes(missing: np.ndarray, size: int, replicas: int) -> list[list[tuple[int
     from nemo_rod.megatron.reference_pass import rows_to_write, whole_micro_batches
     from nemo_rod.selection.dealing import scoring_passes
 
-    found: list[list[tuple[int, ...]]] = [[] for _ in range(replicas)]
+    batches: list[list[tuple[int, ...]]] = [[] for _ in range(replicas)]
     written: list[int] = []
     for part in whole_micro_batches(missing, size, replicas):
         cut, count = scoring_passes(len(part), micro_batch_size=size, replicas=replicas)
         assert cut * count * replicas == len(part)
         for replica in range(replicas):
             rows = np.arange(replica * cut * count, (replica + 1) * cut * count)
-            found[replica] += map(tuple, part[rows].reshape(count, cut).tolist())
+            batches[replica] += map(tuple, part[rows].reshape(count, cut).tolist())
             written += part[rows[rows_to_write(part, missing, rows)]].tolist()
     assert sorted(written) == np.flatnonzero(missing).tolist()  # every block by one replica, once
-    return found
+    return batches
 
 
 @pytest.mark.parametrize("size, replicas", [*itertools.product([1, 3, 4], [1, 2, 4])])

@@ -30,7 +30,7 @@ ROUTERS = {
     "moe_input_jitter_eps": 0.05,
 }
 INTERLEAVED = Parallel(data=2, pipeline=2, virtual_pipeline=2, distributed_optimizer=True)
-# the layout, and what is changed of the model and of the trainer's other settings
+# the layout, and changed settings of the model and of the trainer
 CASES: dict[str, tuple[Parallel, dict[str, Any]]] = {
     "dropout": (LAYOUTS["single"], {"model": DROPOUT}),
     "dropout_pp2": (LAYOUTS["pp2"], {"model": DROPOUT}),
@@ -60,7 +60,7 @@ ON_GPUS = {
 def both_runs(
     setting: Setting, name: str, parallel: Parallel, changes: dict[str, Any]
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What every rank ends with: after RoD, and after ordinary steps on what RoD chose."""
+    """The final state of every rank: after RoD, and after ordinary steps on RoD's choice."""
     folders = {mode: setting.root / f"{name}_{mode}" for mode in ("rod", "ordinary")}
     for mode, folder in folders.items():
         job = setting.rod_job(folder, parallel, steps=STEPS)
@@ -145,7 +145,7 @@ def test_interleaved_schedule_with_default_communication_is_refused(tiny: Settin
     wrong = {"overlap_p2p_comm": False, "batch_p2p_comm": True}
     (folder / "changes.json").write_text(json.dumps({"model": wrong}))
     arguments = ("rod", job, folder / "changes.json", folder)
-    said = tiny.torchrun(2, WORKER, *arguments, timeout=300, expect_failure=True)
+    outputs = tiny.torchrun(2, WORKER, *arguments, timeout=300, expect_failure=True)
     refusal = "virtual pipeline stages with these p2p settings: it trains on wrong gradients"
-    assert all(refusal in one for one in said), said
+    assert all(refusal in output for output in outputs), outputs
     assert not (folder / "metrics.jsonl").exists()

@@ -43,10 +43,10 @@ DAMAGE: dict[str, dict[str, Callable[[Path], object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", DAMAGE)
-def test_the_trackers_name_the_last_whole_checkpoint(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("damaged", DAMAGE)
+def test_the_trackers_name_the_last_whole_checkpoint(tmp_path: Path, damaged: str) -> None:
     folder = checkpoints(tmp_path / "checkpoints", 4, 8)
-    for file, damage in DAMAGE[what].items():
+    for file, damage in DAMAGE[damaged].items():
         damage(folder / file)
     name_the_last_whole(folder)
     assert ((folder / TRACKER).read_text(), (folder / STATE).read_text()) == ("4", "state 4")

@@ -1,34 +1,101 @@
-"""What a swapped-in selector must have trained on, by plain arithmetic, whatever the host."""
+"""Jobs of a host, and what a swapped-in selector must have trained on, by plain arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from places import ROOT
 
+from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum.log import CurriculumArrays
 
+RECIPES = ROOT / "recipes" / "swap_in"
+BATCH, MULTIPLIER = 8, 2  # samples trained on in one step of every job, candidates for each
+NUMBERS = ("step", "loss", "grad_norm")
 
-def assert_trained_on_the_top(
-    curriculum: CurriculumArrays, losses: Sequence[float], *, batch_size: int, num_drawn: int
-) -> None:
-    """Every sample was drawn once, the highest scores were trained on, and the base scores 0.
 
-    Args:
-        curriculum: of a whole run on a blend of two corpora of one size, replay the second.
-        losses: of the steps, as the host reported them.
-        batch_size: samples trained on in one step.
-        num_drawn: candidates of all steps.
-    """
-    assert sorted(curriculum.block_ids.ravel()) == list(range(num_drawn))
-    for score, chosen in zip(curriculum.score, curriculum.chosen, strict=True):
-        order = sorted(range(len(score)), key=lambda i: (-score[i], i))
-        assert sorted(order[:batch_size]) == np.flatnonzero(chosen).tolist()
-    trained = [
-        loss[chosen].astype(np.float64).mean()
-        for loss, chosen in zip(curriculum.loss, curriculum.chosen, strict=True)
-    ]
-    np.testing.assert_allclose(losses, trained, rtol=0, atol=2e-6)
-    # at the base a replay sample scores exactly 0
-    is_replay = curriculum.block_ids[0] >= num_drawn // 2
-    assert is_replay.any() and (curriculum.score[0][is_replay] == 0).all()
+class Jobs:
+    """Jobs with a folder each below one root, where they write their steps and their choices."""
+
+    def __init__(self, root: Path, torchrun: Callable[..., list[str]]) -> None:
+        self.root, self.torchrun = root, torchrun
+
+    def on_cpu(self, processes: int, *arguments: Any, path: str, **options: Any) -> list[str]:
+        """Runs a host's program without a GPU."""
+        return self.torchrun(
+            processes,
+            "nemo_rod.cpu.on_cpu",
+            *arguments,
+            fresh=True,
+            env={"PYTHONPATH": path},
+            cwd=self.root,
+            **options,
+        )
+
+    def make_data(self) -> None:
+        make_data = RECIPES / "megatron_bridge" / "make_data.py"
+        self.on_cpu(1, "core", make_data, "data", path=str(ROOT), timeout=900)
+
+    def steps(self, name: str, key: str) -> list[Any]:
+        return [json.loads(line)[key] for line in (self.root / name / "steps.jsonl").open()]
+
+    def metrics(self, name: str) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.root / name / "rod" / "metrics.jsonl").open()]
+
+    def curriculum(self, name: str) -> CurriculumArrays:
+        path = self.root / name / "rod" / "curriculum.rod"
+        with Curriculum.open(path, read_only=True) as curriculum:
+            return curriculum.arrays()
+
+    def assert_trained_on_the_top(self, name: str, *, steps: int) -> None:
+        """Every sample was drawn once, the highest scores were trained on, and the base scores 0.
+
+        The job runs from the base on a blend of two corpora of one size, replay the second.
+        """
+        curriculum, num_drawn = self.curriculum(name), MULTIPLIER * steps * BATCH
+        assert curriculum.block_ids.shape == (steps, MULTIPLIER * BATCH)
+        assert sorted(curriculum.block_ids.ravel()) == list(range(num_drawn))
+        trained = []
+        for loss, score, chosen, threshold in zip(
+            *(getattr(curriculum, field) for field in ("loss", "score", "chosen", "threshold")),
+            strict=True,
+        ):
+            order = sorted(range(len(score)), key=lambda i: (-score[i], i))
+            assert sorted(order[:BATCH]) == np.flatnonzero(chosen).tolist()
+            assert threshold == score[order[BATCH - 1]]
+            trained.append(loss[chosen].astype(np.float64).mean())
+        np.testing.assert_allclose(self.steps(name, "loss"), trained, rtol=0, atol=2e-6)
+        is_replay = curriculum.block_ids[0] >= num_drawn // 2
+        assert is_replay.any() and (curriculum.score[0][is_replay] == 0).all()
+
+    def assert_same_steps(self, name: str, other: str, *keys: str) -> None:
+        for key in keys or NUMBERS:
+            assert self.steps(name, key) == self.steps(other, key), key
+
+    def assert_same_choices(self, name: str, other: str, *close: str) -> None:
+        """The same pools and choices; scores, and the named numbers of each step, are close."""
+        one, two = self.curriculum(name), self.curriculum(other)
+        assert (one.block_ids == two.block_ids).all()
+        assert (one.chosen == two.chosen).all()
+        np.testing.assert_allclose(one.score, two.score, rtol=0, atol=1e-5)
+        for key in close:
+            np.testing.assert_allclose(self.steps(name, key), self.steps(other, key), rtol=1e-4)
+
+    def assert_resumed(self, name: str, whole: str, *, steps: list[int], repeated: int) -> None:
+        """A killed and resumed job did these steps, the last of them as the uninterrupted did."""
+        assert self.steps(name, "step") == steps
+        one, two = self.curriculum(name), self.curriculum(whole)
+        for field in ("step", "block_ids", "score", "chosen"):
+            assert (getattr(one, field) == getattr(two, field)).all(), field
+        assert self.steps(name, "loss")[-repeated:] == self.steps(whole, "loss")[-repeated:]
+
+
+def answers(outputs: list[str]) -> dict[str, str]:
+    """The message of every case, from the line that a program of refusals prints."""
+    lines = "".join(outputs).splitlines()
+    (line,) = (line for line in lines if line.startswith("SAID "))
+    return dict(json.loads(line.removeprefix("SAID ")))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_rod.files import check_name, read_json, read_lines
+from nemo_rod.files import check_name, read_json, read_lines, write_whole
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.selection.curriculum.journal import keep_steps, read_rows
 
@@ -53,6 +53,12 @@ def test_record_that_was_cut_goes_on(tmp_path: Path) -> None:
     with record.attempt():
         pass
     assert [event["event"] for event in record.events()] == ["began", "done"] * 2
+
+
+def test_a_whole_file_or_none(tmp_path: Path) -> None:
+    write_whole(tmp_path / "folder" / "file", b"one")
+    write_whole(tmp_path / "folder" / "file", b"two")
+    assert [p.read_bytes() for p in (tmp_path / "folder").iterdir()] == [b"two"]
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "-x", "x\ny", "x;y", "röd", "x y"])

@@ -24,14 +24,8 @@ from nemo_rod.loggers import (
 )
 
 ENVIRONMENT = (
-    "WANDB_API_KEY",
-    "WANDB_IDENTITY_TOKEN_FILE",
-    "WANDB_MODE",
-    "WANDB_RUN_ID",
-    "WANDB_RESUME",
-    "WANDB_BASE_URL",
-    "MLFLOW_TRACKING_URI",
-    "MLFLOW_RUN_ID",
+    *("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME"),
+    *("WANDB_BASE_URL", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"),
 )
 
 
@@ -58,10 +52,21 @@ def test_none_one_or_several(typed: str, names: tuple[str, ...], tmp_path: Path)
     assert logger_names(config.logger) == names
 
 
-@pytest.mark.parametrize("typed", ["tensorbord", "[wandb,comet]", "3", "{wandb: true}"])
-def test_an_unknown_logger_is_refused_in_one_sentence(typed: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^logger=.* expected some of tensorboard, wandb, mlflow"):
-        composed("recipe=toy_synthetic", f"run_dir={tmp_path}", f"logger={typed}")
+UNKNOWN = r"^logger=.* expected some of tensorboard, wandb, mlflow"
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        *((f"logger={v}", UNKNOWN) for v in ("tensorbord", "[wandb,comet]", "3", "{wandb: true}")),
+        ("+cluster.env.WANDB_API_KEY=hidden", r"cluster.env.WANDB_API_KEY would be written"),
+    ],
+)
+def test_unknown_loggers_and_written_secrets_are_refused(
+    typed: str, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        composed("recipe=toy_synthetic", f"run_dir={tmp_path}", typed)
 
 
 def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,17 +75,12 @@ def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPat
         check_installed(["wandb"])
 
 
-def test_a_secret_for_a_file_of_the_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cluster.env.WANDB_API_KEY would be written"):
-        composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "+cluster.env.WANDB_API_KEY=hidden")
-
-
 def test_wandb_without_an_account_writes_to_files_and_says_so_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare_runs(["wandb"], tmp_path)
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "no account here (set WANDB_API_KEY" in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1 and "no account here (set WANDB_API_KEY" in output
     assert os.environ["WANDB_MODE"] == "offline"
     first = os.environ["WANDB_RUN_ID"]
     assert os.environ["WANDB_RESUME"] == "allow" and known_runs(tmp_path) == {"wandb": first}
@@ -151,7 +151,7 @@ def test_a_server_of_the_users_serves_every_run(
         prepared = prepare_runs(["mlflow"], tmp_path / arm)
         assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
         prepared.end()
-    assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
+        assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
 
 
 def test_tensorboard_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> None:
@@ -268,40 +268,34 @@ for number, arm in enumerate(("first", "second", "first")):
 """
 
 
-def two_arms(folder: Path, name: str) -> None:
+CURVES = {"first": {1: 0.0, 3: 2.0}, "second": {2: 1.0}}  # the first arm is resumed
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_arms_of_one_process_are_runs_of_their_own(tmp_path: Path, name: str) -> None:
+    """Real W&B, offline, and real MLflow."""
     pytest.importorskip(name)
     done = subprocess.run(
-        [sys.executable, "-c", TWO_ARMS, str(folder), name], capture_output=True, text=True
+        [sys.executable, "-c", TWO_ARMS, str(tmp_path), name], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+    for arm, curve in CURVES.items():
+        run_id = known_runs(tmp_path / arm)[name]
+        if name == "wandb":
+            from logged import of_wandb
 
+            found, ids = of_wandb(tmp_path / arm)
+            assert found["train/loss"] == curve and ids == {run_id}
+            continue
+        from mlflow import MlflowClient
 
-@pytest.mark.timeout(1500)
-def test_arms_of_one_process_are_runs_of_their_own_in_wandb(tmp_path: Path) -> None:
-    """Real W&B, offline; the first arm is resumed after the second."""
-    two_arms(tmp_path, "wandb")
-    from logged import of_wandb
-
-    curves = {"first": {1: 0.0, 3: 2.0}, "second": {2: 1.0}}
-    for arm, curve in curves.items():
-        found, ids = of_wandb(tmp_path / arm)
-        assert found["train/loss"] == curve
-        assert ids == {known_runs(tmp_path / arm)["wandb"]}
-
-
-@pytest.mark.timeout(1500)
-def test_arms_of_one_process_are_runs_of_their_own_in_mlflow(tmp_path: Path) -> None:
-    two_arms(tmp_path, "mlflow")
-    from mlflow import MlflowClient
-
-    curves = {"first": {1: 0.0, 3: 2.0}, "second": {2: 1.0}}
-    for arm, curve in curves.items():
         client = MlflowClient(f"sqlite:///{tmp_path}/{arm}/mlflow.db")
         (run,) = client.search_runs([client.get_experiment_by_name("nemo-rod").experiment_id])
-        assert run.info.run_id == known_runs(tmp_path / arm)["mlflow"]
+        assert run.info.run_id == run_id
         assert (run.info.status, run.info.run_name) == ("FINISHED", arm)
-        found = client.get_metric_history(run.info.run_id, "train/loss")
-        assert {metric.step: metric.value for metric in found} == curve
+        history = client.get_metric_history(run_id, "train/loss")
+        assert {metric.step: metric.value for metric in history} == curve
 
 
 def test_the_command_says_it_in_one_sentence(tmp_path: Path) -> None:

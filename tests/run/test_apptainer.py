@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ import pytest
 from command_line import composed
 from places import ROOT
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
-from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
+from slurm_cluster import Cluster, wait_for
 
 from nemo_rod.config import Config
 from nemo_rod.run.launch.containers import mounts, render_apptainer
@@ -69,14 +69,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = ["apptainer", "build", str(folder / "image.sif"), str(folder / "root")]
     subprocess.run(build, check=True)
     return folder / "image.sif"
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if missing := missing_programs():
-        pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
-        yield started
 
 
 def in_image(image: Path) -> list[str]:

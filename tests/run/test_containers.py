@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from command_line import composed
 from places import ROOT
 
@@ -19,7 +18,6 @@ from nemo_rod.hosts.ray import ray_node
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.run.launch import containers, slurm
 from nemo_rod.run.launch.slurm import Slurm
-from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.stages import Stages
 
@@ -167,18 +165,3 @@ def test_a_stage_on_ray_does_not_wait_for_commands_of_other_nodes(tmp_path: Path
     command = [sys.executable, "-c", program, str(tmp_path / "nodes")]
     subprocess.run([sys.executable, "-c", start, *command], env=environment, check=True)
     assert (tmp_path / "nodes").read_text() == repr(Nodes())
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("cluster.image=nemo_rod.sif", "cluster.image=nemo_rod.sif is not an absolute path"),
-        ("cluster.image=docker://a/b", "cluster.image=docker://a/b is not an absolute path"),
-        ("cluster.container=docker", "expected pyxis or apptainer"),
-    ],
-)
-def test_what_apptainer_cannot_start_is_refused(override: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        config = configured("launcher=slurm", "dry_run=true", override)
-        stages = Stages(config)
-        submit(stages, stages.all())

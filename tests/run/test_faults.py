@@ -109,45 +109,47 @@ def test_asked_to_stop_saves_and_says_so(run: Start, number: signal.Signals) -> 
     assert (job.out / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
 
 
-def test_killed_rank_is_named(run: Start) -> None:
-    job = run()
-    job.reach(3)
-    job.ranks[1].kill()
-    assert "rank 1: was ended by SIGKILL" in job.ends()
+def in_place_of_metrics(make: Callable[[Path], None]) -> Callable[[Run], None]:
+    """Puts something else where the one rank that writes metrics writes them."""
+
+    def replace(job: Run) -> None:
+        metrics = job.out / "metrics.jsonl"
+        metrics.unlink()
+        make(metrics)
+
+    return replace
 
 
-def test_frozen_rank_is_named(run: Start) -> None:
-    job = run(stall_seconds=600)
-    job.reach(3)
-    job.ranks[1].suspend()
-    assert "rank 1: its process is gone" in job.ends(within=180)
-
-
-def test_frozen_first_rank_is_named(run: Start) -> None:
-    job = run(stall_seconds=600)
-    job.reach(3)
-    job.ranks[0].suspend()
-    gone = r"rank 0: (its process is gone|had no heartbeat)"
+FROZEN = {"stall_seconds": 600}
+# fault -> what happens after step 3, what the command says, changes of the job, seconds to its end
+FAULTS: dict[str, tuple[Callable[[Run], None], str, dict[str, Any], int]] = {
+    "killed": (lambda job: job.ranks[1].kill(), "rank 1: was ended by SIGKILL", {}, 60),
+    "frozen": (lambda job: job.ranks[1].suspend(), "rank 1: its process is gone", FROZEN, 180),
     # the command's patience and the other rank's are a minute each, longer on a busy machine
-    assert re.search(gone, job.ends(within=400))
+    "frozen first": (
+        lambda job: job.ranks[0].suspend(),
+        r"rank 0: (its process is gone|had no heartbeat)",
+        FROZEN,
+        400,
+    ),
+    # the rank waits for a reader that never comes
+    "stalled": (in_place_of_metrics(os.mkfifo), "rank 1: stalled for", {}, 60),
+    "raises": (
+        in_place_of_metrics(Path.mkdir),
+        r"rank 1: IsADirectoryError: .*metrics.jsonl",
+        {},
+        60,
+    ),
+}
 
 
-def test_stalled_rank_is_named(run: Start) -> None:
-    job = run()
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_rank_is_named_and_ends_all(run: Start, fault: str) -> None:
+    cause, sentence, changes, seconds = FAULTS[fault]
+    job = run(**changes)
     job.reach(3)
-    metrics = job.out / "metrics.jsonl"
-    metrics.unlink()
-    os.mkfifo(metrics)  # the rank that writes them waits for a reader that never comes
-    assert "rank 1: stalled for" in job.ends()
-
-
-def test_rank_that_raises_ends_all(run: Start) -> None:
-    job = run()
-    job.reach(3)
-    metrics = job.out / "metrics.jsonl"
-    metrics.unlink()
-    metrics.mkdir()  # only one rank writes them
-    assert re.search(r"rank 1: IsADirectoryError: .*metrics.jsonl", job.ends())
+    cause(job)
+    assert re.search(sentence, job.ends(within=seconds))
 
 
 def test_killed_command_takes_its_job_along(run: Start) -> None:
@@ -160,24 +162,21 @@ def test_killed_command_takes_its_job_along(run: Start) -> None:
     assert not alive
 
 
-def test_score_that_is_no_number_is_refused(run: Start, diverged: Path) -> None:
-    error = run(model=str(diverged)).ends()
-    assert re.search(r"rank \d: step 0: 16 of 16 scores are not finite, the first that of", error)
-
-
-def test_scores_that_are_no_numbers_are_too_many_to_exclude(run: Start, diverged: Path) -> None:
-    error = run(model=str(diverged), on_nonfinite="exclude").ends()
-    assert re.search(r"rank \d: step 0: 16 of 16 .* too few are left for a batch of 8", error)
-
-
-@pytest.fixture
-def diverged(tiny: Setting, tmp_path: Path) -> Path:
-    """The base with a weight that is no number."""
-    folder = Path(shutil.copytree(tiny.base, tmp_path / "diverged"))
-    weights = load_file(folder / "model.safetensors")
+@pytest.mark.parametrize(
+    ("on_nonfinite", "sentence"),
+    [
+        ("refuse", r"rank \d: step 0: 16 of 16 scores are not finite, the first that of"),
+        ("exclude", r"rank \d: step 0: 16 of 16 .* too few are left for a batch of 8"),
+    ],
+)
+def test_scores_that_are_not_finite_are_refused(
+    tiny: Setting, run: Start, tmp_path: Path, on_nonfinite: str, sentence: str
+) -> None:
+    diverged = Path(shutil.copytree(tiny.base, tmp_path / "diverged"))
+    weights = load_file(diverged / "model.safetensors")
     weights["model.norm.weight"][0] = float("nan")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    save_file(weights, diverged / "model.safetensors", metadata={"format": "pt"})
+    assert re.search(sentence, run(model=str(diverged), on_nonfinite=on_nonfinite).ends())
 
 
 def test_missing_reference_is_refused(tiny: Setting, run: Start) -> None:

@@ -91,9 +91,8 @@ def test_held_out_losses_need_no_worker_of_nemo_rl(
 ) -> None:
     config, ran = config_of({"of": "rod"}, "nemo_rl"), list[str]()
     monkeypatch.setattr("nemo_rod.run.launch.local.run_job", lambda *_, **__: ran.append("here"))
-    monkeypatch.setattr(
-        "nemo_rod.hosts.nemo_rl.launcher.run_on_nemo_rl", lambda *_: ran.append("ray")
-    )
+    monkeypatch.setattr("nemo_rod.hosts.nemo_rl.settings.compose", lambda values: values)
+    monkeypatch.setattr("nemo_rod.hosts.nemo_rl.cluster.run", lambda *_: ran.append("ray"))
     jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
     common = jobs.common("evaluate", tmp_path)
     jobs.run(EvaluateJob(**common, models={"base": "hf"}), tmp_path)

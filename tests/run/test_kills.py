@@ -16,12 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
+from slurm_cluster import Cluster, wait_for
 
 pytestmark = pytest.mark.kills
 
@@ -59,14 +58,6 @@ DIFFERS = ("metrics.jsonl", "arm.json", "job.json", "costs.csv", "costs.md")
 # These have them in one column.
 SEPARATORS = {"arms.csv": ",", "arms.md": "|"}
 WALL_TIME = ("wall_seconds", "Wall time (s)")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if missing := missing_programs():
-        pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)

@@ -12,8 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,18 @@ ORDERS = [Order("one.json", "one.log", 2, 1), Order("two.json", "two.log", 2, 2)
 def nodes() -> list[Nodes]:
     first = Nodes(count=2, rank=0, host="127.0.0.1", port=free_port())
     return [first, dataclasses.replace(first, rank=1)]
+
+
+@contextmanager
+def led(
+    first: Nodes, second: Nodes, run: Callable[[Order], Ending] = lambda order: {}
+) -> Iterator[Future[None]]:
+    """Leads one follower, which must leave once its leader has."""
+    with ThreadPoolExecutor(1) as pool:
+        with first.led():
+            follower = pool.submit(second.follow, run)
+            yield follower
+        follower.result(timeout=60)
 
 
 def test_outside_a_job_there_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,12 +81,10 @@ def test_orders_without_the_key_are_not_heard(nodes: list[Nodes]) -> None:
 
 def test_only_the_address_of_the_job_answers(nodes: list[Nodes]) -> None:
     first = dataclasses.replace(nodes[0], host="127.0.0.2")
-    with ThreadPoolExecutor(1) as pool, first.led():
-        follower = pool.submit(dataclasses.replace(first, rank=1).follow, lambda order: {})
+    with led(first, dataclasses.replace(first, rank=1)):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", first.port), timeout=5)
         assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
-    follower.result(timeout=60)
 
 
 def test_a_node_that_takes_its_own_name_for_loopback_answers_elsewhere(
@@ -88,11 +99,9 @@ def test_a_node_that_takes_its_own_name_for_loopback_answers_elsewhere(
     monkeypatch.setattr(socket, "getaddrinfo", on_the_head)
     first = dataclasses.replace(nodes[0], host="localhost")
     second = dataclasses.replace(nodes[1], host="127.0.0.3")  # stands for the head's real address
-    with ThreadPoolExecutor(1) as pool, first.led():
+    with led(first, second):
         socket.create_connection((second.host, second.port), timeout=5).close()
-        follower = pool.submit(second.follow, lambda order: {})
         assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
-    follower.result(timeout=60)
 
 
 def test_followers_do_every_order_and_say_how_it_ended(nodes: list[Nodes]) -> None:
@@ -102,14 +111,12 @@ def test_followers_do_every_order_and_say_how_it_ended(nodes: list[Nodes]) -> No
         done.append(order)
         return {} if order.job_file == "one.json" else {"error": "rank 1: no"}
 
-    with ThreadPoolExecutor(1) as pool, nodes[0].led():
-        follower = pool.submit(nodes[1].follow, run)
+    with led(*nodes, run) as follower:
         starts = [nodes[0].start(order) for order in ORDERS]
         assert [start.wait_elsewhere(60) for start in starts] == [[{}], [{"error": "rank 1: no"}]]
         assert [start.has_failed_elsewhere() for start in starts] == [False, True]
         assert not follower.done()
     assert done == ORDERS
-    follower.result(timeout=60)
 
 
 def test_a_folder_that_nodes_do_not_share_is_named(
@@ -125,22 +132,18 @@ def test_a_folder_that_nodes_do_not_share_is_named(
 
 
 def test_follower_of_a_stage_without_a_job_just_leaves(nodes: list[Nodes]) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        with nodes[0].led():
-            follower = pool.submit(nodes[1].follow, lambda order: {})
-        follower.result(timeout=60)
+    with led(*nodes):
+        pass
 
 
 def test_silent_node_is_not_waited_for_for_ever(nodes: list[Nodes]) -> None:
-    with ThreadPoolExecutor(1) as pool, nodes[0].led():
-        release = threading.Event()
-        follower = pool.submit(nodes[1].follow, lambda order: {"error": str(release.wait(60))})
+    release = threading.Event()
+    with led(*nodes, lambda order: {"error": str(release.wait(60))}):
         start = nodes[0].start(ORDERS[0])
         assert start.wait_elsewhere(0.5) == [
             {"ended": "a node did not report the end of its processes"}
         ]
         release.set()
-    follower.result(timeout=60)
 
 
 def test_follower_whose_leader_is_gone_says_so(nodes: list[Nodes]) -> None:

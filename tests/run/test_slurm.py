@@ -10,14 +10,13 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_line import composed
 from safetensors.torch import load_file
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
-from slurm_cluster import Cluster, missing_programs, slurm_cluster, wait_for
+from slurm_cluster import Cluster, wait_for
 
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.run.launch.slurm import render_stage
@@ -26,14 +25,6 @@ from nemo_rod.run.stages import Stages
 pytestmark = pytest.mark.slurm
 
 ARMS = ("no_replay", "rod")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if missing := missing_programs():
-        pytest.fail(f"{', '.join(missing)} missing: apt-get install slurm-wlm munge")
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as started:
-        yield started
 
 
 def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from nemo_rod.run.launch.submit import submit
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
+APPTAINER = ["launcher=slurm", *CLUSTER, "cluster.container=apptainer"]
 TWELVE = ["parallel.data=12", "train.batch_size=192", "pretrain.batch_size=288"]
 
 
@@ -35,9 +36,24 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ),
         (
             ["launcher=slurm", *CLUSTER, "cluster.mounts=['/a:/b,/c:/d']"],
-            "one entry for each mount",
+            "cluster.mounts has '/a:/b,/c:/d': make it one entry for each mount",
+        ),
+        (
+            ["launcher=slurm", *CLUSTER, "cluster.image=null", "run_dir=a%j"],
+            "/a%j has a '%', which Slurm",
+        ),
+        (["launcher=slurm", *CLUSTER, "run_dir=a:b"], "/a:b has a ':', which Slurm"),
+        (["launcher=slurm", *CLUSTER, "run_dir='a,b'"], "/a,b has a ',', which Slurm"),
+        (
+            ["launcher=slurm", *CLUSTER, "+cluster.cpu_sbatch.output=elsewhere.out"],
+            "cpu_sbatch.output is set, but nemo-rod recognises",
         ),
         (["launcher=slurm", *CLUSTER, "cluster.image=rod.sqsh"], "rod.sqsh is relative, and pyxis"),
+        *(
+            ([*APPTAINER, f"cluster.image={image}"], f"image={image} is not an absolute path")
+            for image in ("nemo_rod.sif", "docker://a/b")
+        ),
+        ([*APPTAINER, "cluster.container=docker"], "expected pyxis or apptainer"),
         (
             ["launcher=ray", *CLUSTER, "arms=[base,rod]", "launcher.nemo_rl=null"],
             "set launcher.nemo_rl, or",
@@ -49,7 +65,7 @@ def test_what_no_cluster_could_run_is_refused(overrides: list[str], sentence: st
     with pytest.raises(ValueError, match=re.escape(sentence)):
         config = composed("recipe=toy", *overrides, "dry_run=true")
         submit(Stages(config), Stages(config).all())
-    assert not Path("runs").exists()
+    assert [*Path().iterdir()] == []
 
 
 def test_without_slurm_only_a_dry_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

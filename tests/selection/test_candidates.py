@@ -29,16 +29,12 @@ def oracle_pool(c: Candidates, step: int) -> list[int]:
     if c.balance == "exact":
         num_a = math.ceil(num / 2)
         parts = []
-        for name, size, first, count in (
-            ("adaptation", a, 0, num_a),
-            ("replay", r, a, num - num_a),
-        ):
+        for name, size, first, count in (("adaptation", a, 0, num_a), ("replay", r, a, num // 2)):
             row = []
             for epoch in range((step + 1) * count // size + 1):
                 row += [first + i for i in shuffled(c.seed, name, epoch, size)]
             parts += row[step * count : (step + 1) * count]
-        order = shuffled(c.seed, "pool", step, num)
-        return [parts[i] for i in order]
+        return [parts[i] for i in shuffled(c.seed, "pool", step, num)]
     kept = a if c.balance == "expected" else round(c.retention * r)
     row, start = [], 0
     for epoch in range((step + 1) * num // (a + kept) + 1):
@@ -120,7 +116,7 @@ def test_exact_every_block_of_a_role_once_in_every_epoch(source):
         seen.update(pool.block_ids.tolist())
         first = source.num_adaptation
         for begin, size, drawn in (
-            (0, source.num_adaptation, num_adaptation),
+            (0, first, num_adaptation),
             (first, source.num_replay, num_replay),
         ):
             # Within the epoch that is running a block is one ahead of those that are yet to come.
@@ -175,28 +171,19 @@ def test_what_is_kept_is_also_kept_at_a_greater_retention(num_replay, low, high)
     kept = []
     for retention in (low, high):
         source = Candidates(
-            num_adaptation=3,
-            num_replay=num_replay,
-            batch_size=16,
-            multiplier=1,
-            balance="corpus",
+            num_adaptation=3, num_replay=num_replay, batch_size=16, multiplier=1, balance="corpus",
             retention=retention,
-        )
+        )  # fmt: skip
         kept.append(set(in_stream(source, -(-source.epoch_size // 16)).tolist()))
     assert kept[0] - set(range(3)) <= kept[1]
 
 
-def test_one_role_alone():
-    adaptation = Candidates(
-        num_adaptation=9, num_replay=0, batch_size=9, multiplier=1, balance="corpus"
-    )
-    replay = Candidates(
-        num_adaptation=0, num_replay=9, batch_size=9, multiplier=1, balance="corpus"
-    )
-    assert sorted(adaptation.pool(0).block_ids.tolist()) == list(range(9))
-    assert not adaptation.pool(5).is_replay.any()
-    assert sorted(replay.pool(0).block_ids.tolist()) == list(range(9))
-    assert replay.pool(5).is_replay.all()
+@pytest.mark.parametrize("replay", [False, True])
+def test_one_role_alone(replay):
+    sizes = {"num_adaptation": 0 if replay else 9, "num_replay": 9 if replay else 0}
+    source = Candidates(**sizes, batch_size=9, multiplier=1, balance="corpus")
+    assert sorted(source.pool(0).block_ids.tolist()) == list(range(9))
+    assert (source.pool(5).is_replay == replay).all()
 
 
 def test_a_huge_store_and_a_late_step():
@@ -213,10 +200,7 @@ def test_a_huge_store_and_a_late_step():
         ({"multiplier": math.nan}, "selection.multiplier is nan"),
         ({"multiplier": math.inf}, "selection.multiplier is inf"),
         ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
-        (
-            {"balance": "even"},
-            "selection.balance is 'even', expected one of exact, expected, corpus",
-        ),
+        ({"balance": "even"}, "balance is 'even', expected one of exact, expected, corpus"),
         ({"retention": 0.5}, "retention is 0.5 with balance 'expected'"),
         ({"retention": 1.5, "balance": "corpus"}, "retention is 1.5, expected a fraction"),
         ({"retention": math.nan, "balance": "corpus"}, "retention is nan, expected a fraction"),

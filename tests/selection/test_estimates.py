@@ -28,17 +28,17 @@ class References:
         return self[block_ids]
 
 
-def averages(*, every: int = 0, seed: int = 5) -> SourceAverages:
-    return SourceAverages(source_index, len(STARTS), every=every, seed=seed)
-
-
 def source_index(block_ids: np.ndarray) -> np.ndarray:
     return np.searchsorted(STARTS, block_ids, side="right") - 1
 
 
-def fed(*, every: int = 0, seed: int = 5) -> SourceAverages:
+def averages(*, every: int = 0, seed: int = 5) -> SourceAverages:
+    return SourceAverages(source_index, len(STARTS), every=every, seed=seed)
+
+
+def fed(*, seed: int = 5) -> SourceAverages:
     """Scores of source s: mean s + 1, standard deviation (s + 1) / 10, seen at step 0."""
-    found, rng = averages(every=every, seed=seed), np.random.default_rng(0)
+    found, rng = averages(seed=seed), np.random.default_rng(0)
     for source, start in enumerate(STARTS):
         ids = start + np.arange(40)
         found.observe(0, ids, source + 1 + (source + 1) / 10 * rng.standard_normal(40))

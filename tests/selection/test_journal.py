@@ -6,35 +6,21 @@ import errno
 import json
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nemo_rod.selection import (
-    Choice,
-    Curriculum,
-    CurriculumHeader,
-    Joint,
-    Pool,
-    SourceRow,
-    choose,
-)
+from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Joint, Pool, SourceRow, choose
 from nemo_rod.selection.curriculum.journal import Journal
 
 HEADER = CurriculumHeader(
-    num_candidates=4,
-    num_chosen=2,
-    block_size=64,
-    store="s",
-    tokenizer="t",
-    references="r",
-    config="c",
-    seed=0,
+    num_candidates=4, num_chosen=2, block_size=64, store="s", tokenizer="t", references="r",
+    config="c", seed=0,
     sources=(SourceRow("new", "adaptation", 0, 2), SourceRow("old", "replay", 2, 2)),
-)
-
+)  # fmt: skip
 
 # an update of 3 s, and 2 s of scoring before it: 5/3 of a plain step
 SECONDS = {"timing/train/total": 5.0, "timing/train/update": 3.0}
@@ -46,13 +32,34 @@ def choice_of(step: int) -> Choice:
     return choose(pool, Joint(), 2, *losses)
 
 
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path, HEADER, step=0)
+
+
+@pytest.fixture
+def on_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], None]:
+    """Sets a function of the path that is called before every fsync within the folder."""
+    fsync = os.fsync
+
+    def install(before: Callable[[Path], None]) -> None:
+        def patched(fd: int) -> None:
+            path = Path(os.path.realpath(f"/proc/self/fd/{fd}"))
+            if path.is_relative_to(tmp_path):
+                before(path)
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", patched)
+
+    return install
+
+
 def recorded(folder: Path) -> list[int]:
     with Curriculum.open(folder / "curriculum.rod", read_only=True) as curriculum:
         return [record.step for record in curriculum]
 
 
-def test_overhead_is_what_choosing_adds_to_an_update(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, HEADER, step=0)
+def test_overhead_is_what_choosing_adds_to_an_update(tmp_path: Path, journal: Journal) -> None:
     row = journal.append(0, choice_of(0), SECONDS)
     assert row["rod/overhead"] == pytest.approx(2 / 3)
     assert row["rod/share/old"] == 0.5
@@ -63,21 +70,15 @@ def test_overhead_is_what_choosing_adds_to_an_update(tmp_path: Path) -> None:
 
 
 def test_the_disk_has_a_step_when_it_ends_and_is_not_waited_for_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, journal: Journal, on_fsync: Callable
 ) -> None:
-    journal = Journal(tmp_path, HEADER, step=0)
-    training, synced, fsync = threading.Event(), [], os.fsync
+    training, synced = threading.Event(), []
 
-    def slow_disk(fd: int) -> None:
-        path = Path(os.path.realpath(f"/proc/self/fd/{fd}"))
-        if not path.is_relative_to(tmp_path):
-            fsync(fd)  # of a test before
-            return
+    def slow_disk(path: Path) -> None:
         assert training.wait(60)
-        fsync(fd)
         synced.append(path)
 
-    monkeypatch.setattr(os, "fsync", slow_disk)
+    on_fsync(slow_disk)
     for step in (0, 1):
         training.clear()
         journal.begin(choice_of(step))  # returns although the disk is not done
@@ -91,18 +92,16 @@ def test_the_disk_has_a_step_when_it_ends_and_is_not_waited_for_before(
 
 
 def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, journal: Journal, on_fsync: Callable
 ) -> None:
-    journal = Journal(tmp_path, HEADER, step=0)
-    begun, saved, fsync = threading.Event(), threading.Event(), os.fsync
+    begun, saved = threading.Event(), threading.Event()
 
-    def slow_disk(fd: int) -> None:
-        if os.path.realpath(f"/proc/self/fd/{fd}") == str(tmp_path / "metrics.jsonl"):
+    def slow_disk(path: Path) -> None:
+        if path.name == "metrics.jsonl":
             begun.set()
             assert saved.wait(60)
-        fsync(fd)
 
-    monkeypatch.setattr(os, "fsync", slow_disk)
+    on_fsync(slow_disk)
     journal.append(0, choice_of(0), SECONDS)  # returns although the disk is not done
     assert begun.wait(60)  # without waiting for another step
     journal.begin(choice_of(1))
@@ -120,14 +119,12 @@ def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(
     ids=["torn", "empty", "gone"],
 )
 def test_a_resume_without_its_last_metrics_is_refused(
-    tmp_path: Path, kept: int | None, sentence: str
+    tmp_path: Path, journal: Journal, kept: int | None, sentence: str
 ) -> None:
-    journal = Journal(tmp_path, HEADER, step=0)
     for step in range(4):
         journal.append(step, choice_of(step), SECONDS)
     file = tmp_path / "metrics.jsonl"
-    whole = file.read_text()
-    lines = whole.splitlines(keepends=True)
+    lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:kept]))
     if kept is None:
         file.unlink()
@@ -137,7 +134,7 @@ def test_a_resume_without_its_last_metrics_is_refused(
         Journal(tmp_path, HEADER, step=kept)
         assert recorded(tmp_path) == list(range(kept))
         return
-    file.write_text(whole)
+    file.write_text("".join(lines))
     Journal(tmp_path, HEADER, step=3)
     assert file.read_text() == "".join(lines[:3])
 
@@ -149,24 +146,27 @@ def test_a_run_that_begins_at_a_later_step_needs_no_metrics_before_it(tmp_path: 
     Journal(tmp_path, header, step=4)
 
 
-def test_metrics_that_the_disk_did_not_take_end_the_next_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "steps"), [("curriculum.rod", [0]), ("metrics.jsonl", [0, 1])])
+def test_a_full_disk_ends_the_step_or_after_metrics_the_next(
+    tmp_path: Path, journal: Journal, on_fsync: Callable, name: str, steps: list[int]
 ) -> None:
-    journal, fsync = Journal(tmp_path, HEADER, step=0), os.fsync
-
-    def full_disk(fd: int) -> None:
-        if os.path.realpath(f"/proc/self/fd/{fd}") == str(tmp_path / "metrics.jsonl"):
+    def full_disk(path: Path) -> None:
+        if path.name == name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(fd)
 
-    monkeypatch.setattr(os, "fsync", full_disk)
-    journal.append(0, choice_of(0), SECONDS)
-    with pytest.raises(OSError, match=r"No space left .* make room .*metrics\.jsonl"):
-        journal.append(1, choice_of(1), SECONDS)
+    on_fsync(full_disk)
+    *fine, last = steps
+    for step in fine:
+        journal.append(step, choice_of(step), SECONDS)
+    journal.begin(choice_of(last))
+    with pytest.raises(OSError, match=rf"No space left .* make room .*{name}"):
+        journal.append(last, choice_of(last), SECONDS)
+    # the metrics do not claim that the step has ended
+    file = tmp_path / "metrics.jsonl"
+    assert len(file.read_text().splitlines() if file.exists() else []) == len(fine)
 
 
-def test_a_step_that_never_ended_is_dropped(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, HEADER, step=0)
+def test_a_step_that_never_ended_is_dropped(tmp_path: Path, journal: Journal) -> None:
     journal.append(0, choice_of(0), SECONDS)
     journal.begin(choice_of(1))  # and killed
     assert recorded(tmp_path) == [0, 1]
@@ -174,18 +174,3 @@ def test_a_step_that_never_ended_is_dropped(tmp_path: Path) -> None:
     assert recorded(tmp_path) == [0]
     again.append(1, choice_of(1), SECONDS)
     assert recorded(tmp_path) == [0, 1]
-
-
-def test_a_disk_that_does_not_take_a_step_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Journal(tmp_path, HEADER, step=0)
-
-    def full_disk(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full_disk)
-    journal.begin(choice_of(0))
-    with pytest.raises(OSError, match=r"No space left .* make room .*curriculum\.rod"):
-        journal.append(0, choice_of(0), SECONDS)
-    assert not (tmp_path / "metrics.jsonl").exists()  # the step is not known to have ended

@@ -68,9 +68,8 @@ def test_fixed_share_is_two_stable_sorts(pool, k, share, adaptation, replay):
         expected.append(best(scores, of_role, wanted))
     policy = FixedShare(share, adaptation=adaptation, replay=replay)
     if None in expected:
-        with pytest.raises(
-            ValueError, match=r"raise selection.multiplier, or set selection.balance"
-        ):
+        sentence = r"raise selection\.multiplier, or set selection\.balance"
+        with pytest.raises(ValueError, match=sentence):
             policy.select(score_C, is_replay_C, k)
         return
     chosen = policy.select(score_C, is_replay_C, k)
@@ -98,10 +97,8 @@ def test_many_ties_are_sorted_stably():
 
 
 def test_padding_stays_padding_at_any_kappa():
-    score_C, is_replay_C = (
-        np.array([-np.inf, -1.0, 2.0, -np.inf]),
-        np.array([True, True, False, False]),
-    )
+    score_C = np.array([-np.inf, -1.0, 2.0, -np.inf])
+    is_replay_C = np.array([True, True, False, False])
     assert Joint(0.0).weigh(score_C, is_replay_C).tolist() == [-math.inf, 0.0, 2.0, -math.inf]
     assert score_C[1] == -1  # the scores themselves are left as they are
 
@@ -131,15 +128,12 @@ def test_who_needs_scores():
     assert FixedShare(0.3, replay="rho").needs_scores
     assert FixedShare(0.3, adaptation="rho").needs_scores
     assert not TakeAll().needs_scores
+    assert math.isnan(threshold(None, np.array([0, 1])))
     random = FixedShare(0.25)
     assert not random.needs_scores
     is_replay_C = np.array([True, True, False, False, True, False, False, False])
     assert random.select(None, is_replay_C, 4).tolist() == [0, 2, 3, 5]
     assert random.select(np.full(8, np.nan), is_replay_C, 4).tolist() == [0, 2, 3, 5]
-
-
-def test_there_is_no_threshold_without_scores():
-    assert math.isnan(threshold(None, np.array([0, 1])))
 
 
 @given(st.lists(st.floats(0, 20, width=32), min_size=1, max_size=10))

@@ -5,7 +5,7 @@ torchrun ... tests/workers/architectures_worker.py PLAN.json
 PLAN names a `folder` with a checkpoint per model, the `models`, the `layouts` of this many
 processes, and `changes` of models' providers. The models go to `folder`/exported/MODEL_LAYOUT.
 Rank 0 prints a line of JSON for each: the losses of every block and of the same parts of its
-prefixes, and what trains the model, or why it is refused.
+prefixes, and the objective, or why it is refused.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def main() -> None:
         for name, layout in plan["layouts"].items():
             out = folder / "exported" / f"{model}_{name}"
             changes = plan["changes"].get(model, {})
-            found = scored(folder / model, Parallel(**layout), out, changes)
+            row = scored(folder / model, Parallel(**layout), out, changes)
             if dist.get_rank() == 0:
-                print(json.dumps({"model": model, "layout": name, **found}), flush=True)
+                print(json.dumps({"model": model, "layout": name, **row}), flush=True)
     dist.destroy_process_group()
 
 

@@ -85,7 +85,7 @@ def train(job: TrainJob, weights: Path | None, *, count: bool) -> None:
                 module.register_forward_pre_hook(hook)
 
         def on_train_step_end(self, context: CallbackContext) -> None:
-            found["gradients"] = str(next(context.model[0].parameters()).main_grad.dtype)
+            results["gradients"] = str(next(context.model[0].parameters()).main_grad.dtype)
 
     def counted(self: Validation, context: Any) -> dict[str, float]:
         before = heartbeat.beats
@@ -94,7 +94,7 @@ def train(job: TrainJob, weights: Path | None, *, count: bool) -> None:
         return losses
 
     calls, beats, measure, heartbeat = {}, [], Validation.measure, Heartbeat()
-    found: dict[str, Any] = {"calls": calls, "beats": beats}
+    results: dict[str, Any] = {"calls": calls, "beats": beats}
     callbacks = [*([SaveWeights()] if weights else []), *([Counter()] if count else [])]
     with patch.object(Validation, "measure", counted):
         try:
@@ -102,9 +102,9 @@ def train(job: TrainJob, weights: Path | None, *, count: bool) -> None:
         except ValueError as refusal:
             if not count:
                 raise
-            found = {"refused": str(refusal)}
+            results = {"refused": str(refusal)}
     if count:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(results), flush=True)
 
 
 if __name__ == "__main__":

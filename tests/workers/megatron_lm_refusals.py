@@ -1,4 +1,4 @@
-"""Prints what each job of Megatron-LM that cannot select is told, for a job's arguments."""
+"""Prints the message of every refusal of a Megatron-LM job, by changes of its arguments."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def answer(function: Any, *args: Any, **kwargs: Any) -> str:
 def main() -> None:
     args = parse_args()
     validate_args(args)
-    said = {}
+    messages = {}
     for case, changes in CASES.items():
         changed = copy.copy(args)
         vars(changed).update(changes)
-        said[case] = answer(refuse, changed, ROLES)
+        messages[case] = answer(refuse, changed, ROLES)
     options = {"roles": ROLES, "policy": nemo_rod.TakeAll(), "multiplier": 1}
     with nemo_rod.install("megatron_lm", **options):
-        said["twice"] = answer(nemo_rod.install, "megatron_lm", **options)
+        messages["twice"] = answer(nemo_rod.install, "megatron_lm", **options)
     training.train_step = lambda model: None
-    said["other version"] = answer(nemo_rod.install, "megatron_lm", **options)
-    print("SAID " + json.dumps(said), flush=True)
+    messages["other version"] = answer(nemo_rod.install, "megatron_lm", **options)
+    print("SAID " + json.dumps(messages), flush=True)
 
 
 main()

@@ -1,6 +1,6 @@
-"""Prints what each NeMo job that cannot select is told: python -m ... on_cpu nemo2 THIS DATA
+"""Prints the message of every refusal of a NeMo job: python -m ... on_cpu nemo2 THIS DATA
 
-Every case is named by words that its sentence must have.
+The name of every case is part of its message.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def answer(function: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def main() -> None:
-    said = {}
+    messages = {}
     options = {
         "roles": {0: "adaptation", 1: "replay"},
         "policy": nemo_rod.TakeAll(),
@@ -68,19 +68,12 @@ def main() -> None:
         job = make_job(Path(sys.argv[1]), Path("out"))
         change(job)
         parts = job["model"], job["data"], job["trainer"]
-        said[case] = answer(nemo_rod.install, "nemo2", *parts, **options)
-    parts = parts_of_installed(options)
-    said["installed already"] = answer(nemo_rod.install, "nemo2", *parts, **options)
-    said["no LLM collection"] = answer(refuse_version, "3.0.0")
-    said["2.2.0"] = answer(refuse_version, "2.2.0")
-    print("SAID " + json.dumps(said), flush=True)
-
-
-def parts_of_installed(options: dict[str, Any]) -> tuple:
-    job = make_job(Path(sys.argv[1]), Path("out"))
-    parts = job["model"], job["data"], job["trainer"]
-    nemo_rod.install("nemo2", *parts, **options)
-    return parts
+        messages[case] = answer(nemo_rod.install, "nemo2", *parts, **options)
+        if case == "accepted":
+            messages["installed already"] = answer(nemo_rod.install, "nemo2", *parts, **options)
+    messages["no LLM collection"] = answer(refuse_version, "3.0.0")
+    messages["2.2.0"] = answer(refuse_version, "2.2.0")
+    print("SAID " + json.dumps(messages), flush=True)
 
 
 main()

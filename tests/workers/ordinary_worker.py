@@ -1,10 +1,10 @@
-"""One training job, with the selector or without: what differs must be nothing.
+"""One training job, with the selector or without: there must be no difference.
 
 torchrun ... tests/workers/ordinary_worker.py rod|ordinary JOB.json CHANGES.json OUT
 
 `rod` trains RoD as it is. `ordinary` trains with Megatron-Bridge's own `train_step` and nothing of
 ours in it, on an iterator over the blocks that the curriculum in the job's folder chose. Every rank
-writes to OUT what it ends with, and, of `rod`, what scoring left changed.
+writes its final state to OUT and, in `rod`, the parts of it that scoring changed.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def main() -> None:
             store = BlockStore(job.blocks)
             for record in Curriculum.open(Path(job.out) / "curriculum.rod", read_only=True):
                 dealt = record.block_ids[record.chosen].reshape(-1, size)
-                mine = dealt[groups.dp.rank() :: groups.dp.size()].ravel()
-                yield from micro_batches(store, mine, size)
+                share = dealt[groups.dp.rank() :: groups.dp.size()].ravel()
+                yield from micro_batches(store, share, size)
 
     build_provider, build_config = trainer.model_provider, trainer.bridge_config
 
@@ -178,7 +178,7 @@ def main() -> None:
             )
         return config
 
-    # what the changes add to the model keeps its first values: the checkpoint knows nothing of it
+    # parts that the changes add to the model are not in the checkpoint and keep their first values
     bridge_class = model_bridge.MegatronModelBridge
     tasks = bridge_class.build_conversion_tasks
     bridge_class.build_conversion_tasks = lambda *args: [t for t in tasks(*args) if t is not None]
@@ -210,7 +210,7 @@ def main() -> None:
     try:
         trainer.train(job, callbacks=[Watcher()])
     except ValueError:
-        # torch's agent ends all ranks as soon as one has failed: each says first what it refuses
+        # torch's agent ends all ranks as soon as one has failed: each prints its refusal first
         traceback.print_exc()
         dist.barrier()
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks that do not agree; each prints what came of it.
+"""Two tensor-parallel ranks that do not agree; each prints the outcome.
 
 torchrun ... tests/workers/ranks_worker.py
 """
@@ -116,7 +116,7 @@ def agreed() -> dict[str, Any]:
     with patch.object(dist, "all_gather_object", refuse):
         ranks.once_a_node(lambda: worked.append(rank))
         return {
-            "found": ranks.from_recorder(lambda: {"rank": rank}),
+            "result": ranks.from_recorder(lambda: {"rank": rank}),
             "any": ranks.from_all_ranks([f"rank {rank} lacks it"] * rank),
             "all": ranks.on_all_ranks([True, rank == 0, rank == 1]),
             "worked": worked,
@@ -146,7 +146,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     groups = ProcessGroupCollection.use_mpu_process_groups()
-    found = {
+    results = {
         "agreed": agreed(),
         "one ulp": chosen_one_ulp_apart(groups),
         "refused": {
@@ -154,7 +154,7 @@ def main() -> None:
             for host in (own_job, existing_job, nemo_rl_worker)
         },
     }
-    print(json.dumps(found), flush=True)
+    print(json.dumps(results), flush=True)
     dist.destroy_process_group()
 
 

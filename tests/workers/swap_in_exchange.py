@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from nemo_rod import cpu  # noqa: F401  `cuda()` on a machine without a GPU
 from nemo_rod.hosts.swap_in.host_selector import StreamSelector
-from nemo_rod.hosts.swap_in.readers import broadcast_from_readers
-from nemo_rod.hosts.swap_in.stream import winners
+from nemo_rod.hosts.swap_in.stream import broadcast_from_readers, winners
 from nemo_rod.megatron.scoring.scoring_pass import partial_sums
 
 SIZE, DRAWN, LENGTH = 2, 6, 5
@@ -49,18 +48,18 @@ def main() -> None:
             assert torch.equal(batch["tokens"], tokens)
             assert torch.equal(batch["loss_mask"], tokens.float() / 3)
             assert torch.equal(batch["attention_mask"], tokens[:, None, None] % 3 == 0)
-    told(me)
+    broadcast(me)
     masked()
     print("PASSED")
     dist.destroy_process_group()
 
 
-def told(me: int) -> None:
-    """What one reader knows, all know; what one reader refuses, all refuse."""
+def broadcast(me: int) -> None:
+    """All ranks get the numbers of every reader, or an error if one reader raises one."""
     alone = dist.new_subgroups(1)[0]
     groups = SimpleNamespace(tp=alone, pp=alone, dp=dist.group.WORLD)
-    everyone = broadcast_from_readers(lambda: np.array([[me, 2**53 - 1]]), (1, 2), groups)
-    assert everyone[:, 0].tolist() == [[r, 2**53 - 1] for r in range(dist.get_world_size())]
+    numbers = broadcast_from_readers(lambda: np.array([[me, 2**53 - 1]]), (1, 2), groups)
+    assert numbers[:, 0].tolist() == [[r, 2**53 - 1] for r in range(dist.get_world_size())]
 
     def refuse() -> np.ndarray:
         if me == 1:
@@ -82,8 +81,8 @@ def masked() -> None:
     mask[2] = False
     reference_sums = rng.random((4, 8)).astype(np.float32)
     output = partial_sums(torch.tensor(mask).float(), torch.tensor(token_loss).float())
-    asked = SimpleNamespace(references=SimpleNamespace(sums=lambda ids: reference_sums[ids]))
-    pairs = StreamSelector._loss_pair(asked, np.array([3, 2, 1, 0]), [output[:2], output[2:]])
+    selector = SimpleNamespace(references=SimpleNamespace(sums=lambda ids: reference_sums[ids]))
+    pairs = StreamSelector._loss_pair(selector, np.array([3, 2, 1, 0]), [output[:2], output[2:]])
     for row, (loss, reference) in enumerate(pairs):
         if row == 2:
             assert loss == -np.inf and np.isfinite(reference)

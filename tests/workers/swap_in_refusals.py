@@ -1,4 +1,4 @@
-"""Installs the selector into jobs that it must refuse; prints one JSON object of what it said."""
+"""Installs the selector into jobs that it must refuse; prints the messages as a JSON object."""
 
 from __future__ import annotations
 
@@ -61,39 +61,62 @@ JOBS: dict[str, Any] = {
 def main() -> None:
     from before import make_config
     from megatron.bridge.data import loaders
-    from megatron.bridge.training import train
+    from megatron.bridge.training import config, setup, train
 
-    said: dict[str, str] = {}
+    from nemo_rod.hosts import swap_in
+    from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
 
-    def attempt(name: str, cfg: Any, host: str = "megatron_bridge", **options: Any) -> None:
+    messages: dict[str, str] = {}
+
+    def job() -> Any:
+        return make_config(Path("data"), Path("out"), ["new", "old"])
+
+    def install(name: str, cfg: Any, host: str = "megatron_bridge", **options: Any) -> None:
         options = {"roles": ROLES, "policy": nemo_rod.TakeAll(), "multiplier": 1, **options}
         before = train.train_step
         try:
             with nemo_rod.install(host, cfg, **options):
-                said[name] = ""
+                messages[name] = ""
         except ValueError as error:
-            said[name] = str(error)
+            messages[name] = str(error)
         assert train.train_step is before, "a refusal must leave the trainer as it was"
 
-    for name, job in JOBS.items():
-        cfg = make_config(Path("data"), Path("out"), ["new", "old"])
-        if callable(job):
-            job(cfg)
-            attempt(name, cfg)
+    for name, change in JOBS.items():
+        cfg = job()
+        if callable(change):
+            change(cfg)
+            install(name, cfg)
         else:
-            attempt(name, cfg, **job)
-    cfg = make_config(Path("data"), Path("out"), ["new", "old"])
+            install(name, cfg, **change)
     with nemo_rod.install(
-        "megatron_bridge", cfg, roles=ROLES, policy=nemo_rod.TakeAll(), multiplier=1
+        "megatron_bridge", job(), roles=ROLES, policy=nemo_rod.TakeAll(), multiplier=1
     ):
-        attempt("twice", cfg)
+        install("twice", job())
     before, loaders.build_pretraining_data_loader = (
         loaders.build_pretraining_data_loader,
         lambda data, consumed: None,
     )
-    attempt("other version", cfg)
+    install("other version", job())
     loaders.build_pretraining_data_loader = before
-    print("SAID " + json.dumps(said))
+
+    def build(*_: Any) -> None:
+        raise ValueError("a model was built")
+
+    setup.setup, HostReferenceJob.model_folder = build, lambda *_, **__: "specialist"
+    shares = setting("ddp.reuse_grad_buf_for_mxfp8_param_ag", True)
+    for name, changes in (
+        ("references", (several(), several())),
+        ("references with shared buffers", (shares, several())),
+        ("references with buffers shared later", (several(), shares)),
+    ):
+        cfg = job()
+        changes[0](cfg)
+        config.runtime_config_update = changes[1]
+        try:
+            swap_in.reference("megatron_bridge", cfg, None, role="replay", roles=ROLES, out="out")
+        except ValueError as error:
+            messages[name] = str(error)
+    print("SAID " + json.dumps(messages))
 
 
 if __name__ == "__main__":

@@ -27,15 +27,13 @@ class _Package(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _missing(f"{self.__name__}.{name}")
 
+        def init(self: Any, *_: Any, **__: Any) -> None:
+            raise ImportError(f"{package}.{name} is not installed")
 
-def _missing(name: str) -> type:
-    def init(self: Any, *_: Any, **__: Any) -> None:
-        raise ImportError(f"{name} is not installed")
-
-    members = {"__init__": init, "__class_getitem__": classmethod(lambda cls, _: cls)}
-    return type(name.rsplit(".", 1)[-1], (torch.nn.Module,), members)
+        package = self.__name__
+        members = {"__init__": init, "__class_getitem__": classmethod(lambda cls, _: cls)}
+        return type(name, (torch.nn.Module,), members)
 
 
 def _packages(*names: str) -> Modules:
@@ -108,29 +106,32 @@ class StubFinder:
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
         """Returns the spec of a module that must see a stub, as an import hook does."""
         if name == "megatron.core.extensions.transformer_engine":
-            return cls._with_plain_layers(name, path, target)
+            if _is_installed("transformer_engine"):
+                return None
+
+            def with_plain_layers(run: Callable[[], None]) -> None:
+                run()
+                layers.replace(sys.modules[name])
+
+            return _executed_by(name, path, target, with_plain_layers)
         folder = name.rpartition(".")[0] + "."
-        package, make = cls.stubs.get(name) or cls.stubs.get(folder) or (None, None)
-        if package is None or make is None or cls._works(package):
-            return None
-        return _executed_by(name, path, target, lambda run: _while_showing(make(), run))
-
-    @classmethod
-    def _works(cls, package: str) -> bool:
-        if package in cls.gpu_kernels and not torch.cuda.is_available():
-            return False
-        return _is_installed(package)
-
-    @staticmethod
-    def _with_plain_layers(name: str, path: Any, target: Any) -> Any:
-        if _is_installed("transformer_engine"):
+        package, make = cls.stubs.get(name) or cls.stubs.get(folder) or ("", dict)
+        runs = package not in cls.gpu_kernels or torch.cuda.is_available()
+        if not package or (runs and _is_installed(package)):
             return None
 
-        def execute(run: Callable[[], None]) -> None:
-            run()
-            layers.replace(sys.modules[name])
+        def with_stubs(run: Callable[[], None]) -> None:
+            stubs = make()
+            before = {name: sys.modules[name] for name in stubs if name in sys.modules}
+            sys.modules.update(stubs)
+            try:
+                run()
+            finally:
+                for stub in stubs:
+                    sys.modules.pop(stub, None)
+                sys.modules.update(before)
 
-        return _executed_by(name, path, target, execute)
+        return _executed_by(name, path, target, with_stubs)
 
 
 def _is_installed(package: str) -> bool:
@@ -150,14 +151,3 @@ def _executed_by(
     run = spec.loader.exec_module
     cast(Any, spec.loader).exec_module = lambda module: execute(lambda: run(module))
     return spec
-
-
-def _while_showing(stubs: Modules, run: Callable[[], None]) -> None:
-    before = {name: sys.modules[name] for name in stubs if name in sys.modules}
-    sys.modules.update(stubs)
-    try:
-        run()
-    finally:
-        for name in stubs:
-            sys.modules.pop(name, None)
-        sys.modules.update(before)

@@ -6,8 +6,6 @@ metrics, logs, validates and saves.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,28 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import Scoring, Selection
-from nemo_rod.corpus.store import BlockStore
-from nemo_rod.corpus.tokenizer import load_tokenizer
-from nemo_rod.files import digest, digest_of_files, write_json
-from nemo_rod.hosts.nemo_rl import compat, conversions
-from nemo_rod.hosts.nemo_rl.learners import InWorkers, make_learner
-from nemo_rod.hosts.nemo_rl.remote import WorkerFailed, call_all, sentence
-from nemo_rod.hosts.nemo_rl.settings import short_precision
-from nemo_rod.hosts.nemo_rl.shown import end_runs, keep_runs, log, model_speed, use_loggers
-from nemo_rod.loggers import Prepared
-from nemo_rod.selection import CurriculumHeader, ReferenceLosses, References
-from nemo_rod.selection.arms import Arm, curriculum_header, make_arm
+from nemo_rod.files import write_json
+from nemo_rod.hosts.nemo_rl import compat
+from nemo_rod.hosts.nemo_rl.inputs import build_arm, config_digest, open_references, open_store
+from nemo_rod.hosts.nemo_rl.policy import WorkerFailed, Workers, make_policy, sentence
+from nemo_rod.hosts.nemo_rl.shown import end_runs, keep_runs, model_speed, use_loggers
+from nemo_rod.hosts.nemo_rl.worker import Task
+from nemo_rod.loggers import Prepared, known_metrics
+from nemo_rod.selection import CurriculumHeader
+from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.held_out import START_FILE
 from nemo_rod.signals import STOP_SIGNALS, Stopped
-from nemo_rod.trust import refuse_own_code
-
-# Keys of the optimizer that, like the layout, may change between two attempts.
-_OF_THE_MACHINE = {
-    *("use_distributed_optimizer", "use_precision_aware_optimizer", "optimizer_cpu_offload"),
-    *("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"),
-}
 
 
 @dataclass
@@ -48,7 +36,7 @@ class Run:
     policy: Any  # NeMo-RL's, like the next one, the logger and the checkpointer
     cluster: Any
     arm: Arm
-    learner: InWorkers
+    workers: Workers
     header: CurriculumHeader
     logger: Any
     checkpointer: Any
@@ -81,8 +69,8 @@ def setup(config: dict[str, Any]) -> Run:
     rod, policy_cfg = config["rod"], config["policy"]
     store = open_store(config)
     arm = build_arm(config, store)
-    references = references_of(config, store) if arm.policy().needs_scores else None
-    header = curriculum_header(arm, store, references, config=_digest(config, arm))
+    references = open_references(config, store) if arm.policy().needs_scores else None
+    header = curriculum_header(arm, store, references, config=config_digest(config, arm))
 
     checkpointer = CheckpointManager(config["checkpointing"])
     latest = checkpointer.get_latest_checkpoint_path()
@@ -91,7 +79,15 @@ def setup(config: dict[str, Any]) -> Run:
     policy, cluster = make_policy(config, resume_paths=checkpointer.get_resume_paths(latest))
     prepared = Prepared()
     try:
-        learner = make_learner(policy, arm, config)
+        task = Task(
+            blocks=rod["blocks"],
+            arm=arm,
+            references=tuple(rod["references"]) if references is not None else (),
+            scoring_micro_batch_size=rod["scoring"]["micro_batch_size"],
+            validation_blocks=rod["validation"]["blocks"],
+            on_nonfinite=rod["selection"]["on_nonfinite"],
+        )
+        workers = Workers(policy, task, stall_seconds=rod["stall_seconds"])
         prepared = use_loggers(config["logger"], Path(rod["out"]))
         logger = Logger(config["logger"])
         logger.log_hyperparams(config)
@@ -101,7 +97,7 @@ def setup(config: dict[str, Any]) -> Run:
             policy=policy,
             cluster=cluster,
             arm=arm,
-            learner=learner,
+            workers=workers,
             header=header,
             logger=logger,
             checkpointer=checkpointer,
@@ -112,85 +108,6 @@ def setup(config: dict[str, Any]) -> Run:
         policy.worker_group.shutdown(force=True)
         prepared.end(failed=True)
         raise
-
-
-def open_store(config: dict[str, Any]) -> BlockStore:
-    """Opens the block store and checks that it matches the configured model.
-
-    Raises:
-        ValueError: the block size or the tokenizer differs, or NeMo-RL would run code that lies
-            beside the checkpoint and is not trusted.
-    """
-    policy, store = config["policy"], BlockStore(config["rod"]["blocks"])
-    if policy["max_total_sequence_length"] != store.block_size:
-        raise ValueError(
-            f"policy.max_total_sequence_length is {policy['max_total_sequence_length']}, but the "
-            f"blocks in {config['rod']['blocks']} have {store.block_size} tokens: set it to that."
-        )
-    rod, trusted = config["rod"], config["rod"]["trust_remote_code"]
-    if not trusted:  # NeMo-RL itself asks nobody
-        for name in (policy["model_name"], policy["tokenizer"]["name"]):
-            refuse_own_code(name, "NeMo-RL", key="rod.trust_remote_code")
-    name = rod["tokenizer"] or policy["tokenizer"]["name"]
-    store.check_tokenizer(load_tokenizer(name, eod=rod["eod"], trust_remote_code=trusted))
-    return store
-
-
-def references_of(config: dict[str, Any], store: BlockStore) -> ReferenceLosses:
-    """Opens the references; refuses those of another store, or another precision."""
-    precision = short_precision(config["policy"])
-    return References.open(config["rod"]["references"], store, precision=precision)
-
-
-def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
-    """Returns the configured arm, with its pools and policy.
-
-    Raises:
-        ValueError: there is no such arm.
-    """
-    rod = config["rod"]
-    if rod["variant"] is not None:
-        return Arm(**rod["variant"])
-    return make_arm(
-        rod["arm"],
-        num_adaptation=store.num_adaptation,
-        num_replay=store.num_replay,
-        batch_size=config["policy"]["train_global_batch_size"],
-        seed=rod["seed"],
-        **Selection(**rod["selection"]).of_arm(Scoring(**rod["scoring"])),
-    )
-
-
-def make_policy(
-    config: dict[str, Any],
-    *,
-    resume_paths: tuple[Path | None, Path | None] = (None, None),
-    train: bool = True,
-) -> tuple[Any, Any]:
-    """Starts the policy workers, to train or only to score; returns NeMo-RL's policy and cluster.
-
-    They load the weights and the optimizer state of `resume_paths`, if any.
-    """
-    import ray
-    from nemo_rl.algorithms.utils import get_tokenizer, set_seed
-    from nemo_rl.models.policy.lm_policy import Policy
-
-    rod, policy_cfg = config["rod"], config["policy"]
-    set_seed(rod["seed"])
-    use_gpus = ray.cluster_resources().get("GPU", 0) > 0
-    cluster = compat.make_cluster(config["cluster"], use_gpus=use_gpus)
-    compat.register_worker(rod["worker"])
-    policy = Policy(
-        cluster=cluster,
-        config=policy_cfg,
-        tokenizer=get_tokenizer(policy_cfg["tokenizer"]),
-        weights_path=resume_paths[0],
-        optimizer_path=resume_paths[1],
-        init_optimizer=train,
-        init_reference_model=False,
-        worker_extension_cls_fqn=rod["worker"],
-    )
-    return policy, cluster
 
 
 def rod_train(run: Run) -> None:
@@ -212,24 +129,24 @@ def rod_train(run: Run) -> None:
     timeout.start_iterations()
     run.policy.prepare_for_training()
     if every and run.step == 0:
-        losses = run.learner.validate()
+        losses = run.workers.validate()
         write_json(out / START_FILE, losses)
-        log(run.logger, losses, step=0)
-    with _asked_to_stop() as asked, _stopped_before_it_failed(run, asked):
+        run.logger.log_metrics(known_metrics(losses), 0)
+    with _stop_signals() as stopping, _failures_of_a_stop(run, stopping):
         while run.step < rod["steps"]:
             with timer.time("total"):
-                choice, metrics = run.learner.step(run.step)
+                choice, metrics = run.workers.step(run.step)
             metrics |= {f"timing/train/{part}": time for part, time in choice.seconds.items()}
             metrics["timing/train/total"] = timer.reduce("total", "sum")
             timer.reset()
             done = run.step + 1
-            metrics |= model_speed(run.learner, choice, metrics, run.arm, run.cluster.world_size())
-            validated = run.learner.validate() if every and done % every == 0 else {}
+            metrics |= model_speed(run.workers, choice, metrics, run.arm, run.cluster.world_size())
+            validated = run.workers.validate() if every and done % every == 0 else {}
             row = journal.append(run.step, choice, metrics | validated)
-            log(run.logger, row, step=done)
+            run.logger.log_metrics(known_metrics(row), done)
             run.step = done
             timeout.mark_iteration()
-            stop = asked.is_set() or timeout.check_save()
+            stop = stopping.is_set() or timeout.check_save()
             due = stop or done == rod["steps"] or done % saving["save_period"] == 0
             if saving["enabled"] and due:
                 save(run, row)
@@ -238,19 +155,22 @@ def rod_train(run: Run) -> None:
 
 
 def save(run: Run, metrics: dict[str, Any]) -> None:
-    """Writes a checkpoint of the state after `run.step` steps."""
+    """Writes a checkpoint of the state after `run.step` steps.
+
+    NeMo-RL ranks checkpoints by a metric, `train:loss` or `val:<role>/<source>/loss` in its names.
+    """
     saving = run.config["checkpointing"]
     info: dict[str, Any] = {"step": run.step}
-    kept = _kept_metric(saving["metric_name"] or "", metrics)
-    if kept is not None:  # NeMo-RL ranks checkpoints by this metric
-        info[saving["metric_name"]] = kept
+    kind, _, name = (saving["metric_name"] or "").partition(":")
+    ranked = metrics.get({"train": "train/", "val": "validation/"}.get(kind, "") + name)
+    if ranked is not None:
+        info[saving["metric_name"]] = ranked
     path = run.checkpointer.init_tmp_checkpoint(run.step, info, compat.run_config(run.config))
+    folder = Path(path) / "policy"
     run.policy.save_checkpoint(
-        weights_path=os.path.join(path, "policy", "weights"),
-        optimizer_path=os.path.join(path, "policy", "optimizer")
-        if run.checkpointer.save_optimizer
-        else None,
-        tokenizer_path=os.path.join(path, "policy", "tokenizer"),
+        weights_path=str(folder / "weights"),
+        optimizer_path=str(folder / "optimizer") if run.checkpointer.save_optimizer else None,
+        tokenizer_path=str(folder / "tokenizer"),
         checkpointing_cfg=saving,
     )
     compat.finish_checkpoint(run.checkpointer, run.policy, path)
@@ -258,61 +178,29 @@ def save(run: Run, metrics: dict[str, Any]) -> None:
 
 def export(run: Run) -> None:
     """Writes the trained weights as a Hugging Face checkpoint to `<out>/hf`."""
-    rod = run.config["rod"]
-    folder = str(Path(rod["out"]) / "hf")
-    call_all(run.policy, "rod_export", stall_seconds=rod["stall_seconds"], folder=folder)
-
-
-def _kept_metric(name: str, metrics: dict[str, Any]) -> float | None:
-    """Looks up a metric by NeMo-RL's name: `train:loss` or `val:<role>/<source>/loss`."""
-    kind, _, rest = name.partition(":")
-    return metrics.get({"train": "train/", "val": "validation/"}.get(kind, "") + rest)
-
-
-def _digest(config: dict[str, Any], arm: Arm) -> str:
-    """Digest of what determines the choices, except store, references and layout.
-
-    Like the layout, the paths of files and what saves memory may change between two attempts. A
-    recipe's job has such a digest; its stage compares the model, and what `nemo_rl` sets.
-    """
-    policy, rod, recorded = config["policy"], config["rod"], arm.recorded
-    if rod["config_digest"] is not None:
-        return str(rod["config_digest"])
-    megatron = policy["megatron_cfg"]
-    optimizer = megatron.get("optimizer") or {}
-    decides = {
-        "model": conversions.identity(policy["model_name"]),
-        **{key: policy[key] for key in ("precision", "train_global_batch_size")},
-        "arm": arm.as_digested()
-        | ({"recorded": digest_of_files([Path(recorded)])} if recorded else {}),
-        "steps": rod["steps"],
-        "on_nonfinite": rod["selection"]["on_nonfinite"],
-        "optimizer": {k: v for k, v in optimizer.items() if k not in _OF_THE_MACHINE},
-        "scheduler": megatron.get("scheduler"),
-    }
-    return digest(json.dumps(decides, sort_keys=True, default=str).encode())
+    run.workers.call("rod_export", folder=str(Path(run.config["rod"]["out"]) / "hf"))
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[threading.Event]:
+def _stop_signals() -> Iterator[threading.Event]:
     """Records a stop signal, so that the step can first be completed and saved."""
-    asked = threading.Event()
+    stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stopping
         return
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, lambda *_: stopping.set()) for number in STOP_SIGNALS}
     try:
-        yield asked
+        yield stopping
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def _stopped_before_it_failed(run: Run, asked: threading.Event) -> Iterator[None]:
-    """Takes the failure of a run that was asked to stop for its stop.
+def _failures_of_a_stop(run: Run, stopping: threading.Event) -> Iterator[None]:
+    """Turns a failure after a stop signal into `Stopped`.
 
-    Whoever ends a job asks the driver to stop, and may end Ray before the driver has saved. A run
+    The end of a job sends the driver a signal, and may end Ray before the driver has saved. A run
     with checkpoints resumes from its last one; without any, the failure stays a failure.
     """
     from ray.exceptions import RayError
@@ -320,10 +208,10 @@ def _stopped_before_it_failed(run: Run, asked: threading.Event) -> Iterator[None
     try:
         yield
     except (WorkerFailed, RayError) as error:
-        if not (asked.is_set() and run.config["checkpointing"]["enabled"]):
+        if not (stopping.is_set() and run.config["checkpointing"]["enabled"]):
             raise
-        why = str(error) if isinstance(error, WorkerFailed) else sentence(error)
+        reason = str(error) if isinstance(error, WorkerFailed) else sentence(error)
         raise Stopped(
             f"{run.config['rod']['arm']} was asked to stop, and ended in step {run.step + 1} "
-            f"before it had saved ({why}): run it again to resume"
+            f"before it had saved ({reason}): run it again to resume"
         ) from error

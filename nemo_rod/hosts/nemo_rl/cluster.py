@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from nemo_rod.hosts.nemo_rl import conversions
-from nemo_rod.hosts.nemo_rl.remote import WorkerFailed, sentence
+from nemo_rod.hosts.nemo_rl.policy import WorkerFailed, sentence
 
 
 def run(command: str, config: dict[str, Any]) -> None:
-    """Runs "train" or "reference" as a configuration that `settings` returns says.
+    """Runs "train" or "reference" with a configuration that `settings` returns.
 
     Raises:
         RuntimeError: a worker failed; the message says which and why.

@@ -75,15 +75,8 @@ def run_config(values: dict[str, Any]) -> Any:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ValueError(
-            f"{key} is not what NeMo-RL expects: {first['msg']} (found {first['input']!r})."
+            f"NeMo-RL does not accept {key}={first['input']!r}: {first['msg']}."
         ) from None
-
-
-def loss_function() -> Any:
-    """Returns the plain language-modelling loss, normalised by the global batch's valid tokens."""
-    from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
-
-    return NLLLossFn()
 
 
 def fused_loss_key(megatron_cfg: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Runs a job on NeMo-RL's workers: our configuration in NeMo-RL's terms."""
+"""Jobs of our recipes as recipes of NeMo-RL."""
 
 from __future__ import annotations
 
@@ -7,32 +7,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from nemo_rod.config import DTYPES, Config
-from nemo_rod.hosts.nemo_rl.recipe_keys import overrides
-from nemo_rod.jobs import Job, ReferenceJob, TrainJob
+from nemo_rod.config import DTYPES
+from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS, project
-
-
-def run_on_nemo_rl(job: Job, config: Config) -> None:
-    """Runs a training or scoring job on the Ray cluster and waits.
-
-    Raises:
-        ValueError: NeMo-RL does not support the job, or the configuration does not fit it.
-        RuntimeError, Stopped: see `cluster.run`.
-    """
-    from nemo_rod.hosts.nemo_rl import cluster, settings
-
-    if not isinstance(job, TrainJob | ReferenceJob):
-        raise ValueError(f"{job.name} does not run on NeMo-RL: use launcher=local for it.")
-    domain, trusted = config.domain, config.model.trust_remote_code
-    gpus_per_node = config.cluster.gpus_per_node
-    values = nemo_rl_values(job, block_size=domain.block_size, gpus_per_node=gpus_per_node)
-    values["rod"] |= {"eod": domain.eod, "trust_remote_code": trusted}
-    if config.model.special_tokens == "renamed":  # compared with the base's when that was fetched
-        values["rod"]["tokenizer"] = domain.tokenizer
-    merged: Any = OmegaConf.to_container(OmegaConf.merge(values, overrides(config)))
-    command = "train" if isinstance(job, TrainJob) else "reference"
-    cluster.run(command, settings.compose(merged))
 
 
 def nemo_rl_values(
@@ -41,10 +18,37 @@ def nemo_rl_values(
     """Translates a job to sections of a NeMo-RL recipe, without keys set by NeMo-RL or `rod.yaml`.
 
     The values come from the job rather than from our recipe, as an arm may differ from the recipe
-    in any key. A job that NeMo-RL's workers do not support is refused.
+    in any key. The processes are distributed over nodes of `gpus_per_node`, unless it is 0.
+
+    Raises:
+        ValueError: NeMo-RL's workers do not support the job.
     """
-    _refuse(job)
-    parallel = job.parallel
+    parallel, elsewhere = job.parallel, "use launcher=local or slurm"
+    if job.scoring_precision is not None:
+        raise ValueError(
+            f"{job.name} has scoring.precision={job.scoring_precision}, which NeMo-RL's workers "
+            f"cannot score in: {elsewhere}, or leave it unset."
+        )
+    if isinstance(job, TrainJob):
+        for unsupported, feature in (
+            (job.convergence is not None, "ends when it has converged"),
+            (job.arm.scored_every is not None, "estimates scores between scoring passes"),
+            (set(job.loggers) - set(LOGGERS), "logs to a logger that NeMo-RL lacks"),
+        ):
+            if unsupported:
+                raise ValueError(f"{job.name} {feature}: {elsewhere}.")
+    if parallel.context > 1 or parallel.virtual_pipeline > 1:
+        raise ValueError(
+            f"parallel.context={parallel.context} and virtual_pipeline="
+            f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
+        )
+    per_node = min(parallel.world_size, gpus_per_node or parallel.world_size)
+    if parallel.world_size % per_node:
+        raise ValueError(
+            f"The layout's {parallel.world_size} processes do not fill nodes of "
+            f"cluster.gpus_per_node={per_node}: change parallel, or set nemo_rl.cluster.num_nodes "
+            "and gpus_per_node."
+        )
     rod: dict[str, Any] = {
         "blocks": job.blocks,
         "out": job.out,
@@ -67,43 +71,19 @@ def nemo_rl_values(
         "precision": DTYPES[job.precision],
         "megatron_cfg": megatron,
     }
-    nodes = _nodes(parallel.world_size, gpus_per_node)
+    nodes = {"gpus_per_node": per_node, "num_nodes": parallel.world_size // per_node}
     values: dict[str, Any] = {"rod": rod, "policy": policy, "cluster": nodes}
     if isinstance(job, ReferenceJob):
         rod |= {"role": job.role, "model_digest": job.model_digest, "steps": 1}
         size = job.scoring_micro_batch_size
         policy |= {"train_global_batch_size": size * parallel.data, "train_micro_batch_size": size}
         return values
-    merged: Any = OmegaConf.to_container(OmegaConf.merge(values, _of_training(job)))
+    merged: Any = OmegaConf.to_container(OmegaConf.merge(values, _training_values(job)))
     return merged
 
 
-def _refuse(job: TrainJob | ReferenceJob) -> None:
-    """Refuses what NeMo-RL's workers cannot do."""
-    parallel, elsewhere = job.parallel, "use launcher=local or slurm"
-    if job.scoring_precision is not None:
-        raise ValueError(
-            f"{job.name} has scoring.precision={job.scoring_precision}, which NeMo-RL's workers "
-            f"cannot score in: {elsewhere}, or leave it unset."
-        )
-    if isinstance(job, TrainJob):
-        refused = {
-            "ends when it has converged": job.convergence,
-            "estimates scores between scoring passes": job.arm.scored_every,
-            "logs to a logger that NeMo-RL lacks": {*job.loggers} - {*LOGGERS} or None,
-        }
-        for what, value in refused.items():
-            if value is not None:
-                raise ValueError(f"{job.name} {what}: {elsewhere}.")
-    if parallel.context > 1 or parallel.virtual_pipeline > 1:
-        raise ValueError(
-            f"parallel.context={parallel.context} and virtual_pipeline="
-            f"{parallel.virtual_pipeline} do not run on NeMo-RL: set both to 1."
-        )
-
-
-def _of_training(job: TrainJob) -> dict[str, Any]:
-    """What a training job sets besides what every job does."""
+def _training_values(job: TrainJob) -> dict[str, Any]:
+    """Returns the values that only a training job sets."""
     o = job.optimisation
     rod = {
         "arm": job.arm.name,
@@ -152,14 +132,3 @@ def _of_training(job: TrainJob) -> dict[str, Any]:
         },
     }
     return {"rod": rod, "policy": policy, "checkpointing": checkpointing, "logger": logger}
-
-
-def _nodes(processes: int, gpus_per_node: int) -> dict[str, int]:
-    """Distributes the layout's processes over nodes of the configured size, if there is one."""
-    per_node = min(processes, gpus_per_node or processes)
-    if processes % per_node:
-        raise ValueError(
-            f"The layout's {processes} processes do not fill nodes of cluster.gpus_per_node="
-            f"{per_node}: change parallel, or set nemo_rl.cluster.num_nodes and gpus_per_node."
-        )
-    return {"gpus_per_node": per_node, "num_nodes": processes // per_node}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from nemo_rod.config import Config
-from nemo_rod.hosts.nemo_rl.from_job import run_on_nemo_rl
-from nemo_rod.hosts.nemo_rl.recipe_keys import overrides_of_scoring, overrides_of_training
+from nemo_rod.hosts.nemo_rl.from_job import nemo_rl_values
+from nemo_rod.hosts.nemo_rl.recipe_keys import determining_overrides, overrides
 from nemo_rod.jobs import Job, ReferenceJob, TrainJob
 from nemo_rod.run.handover import Inputs
 from nemo_rod.run.launch.local import Local
@@ -14,7 +17,7 @@ from nemo_rod.run.variants import ArmSettings
 
 
 class NemoRL(Local):
-    """Hands jobs that train or score to NeMo-RL; all other jobs run here."""
+    """Runs jobs that train or score on NeMo-RL; all other jobs run here."""
 
     environment = False
     bridge = False
@@ -22,30 +25,45 @@ class NemoRL(Local):
     def check_arm(self, arm: ArmSettings) -> None:
         """Refuses an arm that NeMo-RL's workers cannot train."""
         scoring = arm.scoring
-        for cannot, what, instead in (
+        for unsupported, feature, cure in (
             (arm.scores and scoring.every != 1, f"has scoring.every={scoring.every}",
              "set scoring.prefix instead"),
             (arm.scores and scoring.precision is not None,
              f"has scoring.precision={scoring.precision}", "leave scoring.precision unset"),
             (arm.variant.converge, "ends when it has converged", "give it a number of steps"),
         ):  # fmt: skip
-            if cannot:
+            if unsupported:
                 raise ValueError(
-                    f"{arm.name} {what}, which NeMo-RL's workers cannot: use launcher=local or "
-                    f"slurm, or {instead}."
+                    f"{arm.name} {feature}, which NeMo-RL's workers cannot run: use "
+                    f"launcher=local or slurm, or {cure}."
                 )
 
     def inputs(self, config: Config, *, scoring: bool) -> Inputs:
         """Returns the overrides of NeMo-RL's own keys that determine what a job computes."""
-        return overrides_of_scoring(config) if scoring else overrides_of_training(config)
+        return determining_overrides(config, scoring=scoring)
 
     def exports(self, arm: str) -> bool:
         """Returns False: NeMo-RL's own converters export its checkpoints."""
         return False
 
     def run_job(self, job: Job, file: Path, config: Config, log: Path) -> None:
-        """Runs a job on the workers, or here if it neither trains nor scores."""
-        if isinstance(job, TrainJob | ReferenceJob):
-            run_on_nemo_rl(job, config)
-        else:
+        """Runs a job on the workers and waits, or here if it neither trains nor scores.
+
+        Raises:
+            ValueError: NeMo-RL does not support the job, or the configuration does not fit it.
+            RuntimeError, Stopped: see `cluster.run`.
+        """
+        if not isinstance(job, TrainJob | ReferenceJob):
             super().run_job(job, file, config, log)
+            return
+        from nemo_rod.hosts.nemo_rl import cluster, settings
+
+        domain, gpus_per_node = config.domain, config.cluster.gpus_per_node
+        values = nemo_rl_values(job, block_size=domain.block_size, gpus_per_node=gpus_per_node)
+        trusted = config.model.trust_remote_code
+        values["rod"] |= {"eod": domain.eod, "trust_remote_code": trusted}
+        if config.model.special_tokens == "renamed":  # compared with the base's after the download
+            values["rod"]["tokenizer"] = domain.tokenizer
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(values, overrides(config)))
+        command = "train" if isinstance(job, TrainJob) else "reference"
+        cluster.run(command, settings.compose(merged))

@@ -1,20 +1,24 @@
-"""Which keys of the recipe's `nemo_rl` section decide what NeMo-RL's workers train or score.
+"""The keys of a recipe's `nemo_rl` section that determine the results of NeMo-RL's workers.
 
 The section overrides the job, so these keys are inputs of the stages that the workers run. As
-elsewhere, the layout and what saves memory may change between two attempts.
+elsewhere, the layout and the keys that only save memory may change between two attempts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from nemo_rod.config import Config
 from nemo_rod.run.handover import Inputs, flatten
 
-_DECIDING = ("policy", "rod")  # the other sections say where it runs and what is shown
+# Keys of the optimizer that only save memory.
+SAVES_MEMORY = (
+    "use_distributed_optimizer", "use_precision_aware_optimizer", "optimizer_cpu_offload",
+    "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d",
+)  # fmt: skip
+_DETERMINING = ("policy", "rod")  # the other sections are about machines, logs and checkpoints
 _OF_THE_MACHINE = (
-    "policy.dtensor_cfg", "policy.env_vars", "policy.generation", "policy.logprob_batch_size",
+    "policy.env_vars", "policy.generation", "policy.logprob_batch_size",
     "policy.make_sequence_length_divisible_by", "policy.offload_optimizer_for_logprob",
     "policy.megatron_cfg.tensor_model_parallel_size",
     "policy.megatron_cfg.pipeline_model_parallel_size",
@@ -32,11 +36,7 @@ _OF_THE_MACHINE = (
     "policy.megatron_cfg.empty_unused_memory_level",
     "policy.megatron_cfg.env_vars",
     "policy.megatron_cfg.distributed_data_parallel_config",
-    "policy.megatron_cfg.optimizer.use_distributed_optimizer",
-    "policy.megatron_cfg.optimizer.use_precision_aware_optimizer",
-    "policy.megatron_cfg.optimizer.optimizer_cpu_offload",
-    "policy.megatron_cfg.optimizer.optimizer_offload_fraction",
-    "policy.megatron_cfg.optimizer.overlap_cpu_optimizer_d2h_h2d",
+    *(f"policy.megatron_cfg.optimizer.{key}" for key in SAVES_MEMORY),
     "rod.hf", "rod.stall_seconds", "rod.trust_remote_code", "rod.validation",
     "rod.scoring.micro_batch_size",
 )  # fmt: skip
@@ -53,22 +53,14 @@ def overrides(config: Config) -> dict[str, Any]:
     return keys
 
 
-def overrides_of_training(config: Config) -> Inputs:
-    """Returns the overrides that decide what an arm becomes."""
-    return _overrides(config, without=_OF_THE_MACHINE)
-
-
-def overrides_of_scoring(config: Config) -> Inputs:
-    """Returns the overrides that decide a model's losses."""
-    return _overrides(config, without=(*_OF_THE_MACHINE, *_OF_TRAINING))
-
-
-def _overrides(config: Config, *, without: Sequence[str]) -> Inputs:
+def determining_overrides(config: Config, *, scoring: bool) -> Inputs:
+    """Returns the overrides that determine a model's losses, or else the result of training."""
+    left_out = (*_OF_THE_MACHINE, *(_OF_TRAINING if scoring else ()))
     keys = overrides(config)
-    given = {key: flatten(key, keys[key]) for key in _DECIDING if keys.get(key)}
-    found = {key: value for section in given.values() for key, value in section.items()}
+    sections = (flatten(name, keys[name]) for name in _DETERMINING if keys.get(name))
+    values = {key: value for section in sections for key, value in section.items()}
     return {
         f"nemo_rl.{key}": value
-        for key, value in found.items()
-        if value != {} and not any(f"{key}.".startswith(f"{left_out}.") for left_out in without)
+        for key, value in values.items()
+        if value != {} and not any(f"{key}.".startswith(f"{prefix}.") for prefix in left_out)
     }

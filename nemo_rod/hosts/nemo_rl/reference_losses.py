@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nemo_rod.hosts.nemo_rl.algorithm import make_policy, open_store
-from nemo_rod.hosts.nemo_rl.learners import InWorkers, num_replicas
+from nemo_rod.hosts.nemo_rl.inputs import open_store
+from nemo_rod.hosts.nemo_rl.policy import Workers, make_policy
 from nemo_rod.hosts.nemo_rl.settings import short_precision
 from nemo_rod.hosts.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
@@ -48,17 +48,20 @@ def write_reference(config: dict[str, Any]) -> None:
     try:
         micro_batch_size = rod["scoring"]["micro_batch_size"]
         task = Task(blocks=rod["blocks"], scoring_micro_batch_size=micro_batch_size)
-        scorer = InWorkers(policy, task, stall_seconds=rod["stall_seconds"])
+        workers = Workers(policy, task, stall_seconds=rod["stall_seconds"])
         missing = ~np.isin(ids, logged_ids(out, manifest))
-        size = micro_batch_size * _BATCHES_PER_CALL * num_replicas(policy)
+        replicas = policy.sharding_annotations.get_axis_size("data_parallel")
+        size = micro_batch_size * _BATCHES_PER_CALL * replicas
         writer = ReferenceWriter(out, rank=0, manifest=manifest)
         progress = Progress("reference", len(ids), unit="blocks", prefix="")
         progress.start(len(ids) - int(missing.sum()))
         for start in range(0, len(ids), size):
-            part, wanted = ids[start : start + size], missing[start : start + size]
-            if wanted.any():  # score the whole part, so that a block always has the same neighbours
-                sums = scorer.part_sums(part)
-                writer.append(part[wanted], sums[wanted], store.hashes(part[wanted]))
+            part, pending = ids[start : start + size], missing[start : start + size]
+            if (
+                pending.any()
+            ):  # score the whole part, so that a block always has the same neighbours
+                sums = workers.part_sums(part)
+                writer.append(part[pending], sums[pending], store.hashes(part[pending]))
             progress.step(start + len(part))
         writer.close()
     finally:

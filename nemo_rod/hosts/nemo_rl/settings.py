@@ -60,7 +60,7 @@ SECTIONS = ("policy", "rod", "logger", "cluster", "checkpointing")
 
 
 def load(recipe: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a recipe the way NeMo-RL reads its own; returns its checked sections, as plain values.
+    """Reads a recipe as NeMo-RL reads its own; returns its checked sections, as plain values.
 
     The `defaults:` of the YAML file lists the paths of files it inherits from; overrides are
     assignments `key=value` in Hydra's grammar.
@@ -141,14 +141,14 @@ def decay(given: int | None, share: float, steps: int) -> int:
 
 
 def check(config: dict[str, Any]) -> None:
-    """Refuses settings that cannot run or would change what is trained, by a ValueError."""
-    policy, rod = config["policy"], config["rod"]
+    """Refuses, by a ValueError, settings that cannot run or would change the training."""
+    policy, rod, cluster = config["policy"], config["rod"], config["cluster"]
     check_bounds(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RoD), rod)), "rod.")
     megatron = policy["megatron_cfg"]
     context, fused = megatron["context_parallel_size"], compat.fused_loss_key(megatron)
-    for fine, name, found, expected in (
+    for valid, name, value, expected in (
         (rod["scoring"]["every"] == 1, "rod.scoring.every", rod["scoring"]["every"],
-         "1: NeMo-RL's workers do not tell what each block costs in training"),
+         "1: NeMo-RL's workers do not report the loss of each block in training"),
         (rod["scoring"]["precision"] is None, "rod.scoring.precision", rod["scoring"]["precision"],
          "null: NeMo-RL's workers score in the model's precision"),
         (megatron["enabled"], "policy.megatron_cfg.enabled", False,
@@ -162,16 +162,10 @@ def check(config: dict[str, Any]) -> None:
          "null: its temperature would scale the losses"),
         (context == 1, "context_parallel_size", context, "1: it splits the blocks to be scored"),
         (fused is None, f"policy.megatron_cfg.{fused}", True,
-         "false: it changes what the model's forward pass returns"),
+         "false: it changes the output of the model's forward pass"),
     ):  # fmt: skip
-        if not fine:
-            raise ValueError(f"{name} is {found!r}: expected {expected}.")
-    _check_sizes(config)
-
-
-def _check_sizes(config: dict[str, Any]) -> None:
-    policy, cluster = config["policy"], config["cluster"]
-    megatron = policy["megatron_cfg"]
+        if not valid:
+            raise ValueError(f"{name} is {value!r}: expected {expected}.")
     world = cluster["gpus_per_node"] * cluster["num_nodes"]
     size = megatron["tensor_model_parallel_size"] * megatron["pipeline_model_parallel_size"]
     if world % size:
@@ -180,10 +174,11 @@ def _check_sizes(config: dict[str, Any]) -> None:
             f"is not a multiple of the {size} processes of one model: change the cluster or the "
             "tensor and pipeline sizes."
         )
-    share = policy["train_micro_batch_size"] * (world // size)
-    if policy["train_global_batch_size"] % share:
+    blocks, micro_batch_size = policy["train_global_batch_size"], policy["train_micro_batch_size"]
+    replicas = world // size
+    if blocks % (micro_batch_size * replicas):
         raise ValueError(
-            f"policy.train_global_batch_size={policy['train_global_batch_size']} does not divide "
-            f"into micro-batches: policy.train_micro_batch_size={policy['train_micro_batch_size']} "
-            f"on {world // size} replicas needs a multiple of {share}; change one of the three."
+            f"policy.train_global_batch_size={blocks} does not divide into micro-batches: "
+            f"policy.train_micro_batch_size={micro_batch_size} on {replicas} replicas needs a "
+            f"multiple of {micro_batch_size * replicas}; change one of the three."
         )

@@ -1,17 +1,16 @@
-"""What NeMo-RL's own loggers show of a run: its metrics, and how fast it is."""
+"""The runs of NeMo-RL's own loggers, and the speed that they show."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.hosts.nemo_rl.learners import InWorkers
+from nemo_rod.hosts.nemo_rl.policy import Workers
 from nemo_rod.loggers import (
     LOGGERS,
     Prepared,
     check_installed,
     keep_run,
-    known_metrics,
     mark_restart,
     prepare_runs,
     recorded,
@@ -23,7 +22,7 @@ from nemo_rod.selection.references import NUM_PARTS
 
 
 def use_loggers(section: dict[str, Any], out: Path) -> Prepared:
-    """Makes NeMo-RL's loggers go on with the runs of an earlier attempt; see `loggers.py`."""
+    """Makes NeMo-RL's loggers continue the runs of an earlier attempt; see `loggers.py`."""
     names = [name for name in LOGGERS if section.get(f"{name}_enabled")]
     check_installed(names)
     out.mkdir(parents=True, exist_ok=True)
@@ -56,19 +55,14 @@ def end_runs(logger: Any, prepared: Prepared, *, failed: bool = False) -> None:
     prepared.end(failed=failed)
 
 
-def log(logger: Any, row: dict[str, Any], *, step: int) -> None:
-    """Passes a line of metrics to NeMo-RL's logger, under the same names."""
-    logger.log_metrics(known_metrics(row), step)
-
-
 def model_speed(
-    learner: InWorkers, choice: Choice, metrics: dict[str, Any], arm: Arm, num_gpus: int
+    workers: Workers, choice: Choice, metrics: dict[str, Any], arm: Arm, num_gpus: int
 ) -> dict[str, float]:
     """Returns `throughput/model_tflops_per_gpu`, if NeMo-RL can count this model's operations.
 
-    Of the step's metrics, `flops`, which is none, is taken out. `num_gpus` is the number of all.
+    Removes `flops`, the count of NeMo-RL's workers, from the step's metrics.
     """
-    flops = metrics.pop("flops", None) or learner.update_flops(len(choice.chosen))
+    flops = metrics.pop("flops", None) or workers.update_flops(len(choice.chosen))
     if not flops:
         return {}
     share, seconds = arm.eighths / NUM_PARTS, metrics["timing/train/total"]

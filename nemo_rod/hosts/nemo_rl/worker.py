@@ -1,4 +1,4 @@
-"""The extension of a Megatron policy worker: it chooses what it trains on.
+"""The extension of a Megatron policy worker, which makes it choose the blocks of its training.
 
 The driver calls these methods on all ranks at once. Each rank scores its share of the pool, gathers
 all losses over the data parallel group, makes the same choice, and passes its share of the winners
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.hosts.nemo_rl import compat
 from nemo_rod.selection import OnNonfinite, References, Selector
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.dealing import deal
@@ -33,14 +32,7 @@ class Task:
     arm: Arm | None = None  # its pools and its policy; None to score only
     references: tuple[str, ...] = ()  # folders of reference losses
     validation_blocks: int = 0  # maximum number of held-out blocks per source in a validation
-    # treatment of candidates with a non-finite score, "refuse" or "exclude"
-    on_nonfinite: OnNonfinite = "refuse"
-
-    def selector(self, store: BlockStore) -> Selector:
-        """Returns the selector of the arm, with its references."""
-        assert self.arm is not None
-        references = References.open(self.references, store) if self.references else None
-        return Selector.for_arm(self.arm, store, references, self.on_nonfinite)
+    on_nonfinite: OnNonfinite = "refuse"  # candidates with a non-finite score: or "exclude"
 
 
 class RoDWorkerMixin:
@@ -61,11 +53,13 @@ class RoDWorkerMixin:
             ValueError: they do not belong together, the model uses a feature that breaks scoring,
                 or Megatron's version is untested.
         """
+        from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
+
         functions.check("scoring")
         self._rod_task = task
         self._rod_store = BlockStore(task.blocks)
-        self._rod_loss = compat.loss_function()
-        self._rod_scorer(self._rod_store)  # refuses what cannot be scored
+        self._rod_loss = NLLLossFn()  # normalised by the global batch's valid tokens
+        self._rod_scorer(self._rod_store)  # refuses models that cannot be scored
         if task.arm is not None:
             from megatron.core.utils import get_model_config
 
@@ -79,7 +73,9 @@ class RoDWorkerMixin:
                 training=self.cfg["train_micro_batch_size"],
                 eighths=task.arm.eighths,
             )
-            self._rod_selector = task.selector(self._rod_store)
+            folders, store = task.references, self._rod_store
+            references = References.open(folders, store) if folders else None
+            self._rod_selector = Selector.for_arm(task.arm, store, references, task.on_nonfinite)
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
         """Chooses and trains one step (paper, algorithm 1).

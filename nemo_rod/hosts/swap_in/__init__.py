@@ -9,8 +9,7 @@ One module per host defines where to bind; everything else is independent of the
 
     roles.py           which source is adaptation, which is replay
     blend.py           the job's training data as blocks with ids and hashes
-    stream.py          micro-batches: drawing more of them, passing winners on to the replicas
-    readers.py         broadcasts from the rank of each replica that reads data
+    stream.py          micro-batches: drawing more of them, exchanging data between the replicas
     host_selector.py   StreamSelector.around(schedule, step, groups): replaces the host's schedule
     step_record.py     the curriculum and the metrics of such a job
     job.py             the user's options, and the selector built from them
@@ -58,7 +57,7 @@ def install(host: str, *args: Any, **options: Any) -> Any:
             multiplier or references do not fit the job. Megatron-LM's features and roles are
             checked inside `pretrain`, before the model is built.
     """
-    return _module(host).install(*args, **options)
+    return parts.load("hosts", host).install(*args, **options)
 
 
 def reference(host: str, *args: Any, **options: Any) -> None:
@@ -82,7 +81,7 @@ def reference(host: str, *args: Any, **options: Any) -> None:
     Raises:
         ValueError: the host is unknown; there is no such checkpoint; or selection refuses the job.
     """
-    _module(host).reference(*args, **options)
+    parts.load("hosts", host).reference(*args, **options)
 
 
 def score(host: str, *args: Any, **options: Any) -> None:
@@ -93,7 +92,3 @@ def score(host: str, *args: Any, **options: Any) -> None:
         stacklevel=2,
     )
     reference(host, *args, **options)
-
-
-def _module(host: str) -> Any:
-    return parts.load("hosts", host)

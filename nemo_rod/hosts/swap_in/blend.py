@@ -64,7 +64,12 @@ class Blend:
         self.block_size = int(self._config.sequence_length)
         prefixes = [part.dataset_path for part in self._parts]
         names, role_of = name_sources(prefixes), assign_roles(prefixes, roles)
-        counts = self._counts(dataset, num_samples)
+        if self._blended:
+            if dataset.dataset_index is None:  # mapped when first read
+                dataset[0]
+            counts = np.bincount(dataset.dataset_index, minlength=len(names))
+        else:
+            counts = np.array([min(len(dataset), num_samples)])
         # datasets of the blend in the order of ids, and the source row of every dataset
         self._order = sorted(range(len(names)), key=lambda number: (role_of[number], number))
         self._row_of_dataset = np.argsort(self._order)
@@ -125,8 +130,8 @@ class Blend:
             return np.zeros(len(batch["tokens"]), dtype=np.int64)
         if "dataset_id" not in batch:
             raise ValueError(
-                "The job's batches have no 'dataset_id', so nobody knows their sources: expected "
-                "batches as megatron-core's BlendedDataset gives them."
+                "The job's batches have no 'dataset_id', so their sources are unknown: expected "
+                "batches as megatron-core's BlendedDataset returns them."
             )
         return self._row_of_dataset[np.asarray(batch["dataset_id"], dtype=np.int64)]
 
@@ -149,19 +154,10 @@ class Blend:
         """Yields batches of `size` samples in order, as the job's own loader makes them."""
         assert len(block_ids) % size == 0, (len(block_ids), size)
         for start in range(0, len(block_ids), size):
-            samples = [self._sample(int(block_id)) for block_id in block_ids[start : start + size]]
+            samples = []
+            for block_id in block_ids[start : start + size].tolist():
+                row = bisect.bisect_right(self._starts, block_id) - 1
+                number = self._order[row]
+                sample = self._parts[number][block_id - self._starts[row]]
+                samples.append({"dataset_id": number, **sample} if self._blended else sample)
             yield torch.utils.data.default_collate(samples)
-
-    def _sample(self, block_id: int) -> dict[str, Any]:
-        row = bisect.bisect_right(self._starts, block_id) - 1
-        number = self._order[row]
-        sample = self._parts[number][block_id - self._starts[row]]
-        return {"dataset_id": number, **sample} if self._blended else sample
-
-    def _counts(self, dataset: Any, num_samples: int) -> np.ndarray:
-        """Returns how many samples of each dataset the job may draw, which are its first ones."""
-        if not self._blended:
-            return np.array([min(len(dataset), num_samples)])
-        if dataset.dataset_index is None:  # mapped when first read
-            dataset[0]
-        return np.bincount(dataset.dataset_index, minlength=len(self._parts))

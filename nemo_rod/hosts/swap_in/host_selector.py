@@ -23,8 +23,14 @@ import torch
 from megatron.core.utils import get_model_config
 
 from nemo_rod.hosts.swap_in.blend import Blend
-from nemo_rod.hosts.swap_in.readers import broadcast_from_readers
-from nemo_rod.hosts.swap_in.stream import Batch, draw, in_pool_order, winners, without_identity
+from nemo_rod.hosts.swap_in.stream import (
+    Batch,
+    broadcast_from_readers,
+    draw,
+    in_pool_order,
+    winners,
+    without_identity,
+)
 from nemo_rod.megatron.ranks import refuse_different_choices
 from nemo_rod.megatron.scoring.forward_only import replaced
 from nemo_rod.megatron.scoring.scoring_pass import scoring_pass
@@ -116,25 +122,29 @@ class StreamSelector:
         size, count = options["micro_batch_size"], options["num_microbatches"]
         batches: list[Batch] = next((chunk for chunk in drawn if chunk is not None), [])
         shape = (self.multiplier * count * size, 2)
-        read = broadcast_from_readers(lambda: self._identify(batches), shape, groups)
-        read = read.astype(np.int64)
-        id_C, source_C = in_pool_order(read, size).T
-        is_replay_of = np.array([row.role == "replay" for row in self.blend.sources])
-        pool = Pool(step, id_C, is_replay_of[source_C])
+        identities = broadcast_from_readers(lambda: self._identify(batches), shape, groups)
+        identities = identities.astype(np.int64)
+        id_C, source_C = in_pool_order(identities, size).T
+        is_replay_by_source = np.array([row.role == "replay" for row in self.blend.sources])
+        pool = Pool(step, id_C, is_replay_by_source[source_C])
         batch_size = count * size * groups.dp.size()
         if not self.policy.needs_scores:
             return choose(pool, self.policy, batch_size), source_C
+        set_by_scoring = {
+            *("forward_step_func", "model", "data_iterator", "num_microbatches"),
+            *("forward_only", "collect_non_loss_data"),
+        }
         start = time.perf_counter()
         with self.around_scoring():
             outputs = scoring_pass(
                 schedule,
                 options["model"],
                 losses_and_mask(options["forward_step_func"]),
-                **_other_options(options),
+                **{key: value for key, value in options.items() if key not in set_by_scoring},
                 data_iterator=_like(options["data_iterator"], drawn),
                 num_microbatches=self.multiplier * count,
             )
-        id_c = read[groups.dp.rank(), :, 0]
+        id_c = identities[groups.dp.rank(), :, 0]
         pairs = broadcast_from_readers(lambda: self._loss_pair(id_c, outputs), shape, groups)
         loss_C, reference_C = in_pool_order(pairs, size).astype(np.float32).T
         seconds = time.perf_counter() - start
@@ -164,35 +174,24 @@ class StreamSelector:
 
 def _like(iterators: Any, chunks: list[list[Batch] | None]) -> Any:
     """Returns batches in the form of the host's iterators: one, or one per model chunk."""
-    made = [None if c is None else iter([without_identity(b) for b in c]) for c in chunks]
-    return made if isinstance(iterators, list) else made[0]
-
-
-def _other_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the host's arguments for its schedule, except those that a scoring pass sets."""
-    ours = {
-        *("forward_step_func", "model", "data_iterator", "num_microbatches"),
-        *("forward_only", "collect_non_loss_data"),
-    }
-    return {name: value for name, value in options.items() if name not in ours}
+    result = [None if c is None else iter([without_identity(b) for b in c]) for c in chunks]
+    return result if isinstance(iterators, list) else result[0]
 
 
 def losses_and_mask(forward_step: Callable) -> Callable:
-    """Wraps the job's forward step to return token losses and their mask instead of one number."""
+    """Wraps the job's forward step to return token losses and their mask instead of one number.
+
+    Megatron's forward steps bind the mask to the loss function that they return.
+    """
 
     def step(batches: Any, chunk: Any) -> tuple[Any, torch.Tensor]:
         output, loss_function = forward_step(batches, chunk)
-        return output, _loss_mask(loss_function)
+        if not isinstance(loss_function, partial) or not loss_function.args:
+            raise ValueError(
+                "The job's forward step does not return functools.partial(loss, loss_mask, ...), "
+                "as Megatron's own steps do: selection reads the mask of the losses from there; "
+                "return such a partial."
+            )
+        return output, loss_function.args[0]
 
     return step
-
-
-def _loss_mask(loss_function: Any) -> torch.Tensor:
-    """Returns the mask that Megatron's forward steps bind to the loss function they return."""
-    if not isinstance(loss_function, partial) or not loss_function.args:
-        raise ValueError(
-            "The job's forward step does not return functools.partial(loss, loss_mask, ...): "
-            "selection takes the mask of the losses from there, as Megatron's own steps give it; "
-            "return such a partial."
-        )
-    return loss_function.args[0]

@@ -3,13 +3,15 @@
 A host's `install` creates a `SelectingJob`, passes the trainer's training data to `built`, and
 replaces the schedule of every training step by `around(...)`. `nemo_rod.hosts.swap_in.install`
 describes the options.
+
+Shape suffix: C = candidates of all replicas.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,78 @@ from nemo_rod.files import digest
 from nemo_rod.hosts.swap_in import MULTIPLIER
 from nemo_rod.hosts.swap_in.blend import Blend
 from nemo_rod.hosts.swap_in.host_selector import StreamSelector
-from nemo_rod.hosts.swap_in.roles import Roles
+from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
 from nemo_rod.hosts.swap_in.step_record import ChoiceRecord
 from nemo_rod.selection import Choice, CurriculumHeader, Joint, Policy, References
+from nemo_rod.upstream.functions import check
 
-INSTALLED = "_nemo_rod"  # attribute that marks the replacement of a trainer's `train_step`
+INSTALLED = "_nemo_rod"  # attribute that marks the selector in a trainer
+
+
+class Installed(ExitStack):
+    """Handle that `install` returns; as a context manager, it uninstalls at the end.
+
+    The replacements stay in place if the handle is discarded.
+    """
+
+    def replace(self, target: Any, name: str, value: Any) -> None:
+        """Gives an attribute of the host another value until `uninstall`."""
+        # no context manager inside: it would undo the replacement with the handle's deletion
+        self.callback(setattr, target, name, getattr(target, name))
+        setattr(target, name, value)
+
+    def uninstall(self) -> None:
+        """Restores every attribute's former value; a second call does nothing."""
+        self.close()
+
+
+def check_host(host: str, *replaceable: Any) -> None:
+    """Refuses a host whose functions to replace differ from the tested ones.
+
+    Args:
+        host: name of the host.
+        replaceable: objects of which a replacement of ours has the attribute `INSTALLED`.
+
+    Raises:
+        ValueError: a function differs or is missing, or a selector is already installed.
+    """
+    if any(hasattr(item, INSTALLED) for item in replaceable):
+        raise ValueError("A selector is installed already: uninstall() it before the next one.")
+    check("scoring", f"swap_in/{host}")
+
+
+def refuse_job(
+    features: Iterable[tuple[Any, str, str, str]],
+    *,
+    sample_length: int,
+    length_key: str,
+    prefixes: Sequence[str] | None,
+    roles: Roles,
+) -> None:
+    """Refuses a job that selection does not support.
+
+    Args:
+        features: for each unsupported feature whether the job has it, its setting, the reason, and
+            the cure.
+        sample_length: tokens per sample.
+        length_key: the host's name of the sample length.
+        prefixes: paths of the job's sources, in the blend's order; None if not known yet.
+        roles: see `roles.py`.
+
+    Raises:
+        ValueError: the job is not supported; the message names the setting, the reason and the
+            cure.
+    """
+    for enabled, feature, reason, cure in features:
+        if enabled:
+            raise ValueError(f"Selection does not work with {feature}: it {reason}; {cure}.")
+    if sample_length % 8:
+        raise ValueError(
+            f"{length_key}{sample_length}: expected a multiple of 8, for the 8 partial sums of "
+            "each sample's loss."
+        )
+    if prefixes is not None:
+        assign_roles(prefixes, roles)
 
 
 class Job:
@@ -69,10 +138,40 @@ class Job:
         in_order = dataloader_type == "single"  # else it draws from all samples
         self.blend = Blend(train, self.roles, num_samples=num_drawn if in_order else len(train))
 
-    def resumes_at(self, dataset: Any, consumed_samples: int) -> int:
-        """Returns where to continue in a dataset: in the training data m times as far."""
-        is_train = any(dataset is train for train in self._train_sets)
-        return self.candidates(consumed_samples) if is_train else consumed_samples
+    def watch_data(self, installed: Installed, trainer: Any, built: Callable[[Any], None]) -> None:
+        """Makes a Megatron trainer draw m times the training samples, and takes its training data.
+
+        With virtual pipeline stages the trainer builds the same data once per stage.
+
+        Args:
+            installed: handle of the replacements.
+            trainer: module with the trainer's functions that count, build and load the data.
+            built: function that passes a built training dataset on to `Job.built`.
+        """
+        count = trainer.get_train_valid_test_num_samples
+        build = trainer.build_train_valid_test_datasets
+        load = trainer.build_pretraining_data_loader
+        load_signature = inspect.signature(load)
+
+        def count_candidates(*args: Any) -> tuple[int, int, int]:
+            train, valid, test = count(*args)
+            return self.candidates(train), valid, test
+
+        def build_and_pass_on(*args: Any, **kwargs: Any) -> tuple:
+            datasets = build(*args, **kwargs)
+            built(datasets[0])
+            return datasets
+
+        def load_from_candidates(*args: Any, **kwargs: Any) -> Any:
+            call = load_signature.bind(*args, **kwargs)
+            if any(call.arguments["dataset"] is train for train in self._train_sets):
+                consumed = call.arguments["consumed_samples"]
+                call.arguments["consumed_samples"] = self.candidates(consumed)
+            return load(*call.args, **call.kwargs)
+
+        installed.replace(trainer, "get_train_valid_test_num_samples", count_candidates)
+        installed.replace(trainer, "build_train_valid_test_datasets", build_and_pass_on)
+        installed.replace(trainer, "build_pretraining_data_loader", load_from_candidates)
 
 
 class SelectingJob(Job):
@@ -130,7 +229,15 @@ class SelectingJob(Job):
         """Takes the job's training data and builds the selector for it; see `Job.built`."""
         super().built(train, batch_size=batch_size, seed=seed, **drawn)
         assert self.blend is not None
-        references = self._references(self.blend)
+        references = None
+        if self.references:
+            try:
+                references = References.open(self.references, self.blend)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}. References of a job are valid only for its blend, roles, seed, "
+                    "sample length, masks, number of steps and multiplier."
+                ) from None
         header = None
         if references is not None:
             header = CurriculumHeader(
@@ -151,21 +258,10 @@ class SelectingJob(Job):
             policy=self.policy,
             multiplier=self.multiplier,
             references=references,
-            record=self._note,
+            record=self._record_choice,
             unused=self.unused,
             around_scoring=self.around_scoring,
         )
-
-    def _references(self, blend: Blend) -> References | None:
-        if not self.references:
-            return None
-        try:
-            return References.open(self.references, blend)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}. References of a job hold for its blend, roles, seed, sample length, "
-                "masks, number of steps and multiplier alone."
-            ) from None
 
     def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
         """Returns the replacement for one training step's schedule; see `StreamSelector.around`.
@@ -202,9 +298,9 @@ class SelectingJob(Job):
         setattr(rod_train_step, INSTALLED, True)
         return rod_train_step
 
-    def _note(self, choice: Choice, source_C: np.ndarray) -> None:
+    def _record_choice(self, choice: Choice, source_C: np.ndarray) -> None:
         assert self.record is not None
         metrics = self.record(choice, source_C)
         if metrics:
-            known = {name: value for name, value in metrics.items() if value is not None}
-            self.log(choice.pool.step, known)
+            defined = {name: value for name, value in metrics.items() if value is not None}
+            self.log(choice.pool.step, defined)

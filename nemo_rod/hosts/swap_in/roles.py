@@ -34,20 +34,24 @@ def assign_roles(prefixes: Sequence[str], roles: Roles) -> list[str]:
     for name, role in roles.items():
         if role not in ROLES:
             raise ValueError(f"roles[{name!r}] is {role!r}: expected 'adaptation' or 'replay'.")
-    keys = [_best_key(number, prefix, roles) for number, prefix in enumerate(prefixes)]
-    for number, (prefix, key) in enumerate(zip(prefixes, keys, strict=True)):
+    keys: list[str | int] = []
+    for number, prefix in enumerate(prefixes):
+        above = [k for k in roles if isinstance(k, str) and PurePath(prefix).is_relative_to(k)]
+        longest = max(above, key=lambda key: len(PurePath(key).parts), default=None)
+        key = number if number in roles else longest
         if key is None:
             raise ValueError(
-                f"The job reads {prefix} (number {number} of its blend), but 'roles' says not "
+                f"The job reads {prefix} (number {number} of its blend), but 'roles' does not say "
                 f"whether it is adaptation or replay: add it, or a folder above it, to "
                 f"{sorted(map(str, roles))}."
             )
-    if idle := set(roles) - set(keys):
+        keys.append(key)
+    if unused := set(roles) - set(keys):
         raise ValueError(
-            f"roles[{min(idle, key=str)!r}] decides on no source of the job: expected paths at or "
+            f"roles[{min(unused, key=str)!r}] matches no source of the job: expected paths at or "
             f"above {', '.join(prefixes)}, or numbers below {len(prefixes)}."
         )
-    return [roles[key] for key in keys if key is not None]
+    return [roles[key] for key in keys]
 
 
 def name_sources(prefixes: Sequence[str]) -> list[str]:
@@ -66,11 +70,3 @@ def name_sources(prefixes: Sequence[str]) -> list[str]:
     raise ValueError(
         f"The job's blend names one of {', '.join(prefixes)} twice: join the two and their weights."
     )
-
-
-def _best_key(number: int, prefix: str, roles: Roles) -> str | int | None:
-    if number in roles:
-        return number
-    path = PurePath(prefix)
-    fitting = [k for k in roles if isinstance(k, str) and path.is_relative_to(PurePath(k))]
-    return max(fitting, key=lambda key: len(PurePath(key).parts), default=None)

@@ -55,7 +55,12 @@ class ChoiceRecord:
             return {}
         metrics = selection_metrics(choice, source_C, self.names)
         metrics |= {f"timing/train/{part}": value for part, value in choice.seconds.items()}
-        metrics |= {**self._pace(len(choice.chosen)), **peak_memory()}
+        # from the choice before to this one, as the host ends its steps itself
+        before, self.last_choice = self.last_choice, time.perf_counter()
+        if before is not None:
+            num_tokens = len(choice.chosen) * self.block_size
+            metrics["throughput/tokens_per_second"] = num_tokens / (self.last_choice - before)
+        metrics |= peak_memory()
         step = choice.pool.step
         if self.curriculum is not None:
             self.curriculum.append(choice)
@@ -63,56 +68,34 @@ class ChoiceRecord:
             append_line(self.folder / "metrics.jsonl", {"step": step, **metrics})
         return metrics
 
-    def _pace(self, num_chosen: int) -> dict[str, float]:
-        """Returns the speed from the choice before to this one: the host ends its steps itself."""
-        before, self.last_choice = self.last_choice, time.perf_counter()
-        if before is None:
-            return {}
-        seconds = self.last_choice - before
-        return {"throughput/tokens_per_second": num_chosen * self.block_size / seconds}
-
     def _open(self, step: int) -> None:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         path, metrics = self.folder / "curriculum.rod", self.folder / "metrics.jsonl"
-        first = _first_step(path, metrics, self.header)
-        if first is not None and first >= step:
+        header = self.header
+        with interpreting(metrics):
+            first_steps = [int(row["step"]) for row in read_rows(metrics)[:1]]
+        if path.exists():
+            with Curriculum.open(path, read_only=True) as before:
+                if header is not None:
+                    header = replace(header, first_step=before.header.first_step)
+                    refuse_foreign(path, before.header, header)
+                first_steps += [before.header.first_step] if len(before) else []
+        if first_steps and min(first_steps) >= step:
             _move_aside([path, metrics], step)
         keep_steps(metrics, step)
-        if self.header is not None and path.exists():
-            with Curriculum.open(path, read_only=True) as before:
-                header = replace(self.header, first_step=before.header.first_step)
+        if header is not None and path.exists():
             self.curriculum = Curriculum.open(path, expect=header, resume_at=step)
-        elif self.header is not None:
-            self.curriculum = Curriculum.create(path, replace(self.header, first_step=step))
-
-
-def _first_step(path: Path, metrics: Path, header: CurriculumHeader | None) -> int | None:
-    """Returns the first step that either file holds; None if they hold none.
-
-    Raises:
-        ValueError: a file is damaged, or the curriculum has another header.
-    """
-    with interpreting(metrics):
-        firsts = [int(row["step"]) for row in read_rows(metrics)[:1]]
-    if path.exists():
-        with Curriculum.open(path, read_only=True) as before:
-            found = before.header
-            if header is not None:
-                refuse_foreign(path, found, replace(header, first_step=found.first_step))
-            firsts += [found.first_step] if len(before) else []
-    return min(firsts, default=None)
+        elif header is not None:
+            self.curriculum = Curriculum.create(path, replace(header, first_step=step))
 
 
 def _move_aside(files: list[Path], step: int) -> None:
-    """Renames files durably, by the first number that is free for all of them, and says so."""
+    """Renames files durably, by the first number that is free for all of them, and prints them."""
     present = [file for file in files if file.exists()]
-    suffix = next(
-        suffix
-        for suffix in map(".{}".format, count(1))
-        if not any(file.with_name(file.name + suffix).exists() for file in files)
-    )
+    suffixes = (f".{number}" for number in count(1))
+    suffix = next(s for s in suffixes if not any(Path(f"{file}{s}").exists() for file in files))
     for file in present:
         os.replace(file, file.with_name(file.name + suffix))
     sync(files[0].parent)

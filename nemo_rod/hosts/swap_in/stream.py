@@ -1,4 +1,4 @@
-"""The micro-batches of a job's own iterators: drawing more of them, and passing winners on.
+"""The micro-batches of a job's own iterators: drawing more of them, and exchanging data on them.
 
 Every replica r of R draws its own micro-batches of b samples. For any R, the global pool has the
 order in which a job on one process would have read the same samples:
@@ -9,6 +9,10 @@ order in which a job on one process would have read the same samples:
 
 Winners are dealt to the replicas in the same way, so that choosing all candidates changes nothing.
 
+Jobs differ in which ranks read data: all of them, or the first tensor-parallel rank of the first
+and the last pipeline stage. The *reader* of a replica is the one rank that always reads data and
+also has the losses: the first tensor-parallel rank of the last stage.
+
 Shapes: c candidates of this replica, C of all replicas, K winners of all replicas, b samples per
 micro-batch.
 """
@@ -16,7 +20,7 @@ micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +64,51 @@ def draw(iterator: Iterator[Batch], count: int, unused: Collection[str] = ()) ->
     return batches
 
 
+def broadcast_from_readers(
+    function: Callable[[], np.ndarray], shape: tuple[int, ...], groups: Any
+) -> np.ndarray:
+    """Calls a function on the readers and broadcasts its results to all ranks. Collective.
+
+    Args:
+        function: function that returns numbers of shape `shape`; it is only called on readers and
+            must not be collective itself.
+        shape: shape of one replica's numbers.
+        groups: Megatron's process groups (`tp`, `pp` and `dp`).
+
+    Returns:
+        The numbers by replica, float64 `[R, *shape]`, the same on every rank. Whole numbers below
+        2**53 are exact.
+
+    Raises:
+        ValueError: the function raised it on some reader; raised on all ranks.
+    """
+    tp, pp, dp = groups.tp, groups.pp, groups.dp
+    in_last_stage = pp.rank() == pp.size() - 1
+    numbers = np.zeros(1 + int(np.prod(shape)))  # 1 after an error, then the results
+    own_error: ValueError | None = None
+    if in_last_stage and tp.rank() == 0:
+        try:
+            numbers[1:] = function().ravel()
+        except ValueError as error:
+            numbers[0], own_error = 1, error
+    row = torch.from_numpy(numbers).cuda()
+    if tp.size() > 1 and in_last_stage:
+        dist.broadcast(row, group=tp, group_src=0)
+    if pp.size() > 1:
+        dist.broadcast(row, group=pp, group_src=pp.size() - 1)
+    rows = row
+    if dp.size() > 1:
+        rows = row.new_empty(dp.size() * len(row))
+        dist.all_gather_into_tensor(rows, row, group=dp)
+    by_replica = rows.view(dp.size(), len(row)).cpu().numpy()
+    if own_error is not None:
+        raise own_error
+    if by_replica[:, 0].any():
+        replica = int(np.argmax(by_replica[:, 0]))
+        raise ValueError(f"Replica {replica} cannot continue: see the error of its reader.")
+    return by_replica[:, 1:].reshape(-1, *shape)
+
+
 def without_identity(batch: Batch) -> Batch:
     """Returns a copy of a batch that the job may modify, without keys that it may not expect."""
     return {name: value for name, value in batch.items() if name not in _IDENTITY}
@@ -95,25 +144,36 @@ def winners(
         chosen: positions in the pool, int64 `[K]`, ascending, the same on all replicas.
         micro_batch_size: samples per micro-batch (b).
         group: process group of the replicas; their batches have the same keys and shapes.
+
+    Raises:
+        ValueError: a key of the batches does not have one row per sample.
     """
+    columns = {}
+    for name, value in batches[0].items():
+        if name in _IDENTITY or not torch.is_tensor(value):
+            continue
+        if value.shape[:1] != (micro_batch_size,):
+            raise ValueError(
+                f"The job's batches have '{name}' of shape {list(value.shape)}: expected one row "
+                f"for each of the {micro_batch_size} samples of a micro-batch."
+            )
+        columns[name] = torch.cat([batch[name] for batch in batches])
     replicas, me = group.size(), group.rank()
     holder = place(chosen, micro_batch_size, replicas)
     taker = place(np.arange(len(chosen)), micro_batch_size, replicas).replica
-    columns = _columns(batches, micro_batch_size)
     mine = taker == me
     if (holder.replica == taker).all():
         rows = torch.from_numpy(holder.row[mine])
-        taken = {name: column[rows] for name, column in columns.items()}
+        received = {name: column[rows] for name, column in columns.items()}
     else:
-        taken = _exchange(columns, holder, taker, group)
-    size = micro_batch_size
-    return [
-        {
-            **batch,
-            **{name: column[start : start + size] for name, column in taken.items()},
-        }
-        for start, batch in zip(range(0, int(mine.sum()), size), _rests(batches), strict=False)
-    ]
+        received = _exchange(columns, holder, taker, group)
+    trained = []
+    for batch, start in zip(batches, range(0, int(mine.sum()), micro_batch_size), strict=False):
+        # entries that are no tensors stay, such as a key that is None
+        others = {name: value for name, value in batch.items() if not torch.is_tensor(value)}
+        rows_of_batch = slice(start, start + micro_batch_size)
+        trained.append(others | {name: rows[rows_of_batch] for name, rows in received.items()})
+    return trained
 
 
 def _exchange(
@@ -142,30 +202,6 @@ def _exchange(
         name: part.contiguous().view(column.dtype).view(len(part), *column.shape[1:])
         for (name, column), part in zip(columns.items(), arrived.split(widths, dim=1), strict=True)
     }
-
-
-def _columns(batches: list[Batch], micro_batch_size: int) -> dict[str, torch.Tensor]:
-    """Returns all rows of a replica's batches, for every key that holds tensors.
-
-    Raises:
-        ValueError: a key does not have one row per sample.
-    """
-    columns = {}
-    for name, value in batches[0].items():
-        if name in _IDENTITY or not torch.is_tensor(value):
-            continue
-        if value.shape[:1] != (micro_batch_size,):
-            raise ValueError(
-                f"The job's batches have '{name}' of shape {list(value.shape)}: expected one row "
-                f"for each of the {micro_batch_size} samples of a micro-batch."
-            )
-        columns[name] = torch.cat([batch[name] for batch in batches])
-    return columns
-
-
-def _rests(batches: list[Batch]) -> list[Batch]:
-    """Returns the non-tensor entries of a job's batches, such as a key that is None."""
-    return [{k: v for k, v in batch.items() if not torch.is_tensor(v)} for batch in batches]
 
 
 def _bytes(rows: torch.Tensor) -> torch.Tensor:

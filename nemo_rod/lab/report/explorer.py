@@ -77,10 +77,15 @@ def _cells(
     def block(place: int) -> list[float | int | None]:
         """Returns step, id, loss, reference and score; null for a loss that is not recorded."""
         loss, score = float(loss_C[place]), float(score_C[place])
-        seen = [round(loss, 4), round(loss - score, 4)] if math.isfinite(loss) else [None, None]
-        if header.score != DIFFERENCE:
-            seen[1] = None
-        return [int(step_C[place]), int(id_C[place]), *seen, round(score, 4)]
+        known = math.isfinite(loss)
+        is_difference = known and header.score == DIFFERENCE
+        return [
+            int(step_C[place]),
+            int(id_C[place]),
+            round(loss, 4) if known else None,
+            round(loss - score, 4) if is_difference else None,
+            round(score, 4),
+        ]
 
     def kind(places: npt.NDArray[np.int64]) -> Numbers:
         """Returns a kind's count, sum of scores, and some blocks, evenly from best to worst."""

@@ -76,8 +76,8 @@ def fetch_debian_texts(cache_dir: Path, packages: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: apt-get or dpkg-deb is missing, or a package cannot be downloaded.
     """
-    wanted = [name for name in packages if not (cache_dir / name / "package.json").is_file()]
-    if wanted:
+    missing = [name for name in packages if not (cache_dir / name / "package.json").is_file()]
+    if missing:
         for tool in ("apt-get", "dpkg-deb"):
             if shutil.which(tool) is None:
                 raise ValueError(
@@ -85,9 +85,9 @@ def fetch_debian_texts(cache_dir: Path, packages: Sequence[str]) -> list[Path]:
                 )
         cache_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".fetch-") as scratch:
-            for file in _download(Path(scratch), wanted):
+            for file in _download(Path(scratch), missing):
                 _unpack(file, cache_dir)
-        for name in wanted:
+        for name in missing:
             if not (cache_dir / name / "package.json").is_file():
                 raise ValueError(f"apt-get has fetched no package {name!r}: {_INSTEAD}")
     return [cache_dir / name for name in packages]
@@ -143,13 +143,13 @@ _Named = tuple[str, Callable[[], str]]  # a document's name, and a function that
 
 
 def _texts(packages: Sequence[str], trees: Iterable[Path]) -> Iterator[str]:
-    found: list[_Named] = []
+    documents: list[_Named] = []
     for tree in trees:
-        found += _package_texts(tree / "tree")
+        documents += _package_texts(tree / "tree")
     if PYTHON in packages:
-        found += _python_texts(Path(sysconfig.get_path("stdlib")))
-    found.sort(key=lambda item: hashlib.blake2b(item[0].encode()).digest())
-    for _, read in found:
+        documents += _python_texts(Path(sysconfig.get_path("stdlib")))
+    documents.sort(key=lambda item: hashlib.blake2b(item[0].encode()).digest())
+    for _, read in documents:
         text = read()
         if len(text.encode("utf-8")) >= _MIN_DOCUMENT_BYTES:
             yield text

@@ -44,7 +44,7 @@ def pyxis_options(config: Config) -> dict[str, str | None]:
 def render_apptainer(config: Config) -> str:
     """Returns `container.sh`, which runs its arguments in Apptainer.
 
-    The image stays as it is; what the job writes to it lies in a layer in memory. /tmp and the home
+    The image stays unchanged; a job writes to a layer in memory. /tmp and the home
     folder are empty folders of this job on the node's own disk. The private PID namespace ends
     every process with the command, Ray's daemons included.
     """

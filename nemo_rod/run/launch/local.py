@@ -37,18 +37,18 @@ class Local:
         """Refuses an arm that its jobs cannot train.
 
         Raises:
-            ValueError: naming the arm, the key and what to do.
+            ValueError: naming the arm, the key and the remedy.
         """
 
     def check_cluster(self, config: Config) -> None:
         """Refuses a cluster that it cannot use; called by launchers that submit.
 
         Raises:
-            ValueError: naming the key and what to do.
+            ValueError: naming the key and the remedy.
         """
 
     def inputs(self, config: Config, *, scoring: bool) -> Inputs:
-        """Returns keys of its own that determine what a job scores or trains."""
+        """Returns its own keys that affect the result of a job, beside the recipe's."""
         return {}
 
     def exports(self, arm: str) -> bool:

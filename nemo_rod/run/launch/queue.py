@@ -116,7 +116,7 @@ def jobs_by_stage(run_dir: Path, launcher: str) -> dict[str, tuple[str, QueuedJo
 
 
 def cancel(numbers: Iterable[str]) -> None:
-    """Cancels jobs; running ones are asked to stop first.
+    """Cancels jobs; running ones are first signalled to stop.
 
     Raises:
         ValueError: if Slurm refuses.

@@ -2,7 +2,7 @@
 
 <run_dir>/launch/<launcher>/
 config.yaml   the whole configuration, so that later edits of the recipe have no effect
-...           what the launcher starts
+...           scripts that the launcher starts
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Rendered under `<run_dir>/launch/slurm/`:
     config.yaml      the whole configuration
     <stage>.sbatch   resources and command of a job
     stage.sh         common part of all jobs: run the command on all nodes, requeue when stopped
-    container.sh     with Apptainer, what starts it on every node
+    container.sh     with Apptainer, its start on every node
     node.sh          script of every node, inside the container if there is one
     submit.sh        submits all jobs and writes jobs.tsv with the number of each
 """

@@ -16,8 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -106,36 +104,30 @@ def start_torchrun(command: list[str], env: dict[str, str]) -> Fork:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["nemo_rod.run.processes.preloaded"])
     reading, writing = context.Pipe(duplex=False)
-    # a connection is what can be handed to another process
-    kept = [Connection(os.dup(number)) for number in KEPT_OPEN]
-    process = context.Process(target=_torchrun, args=(command, env, writing, kept))
-    with _server_begins_with(env):
-        process.start()
-    for connection in (writing, *kept):
-        connection.close()
-    return Fork(process, os.dup(reading.fileno()))
-
-
-@contextmanager
-def _server_begins_with(env: dict[str, str]) -> Iterator[None]:
-    """Gives a server that starts here this environment, and blocks stop signals in it."""
+    # connections can be passed to another process
+    open_files = [Connection(os.dup(number)) for number in KEPT_OPEN]
+    process = context.Process(target=_torchrun, args=(command, env, writing, open_files))
     before = dict(os.environ)
+    # a server that starts here gets this environment, and no signal that stops jobs
     resource_tracker.ensure_running()  # its start would unblock some signals again
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     os.environ.update(env)
     try:
-        yield
+        process.start()
     finally:
         for name in env.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for connection in (writing, *open_files):
+        connection.close()
+    return Fork(process, os.dup(reading.fileno()))
 
 
 def _torchrun(
-    command: list[str], env: dict[str, str], output: Connection, kept: list[Connection]
+    command: list[str], env: dict[str, str], output: Connection, open_files: list[Connection]
 ) -> None:
-    """Runs torchrun in the forked process; `kept` files merely stay open in it."""
+    """Runs torchrun in the forked process; `open_files` merely stay open in it."""
     os.setsid()
     end_with_parent()  # the server, which outlives the command while it has forks
     threading.Thread(target=_end_with_command, daemon=True).start()

@@ -30,35 +30,20 @@ class SourceRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CurriculumHeader:
-    """Provenance of a curriculum; a run that differs in any field refuses to resume it.
+    """Provenance of a curriculum; a run that differs in any field refuses to resume it."""
 
-    Attributes:
-        num_candidates: Candidates per step (C).
-        num_chosen: Blocks trained on per step (K).
-        block_size: Tokens per block (S).
-        store: Digest of the block store.
-        tokenizer: Fingerprint of the tokenizer.
-        references: Digest of the references; "" if the arm has none.
-        config: Digest of everything else that affects the choices.
-        seed: Seed of the candidate stream.
-        sources: The store's sources, by ascending start.
-        scored: Whether candidates were scored; if not, loss, score and tau are NaN.
-        first_step: Step of the first record.
-        score: Registered name of the score (`nemo_rod.parts`).
-    """
-
-    num_candidates: int
-    num_chosen: int
-    block_size: int
-    store: str
-    tokenizer: str
-    references: str
-    config: str
-    seed: int
-    sources: tuple[SourceRow, ...]
-    scored: bool = True
-    first_step: int = 0
-    score: str = DIFFERENCE
+    num_candidates: int  # per step (C)
+    num_chosen: int  # blocks trained on per step (K)
+    block_size: int  # tokens per block (S)
+    store: str  # digest of the block store
+    tokenizer: str  # fingerprint of the tokenizer
+    references: str  # their digest; "" if the arm has none
+    config: str  # digest of everything else that affects the choices
+    seed: int  # of the candidate stream
+    sources: tuple[SourceRow, ...]  # those of the store, by ascending start
+    scored: bool = True  # if not, loss, score and tau are NaN
+    first_step: int = 0  # of the first record
+    score: str = DIFFERENCE  # registered name of the score (`nemo_rod.parts`)
 
     def __post_init__(self) -> None:
         assert 1 <= self.num_chosen <= self.num_candidates, (self.num_chosen, self.num_candidates)

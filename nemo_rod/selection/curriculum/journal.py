@@ -50,9 +50,9 @@ class Journal:
         self._metrics = folder / "metrics.jsonl"
         with interpreting(self._metrics):
             steps = [row["step"] for row in read_rows(self._metrics) if row["step"] < step]
-        last = max(steps, default=None)
+        last = max(steps, default=-1)
         if step > self._curriculum.header.first_step and last != step - 1:
-            end = "has no earlier step" if last is None else f"ends with step {last}"
+            end = f"ends with step {last}" if steps else "has no earlier step"
             resume = f"resume from a checkpoint of step {last + 1} or before, or " if steps else ""
             raise ValueError(
                 f"{self._metrics} {end}, but the run has come to step {step} and continues from "

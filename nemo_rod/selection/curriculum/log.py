@@ -36,23 +36,14 @@ LOG_MAGIC = b"RODCUR01"
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of a curriculum.
+    """One step of a curriculum."""
 
-    Attributes:
-        step: Optimizer step.
-        block_ids: int64 [C].
-        loss: Loss of the model before the step, nats per token, float32 [C]; NaN if unknown.
-        score: Reducible loss, nats per token, or the score that the header names, float32 [C].
-        chosen: Positions of the blocks trained on, int64 [K], ascending.
-        threshold: tau, the smallest chosen score as the policy weighs it, nats.
-    """
-
-    step: int
-    block_ids: Ids
-    loss: Nats
-    score: Nats
-    chosen: Ids
-    threshold: float
+    step: int  # optimizer step
+    block_ids: Ids  # int64 [C]
+    loss: Nats  # of the model before the step, nats per token, float32 [C]; NaN if unknown
+    score: Nats  # reducible loss, nats per token, or the header's score, float32 [C]
+    chosen: Ids  # positions of the blocks trained on, int64 [K], ascending
+    threshold: float  # tau, the smallest chosen score as the policy weighs it, nats
 
     @property
     def trained_on(self) -> Ids:
@@ -76,18 +67,11 @@ class CurriculumArrays:
 
 
 class Curriculum:
-    """A curriculum on disk, opened for appending or for reading.
-
-    Attributes:
-        path: The file.
-        header: Provenance of the curriculum.
-    """
+    """A curriculum on disk at `path`, opened for appending or for reading."""
 
     def __init__(self, log: RecordLog, header: CurriculumHeader) -> None:
         """Use `create` or `open` instead."""
-        self._log = log
-        self.path = log.path
-        self.header = header
+        self._log, self.path, self.header = log, log.path, header
         self._dtype = _record_dtype(header.num_candidates)
 
     @classmethod
@@ -216,9 +200,8 @@ class Curriculum:
     def __getitem__(self, index: int) -> StepRecord:
         """Returns the record at a position, from 0; negative positions count from the end."""
         record = self._records()[range(len(self))[index]]
-        bits_C = np.unpackbits(
-            record["chosen"], count=self.header.num_candidates, bitorder="little"
-        )
+        count = self.header.num_candidates
+        bits_C = np.unpackbits(record["chosen"], count=count, bitorder="little")
         return StepRecord(
             step=int(record["step"]),
             block_ids=record["block_ids"].astype(np.int64),
@@ -233,9 +216,8 @@ class Curriculum:
 
     def arrays(self) -> CurriculumArrays:
         """Returns all steps at once."""
-        records_N = self._records()
-        num_candidates = self.header.num_candidates
-        bits = np.unpackbits(records_N["chosen"], axis=1, count=num_candidates, bitorder="little")
+        records_N, count = self._records(), self.header.num_candidates
+        bits = np.unpackbits(records_N["chosen"], axis=1, count=count, bitorder="little")
         return CurriculumArrays(
             step=records_N["step"].view(np.int64),
             block_ids=records_N["block_ids"],

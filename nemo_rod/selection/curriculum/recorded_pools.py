@@ -68,12 +68,9 @@ class FollowedPools(RecordedPools):
 
     Args:
         pools: Pools to draw from; those of the recorded run always hold enough blocks.
-        curriculum: See `RecordedPools`.
-        by: Whether the counts per "role" or per "source" are kept.
+        curriculum: See `RecordedPools`, also for the errors.
+        by: Whether to match the counts per "role" or per "source".
         store: See `RecordedPools`.
-
-    Raises:
-        ValueError: See `RecordedPools`.
     """
 
     def __init__(

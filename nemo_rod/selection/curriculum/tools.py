@@ -24,21 +24,13 @@ _EXPORT_ROWS = 1 << 18
 
 @dataclass(frozen=True)
 class CurriculumDiff:
-    """How two curricula differ, over the steps that both have.
-
-    Attributes:
-        step: Steps compared, int64 [N].
-        overlap: Blocks trained on in both, as a fraction of the larger set, float64 [N].
-        replay_share_a: Share of replay in the batches of the first, float64 [N].
-        replay_share_b: Share of replay in the batches of the second, float64 [N].
-        same_pools: Whether both drew the same candidates, bool [N].
-    """
+    """How two curricula differ, over the steps that both have; all arrays are [N]."""
 
     step: Ids
-    overlap: npt.NDArray[np.float64]
-    replay_share_a: npt.NDArray[np.float64]
-    replay_share_b: npt.NDArray[np.float64]
-    same_pools: Mask
+    overlap: npt.NDArray[np.float64]  # blocks trained on in both, as a fraction of the larger set
+    replay_share_a: npt.NDArray[np.float64]  # in the batches of the first
+    replay_share_b: npt.NDArray[np.float64]  # in the batches of the second
+    same_pools: Mask  # whether both drew the same candidates
 
 
 def export(curriculum: Curriculum, path: str | Path) -> None:
@@ -54,20 +46,10 @@ def export(curriculum: Curriculum, path: str | Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     word = pa.dictionary(pa.int32(), pa.string())
-    schema = pa.schema(
-        [
-            ("step", pa.int64()),
-            ("position", pa.int32()),
-            ("block_id", pa.int64()),
-            ("role", word),
-            ("source", word),
-            ("score", pa.float32()),
-            ("loss", pa.float32()),
-            ("reference", pa.float32()),
-            ("chosen", pa.bool_()),
-            ("threshold", pa.float64()),
-        ]
-    )
+    types = {"step": pa.int64(), "position": pa.int32(), "block_id": pa.int64()}
+    types |= {"role": word, "source": word}
+    types |= dict.fromkeys(("score", "loss", "reference"), pa.float32())
+    schema = pa.schema(types | {"chosen": pa.bool_(), "threshold": pa.float64()})
     steps = max(1, _EXPORT_ROWS // curriculum.header.num_candidates)
     try:
         with pq.ParquetWriter(temporary, schema) as writer:

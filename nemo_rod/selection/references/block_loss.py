@@ -24,8 +24,8 @@ def num_targets(block_size: int, eighths: int = NUM_PARTS) -> int:
 def block_loss(sums_C8: npt.ArrayLike, block_size: int, eighths: int = NUM_PARTS) -> Nats:
     """Turns partial sums into losses, for references and online scoring alike.
 
-    This is the only such code, and its order of addition is fixed: equal sums give bitwise equal
-    losses, so that a replay block scores exactly 0 at the base model.
+    The order of addition is fixed: equal sums give bitwise equal losses, so that a replay block
+    scores exactly 0 at the base model.
 
     Args:
         sums_C8: Partial sums of the token losses, nats, float32 [C, 8].

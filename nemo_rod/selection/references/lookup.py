@@ -54,11 +54,7 @@ class ReferenceLosses(Protocol):
 class References(ReferenceLosses):
     """Reference losses of the blocks of a store, `references[block_ids]`.
 
-    Attributes:
-        digest: Digest of all folders, hex.
-        block_size: Tokens per block (S).
-        tokenizer: Fingerprint of the tokenizer.
-        manifests: One per folder, by ascending first block.
+    Its `manifests` are one per folder, by ascending first block.
     """
 
     def __init__(self, folders: list[Folder], store: HashedBlocks | None) -> None:
@@ -67,7 +63,6 @@ class References(ReferenceLosses):
         self._starts = np.array([folder.manifest.start for folder in folders])
         self.manifests = tuple(folder.manifest for folder in folders)
         self.block_size = self.manifests[0].block_size
-        self.tokenizer = self.manifests[0].tokenizer
         digests = "\n".join(folder.digest for folder in folders).encode()
         self.digest = hashlib.blake2b(digests, digest_size=16, person=b"rod-refs-v1").hexdigest()
 

@@ -50,11 +50,8 @@ class ReferenceWriter:
     Args:
         folder: Folder of the references.
         rank: Number of this writer; each has its own log.
-        manifest: Provenance of the losses.
+        manifest: Provenance of the losses; a log with another one is refused.
         sync_every: Number of records between two waits for the disk.
-
-    Raises:
-        ValueError: The log has another manifest; the message names the fields that differ.
 
     Attributes:
         done: Block ids in this rank's log, int64, ascending; see also `logged_ids`.
@@ -67,7 +64,7 @@ class ReferenceWriter:
         if not path.exists():
             RecordLog.create(path, LOG_MAGIC, asdict(manifest), _RECORD_SIZE)
         self.manifest, self._sync_every, self._unsynced = manifest, sync_every, 0
-        self._log = _open_own(path, manifest, read_only=False)
+        self._log, _ = open_log(path, expect=manifest, read_only=False)
         records_N, valid_N = recovered(self._log)
         self.done: Ids = np.unique(records_N["id"][valid_N].astype(np.int64))
 
@@ -188,10 +185,18 @@ def log_paths(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("rank-*.log"))
 
 
-def open_log(path: Path, *, read_only: bool = True) -> tuple[RecordLog, ReferenceManifest]:
-    """Opens a log, with the manifest in its header."""
+def open_log(
+    path: Path, *, expect: ReferenceManifest | None = None, read_only: bool = True
+) -> tuple[RecordLog, ReferenceManifest]:
+    """Opens a log, with the manifest in its header; refuses any but the expected one."""
     log = RecordLog(path, LOG_MAGIC, lambda header: _RECORD_SIZE, read_only=read_only)
-    return log, read_manifest(path, log.header)
+    manifest = read_manifest(path, log.header)
+    if expect is not None and manifest != expect:
+        raise ValueError(
+            f"{path} was written with {manifest.difference(expect)}: finish it with the same "
+            "values, or remove it to compute it again"
+        )
+    return log, manifest
 
 
 def recovered(log: RecordLog) -> tuple[Records, Mask]:
@@ -221,20 +226,9 @@ def _check_range(records_N: Records, manifest: ReferenceManifest, path: Path) ->
         )
 
 
-def _open_own(path: Path, manifest: ReferenceManifest, *, read_only: bool) -> RecordLog:
-    """Opens a log, which must have been written with `manifest`."""
-    log, written_with = open_log(path, read_only=read_only)
-    if written_with != manifest:
-        raise ValueError(
-            f"{path} was written with {written_with.difference(manifest)}: finish it with the "
-            "same values, or remove it to compute it again"
-        )
-    return log
-
-
 def _valid_records(path: Path, manifest: ReferenceManifest) -> Iterator[Records]:
     """Yields the valid records of a log in batches."""
-    log = _open_own(path, manifest, read_only=True)
+    log, _ = open_log(path, expect=manifest)
     records_N, valid_N = recovered(log)
     for first in range(0, len(records_N), ROWS):
         yield np.array(records_N[first : first + ROWS][valid_N[first : first + ROWS]])

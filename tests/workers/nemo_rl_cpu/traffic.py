@@ -18,33 +18,26 @@ def size_of(value) -> int:
 
 
 class Meter:
-    """Counts what goes through the two ways in which a policy calls its workers."""
+    """Counts the bytes of a policy's calls to all of its workers."""
 
     def __init__(self, group) -> None:
         self.sent = self.received = 0
-        self._group = group
-        for name in ("run_all_workers_single_data", "run_all_workers_sharded_data"):
-            setattr(group, name, self._metered(getattr(group, name)))
+        call = group.run_all_workers_single_data
 
-    def _metered(self, call):
-        def metered(method, *args, data=None, **kwargs):
-            shards = {} if data is None else {"data": data}
-            futures = call(method, *args, **shards, **kwargs)
-            workers = len(self._group.workers)
-            self.sent += sum(map(size_of, data)) if data is not None else 0
-            self.sent += size_of(kwargs) * workers
-            refs = futures if isinstance(futures, list) else futures.futures
-            self.received += sum(size_of(ray.get(ref)) for ref in refs)
+        def metered(method, **kwargs):
+            futures = call(method, **kwargs)
+            self.sent += size_of(kwargs) * len(group.workers)
+            self.received += sum(size_of(ray.get(future)) for future in futures)
             return futures
 
-        return metered
+        group.run_all_workers_single_data = metered
 
 
 def main() -> None:
     start_ray()
     run = algorithm.setup(config.load(sys.argv[1], sys.argv[2:]))
     meter = Meter(run.policy.worker_group)
-    choice, _ = run.learner.step(0)
+    choice, _ = run.workers.step(0)
     print(
         json.dumps(
             {

@@ -1,14 +1,16 @@
-"""What prefixes would have chosen, against a plain sort of the same scores."""
+"""The selector: prefixes against a plain sort of the same scores, and steps prepared ahead."""
 
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
 
-from nemo_rod.selection import Joint, Pool, Selector
+from nemo_rod.selection import Candidates, Joint, Pool, Selector
 from nemo_rod.selection.fidelity import fidelity, rank_correlation
+from nemo_rod.selection.selector import Ahead
 
 SIZE, CANDIDATES, CHOSEN = 64, 40, 20
 RNG = np.random.default_rng(3)
@@ -97,3 +99,88 @@ def test_equal_values_share_their_rank() -> None:
     a, b = np.array([1.5, 1.5, 3, 4]) - 2.5, np.array([1, 2.5, 2.5, 4]) - 2.5
     assert found == pytest.approx(float(a @ b / math.sqrt((a @ a) * (b @ b))))
     assert math.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
+
+
+# --- the next step is prepared while this one trains
+
+POOLS = Candidates(num_adaptation=40, num_replay=60, batch_size=4, seed=1)
+
+
+class WatchedReferences:
+    """A block costs id / 100 nats per token; the reference of block `damaged` is damaged.
+
+    Attributes:
+        asked: The blocks of every lookup, and the thread.
+    """
+
+    def __init__(self, damaged: int = -1) -> None:
+        self.damaged = damaged
+        self.asked: list[tuple[list[int], bool]] = []
+
+    def prefix(self, block_ids: np.ndarray, eighths: int) -> np.ndarray:
+        if self.damaged in block_ids:
+            raise ValueError(f"the reference of block {self.damaged} is damaged")
+        in_thread = threading.current_thread() is not threading.main_thread()
+        self.asked.append((block_ids.tolist(), in_thread))
+        return (block_ids / 100).astype(np.float32)
+
+
+class Scorer:
+    """Nothing costs the model anything."""
+
+    def part_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
+        return np.zeros((len(block_ids), eighths), dtype=np.float32)
+
+
+def watched(references: WatchedReferences) -> Selector:
+    return Selector(
+        pools=POOLS, policy=Joint(), batch_size=4, block_size=16, eighths=4,
+        references=references,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_each_pool_is_looked_up_once_and_ahead() -> None:
+    references = WatchedReferences()
+    one = watched(references)
+    for step in range(5):
+        choice = one.choose(step, Scorer())
+        expected = POOLS.pool(step).block_ids
+        np.testing.assert_array_equal(choice.pool.block_ids, expected)
+        assert choice.score is not None
+        np.testing.assert_allclose(choice.score, -expected / 100, rtol=1e-6)
+    pools = [POOLS.pool(step).block_ids.tolist() for step in range(5)]
+    first, *others = references.asked[:5]
+    assert first == (pools[0], False)
+    assert others == [(ids, True) for ids in pools[1:]]
+
+
+def test_a_step_that_was_not_foreseen_is_drawn_as_well() -> None:
+    one = watched(WatchedReferences())
+    for step in (7, 3, 3, 4):
+        choice = one.choose(step, Scorer())
+        np.testing.assert_array_equal(choice.pool.block_ids, POOLS.pool(step).block_ids)
+
+
+def test_what_goes_wrong_ahead_is_said_at_its_own_step() -> None:
+    seen: set[int] = set(POOLS.pool(0).block_ids.tolist())
+    damaged = next(i for i in POOLS.pool(1).block_ids.tolist() if i not in seen)
+    one = watched(WatchedReferences(damaged))
+    one.choose(0, Scorer())
+    with pytest.raises(ValueError, match=f"the reference of block {damaged} is damaged"):
+        one.choose(1, Scorer())
+
+
+def test_the_step_after_is_prepared_while_the_caller_goes_on() -> None:
+    may_go_on, began = threading.Event(), threading.Event()
+
+    def prepare(step: int) -> int:
+        if step == 1:
+            began.set()
+            assert may_go_on.wait(60)
+        return step * step
+
+    ahead = Ahead(prepare)
+    assert ahead.take(0) == 0
+    assert began.wait(60)  # while step 0 goes on
+    may_go_on.set()
+    assert ahead.take(1) == 1

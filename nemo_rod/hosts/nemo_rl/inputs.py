@@ -1,0 +1,90 @@
+"""The inputs of a run on NeMo-RL: its block store, references and arm, and their digest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nemo_rod.config import Scoring, Selection
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.corpus.tokenizer import load_tokenizer
+from nemo_rod.files import digest, digest_of_files
+from nemo_rod.hosts.nemo_rl import conversions
+from nemo_rod.hosts.nemo_rl.recipe_keys import SAVES_MEMORY
+from nemo_rod.hosts.nemo_rl.settings import short_precision
+from nemo_rod.selection import ReferenceLosses, References
+from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.trust import refuse_own_code
+
+
+def open_store(config: dict[str, Any]) -> BlockStore:
+    """Opens the block store and checks that it matches the configured model.
+
+    Raises:
+        ValueError: the block size or the tokenizer differs, or NeMo-RL would run code that lies
+            beside the checkpoint and is not trusted.
+    """
+    policy, store = config["policy"], BlockStore(config["rod"]["blocks"])
+    if policy["max_total_sequence_length"] != store.block_size:
+        raise ValueError(
+            f"policy.max_total_sequence_length is {policy['max_total_sequence_length']}, but the "
+            f"blocks in {config['rod']['blocks']} have {store.block_size} tokens: set it to that."
+        )
+    rod, trusted = config["rod"], config["rod"]["trust_remote_code"]
+    if not trusted:  # NeMo-RL itself never asks
+        for name in (policy["model_name"], policy["tokenizer"]["name"]):
+            refuse_own_code(name, "NeMo-RL", key="rod.trust_remote_code")
+    name = rod["tokenizer"] or policy["tokenizer"]["name"]
+    store.check_tokenizer(load_tokenizer(name, eod=rod["eod"], trust_remote_code=trusted))
+    return store
+
+
+def open_references(config: dict[str, Any], store: BlockStore) -> ReferenceLosses:
+    """Opens the references; raises a ValueError for another store or precision."""
+    precision = short_precision(config["policy"])
+    return References.open(config["rod"]["references"], store, precision=precision)
+
+
+def build_arm(config: dict[str, Any], store: BlockStore) -> Arm:
+    """Returns the configured arm, with its pools and policy.
+
+    Raises:
+        ValueError: there is no such arm.
+    """
+    rod = config["rod"]
+    if rod["variant"] is not None:
+        return Arm(**rod["variant"])
+    return make_arm(
+        rod["arm"],
+        num_adaptation=store.num_adaptation,
+        num_replay=store.num_replay,
+        batch_size=config["policy"]["train_global_batch_size"],
+        seed=rod["seed"],
+        **Selection(**rod["selection"]).of_arm(Scoring(**rod["scoring"])),
+    )
+
+
+def config_digest(config: dict[str, Any], arm: Arm) -> str:
+    """Returns the digest of the settings that determine the choices, for the curriculum's header.
+
+    Store and references have digests of their own. The layout, the paths of files and the settings
+    that only save memory may change between two attempts. A recipe's job brings its own digest,
+    and its stage compares the model and the overrides in `nemo_rl`.
+    """
+    policy, rod, recorded = config["policy"], config["rod"], arm.recorded
+    if rod["config_digest"] is not None:
+        return str(rod["config_digest"])
+    megatron = policy["megatron_cfg"]
+    optimizer = megatron.get("optimizer") or {}
+    determining = {
+        "model": conversions.identity(policy["model_name"]),
+        **{key: policy[key] for key in ("precision", "train_global_batch_size")},
+        "arm": arm.as_digested()
+        | ({"recorded": digest_of_files([Path(recorded)])} if recorded else {}),
+        "steps": rod["steps"],
+        "on_nonfinite": rod["selection"]["on_nonfinite"],
+        "optimizer": {k: v for k, v in optimizer.items() if k not in SAVES_MEMORY},
+        "scheduler": megatron.get("scheduler"),
+    }
+    return digest(json.dumps(determining, sort_keys=True, default=str).encode())
