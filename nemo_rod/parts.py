@@ -4,8 +4,8 @@
     newest = "my_package.policies:Newest"
 
 A part is imported when it is asked for, so the table is the only place of the house that knows what
-stands outside it. Every kind has one protocol for ours and for others; docs/extending.md has an
-example of each.
+stands outside it. Every kind has one protocol for ours and for others: docs/extending.md has
+examples.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ OURS: dict[str, dict[str, str]] = {
         "megatron_lm": "nemo_rod.hosts.megatron_lm",
         "nemo2": "nemo_rod.hosts.nemo2",
     },
-    # modules that make NVIDIA's stack work where something is missing; see cpu/__init__.py
+    # modules that make NVIDIA's stack work where something is missing; see cpu/__init__.py. The
+    # house uses "cpu" alone, so packages cannot add any
     "platforms": {"cpu": "nemo_rod.cpu"},
     # (run.stages.Stages) -> list[run.handover.Stage]: the stages beside those of run.stages
     "stages": {
@@ -53,7 +54,7 @@ OURS: dict[str, dict[str, str]] = {
         "evaluate": "nemo_rod.run.evaluate:evaluate_stages",
         "report": "nemo_rod.lab.report.stage:report_stages",
     },
-    # modules with FILE, PARTIAL, check, missing and measure; see run.evaluate.Measurement
+    # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.evaluate.Measurement
     "measurements": {"losses": "nemo_rod.run.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
     # (Config) -> None: refuses, before a run is submitted, what cannot work there
     "checks": {"memory": "nemo_rod.lab.plan.of_recipe:check_before_submitting"},

@@ -34,6 +34,8 @@ COMMON = (
     *("pyproject.toml", "Makefile", "requirements/", "nemo_rod/upstream/functions.txt"),
     *("tests/conftest.py", "tests/helpers/preloaded.py"),
 )
+# what a lane of everything covers
+ROOTS = ("nemo_rod/", "tests/", "docs/examples/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Lane:
     def files(self) -> set[str]:
         """Paths below the root that it covers."""
         if self.everything or self.name == "fast":
-            covered = {path for path in _tracked() if path.startswith(("nemo_rod/", "tests/"))}
+            covered = {path for path in _tracked() if path.startswith(ROOTS)}
             return covered - {str(RECORD.relative_to(ROOT))}  # it changes when a lane has passed
         marks = [f"mark.{self.marker or self.name}{end}" for end in "\n(,"]
         own = self.only or [

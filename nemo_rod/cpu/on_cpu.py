@@ -18,11 +18,15 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-import megatron.core
 import torch
 
 from nemo_rod import cpu
-from nemo_rod.cpu import trainers
+
+cpu.prepare()  # in every process that imports this module: the imports below need it
+
+import megatron.core  # noqa: E402
+
+from nemo_rod.cpu import trainers  # noqa: E402
 
 
 def main(arguments: list[str]) -> None:
@@ -58,7 +62,7 @@ def main(arguments: list[str]) -> None:
 def _prefer_megatron_of(folder: Path) -> None:
     """Puts the script's folder first on the path, as Python does, and uses its megatron-core.
 
-    This module's package has already imported megatron-core. If that is a different copy, the
+    This module has already imported megatron-core. If that is a different copy, the
     process restarts.
 
     Raises:

@@ -29,7 +29,7 @@ from nemo_rod.upstream.changes import operation_counters
 
 
 def install(cfg: Any, **options: Any) -> Installed:
-    """Makes the job that `pretrain(cfg, ...)` runs choose what it trains on.
+    """Makes the job of `pretrain(cfg, ...)` select its training samples.
 
     Args:
         cfg: the job's ConfigContainer.
@@ -132,7 +132,7 @@ class _SelectingJob(SelectingJob):
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Shows the metrics in TensorBoard, W&B and MLflow, if the job writes them."""
-        show(self.state, step + 1, metrics)  # as the trainer counts what it logs
+        show(self.state, step + 1, metrics)  # as in the trainer's own logs
 
 
 def refuse(cfg: Any, roles: Roles, *, between_steps: bool = False) -> None:
@@ -144,8 +144,7 @@ def refuse(cfg: Any, roles: Roles, *, between_steps: bool = False) -> None:
         between_steps: whether samples are scored outside training steps; see `refuse_unsafe`.
 
     Raises:
-        ValueError: the job is not supported; the message names the key, why it is refused and what
-            to set.
+        ValueError: the job is not supported; the message names the key, the reason and the cure.
     """
     refuse_unsafe(cfg.model, cfg.ddp, between_steps=between_steps)
     data, train = cfg.dataset, cfg.train

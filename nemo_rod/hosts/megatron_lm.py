@@ -29,7 +29,7 @@ from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 
 
 def install(**options: Any) -> Installed:
-    """Makes the job that the script's `pretrain(...)` runs choose what it trains on.
+    """Makes the job of the script's `pretrain(...)` select its training samples.
 
     Older versions of Megatron-LM read their arguments inside `pretrain`. Unsupported arguments are
     refused there, before the model is built.
@@ -158,7 +158,7 @@ class _SelectingJob(SelectingJob):
         """Shows the metrics in TensorBoard and W&B, if the job writes them."""
         from megatron.training import get_tensorboard_writer, get_wandb_writer
 
-        done = step + 1  # as the trainer counts what it logs
+        done = step + 1  # as in the trainer's own logs
         if writer := get_tensorboard_writer():
             for name, value in metrics.items():
                 writer.add_scalar(name, value, done)
@@ -170,8 +170,8 @@ def refuse(args: Any, roles: Roles) -> None:
     """Refuses jobs that selection does not support, before the model is built.
 
     Raises:
-        ValueError: the job is not supported; the message names the argument, why it is refused and
-            what to do.
+        ValueError: the job is not supported; the message names the argument, the reason and the
+            cure.
     """
     from megatron.training.arguments import core_transformer_config_from_args
     from megatron.training.utils import get_blend_and_blend_per_split

@@ -39,7 +39,7 @@ SUPPORTED = (2, 7)
 
 
 def install(model: Any, data: Any, trainer: Any, **options: Any) -> Installed:
-    """Makes the job that `llm.pretrain(model, data, trainer)` runs choose what it trains on.
+    """Makes the job of `llm.pretrain(model, data, trainer)` select its training samples.
 
     Args:
         model: the job's model.
@@ -253,11 +253,7 @@ def check_version() -> None:
 
 
 def refuse_version(version: str) -> None:
-    """Refuses versions of nemo-toolkit that the selector does not support.
-
-    Raises:
-        ValueError: the version is not supported; the message names the one to use.
-    """
+    """Refuses, by a ValueError, versions of nemo-toolkit that the selector does not support."""
     number = tuple(int(part) for part in version.split(".")[:2])
     if number >= (3, 0):
         raise ValueError(

@@ -39,9 +39,17 @@ def _composed(*overrides: str) -> Config:
         return to_config(config)
 
 
-def nemo_rod(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a fork of a process that has imported nemo_rod (`commands.py`)."""
+def nemo_rod(
+    *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a fork of a process that has imported nemo_rod (`commands.py`).
+
+    With an environment of its own, which may have other packages, it is a new process.
+    """
     words = [str(argument) for argument in arguments]
+    if env is not None:
+        command = [sys.executable, "-m", "nemo_rod.cli", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
         request = words, [str(file) for file in files], str(cwd or Path.cwd()), dict(os.environ)

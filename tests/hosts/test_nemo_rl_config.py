@@ -20,7 +20,7 @@ from places import ROOT
 
 from nemo_rod.config import DTYPES, Optimisation, Parallel, config_folder
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.hosts.nemo_rl import compat, conversions, inputs, reference_losses, settings
+from nemo_rod.hosts.nemo_rl import cluster, compat, inputs, reference_losses, settings
 from nemo_rod.hosts.nemo_rl.from_job import nemo_rl_values
 from nemo_rod.hosts.nemo_rl.settings import RoD, check, short_precision
 from nemo_rod.hosts.nemo_rl.shown import model_speed
@@ -121,9 +121,9 @@ def test_an_arm_is_built_from_a_job_or_from_the_keys(job: bool, eighths: int) ->
 def test_recipe_follows_the_schema_and_the_naming(path: Path) -> None:
     values = yaml.safe_load(path.read_text())
     OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])  # refuses unknown keys
-    algorithm, *_, cluster, backend, modifiers = path.stem.split("-")
+    algorithm, *_, layout, backend, modifiers = path.stem.split("-")
     assert algorithm == "rod" and backend == "megatron"
-    nodes, gpus = cluster.removesuffix("g").split("n")
+    nodes, gpus = layout.removesuffix("g").split("n")
     assert values["cluster"] == {"num_nodes": int(nodes), "gpus_per_node": int(gpus)}
     tensor = values["policy"]["megatron_cfg"]["tensor_model_parallel_size"]
     assert modifiers == f"tp{tensor}"
@@ -162,8 +162,8 @@ def test_vision_configurations_have_the_list_that_an_older_bridge_copies() -> No
 
 
 def conversions_of(model: Path | str, variables: dict[str, str]) -> Path:
-    conversions.keep_apart(str(model), "run/out", variables)
-    return Path(variables[conversions.FOLDER])
+    cluster.separate_conversions(str(model), "run/out", variables)
+    return Path(variables[cluster.FOLDER])
 
 
 def test_a_checkpoint_that_was_made_anew_is_converted_anew(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_checkpoint_that_was_made_anew_is_converted_anew(tmp_path: Path) -> No
     weights.write_bytes(b"new ones")
     assert conversions_of(tmp_path, {**home}) != old
     # the user's own folder goes first, and by default it is one that every node sees
-    assert conversions_of(tmp_path, {conversions.FOLDER: "/x"}).parent == Path("/x")
+    assert conversions_of(tmp_path, {cluster.FOLDER: "/x"}).parent == Path("/x")
     assert conversions_of(tmp_path, {}).parent == Path("run/out/converted").absolute()
     assert conversions_of("team/model", {**home}) == Path("/shared/hf/nemo_rl")
 
@@ -391,14 +391,15 @@ def test_winners_are_dealt_by_whole_micro_batches() -> None:
 
 
 def test_metrics_of_an_update() -> None:
-    trained = {"grad_norm": [2.0], "all_mb_metrics": {"lr": [0.5, 0.5], "loss": [1.0, 2.0]}}
-    assert update_metrics([3.0], trained, 0.25) == {
+    trained = {"global_loss": [3.0], "grad_norm": [2.0], "all_mb_metrics": {"lr": [0.5, 0.5]}}
+    metrics = {
         "train/loss": 3.0,
         "train/grad_norm": 2.0,
         "train/lr": 0.5,
         "timing/train/update": 0.25,
     }
-    assert update_metrics([3.0], trained | {"total_flops": 6.0}, 0.25)["flops"] == 6.0
+    assert update_metrics(trained, 0.25) == metrics
+    assert update_metrics(trained | {"total_flops": 6.0}, 0.25) == metrics | {"flops": 6.0}
 
 
 def test_tflops_are_of_scoring_too_and_need_a_count() -> None:

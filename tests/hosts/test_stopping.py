@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nemo_rod.hosts.nemo_rl import algorithm, cluster, conversions
+from nemo_rod.hosts.nemo_rl import algorithm, cluster
 from nemo_rod.hosts.nemo_rl.policy import WorkerFailed
 from nemo_rod.signals import Stopped
 
@@ -110,7 +110,7 @@ def test_a_stop_is_told_from_a_failure(
     def train(_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(conversions, "keep_apart", lambda *_: None)
+    monkeypatch.setattr(cluster, "separate_conversions", lambda *_: None)
     monkeypatch.setattr(cluster, "start_ray", lambda: None)
     monkeypatch.setattr(cluster, "train", train)
     with pytest.raises(expected):

@@ -1,4 +1,4 @@
-"""The report on a small made-up run whose every number is worked out here once more."""
+"""The report on a small made-up run, with every number computed here a second time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import combinations
@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from nemo_rod.lab.report import build_report, format_checks
 from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.build_report import judged
 from nemo_rod.lab.report.figures import FIGURES
 from nemo_rod.lab.report.figures.canvas import inline_svg, new_figure
 from nemo_rod.lab.report.figures.labels import Label, place_labels
@@ -25,10 +27,11 @@ from nemo_rod.lab.report.figures.plane import frontier
 from nemo_rod.lab.report.figures.sources import forgetting_profile, sampling_ratio
 from nemo_rod.lab.report.page import summarise
 from nemo_rod.lab.report.paper_tables import cheaper_table
-from nemo_rod.lab.report.results import results_of
+from nemo_rod.lab.report.results import profiles_of, results_of
 from nemo_rod.lab.report.run_files import read_run
 from nemo_rod.lab.report.table import arms_table
-from nemo_rod.lab.report.verdicts import judge
+from nemo_rod.lab.report.under_way import parts_of
+from nemo_rod.lab.report.verdicts import judge_across_seeds
 from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
@@ -71,6 +74,17 @@ class FakeRun:
     folder: Path
     steps: dict[str, list[tuple[list[str], list[int]]]] = field(default_factory=dict)
 
+    def file(self, arm: str, name: str = "evaluation.json") -> Path:
+        return self.folder / "arms" / arm / name
+
+
+def edit(file: Path, **changes: Any) -> dict[str, Any]:
+    """Changes the keys of a JSON file, or writes a new one; returns its content."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = (json.loads(file.read_text()) if file.exists() else {}) | changes
+    file.write_text(json.dumps(content))
+    return content
+
 
 def write_run(
     folder: Path, *, arms: Iterable[str] = ("base", *LOSSES), seed: int = 7, shift: float = 0.0
@@ -78,28 +92,17 @@ def write_run(
     """Writes the files of a run; `shift` is added to RoD's adaptation losses."""
     for role, counts in COUNTS.items():
         for source, count in counts.items():
-            for path, value in ((source, count), (f"{source}/holdout", 2)):
-                manifest = folder / "blocks" / role / path / "manifest.json"
-                manifest.parent.mkdir(parents=True, exist_ok=True)
-                manifest.write_text(json.dumps({"count": value}))
+            edit(folder / "blocks" / role / source / "manifest.json", count=count)
+            edit(folder / "blocks" / role / source / "holdout" / "manifest.json", count=2)
     fake = FakeRun(folder)
     for arm in arms:
-        arm_dir = folder / "arms" / arm
-        arm_dir.mkdir(parents=True)
         adaptation, forgotten = LOSSES.get(arm, (tuple(BASE_ADAPTATION.values()), (0.0,) * 4))
-        extra = shift if arm == "rod" else 0.0
-        evaluation = {
-            "arm": arm,
-            "seed": seed,
-            "loss": {
-                "adaptation": {
-                    name: loss + extra
-                    for name, loss in zip(BASE_ADAPTATION, adaptation, strict=True)
-                },
-                "replay": {o: BASE[o] + f for o, f in zip(BASE, forgotten, strict=True)},
-            },
+        moved = np.add(adaptation, shift if arm == "rod" else 0.0).tolist()
+        loss = {
+            "adaptation": dict(zip(BASE_ADAPTATION, moved, strict=True)),
+            "replay": {o: BASE[o] + f for o, f in zip(BASE, forgotten, strict=True)},
         }
-        (arm_dir / "evaluation.json").write_text(json.dumps(evaluation))
+        edit(fake.file(arm), arm=arm, seed=seed, loss=loss)
         if arm != "base":
             write_arm(fake, arm, seed)
     return fake
@@ -118,8 +121,7 @@ def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
     }  # fmt: skip
     if is_merge:
         facts |= {"kind": "merged", "of": "no_replay", "trained_tokens": 0, "compute": 0.0}
-    arm_dir = fake.folder / "arms" / arm
-    (arm_dir / "arm.json").write_text(json.dumps(facts))
+    edit(fake.file(arm, "arm.json"), **facts)
     if is_merge:
         return
     rows: list[dict[str, Any]] = [
@@ -128,9 +130,10 @@ def write_arm(fake: FakeRun, arm: str, seed: int) -> None:
     for row in rows[::10] if arm == "rod" else []:
         row |= {"rod/prefix/quarter/overlap": 0.5 + row["step"] / 100}
         row |= {"rod/prefix/quarter/share_drift": 0.0, "rod/prefix/quarter/rank_correlation": None}
-    lines = [json.dumps(row) for row in rows]
-    (arm_dir / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 99, "timing')  # torn
-    fake.steps[arm] = write_curriculum(arm_dir / "curriculum.rod", arm, steps, width, seed)
+    lines = "\n".join(json.dumps(row) for row in rows)
+    fake.file(arm, "metrics.jsonl").write_text(lines + '\n{"step": 99, "timing')  # torn
+    curriculum = fake.file(arm, "curriculum.rod")
+    fake.steps[arm] = write_curriculum(curriculum, arm, steps, width, seed)
 
 
 def write_curriculum(
@@ -178,8 +181,24 @@ def results(fake: FakeRun) -> dict[str, Any]:
     return build_report(fake.folder)
 
 
-def measured(results: dict[str, Any], check: str) -> dict[str, Any]:
-    return next(row for row in results["checks"] if row["id"] == check)
+@pytest.fixture(scope="module")
+def plane(results: dict[str, Any]) -> Figure:
+    figure = frontier(results)
+    assert figure is not None
+    return figure
+
+
+def subset(fake: FakeRun, folder: Path, arms: Iterable[str]) -> Path:
+    """Makes a run folder of links to the blocks and some arms of a run."""
+    (folder / "arms").mkdir(parents=True)
+    (folder / "blocks").symlink_to(fake.folder / "blocks")
+    for arm in arms:
+        (folder / "arms" / arm).symlink_to(fake.folder / "arms" / arm)
+    return folder
+
+
+def check(results: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(row for row in results["checks"] if row["id"] == name)
 
 
 def adapt_loss(arm: str) -> float:
@@ -192,33 +211,30 @@ def f_val(arm: str) -> float:
     return float(forgotten @ [5, 20, 40, 15]) / 80
 
 
+def read_rows(file: Path) -> dict[str, dict[str, str]]:
+    """Reads a table's rows by their first cell."""
+    with file.open() as stream:
+        return {next(iter(row.values())): row for row in csv.DictReader(stream)}
+
+
 # ---------------------------------------------------------------- results
 
 
-def test_every_arm_has_the_keys_of_the_contract(results: dict[str, Any]) -> None:
+def test_losses_and_forgetting(fake: FakeRun, results: dict[str, Any]) -> None:
     assert list(results["arms"]) == ["base", *LOSSES]
-    assert all(set(arm) == ARM_KEYS for arm in results["arms"].values())
-
-
-def test_losses_and_forgetting(results: dict[str, Any]) -> None:
+    for name, arm in results["arms"].items():
+        assert set(arm) == ARM_KEYS and arm["seed"] == 7
+        loss = json.loads(fake.file(name).read_text())["loss"]["replay"]
+        assert arm["forgetting_by_source"] == forgetting_by_source(loss, BASE)
+        assert arm["val_forgetting"] == validation_forgetting(loss, BASE, COUNTS["replay"])
     for name, (_, forgotten) in LOSSES.items():
         arm = results["arms"][name]
         assert arm["adapt_loss"] == pytest.approx(adapt_loss(name), rel=1e-12)
         assert arm["val_forgetting"] == pytest.approx(f_val(name), rel=1e-12)
         assert list(arm["forgetting_by_source"].values()) == pytest.approx(forgotten, rel=1e-9)
-        assert arm["seed"] == 7 and arm["task_forgetting"] is None
+        assert arm["task_forgetting"] is None
     base = results["arms"]["base"]
     assert base["val_forgetting"] == 0 and base["compute"] == 0 and base["replay_share"] is None
-
-
-def test_forgetting_is_the_one_that_the_package_exports(
-    fake: FakeRun, results: dict[str, Any]
-) -> None:
-    for name, arm in results["arms"].items():
-        file = fake.folder / "arms" / name / "evaluation.json"
-        loss = json.loads(file.read_text())["loss"]["replay"]
-        assert arm["forgetting_by_source"] == forgetting_by_source(loss, BASE)
-        assert arm["val_forgetting"] == validation_forgetting(loss, BASE, COUNTS["replay"])
 
 
 def test_shares_and_sampling_ratio_by_counting(fake: FakeRun, results: dict[str, Any]) -> None:
@@ -240,22 +256,6 @@ def test_shares_and_sampling_ratio_by_counting(fake: FakeRun, results: dict[str,
             assert arm["sampling_ratio_by_source"][source] == pytest.approx(ratio, rel=1e-12)
 
 
-def test_profile_against_numpy(results: dict[str, Any]) -> None:
-    x = LOSSES["no_replay"][1]
-    for name in ("fixed_32", "rod"):
-        slope, intercept = np.polyfit(x, LOSSES[name][1], 1)
-        profile = results["profile"][name]
-        assert profile["slope"] == pytest.approx(slope)
-        assert profile["intercept"] == pytest.approx(intercept)
-    ratio = list(results["arms"]["rod"]["sampling_ratio_by_source"].values())
-    rod = results["profile"]["rod"]
-    assert rod["pearson_r"] == pytest.approx(np.corrcoef(x, ratio)[0, 1])
-    residual = LOSSES["fixed_32"][1]
-    assert rod["pearson_r_residual"] == pytest.approx(np.corrcoef(residual, ratio)[0, 1])
-    # An arm that trains on whatever it is offered has the same ratio everywhere.
-    assert results["profile"]["fixed_32"]["pearson_r"] is None
-
-
 ACCURACY = {
     "base": {"math": 0.5, "code": 0.25},
     "no_replay": {"math": 0.3125, "code": 0.125},
@@ -265,17 +265,14 @@ ACCURACY = {
 
 
 def write_tasks(run: FakeRun, arms: Iterable[str] = ACCURACY) -> None:
-    """Writes answers to two tasks, as the real evaluation does."""
+    """Writes results of two tasks in the format of the real evaluation."""
+    leaf = {"version": 1, "few_shot": 0, "prompts": "0f"}
     for arm in arms:
-        asked = {"version": 1, "few_shot": 0, "prompts": "0f"}
-        tasks = {
-            "configuration": {"backend": "hf", "limit": None},
-            "capabilities": ACCURACY[arm],
-            "tasks": {
-                name: {"accuracy": v, "leaves": {name: asked}} for name, v in ACCURACY[arm].items()
-            },
-        }
-        (run.folder / "arms" / arm / "tasks.json").write_text(json.dumps(tasks))
+        tasks = {n: {"accuracy": v, "leaves": {n: leaf}} for n, v in ACCURACY[arm].items()}
+        edit(
+            run.file(arm, "tasks.json"), configuration={"backend": "hf", "limit": None},
+            capabilities=ACCURACY[arm], tasks=tasks,
+        )  # fmt: skip
 
 
 def test_task_forgetting_caps_every_capability(tmp_path: Path) -> None:
@@ -288,71 +285,81 @@ def test_task_forgetting_caps_every_capability(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("file", "change", "base", "reason"),
     [
-        ({"configuration": {"backend": "hf", "limit": 5}}, "limit 5 but arm 'base' has None"),
-        ({"tasks": {"math": {"leaves": {"math": {"version": 1, "few_shot": 0, "prompts": "ff"}}}}},
-         "prompts of math ff but arm 'base' has 0f"),
+        ("tasks.json", {"configuration": {"backend": "hf", "limit": 5}}, {},
+         "limit 5 but arm 'base' has None"),
+        ("tasks.json",
+         {"tasks": {"math": {"leaves": {"math": {"version": 1, "few_shot": 0, "prompts": "ff"}}}}},
+         {}, "prompts of math ff but arm 'base' has 0f"),
+        ("evaluation.json", {"loss": {"adaptation": {}, "replay": BASE}}, {},
+         "adaptation sources [] but arm 'base' has ['news', 'wiki_de']"),
+        ("evaluation.json", {"inputs": {"blocks": "1"}}, {"inputs": {"blocks": "2"}},
+         "is of blocks 1 but that of arm 'base' of 2"),
     ],
 )  # fmt: skip
-def test_arms_that_were_asked_other_things_are_left_out_and_named(
-    tmp_path: Path, change: dict[str, Any], words: str
+def test_arms_that_cannot_be_compared_are_left_out_and_named(
+    tmp_path: Path, file: str, change: dict[str, Any], base: dict[str, Any], reason: str
 ) -> None:
-    run = write_run(tmp_path / "run", arms=("base", "rod"))
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
     write_tasks(run, ("base", "rod"))
-    file = run.folder / "arms" / "rod" / "tasks.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    found = read_run(run.folder)
-    assert list(found.arms) == ["base"]
-    (sentence,) = found.disagreements
-    assert words in sentence and "arms/rod/tasks.json" in sentence
+    edit(run.file("rod", file), **change)
+    edit(run.file("base"), **base)
+    if not base:  # unknown blocks of the base do not disagree with any
+        edit(run.file("no_replay"), inputs={"blocks": "3"})
+    read = read_run(run.folder)
+    assert list(read.arms) == ["base", "no_replay"]
+    (sentence,) = read.disagreements
+    assert reason in sentence and f"arms/rod/{file}" in sentence
 
 
 # ---------------------------------------------------------------- checks
 
 
-def chord(forgetting: float, low: str, high: str) -> float:
-    """The chord between two arms, written out."""
+def chord(arm: str, low: str, high: str) -> float:
+    """An arm's gap to the chord between two arms, written out."""
     f0, f1, a0, a1 = f_val(low), f_val(high), adapt_loss(low), adapt_loss(high)
-    return float(a0 + (a1 - a0) * np.log(forgetting / f0) / np.log(f1 / f0))
+    fraction = np.log(f_val(arm) / f0) / np.log(f1 / f0)
+    return adapt_loss(arm) - float(a0 + (a1 - a0) * fraction)
 
 
-def test_checks_measure_what_they_say(results: dict[str, Any]) -> None:
-    rod, x = LOSSES["rod"][1], LOSSES["no_replay"][1]
-    fixed = LOSSES["fixed_32"][1]
+def test_checks_against_numpy(results: dict[str, Any]) -> None:
+    rod, x, fixed = (LOSSES[name][1] for name in ("rod", "no_replay", "fixed_32"))
     deciles = results["arms"]["rod"]["share_by_decile"]
+    ratio = list(results["arms"]["rod"]["sampling_ratio_by_source"].values())
     expected = {
         "forgetting_ratio": f_val("rod") / f_val("fixed_32"),
-        "chord_gap": adapt_loss("rod") - chord(f_val("rod"), "fixed_50", "fixed_32"),
+        "chord_gap": chord("rod", "fixed_50", "fixed_32"),
         "max_source_ratio": 0.15 / 0.3,
         "slope_ratio": np.polyfit(x, rod, 1)[0] / np.polyfit(x, fixed, 1)[0],
+        "r_residual": np.corrcoef(fixed, ratio)[0, 1],
+        "r_no_replay": np.corrcoef(x, ratio)[0, 1],
         "first_step_share": 0.0,
         "decile_growth": deciles[9] - deciles[0],
         "mean_share": results["arms"]["rod"]["replay_share"],
-        "merge_0.6_gap": adapt_loss("merge_0.6")
-        - chord(f_val("merge_0.6"), "fixed_32", "fixed_10"),
-        "merge_0.8_gap": adapt_loss("merge_0.8")
-        - chord(f_val("merge_0.8"), "fixed_10", "no_replay"),
-        "compute_matched_gap": adapt_loss("rod_compute_matched")
-        - chord(f_val("rod_compute_matched"), "fixed_50", "fixed_32"),
-        "averages_gap": adapt_loss("rod_averages")
-        - chord(f_val("rod_averages"), "fixed_50", "fixed_32"),
+        "merge_0.6_gap": chord("merge_0.6", "fixed_32", "fixed_10"),
+        "merge_0.8_gap": chord("merge_0.8", "fixed_10", "no_replay"),
+        "compute_matched_gap": chord("rod_compute_matched", "fixed_50", "fixed_32"),
+        "averages_gap": chord("rod_averages", "fixed_50", "fixed_32"),
     }
-    for check, value in expected.items():
-        assert measured(results, check)["measured"] == pytest.approx(value, rel=1e-9), check
+    assert list(expected) == [row["id"] for row in results["checks"]]
+    for name, value in expected.items():
+        assert check(results, name)["measured"] == pytest.approx(value, rel=1e-9), name
     verdicts = {row["id"]: row["verdict"] for row in results["checks"]}
     assert verdicts["chord_gap"] == verdicts["max_source_ratio"] == "holds"
     assert verdicts["compute_matched_gap"] == "fails"
     assert verdicts["averages_gap"] == "holds"
+    assert results["profile"] == profiles_of(results["arms"], "fixed_32")
+    # An arm that trains on all its candidates has the same ratio everywhere.
+    assert results["profile"]["fixed_32"]["pearson_r"] is None
 
 
-def test_a_point_beyond_the_chord_is_extrapolated_and_said_to_be(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", arms=("base", "no_replay", "fixed_10", "fixed_32", "rod"))
-    results = results_of(read_run(run.folder))
-    check = measured({"checks": judge(read_run(run.folder), results)}, "chord_gap")
-    value = adapt_loss("rod") - chord(f_val("rod"), "fixed_32", "fixed_10")
-    assert check["measured"] == pytest.approx(value, rel=1e-9)
-    assert "extrapolated" in check["note"] and results["comparisons"]["rod"]["extrapolated"]
+def test_a_point_beyond_the_chord_is_marked_as_extrapolated(fake: FakeRun, tmp_path: Path) -> None:
+    arms = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
+    results = judged(read_run(subset(fake, tmp_path / "run", arms)))
+    gap = check(results, "chord_gap")
+    assert gap["measured"] == pytest.approx(chord("rod", "fixed_32", "fixed_10"), rel=1e-9)
+    assert "extrapolated" in gap["note"] and results["comparisons"]["rod"]["extrapolated"]
 
 
 def test_arms_of_another_budget_are_not_compared(tmp_path: Path) -> None:
@@ -362,16 +369,14 @@ def test_arms_of_another_budget_are_not_compared(tmp_path: Path) -> None:
         ("rod_compute_matched", "compute", 1.5),
         ("fixed_10", "trained_tokens", 3),
     ):
-        file = run.folder / "arms" / arm / "arm.json"
-        facts = json.loads(file.read_text())
-        file.write_text(json.dumps(facts | {key: facts[key] * factor}))
-    read = read_run(run.folder)
-    results = results_of(read)
+        file = run.file(arm, "arm.json")
+        edit(file, **{key: json.loads(file.read_text())[key] * factor})
+    results = judged(read_run(run.folder))
     assert results["chord"] == ["no_replay", "fixed_32", "fixed_50"]
     assert any("fixed_10" in note for note in results["notes"])
-    checks = {row["id"]: row for row in judge(read, results)}
-    for check, words in (("chord_gap", "equally many"), ("compute_matched_gap", "same compute")):
-        assert checks[check]["verdict"] == "not judged" and words in checks[check]["note"]
+    for name, words in (("chord_gap", "equally many"), ("compute_matched_gap", "same compute")):
+        row = check(results, name)
+        assert row["verdict"] == "not judged" and words in row["note"]
 
 
 def test_equal_compute_is_met_to_within_a_step(results: dict[str, Any]) -> None:
@@ -384,38 +389,30 @@ def test_equal_compute_is_met_to_within_a_step(results: dict[str, Any]) -> None:
     assert rod["time_ratio"] == pytest.approx(1.7)
 
 
-def test_the_fixed_arm_closest_to_a_third_stands_in_for_fixed_32(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", arms=("base", "fixed_10", "fixed_50", "rod"))
-    read = read_run(run.folder)
-    results = results_of(read)
+def test_the_fixed_arm_closest_to_a_third_replaces_fixed_32(fake: FakeRun, tmp_path: Path) -> None:
+    arms = ("base", "fixed_10", "fixed_50", "rod")
+    results = judged(read_run(subset(fake, tmp_path / "run", arms)))
     assert results["reference_arm"] == "fixed_50"
-    assert "fixed 50 %" in judge(read, results)[0]["claim"]
+    assert "fixed 50 %" in results["checks"][0]["claim"]
 
 
-def test_a_first_pool_short_of_adaptation_is_noted(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", arms=("base", "rod"))
-    read = read_run(run.folder)
+def test_a_first_pool_short_of_adaptation_is_noted(fake: FakeRun, tmp_path: Path) -> None:
+    read = read_run(subset(fake, tmp_path / "run", ("base", "rod")))
     history = read.arms["rod"].history
     assert history is not None
     history.candidates_TO[0] = [1, 1, 2, 2, 2, 0]
-    check = {row["id"]: row for row in judge(read, results_of(read))}["first_step_share"]
-    assert "2 adaptation block(s) too few" in check["note"]
+    note = check(judged(read), "first_step_share")["note"]
+    assert "2 adaptation block(s) too few" in note
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_small_subset_of_arms_is_judged_or_says_why_not(
+def test_every_small_subset_of_arms_is_judged_or_has_a_reason(
     fake: FakeRun, tmp_path: Path, size: int
 ) -> None:
     names = ["base", "no_replay", "fixed_10", "fixed_32", "merge_0.6", "rod", "max_replay"]
-    for i, subset in enumerate(combinations(names, size)):
-        folder = tmp_path / str(i)
-        (folder / "arms").mkdir(parents=True)
-        (folder / "blocks").symlink_to(fake.folder / "blocks")
-        for arm in subset:
-            (folder / "arms" / arm).symlink_to(fake.folder / "arms" / arm)
-        read = read_run(folder)
-        results: dict[str, Any] = results_of(read)
-        results |= {"checks": judge(read, results), "replicates": [], "checks_across_seeds": []}
+    for i, arms in enumerate(combinations(names, size)):
+        results = judged(read_run(subset(fake, tmp_path / str(i), arms)))
+        results |= {"replicates": [], "checks_across_seeds": []}
         json.dumps(results, allow_nan=False)
         for row in results["checks"]:
             assert (row["verdict"] == "not judged") == (row["measured"] is None)
@@ -443,8 +440,7 @@ def test_results_json_is_what_is_returned(fake: FakeRun, results: dict[str, Any]
 
 def test_tables_hold_unrounded_numbers(fake: FakeRun, results: dict[str, Any]) -> None:
     tables = fake.folder / "report" / "tables"
-    with (tables / "arms.csv").open() as file:
-        rows = {row["arm"]: row for row in csv.DictReader(file)}
+    rows = read_rows(tables / "arms.csv")
     for name, arm in results["arms"].items():
         assert float(rows[name]["adapt_loss"]) == arm["adapt_loss"]
         assert float(rows[name]["val_forgetting"]) == arm["val_forgetting"]
@@ -455,10 +451,10 @@ def test_tables_hold_unrounded_numbers(fake: FakeRun, results: dict[str, Any]) -
     markdown = (tables / "arms.md").read_text().splitlines()
     assert len(markdown) == 2 + len(results["arms"])
     assert len({line.count("|") for line in markdown}) == 1
-    with (tables / "sources.csv").open() as file:
-        sources = list(csv.DictReader(file))
-    assert [row["source"] for row in sources] == ["math", "wiki", "web", "code"]
-    assert [int(row["blocks"]) for row in sources] == [20, 15, 40, 5]
+    sources = {name: int(row["blocks"]) for name, row in read_rows(tables / "sources.csv").items()}
+    assert [*sources.items()] == [("math", 20), ("wiki", 15), ("web", 40), ("code", 5)]
+    # Without cheaper scoring there is no table of it.
+    assert not cheaper_table(results).rows and not (tables / "cheaper.csv").exists()
 
 
 def test_costs_in_plain_steps(results: dict[str, Any]) -> None:
@@ -516,37 +512,33 @@ def test_the_page_is_one_well_formed_file_that_requests_nothing(
         assert arm in page
     assert "At equal compute it loses to fixed replay" in page
     assert str(fake.folder) not in page
+    assert results["disagreements"] == []
+    assert "Arms disagree" not in page and "Under way" not in page
 
 
-def test_inline_figures_follow_the_theme(results: dict[str, Any]) -> None:
-    figure = frontier(results)
-    assert figure is not None
-    svg = inline_svg(figure, "x")
+def test_inline_figures_follow_the_theme(plane: Figure) -> None:
+    svg = inline_svg(plane, "x")
     colours = set(re.findall(r"#[0-9a-f]{6}\b", svg))
     assert colours <= {"#000000", "#ffffff"}, colours
     assert "var(--rod)" in svg and "<style" not in svg
 
 
-def test_labels_in_figures_do_not_overlap(results: dict[str, Any]) -> None:
-    for draw, shown in (
-        (frontier, results), (forgetting_profile, [results]), (sampling_ratio, [results]),
-    ):  # fmt: skip
-        figure = draw(shown)  # type: ignore[operator]
+def test_labels_in_figures_do_not_overlap(results: dict[str, Any], plane: Figure) -> None:
+    shown: Any = [(None, results)]
+    for figure in (plane, forgetting_profile(shown), sampling_ratio(shown)):
         assert figure is not None
         for axes in figure.axes:
             texts = [text for text in axes.texts if text.get_text() and not text.get_rotation()]
             boxes = [text.get_window_extent() for text in texts]
             for (a, box_a), (b, box_b) in combinations(zip(texts, boxes, strict=True), 2):
-                assert not box_a.overlaps(box_b), (draw.__name__, a.get_text(), b.get_text())
+                assert not box_a.overlaps(box_b), (a.get_text(), b.get_text())
             for box in boxes:
                 assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
-def test_what_two_panels_show_is_named_in_one(results: dict[str, Any]) -> None:
-    figure = frontier(results)
-    assert figure is not None
+def test_arms_of_two_panels_are_labelled_in_one(results: dict[str, Any], plane: Figure) -> None:
     arms = {parse_arm(name).label for name in results["arms"]}
-    wide, near = ({text.get_text() for text in axes.texts} & arms for axes in figure.axes[:2])
+    wide, near = ({text.get_text() for text in axes.texts} & arms for axes in plane.axes[:2])
     assert wide & near == {"no replay", "RoD"}
     assert arms - {"base"} == wide | near
 
@@ -575,33 +567,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def add_variants(run: FakeRun, variants: dict[str, tuple[str, dict[str, Any]]] = VARIANTS) -> None:
-    """Variants of arms, as copies whose `arm.json` says what sets them apart."""
+    """Writes variants as copies of arms with other designs in `arm.json`."""
     plain = {
         "budget": 1.0, "multiplier": 1.0, "kappa": None, "share": None, "adaptation": None,
         "replay": None, "follow": None, "follow_by": None, "curriculum": None, "references": [],
     }  # fmt: skip
-    arms = run.folder / "arms"
+    rod = {"multiplier": 2.0, "kappa": 1.0, "references": ["specialist"]}
     for name in ("rod", "fixed_10", "fixed_32"):
-        rod = {"multiplier": 2.0, "kappa": 1.0, "references": ["specialist"]}
-        design = {**plain, **(rod if name == "rod" else {}), "of": name}
-        file = arms / name / "arm.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | design))
+        edit(run.file(name, "arm.json"), **plain | (rod if name == "rod" else {}), of=name)
     for name, (of, change) in variants.items():
-        shutil.copytree(arms / of, arms / name)
-        file = arms / name / "arm.json"
-        facts = json.loads(file.read_text()) | change | {"arm": name}
-        file.write_text(json.dumps(facts))
-        if "steps" in change:
-            write_steps(arms / name, facts, of)
-
-
-def write_steps(folder: Path, facts: dict[str, Any], of: str) -> None:
-    """As many steps in an arm's files as its `arm.json` tells of."""
-    (folder / "curriculum.rod").unlink()
-    width = 2 * K if of == "rod" else K
-    write_curriculum(folder / "curriculum.rod", of, facts["steps"], width, facts["seed"])
-    lines = (folder / "metrics.jsonl").read_text().splitlines()[:STEPS]
-    (folder / "metrics.jsonl").write_text("\n".join((2 * lines)[: facts["steps"]]) + "\n")
+        shutil.copytree(run.folder / "arms" / of, run.folder / "arms" / name)
+        facts = edit(run.file(name, "arm.json"), **change, arm=name)
+        if "steps" in change:  # as many in the other files
+            curriculum, metrics = (run.file(name, f) for f in ("curriculum.rod", "metrics.jsonl"))
+            curriculum.unlink()
+            width = 2 * K if of == "rod" else K
+            write_curriculum(curriculum, of, facts["steps"], width, facts["seed"])
+            lines = metrics.read_text().splitlines()[:STEPS]
+            metrics.write_text("\n".join((2 * lines)[: facts["steps"]]) + "\n")
 
 
 # One seed of these has no averages, and both have a longer RoD, which is no cheaper.
@@ -629,11 +612,9 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
     for seed, shift, lost in ((7, 0.0, 0.01), (8, 0.02, 0.03)):
         run = write_run(tmp_path / f"run_{seed}", arms=(*chord, "rod"), seed=seed, shift=shift)
         add_variants(run, CHEAPER if seed == 7 else {"rod_quarter": CHEAPER["rod_quarter"]})
-        file = run.folder / "arms" / "rod_quarter" / "evaluation.json"
-        evaluation = json.loads(file.read_text())
-        losses = evaluation["loss"]["adaptation"]
-        evaluation["loss"]["adaptation"] = {name: loss + lost for name, loss in losses.items()}
-        file.write_text(json.dumps(evaluation))
+        loss = json.loads(run.file("rod_quarter").read_text())["loss"]
+        more = {name: value + lost for name, value in loss["adaptation"].items()}
+        edit(run.file("rod_quarter"), loss=loss | {"adaptation": more})
         runs.append(results_of(read_run(run.folder)) | {"replicates": []})
     whole = [run["comparisons"]["rod"]["gap"] for run in runs]
     assert whole[0] < -0.05 and whole[1] == pytest.approx(whole[0] + 0.02)
@@ -644,9 +625,9 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
     assert one["rod_quarter"]["gap"] == pytest.approx(whole[0] + 0.01)
     assert one["rod_quarter"]["kept"] == pytest.approx((whole[0] + 0.01) / whole[0])
     assert one["rod_averages"]["kept"] == one["rod"]["kept"] == 1  # a copy of RoD
-    assert one["rod_shorter"]["kept"] is None  # of a run that was trained on less
+    assert one["rod_shorter"]["kept"] is None  # it was trained on less
     assert one["rod_quarter"]["compute"] == STEPS * 7 / 6
-    # of the steps 0, 10 and 20, by what RoD wrote down
+    # means over the steps 0, 10 and 20 in RoD's metrics
     assert one["rod_quarter"]["overlap"] == pytest.approx(0.6)
     assert one["rod_quarter"]["share_drift"] == 0 and one["rod_averages"]["overlap"] is None
     assert one["rod_quarter"]["rank_correlation"] is None
@@ -662,10 +643,6 @@ def test_cheaper_scoring_against_the_gain_of_rod(tmp_path: Path) -> None:
     assert both.to_markdown().count("\n") == 2 + len(rows)
 
 
-def test_a_run_without_cheaper_scoring_has_no_table_of_it(results: dict[str, Any]) -> None:
-    assert not cheaper_table(results).rows
-
-
 @pytest.mark.timeout(600)  # it draws every figure twice
 def test_everything_at_once(tmp_path: Path) -> None:
     few = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
@@ -674,21 +651,19 @@ def test_everything_at_once(tmp_path: Path) -> None:
     write_tasks(run)
     second = write_run(tmp_path / "seed_8", arms=few, seed=8, shift=0.01)
     other = write_run(tmp_path / "other", arms=few, seed=9)
-    before = sorted(other.folder.rglob("*"))
+    before = [sorted(shown.folder.rglob("*")) for shown in (second, other)]
     results = build_report(run.folder, replicates=[second.folder], settings=[other.folder])
-    assert sorted(other.folder.rglob("*")) == before
+    assert [sorted(shown.folder.rglob("*")) for shown in (second, other)] == before
     report = run.folder / "report"
     drawn = set(FIGURES) - {"under_way"}  # these arms have no training loss
     assert {file.stem for file in (report / "figures").iterdir()} == drawn
-    assert (report / "index.html").read_text().count("<svg") == len(drawn)
+    page = (report / "index.html").read_text()
+    assert page.count("<svg") == len(drawn) and "<h2>Cheaper scoring</h2>" in page
+    assert "seeds 7, 8" in page and "F<sub>val</sub>, seed 8" in page
     assert [setting["recipe"] for setting in results["settings"]] == ["other"]
-    assert "<h2>Cheaper scoring</h2>" in (report / "index.html").read_text()
-    arms, read = results["arms"], {}
+    arms = results["arms"]
     names = ("paper", "budgets", "transfer", "base_loss", "capabilities", "seeds", "cheaper")
-    for name in names:
-        with (report / "tables" / f"{name}.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        read[name] = {next(iter(row.values())): row for row in rows}
+    read = {name: read_rows(report / "tables" / f"{name}.csv") for name in names}
     rod = read["paper"]["rod"]
     assert float(rod["adapt_loss"]) == arms["rod"]["adapt_loss"]
     assert float(rod["paper_adapt_loss"]) == 1.859 and float(rod["paper_task_forgetting"]) == 0.107
@@ -707,17 +682,27 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert float(read["seeds"]["rod"]["adapt_loss_range"]) == pytest.approx(max(pair) - min(pair))
 
 
-def test_a_report_on_few_arms_leaves_out_what_it_cannot_show(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", arms=("base", "rod"))
+def test_a_report_on_few_arms_omits_what_it_cannot_show(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", arms=("base", "no_replay", "rod"))
+    loss = json.loads(run.file("no_replay").read_text())["loss"]
+    loss["replay"].pop("math")
+    edit(run.file("no_replay"), loss=loss)
+    report = run.folder / "report"
     results = build_report(run.folder)
-    figures = {file.stem for file in (run.folder / "report" / "figures").iterdir()}
-    assert figures == {"frontier", "replay_share", "scores"}
+    assert {file.stem for file in (report / "figures").iterdir()} == {
+        "frontier", "replay_share", "scores",
+    }  # fmt: skip
     assert results["reference_arm"] is None and results["chord"] == []
-    # A second report, now of the base alone, leaves nothing of the first behind.
-    (run.folder / "arms" / "rod" / "evaluation.json").unlink()
+    assert list(results["arms"]) == ["base", "rod"]
+    assert "replay sources ['code', 'web', 'wiki'] but arm 'base'" in results["disagreements"][0]
+    page = (report / "index.html").read_text()
+    assert "Arms disagree" in page and "no_replay is left out." in page
+    # A second report, now of the base alone, removes all files of the first.
+    for arm in ("no_replay", "rod"):
+        run.file(arm).unlink()
     results = build_report(run.folder)
-    assert list((run.folder / "report" / "figures").iterdir()) == []
-    assert results["notes"][0] == "Arm rod has not been evaluated and is left out."
+    assert list((report / "figures").iterdir()) == []
+    assert results["notes"][1] == "Arm rod has not been evaluated and is left out."
     assert "not run" in summarise(results)
 
 
@@ -727,23 +712,18 @@ def test_a_report_on_few_arms_leaves_out_what_it_cannot_show(tmp_path: Path) -> 
 def test_replicates_are_judged_each_and_together(tmp_path: Path) -> None:
     few = ("base", "fixed_10", "fixed_32", "fixed_50", "rod")
     runs = [
-        write_run(tmp_path / f"run_{seed}", arms=few, seed=seed, shift=shift)
+        judged(read_run(write_run(tmp_path / f"{seed}", arms=few, seed=seed, shift=shift).folder))
         for seed, shift in ((1, 0.0), (2, 0.004), (3, 0.2))
     ]
-    before = [sorted(file for file in run.folder.rglob("*")) for run in runs[1:]]
-    results = build_report(runs[0].folder, replicates=[run.folder for run in runs[1:]])
-    assert [sorted(file for file in run.folder.rglob("*")) for run in runs[1:]] == before
-    gaps = [measured(r, "chord_gap")["measured"] for r in (results, *results["replicates"])]
+    gaps = [check(run, "chord_gap")["measured"] for run in runs]
     assert gaps[1] - gaps[0] == pytest.approx(0.004) and gaps[2] - gaps[0] == pytest.approx(0.2)
-    (mean,) = results["checks_across_seeds"]
+    (mean,) = judge_across_seeds(runs)
     assert mean["measured"] == pytest.approx(sum(gaps) / 3)
     assert mean["verdict"] == ("holds" if sum(gaps) / 3 <= -0.015 else "fails")
-    text = format_checks(results)
+    text = format_checks(runs[0] | {"replicates": runs[1:], "checks_across_seeds": [mean]})
     assert "seed 1" in text and "seed 3" in text
     row = next(line for line in text.splitlines() if "equal forgetting (nats)" in line)
     assert f"{gaps[0]:.3f}" in row and f"{gaps[2]:.3f}" in row and row.endswith("fails")
-    page = (runs[0].folder / "report" / "index.html").read_text()
-    assert "seeds 1, 2, 3" in page and "F<sub>val</sub>, seed 2" in page
 
 
 def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: Path) -> None:
@@ -755,22 +735,21 @@ def test_a_replicate_may_share_blocks_and_base_and_may_be_unfinished(tmp_path: P
     results = build_report(run.folder, replicates=sorted(run.folder.glob("seed=*")))
     (replicate,) = results["replicates"]
     assert replicate["seed"] == 8
-    assert measured(replicate, "chord_gap")["measured"] == pytest.approx(
-        measured(results, "chord_gap")["measured"]
+    assert check(replicate, "chord_gap")["measured"] == pytest.approx(
+        check(results, "chord_gap")["measured"]
     )
     assert results["notes"] == ["Run seed=9 has no evaluated arm yet and is left out."]
     with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
         build_report(run.folder, replicates=[tmp_path / "mistyped"])
 
 
-def test_what_a_rebuild_moved_aside_is_no_arm(tmp_path: Path) -> None:
+def test_a_folder_that_a_rebuild_moved_aside_is_no_arm(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", arms=("base", "fixed_32", "rod"))
-    before = build_report(run.folder)
+    before = results_of(read_run(run.folder)), parts_of(run.folder)
     (run.folder / "arms" / "rod.replaced-1").mkdir()
-    assert read_run(run.folder).left_out == ()
     shutil.copytree(run.folder / "arms" / "rod", run.folder / "arms" / "rod.replaced-2")
-    assert build_report(run.folder) == before
-    for name in ("base", "fixed_32", "rod"):  # all that is evaluated is set aside
+    assert (results_of(read_run(run.folder)), parts_of(run.folder)) == before
+    for name in ("base", "fixed_32", "rod"):  # only folders moved aside are evaluated
         shutil.rmtree(run.folder / "arms" / name)
     with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
         read_run(run.folder)
@@ -787,85 +766,55 @@ def test_the_text_table_lines_up(results: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- wrong input
 
 
-def test_files_that_were_cut_make_no_report(tmp_path: Path) -> None:
-    arm = write_run(tmp_path / "run", arms=("base", "rod")).folder / "arms" / "rod"
-    curriculum, metrics = (arm / name for name in ("curriculum.rod", "metrics.jsonl"))
-    for file, part in (
-        (curriculum, curriculum.read_bytes()[:2000]),
-        (metrics, b""),
-        (metrics, metrics.read_bytes()[:-200]),
-    ):
-        whole = file.read_bytes()
-        file.write_bytes(part)
-        expected = rf"rod/{file.name} holds \d+ steps, but .*arm.json tells of 23: restore"
-        with pytest.raises(ValueError, match=expected):
-            read_run(arm.parent.parent)
-        file.write_bytes(whole)
-    for file in (curriculum, metrics):
-        file.rename(arm / "elsewhere")
-        with pytest.raises(ValueError, match=rf"rod/{file.name} is missing, and every trained arm"):
-            read_run(arm.parent.parent)
-        (arm / "elsewhere").rename(file)
-    for facts, missing in (('{"arm": "rod"}', "kind"), ('{"kind": "trained"}', "steps")):
-        (arm / "arm.json").write_text(facts)
-        with pytest.raises(ValueError, match=rf"rod/arm\.json lacks the key '{missing}'"):
-            read_run(arm.parent.parent)
-        with pytest.raises(ValueError, match=rf"rod/arm\.json lacks the key '{missing}'"):
-            Curriculum.open(curriculum, read_only=True)
-    (arm / "arm.json").unlink()
-    with pytest.raises(OSError, match=r"rod/arm\.json"):
-        read_run(arm.parent.parent)
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    return write_run(tmp_path_factory.mktemp("pair") / "run", arms=("base", "rod"))
 
 
-def test_wrong_files_are_named_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
-        build_report(tmp_path)
-    arms = write_run(tmp_path / "run", arms=("base", "rod")).folder / "arms"
-    file = arms / "rod" / "evaluation.json"
-    good = file.read_text()
-    evaluation = json.loads(good)
-    replay = evaluation["loss"]["replay"]
-    damaged = {
-        "not valid JSON": good[:-3],
-        "lacks the key 'loss'": json.dumps({"arm": "rod"}),
-        "loss nan for replay source 'web'": json.dumps(
-            evaluation | {"loss": {**evaluation["loss"], "replay": replay | {"web": float("nan")}}}
-        ),
-        "source 'law'": json.dumps(
-            evaluation | {"loss": {**evaluation["loss"], "replay": replay | {"law": 1.0}}}
-        ),
-    }
-    for message, text in damaged.items():
-        file.write_text(text)
-        with pytest.raises(ValueError, match=message) as error:
-            build_report(arms.parent)
-        assert "rod/evaluation.json" in str(error.value) and "\n" not in str(error.value)
+def with_loss(source: str, value: float) -> Callable[[bytes], bytes]:
+    """Returns a function that sets the loss of a replay source in an evaluation."""
+
+    def damage(content: bytes) -> bytes:
+        evaluation = json.loads(content)
+        evaluation["loss"]["replay"][source] = value
+        return json.dumps(evaluation).encode()
+
+    return damage
 
 
-def test_a_page_says_which_arms_disagree_and_why(tmp_path: Path) -> None:
-    arms = write_run(tmp_path / "run", arms=("base", "no_replay", "rod")).folder / "arms"
-    for name, change in (("rod", {"math": None}), ("no_replay", {})):
-        file = arms / name / "evaluation.json"
-        evaluation = json.loads(file.read_text())
-        replay = {k: v for k, v in evaluation["loss"]["replay"].items() if k not in change}
-        evaluation["loss"]["replay"] = replay
-        file.write_text(json.dumps(evaluation | {"inputs": {"blocks": f"of_{name}"}}))
-    results = build_report(arms.parent)
-    assert results is not None and list(results["arms"]) == ["base", "no_replay"]
-    (sentence,) = results["disagreements"]
-    assert "sources ['code', 'web', 'wiki'] but arm 'base'" in sentence
-    page = (arms.parent / "report" / "index.html").read_text()
-    assert "Arms disagree" in page and "rod is left out." in page
-    # the base does not tell which blocks it was evaluated on; once it does, both others disagree
-    base = arms / "base" / "evaluation.json"
-    base.write_text(json.dumps(json.loads(base.read_text()) | {"inputs": {"blocks": "of_rod"}}))
-    results = build_report(arms.parent)
-    assert results is not None and list(results["arms"]) == ["base"]
-    assert "is of blocks of_no_replay but that of arm 'base' of of_rod" in str(results)
-    json.loads((arms.parent / "report" / "results.json").read_text())
+TOO_FEW = r" holds \d+ steps, but .*arm\.json \D*23: restore"
 
 
-def test_agreeing_arms_have_no_warning(fake: FakeRun, results: dict[str, Any]) -> None:
-    assert results["disagreements"] == []
-    page = (fake.folder / "report" / "index.html").read_text()
-    assert "Arms disagree" not in page and "Under way" not in page
+@pytest.mark.parametrize(
+    ("name", "damage", "error"),
+    [
+        ("evaluation.json", lambda whole: whole[:-3], "not valid JSON"),
+        ("evaluation.json", lambda whole: b'{"arm": "rod"}', "lacks the key 'loss'"),
+        ("evaluation.json", with_loss("web", float("nan")), "loss nan for replay source 'web'"),
+        ("evaluation.json", with_loss("law", 1.0), "source 'law'"),
+        ("curriculum.rod", lambda whole: whole[:2000], TOO_FEW),
+        ("metrics.jsonl", lambda whole: b"", TOO_FEW),
+        ("metrics.jsonl", lambda whole: whole[:-200], TOO_FEW),
+        ("curriculum.rod", None, " is missing, expected one in every trained arm"),
+        ("metrics.jsonl", None, " is missing, expected one in every trained arm"),
+        ("arm.json", lambda whole: b'{"arm": "rod"}', "lacks the key 'kind'"),
+        ("arm.json", lambda whole: b'{"kind": "trained"}', "lacks the key 'steps'"),
+        ("arm.json", None, "No such file"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_sentence(
+    pair: FakeRun, name: str, damage: Callable[[bytes], bytes] | None, error: str
+) -> None:
+    file = pair.file("rod", name)
+    whole = file.read_bytes()
+    file.unlink()
+    if damage:
+        file.write_bytes(damage(whole))
+    kind = FileNotFoundError if error == "No such file" else ValueError
+    with pytest.raises(kind, match=error) as raised:
+        read_run(pair.folder)
+    assert f"rod/{name}" in str(raised.value) and "\n" not in str(raised.value)
+    if damage and name == "arm.json":
+        with pytest.raises(ValueError, match=rf"rod/arm\.json {error}"):
+            Curriculum.open(pair.file("rod", "curriculum.rod"), read_only=True)
+    file.write_bytes(whole)

@@ -1,4 +1,4 @@
-"""Replay on Demand on NeMo-RL: Ray drives Megatron policy workers that choose what they train on.
+"""Replay on Demand on NeMo-RL: Ray drives Megatron policy workers that choose their blocks.
 
     driver (algorithm.py)  -- a step number -->  every policy worker (worker.py):
                                                  pool -> losses -> scores -> top-k -> train()

@@ -41,7 +41,7 @@ class Run:
     logger: Any
     checkpointer: Any
     step: int  # the next one
-    prepared: Prepared  # what the loggers' runs have changed in this process
+    prepared: Prepared  # changes to this process for the loggers' runs
 
     def close(self, *, force: bool = False) -> None:
         """Ends the workers, frees the cluster and ends the loggers' runs.
@@ -61,7 +61,7 @@ def setup(config: dict[str, Any]) -> Run:
 
     Raises:
         ValueError: store, references, model and configuration do not belong together.
-        WorkerFailed: a worker refuses; the message says why.
+        WorkerFailed: a worker refuses; the message names the reason.
     """
     from nemo_rl.utils.checkpoint import CheckpointManager
     from nemo_rl.utils.logger import Logger

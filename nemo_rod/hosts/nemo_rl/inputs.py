@@ -9,8 +9,7 @@ from typing import Any
 from nemo_rod.config import Scoring, Selection
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
-from nemo_rod.files import digest, digest_of_files
-from nemo_rod.hosts.nemo_rl import conversions
+from nemo_rod.files import digest, digest_files
 from nemo_rod.hosts.nemo_rl.recipe_keys import SAVES_MEMORY
 from nemo_rod.hosts.nemo_rl.settings import short_precision
 from nemo_rod.selection import ReferenceLosses, References
@@ -75,13 +74,17 @@ def config_digest(config: dict[str, Any], arm: Arm) -> str:
     policy, rod, recorded = config["policy"], config["rod"], arm.recorded
     if rod["config_digest"] is not None:
         return str(rod["config_digest"])
+    model = policy["model_name"]
+    if Path(model).is_dir():  # whatever its path; the digest of the references covers the content
+        files = sorted(Path(model).glob("*.safetensors"))
+        model = digest(json.dumps([(file.name, file.stat().st_size) for file in files]).encode())
     megatron = policy["megatron_cfg"]
     optimizer = megatron.get("optimizer") or {}
     determining = {
-        "model": conversions.identity(policy["model_name"]),
+        "model": model,
         **{key: policy[key] for key in ("precision", "train_global_batch_size")},
         "arm": arm.as_digested()
-        | ({"recorded": digest_of_files([Path(recorded)])} if recorded else {}),
+        | ({"recorded": digest_files([Path(recorded)])} if recorded else {}),
         "steps": rod["steps"],
         "on_nonfinite": rod["selection"]["on_nonfinite"],
         "optimizer": {k: v for k, v in optimizer.items() if k not in SAVES_MEMORY},

@@ -39,7 +39,7 @@ class NemoRL(Local):
                 )
 
     def inputs(self, config: Config, *, scoring: bool) -> Inputs:
-        """Returns the overrides of NeMo-RL's own keys that determine what a job computes."""
+        """Returns the overrides of NeMo-RL's own keys that determine the result of a job."""
         return determining_overrides(config, scoring=scoring)
 
     def exports(self, arm: str) -> bool:

@@ -23,7 +23,7 @@ SETUP_SECONDS = 600.0  # minimum time limit of the first call, in which workers 
 
 
 class WorkerFailed(RuntimeError):
-    """A worker raised, died or stalled; the message says which rank and why."""
+    """A worker raised, died or stalled; the message names the rank and the reason."""
 
 
 class Workers:

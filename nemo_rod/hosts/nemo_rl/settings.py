@@ -44,7 +44,7 @@ class RoD:
     decay_steps: int | None = key(None, ">= 1")  # the same in steps; null: by decay_fraction
     seed: int = 42  # seed of the candidate stream
     hf: bool = False  # whether to write a Hugging Face checkpoint to <out>/hf at the end
-    role: str | None = one_of(None, "adaptation", "replay")  # what `nemo-rod reference` scores
+    role: str | None = one_of(None, "adaptation", "replay")  # role of the blocks to score
     tokenizer: str | None = None  # of the blocks; null: policy.tokenizer.name
     eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS
     trust_remote_code: bool = False  # NeMo-RL runs code beside a checkpoint: true if you trust it

@@ -105,8 +105,7 @@ class RoDWorkerMixin:
         if dist.get_rank() != dist.get_world_size() - 1:
             return None
         report = {name: value for name, value in vars(choice).items() if name != "pool"}
-        update = update_metrics(trained["global_loss"], trained, seconds)
-        return {**report, "metrics": update | peak_memory()}
+        return {**report, "metrics": update_metrics(trained, seconds) | peak_memory()}
 
     def rod_validate(self) -> dict[str, float]:
         """Returns the loss on the first held-out blocks of every source, nats per token."""
@@ -154,22 +153,19 @@ class RoDWorkerMixin:
         return ProcessGroupCollection.use_mpu_process_groups()
 
 
-def update_metrics(loss: Any, trained: dict[str, Any], seconds: float) -> dict[str, float]:
+def update_metrics(trained: dict[str, Any], seconds: float) -> dict[str, float]:
     """Returns an update's metrics, from the result of a worker's `train`.
 
-    The loss is one value or one per global batch. `flops`, the operations of the update, are there
-    if NeMo-RL has counted them.
+    They have `flops`, the operations of the update, if NeMo-RL has counted them: v0.6.0 and v0.7.0
+    do not.
     """
-    lr = trained["all_mb_metrics"].get("lr", [np.nan])
-    # NeMo-RL's own count; its workers of v0.6.0 and v0.7.0 have none
-    flops = {"flops": trained["total_flops"]} if "total_flops" in trained else {}
-    return {
-        **flops,
-        "train/loss": float(np.mean(np.asarray(loss))),
+    metrics = {
+        "train/loss": float(np.mean(np.asarray(trained["global_loss"]))),
         "train/grad_norm": float(np.mean(np.asarray(trained["grad_norm"]))),
-        "train/lr": float(np.mean(lr)),
+        "train/lr": float(np.mean(trained["all_mb_metrics"].get("lr", [np.nan]))),
         "timing/train/update": seconds,
     }
+    return metrics | ({"flops": trained["total_flops"]} if "total_flops" in trained else {})
 
 
 def train_batch(tokens: np.ndarray) -> Any:

@@ -33,7 +33,7 @@ MULTIPLIER = 2  # candidates per trained sample, by default
 
 
 def install(host: str, *args: Any, **options: Any) -> Any:
-    """Makes a job choose what it trains on: swaps the selector into its host's training loop.
+    """Makes a job select its training samples: swaps the selector into its host's training loop.
 
     Args:
         host: name of the host, a registered one (`nemo_rod.parts`).
@@ -76,7 +76,7 @@ def reference(host: str, *args: Any, **options: Any) -> None:
             out: folder of the references, one per role.
             roles, multiplier: as for `install`.
             checkpoint: folder of the reference model's checkpoints, in the job's format; by default
-                the pretrained checkpoint that the job names, or else what it loads. NeMo needs it.
+                the job's pretrained checkpoint, or else the one that it loads. NeMo needs it.
 
     Raises:
         ValueError: the host is unknown; there is no such checkpoint; or selection refuses the job.

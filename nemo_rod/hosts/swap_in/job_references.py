@@ -40,7 +40,7 @@ class HostReferenceJob(Job):
         Args:
             exists: the host's function that returns whether a folder has a checkpoint.
             others: folders that the job names, used in this order if `checkpoint` is not set.
-            setting: what to set where there is none.
+            setting: the setting that the error names.
 
         Raises:
             ValueError: there is no such checkpoint.

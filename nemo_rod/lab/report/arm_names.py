@@ -1,18 +1,18 @@
 """The parts of an arm's name: its kind, its position in lists, its label.
 
 Arms are named `base no_replay fixed_<percent> max_replay merge_<lambda> rod rod_<variant>`, and in
-ablations `<random|rho>_<random|rho>` (for adaptation and replay) and `control_<what>`; other names
-are used unchanged and listed last.
+ablations `<random|rho>_<random|rho>` (for adaptation and replay) and `control_<kind>`; other names
+are listed last, with their words as label.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-# From the base over the baselines to RoD and its variants, as arms are listed.
+# In the order in which arms are listed.
 Kind = Literal[
     "base", "no_replay", "fixed", "max_replay", "merge", "rod", "rod_variant",
     "ablation", "control", "other",
@@ -66,14 +66,19 @@ def parse_arm(name: str) -> ArmName:
         of = parse_arm(name.removesuffix("_converged"))
         return ArmName(name, "other", 0.0, f"{of.label}, converged")
     if name.startswith("control_"):
-        what = {"share": "shares", "source": "shares by source"}.get(name[8:], name[8:])
-        return ArmName(name, "control", 0.0, f"random, RoD's {what}")
+        copied = {"share": "shares", "source": "shares by source"}.get(name[8:], name[8:])
+        return ArmName(name, "control", 0.0, f"random, RoD's {copied}")
     if match := re.fullmatch(r"rod_(kappa_|m)(\d+(?:\.\d+)?)", name):
         sign = {"kappa_": "\u03ba", "m": "m"}[match[1]]
         return ArmName(name, "rod_variant", 0.0, f"RoD {sign} = {match[2]}")
     if name.startswith("rod_"):
         return ArmName(name, "rod_variant", 0.0, "RoD " + name[4:].replace("_", " "))
     return ArmName(name, "other", 0.0, name.replace("_", " "))
+
+
+def filter_kinds(names: Iterable[str], *kinds: Kind) -> list[str]:
+    """Returns the names of arms of these kinds."""
+    return [name for name in names if parse_arm(name).kind in kinds]
 
 
 def frontier_arms(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:

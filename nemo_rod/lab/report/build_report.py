@@ -15,7 +15,7 @@ from nemo_rod.lab.report.explorer import Texts, explore, render_explorer
 from nemo_rod.lab.report.page import render_page, render_under_way
 from nemo_rod.lab.report.paper_tables import PAPER_TABLES
 from nemo_rod.lab.report.results import results_of
-from nemo_rod.lab.report.run_files import Run, arm_folders, has_evaluated_arm, read_run
+from nemo_rod.lab.report.run_files import Run, arm_folders, is_evaluated, read_run
 from nemo_rod.lab.report.table import TABLES
 from nemo_rod.lab.report.under_way import has_begun, parts_of
 from nemo_rod.lab.report.verdicts import judge, judge_across_seeds
@@ -34,18 +34,18 @@ def build_report(
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
     Writes `results.json`, `tables/*.csv` and `.md`, `figures/*.svg` and `.png`, `index.html`, and
-    `curriculum.html` of a curriculum with scores; of a run without an evaluated arm, only pages.
-    Figures without data are left out, and checks that cannot be judged say why.
+    `curriculum.html` if a curriculum has scores; for a run without an evaluated arm, only pages.
+    Figures without data are left out; checks that cannot be judged have the reason as a note.
 
     Args:
         run_dir: Folder `runs/<recipe>` of a run.
-        recipe: Name of the recipe, if the folder has another one.
+        recipe: Name of the recipe, if it differs from the folder's.
         replicates: Folders of runs of the recipe with other seeds, only read. Blocks and base may
             be those of `run_dir`. Checks are judged on each run and across them.
         settings: Folders of runs of other recipes, shown beside this one; only read.
         report_dir: Folder of the report, if not in the run's folder.
         arms: Names of the recipe's arms; the page lists the missing ones.
-        texts: Texts of blocks, by the digest of their store and their ids, for the explorer.
+        texts: Returns the texts of blocks for the explorer, see `explore`.
 
     Returns:
         Content of `results.json`; None if no arm was evaluated.
@@ -58,20 +58,20 @@ def build_report(
 
     out, parts = report_dir or run_dir / "report", parts_of(run_dir, arms)
     name = recipe or run_dir.resolve().name
-    is_evaluated_yet = has_evaluated_arm(run_dir)
+    is_evaluated_yet = any(map(is_evaluated, arm_folders(run_dir)))
     if is_evaluated_yet or not has_begun(run_dir):
         run = replace(read_run(run_dir), recipe=name)
     explorer = write_explorer(run_dir, out, recipe=name, texts=texts)
     if not is_evaluated_yet:
         figure = draw("under_way", [], parts)
         svg = inline_svg(figure, "under_way") if figure else None
-        begun = render_under_way(name, parts, svg, explorer=explorer)
-        write_whole(out / "index.html", begun.encode())
+        page = render_under_way(name, parts, svg, explorer=explorer)
+        write_whole(out / "index.html", page.encode())
         return None
     results = judged(run)
     results["replicates"] = []
     for folder in map(Path, replicates):
-        if folder.is_dir() and not has_evaluated_arm(folder):
+        if folder.is_dir() and not any(map(is_evaluated, arm_folders(folder))):
             results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
         else:
             results["replicates"].append(judged(read_run(folder, shared_dir=run_dir)))
@@ -79,7 +79,7 @@ def build_report(
     others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
     for name in ("tables", "figures"):
-        shutil.rmtree(out / name, ignore_errors=True)  # files of removed arms contradict the rest
+        shutil.rmtree(out / name, ignore_errors=True)  # may hold files of removed arms
         (out / name).mkdir(parents=True)
     shown = [(run, results), *others]
     tables = {}
@@ -104,22 +104,23 @@ def build_report(
 
 
 def write_explorer(run_dir: Path, out: Path, *, recipe: str, texts: Texts | None) -> bool:
-    """Writes `curriculum.html` of RoD's curriculum, or of another arm with scores, if there is one.
+    """Writes `curriculum.html` for RoD's curriculum, or that of another arm with scores.
 
     Returns:
-        Whether there is one.
+        Whether there is such a curriculum.
     """
-    files = [folder / "curriculum.rod" for folder in arm_folders(run_dir)]
-    found = {file.parent.name: file for file in files if file.exists()}
-    for name in sorted(found, key=lambda name: ("rod" not in name, len(name), name)):
-        note = ""
+    folders = {folder.name: folder for folder in arm_folders(run_dir)}
+    for name in sorted(folders, key=lambda name: ("rod" not in name, len(name), name)):
+        file, note = folders[name] / "curriculum.rod", ""
+        if not file.exists():
+            continue
         try:
-            data = explore(found[name], texts)
+            data = explore(file, texts)
         except ValueError as error:
-            data, note = explore(found[name]), f"There are no texts here: {error}"
+            data, note = explore(file), f"Texts are not available: {error}"
         if data is not None:
-            arm = name.removesuffix(".partial")
-            page = render_explorer(data, recipe=recipe, arm=parse_arm(arm).label, note=note)
+            arm = parse_arm(name.removesuffix(".partial")).label
+            page = render_explorer(data, recipe=recipe, arm=arm, note=note)
             write_whole(out / "curriculum.html", page.encode())
             return True
     (out / "curriculum.html").unlink(missing_ok=True)
@@ -130,7 +131,7 @@ def judged(run: Run) -> dict[str, Any]:
     """Returns the results of a run with its verdicts.
 
     Raises:
-        ValueError: a file holds what no run writes.
+        ValueError: If a file holds invalid values.
     """
     with interpreting(run.folder, besides=(ValueError,)):
         results = results_of(run)

@@ -1,8 +1,8 @@
 """The mathematics of the claims: the fixed-replay chord and linear fits.
 
-The chord is what a tuned fixed replay share would reach. Fixed shares trade adaptation loss against
-forgetting along a curve that is close to straight in `ln F`. It is interpolated there between the
-trained arms, so that RoD can be compared with fixed replay at RoD's own forgetting.
+The chord estimates the result of a tuned fixed replay share. Fixed shares trade adaptation loss
+against forgetting along a curve that is almost straight in `ln F`. Interpolation in `ln F` between
+the trained arms gives a value at RoD's own forgetting, for the comparison.
 """
 
 from __future__ import annotations

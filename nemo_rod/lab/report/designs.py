@@ -1,4 +1,4 @@
-"""Differences between arms, from their `arm.json`: which belong in one figure or table."""
+"""Selects the arms of a figure or table by their designs in `arm.json`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WHOLE = 0.99  # scored share of the candidates' tokens that counts as whole
 def varying(arms: Arms, key: str, of: str = "rod") -> list[str]:
     """Returns an arm and its variants that differ in one key alone, sorted by its value.
 
-    Variants with other multipliers may also have other budgets, as the paper's have. The first arm
-    gives way to an equal one with the budget of more of them.
+    Variants with other multipliers may also have other budgets, as in the paper. An equal arm with
+    the steps of more variants replaces the arm itself.
 
     Empty if the arm was not trained or lacks the key; the arm alone if it has no such variant.
     """
@@ -61,9 +61,10 @@ def helped(arms: Arms) -> list[str]:
 
 
 def cheaper(arms: Arms) -> list[str]:
-    """Returns RoD, arms that choose with less scoring, and shorter RoD; empty without the second.
+    """Returns arms that choose with less scoring, preceded by RoD and shorter runs of it.
 
-    Less scoring means fewer scored tokens than the candidates have, for any reason.
+    Less scoring means fewer scored tokens than the candidates have, for any reason. Empty if no arm
+    scores less.
     """
     choosing = {
         name: arms[name]

@@ -4,17 +4,16 @@ const [source, from, to] = ["source", "from", "to"].map((id) => document.getElem
 const SHOWN = 12; // blocks of a kind
 
 function option(select, value, text) {
-  const made = document.createElement("option");
-  made.value = value;
-  made.textContent = text;
-  select.append(made);
+  const item = element("option", text);
+  item.value = value;
+  select.append(item);
 }
 
 function element(name, text, className) {
-  const made = document.createElement(name);
-  made.textContent = text;
-  if (className) made.className = className;
-  return made;
+  const item = document.createElement(name);
+  item.textContent = text;
+  if (className) item.className = className;
+  return item;
 }
 
 function number(value, digits) {
@@ -38,7 +37,7 @@ function card(block) {
   return item;
 }
 
-/** Evenly from the best to the worst, as many as fit. */
+/** Returns at most SHOWN blocks, evenly from the highest score to the lowest. */
 function some(blocks) {
   const sorted = [...blocks].sort((a, b) => b[4] - a[4]);
   if (sorted.length <= SHOWN) return sorted;

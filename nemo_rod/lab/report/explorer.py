@@ -1,7 +1,7 @@
-"""The curriculum explorer: blocks that a source won and lost with, over any range of steps.
+"""The curriculum explorer: chosen and dropped blocks of a source over any range of steps.
 
-One static page, `curriculum.html`. It holds counts and mean scores of all candidates, and of some
-of them the text; how many is bounded, so that the page of a long run opens on a phone.
+One static page, `curriculum.html`, with counts and mean scores of all candidates, and texts of
+some. Their number is bounded, so that the page of a long run opens on a phone.
 
 Shape suffixes: C = all candidates of a part of the run.
 """
@@ -21,9 +21,9 @@ from nemo_rod.lab.report.page import render
 from nemo_rod.selection.curriculum.header import DIFFERENCE, CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum, CurriculumArrays
 
-MAX_RANGES = 12  # parts of the run that a range of steps is made of
+MAX_RANGES = 12  # parts of the run that can be selected
 MAX_BLOCKS = 1200  # blocks with their text on the page
-MAX_OF_A_KIND = 5  # of these, chosen or dropped ones of a source in one part of the run
+MAX_OF_A_KIND = 5  # chosen or dropped blocks of a source in one part of the run
 MAX_CHARACTERS = 400  # of a block's text
 
 Texts = Callable[[str, Sequence[int]], list[str]]
@@ -31,15 +31,15 @@ Numbers = dict[str, Any]
 
 
 def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
-    """Returns what the page shows of a curriculum; None if it has no scored step.
+    """Returns a curriculum's data for the page; None if it has no scored step.
 
     Args:
         path: `curriculum.rod`, also of a run under way.
-        texts: Returns the texts of blocks, by the digest of their store and their ids; None for
+        texts: Returns the texts of blocks, given the digest of their store and their ids; None for
             no texts.
 
     Raises:
-        ValueError: If the file is no curriculum, or the texts cannot be read.
+        ValueError: If the file is not a curriculum, or the texts cannot be read.
     """
     with Curriculum.open(path, read_only=True) as curriculum:
         header, num_steps = curriculum.header, len(curriculum)
@@ -54,21 +54,24 @@ def explore(path: Path, texts: Texts | None = None) -> dict[str, Any] | None:
             rows = slice(int(part[0]), int(part[-1]) + 1)
             cells += _cells(header, arrays, rows, part=len(ranges), some=some)
             ranges.append([int(arrays.step[rows.start]), int(arrays.step[rows.stop - 1])])
-    kinds_of_all = [cell[kind] for cell in cells for kind in ("chosen", "dropped")]
-    ids = sorted({block[1] for kind in kinds_of_all for block in kind["blocks"]})
-    found = texts(header.store, ids) if texts else []
+    groups = [cell[kind] for cell in cells for kind in ("chosen", "dropped")]
+    ids = sorted({block[1] for group in groups for block in group["blocks"]})
+    by_id = dict(zip(ids, texts(header.store, ids), strict=True)) if texts else {}
+    for number, text in by_id.items():
+        if len(text) > MAX_CHARACTERS:
+            by_id[number] = text[: MAX_CHARACTERS - 1] + "\u2026"
     return {
         "sources": [[row.role, row.name] for row in header.sources],
         "ranges": ranges,
         "cells": cells,
-        "texts": {number: _cut(text) for number, text in zip(ids, found, strict=bool(texts))},
+        "texts": by_id,
     }
 
 
 def _cells(
     header: CurriculumHeader, arrays: CurriculumArrays, rows: slice, *, part: int, some: int
 ) -> Iterator[Numbers]:
-    """Yields counts, means and some blocks of every source that has candidates in these steps."""
+    """Yields counts, sums and some blocks of every source that has candidates in these steps."""
     columns: tuple[Any, ...] = (arrays.block_ids, arrays.loss, arrays.score, arrays.chosen)
     id_C, loss_C, score_C, chosen_C = (np.ravel(column[rows]) for column in columns)
     step_C = np.repeat(arrays.step[rows], arrays.block_ids.shape[1])
@@ -77,15 +80,11 @@ def _cells(
     def block(place: int) -> list[float | int | None]:
         """Returns step, id, loss, reference and score; null for a loss that is not recorded."""
         loss, score = float(loss_C[place]), float(score_C[place])
-        known = math.isfinite(loss)
-        is_difference = known and header.score == DIFFERENCE
-        return [
-            int(step_C[place]),
-            int(id_C[place]),
-            round(loss, 4) if known else None,
-            round(loss - score, 4) if is_difference else None,
-            round(score, 4),
-        ]
+        numbers: list[int | float | None] = [int(step_C[place]), int(id_C[place]), None, None]
+        if math.isfinite(loss):
+            numbers[2] = round(loss, 4)
+            numbers[3] = round(loss - score, 4) if header.score == DIFFERENCE else None
+        return [*numbers, round(score, 4)]
 
     def kind(places: npt.NDArray[np.int64]) -> Numbers:
         """Returns a kind's count, sum of scores, and some blocks, evenly from best to worst."""
@@ -104,15 +103,11 @@ def _cells(
             yield {"source": source, "range": part, "chosen": kind(won), "dropped": kind(lost)}
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "\u2026"
-
-
 def render_explorer(data: dict[str, Any], *, recipe: str, arm: str, note: str = "") -> str:
-    """Returns the whole page on what `explore` returned; the note says why there are no texts."""
+    """Returns the page for the data of `explore`; the note is the reason for missing texts."""
     from markupsafe import Markup
 
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # a text must not end the element that holds it
+    # a text must not close its own element
     safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return render("explorer.html", data=Markup(safe), recipe=recipe, arm=arm, note=note)

@@ -6,6 +6,7 @@ any steps.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,15 +79,12 @@ class History:
         """
         offered_O = self.candidates_TO[:, self.is_replay_O].sum(axis=0)
         chosen_O = self.chosen_TO[:, self.is_replay_O].sum(axis=0)
-        names = [n for n, replay in zip(self.source_names, self.is_replay_O, strict=True) if replay]
         if chosen_O.sum() == 0:
             return None
-        return {
-            name: float((chosen / chosen_O.sum()) / (offered / offered_O.sum()))
-            if offered
-            else None
-            for name, chosen, offered in zip(names, chosen_O, offered_O, strict=True)
-        }
+        shares = zip(chosen_O / chosen_O.sum(), offered_O / offered_O.sum(), strict=True)
+        ratios = [float(chosen / offered) if offered else None for chosen, offered in shares]
+        names = itertools.compress(self.source_names, self.is_replay_O)
+        return dict(zip(names, ratios, strict=True))
 
 
 def read_history(path: Path) -> History:

@@ -1,6 +1,6 @@
 """The report as one HTML file, without scripts or requests, figures inlined as SVG.
 
-Markup, style and fixed prose are in the Jinja2 templates beside this file; what they fill in is
+Markup, style and fixed prose are in the Jinja2 templates beside this file; their values are
 prepared here.
 """
 
@@ -14,19 +14,18 @@ from typing import Any
 from nemo_rod.lab.report import table
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.paper import paper_arms, title_of
+from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.style import COLOURS, arm_colour
 from nemo_rod.lab.report.under_way import Part
 from nemo_rod.lab.report.verdicts import check_rows
 
-Results = Mapping[str, Any]
-
 
 def render(template: str, **values: Any) -> str:
-    """Returns a filled-in page; values are escaped, and missing ones refused."""
+    """Returns a page from a template; values are escaped, and an undefined value is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup, escape
 
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         trim_blocks=True,
@@ -35,10 +34,10 @@ def render(template: str, **values: Any) -> str:
         undefined=StrictUndefined,
     )
     subscript = Markup("F<sub>val</sub>")
-    made.filters["typeset"] = lambda text: escape(text).replace("F_val", subscript)
+    environment.filters["typeset"] = lambda text: escape(text).replace("F_val", subscript)
     for theme, name in enumerate(("light", "dark")):
         values[name] = " ".join(f"--{role}: {pair[theme]};" for role, pair in COLOURS.items())
-    return made.get_template(template).render(values)
+    return environment.get_template(template).render(values)
 
 
 def render_page(
@@ -55,13 +54,13 @@ def render_page(
         results: Content of `results.json`, with checks and replicates.
         tables: Tables by name; empty ones are left out.
         pictures: Inline SVGs by figure name; missing figures are left out.
-        parts: What the run makes; shown if some of it is missing.
-        explorer: Whether there is a curriculum explorer to lead to.
+        parts: Parts of the run; shown if one is missing.
+        explorer: Whether to link to a curriculum explorer.
     """
     runs = [results, *results["replicates"]]
     base = results["arms"].get("base") or {"adapt_loss": None}
     rod, comparison = (results[key].get("rod", {}) for key in ("arms", "comparisons"))
-    names = [parse_arm(name) for name in results["arms"]]
+    names = list(results["arms"])
     role_of = {colours[0]: role for role, colours in COLOURS.items()}
     seeds = [str(run["seed"]) for run in runs if run["seed"] is not None]
     subtitle = f"{len(names)} arms"
@@ -100,7 +99,7 @@ def render_page(
         tiles=[(name, show(value)) for name, value, show in tiles if value is not None],
         checks=checks,
         tables=tables,
-        marks={arm.name: f"var(--{role_of[arm_colour(arm, names)]})" for arm in names},
+        marks={name: f"var(--{role_of[arm_colour(name, names)]})" for name in names},
         notes=results["notes"],
         base_loss=None if base["adapt_loss"] is None else f"{base['adapt_loss']:.3f}",
         is_papers=bool(paper_arms(results["recipe"])),
@@ -118,9 +117,9 @@ def render_page(
 def render_under_way(
     recipe: str, parts: Sequence[Part], figure: str | None, *, explorer: bool
 ) -> str:
-    """Returns the page of a run of which no arm has been evaluated yet; see `render_page`.
+    """Returns the page of a run without an evaluated arm; see `render_page`.
 
-    The figure, as inline SVG, is of how training goes; None without a step.
+    The figure, an inline SVG, shows the metrics of training; None before the first step.
     """
     return render(
         "under_way.html", recipe=recipe, figure=figure, explorer=explorer, disagreements=[],
@@ -129,7 +128,7 @@ def render_under_way(
 
 
 def _standing(parts: Sequence[Part]) -> dict[str, Any]:
-    """Returns what there is and what is missing; nothing of a run that is complete."""
+    """Returns the template's values on the parts; `standing` is empty for a complete run."""
     missing = [part.label for part in parts if part.is_missing]
     return {
         "standing": list(parts) if missing else [],
@@ -139,7 +138,7 @@ def _standing(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def summarise(results: Results) -> str:
-    """Returns plain sentences on the outcome, on failed claims and on those not judged."""
+    """Returns plain sentences on the outcome, the failed claims and those not judged."""
     rod = results["arms"].get("rod")
     comparison = results["comparisons"].get("rod", {})
     checks = {check["id"]: check for check in results["checks"]}
@@ -147,11 +146,11 @@ def summarise(results: Results) -> str:
     if rod is None:
         text = ["RoD was not run, so there is nothing to compare the baselines with yet."]
     elif rod["val_forgetting"] is None:
-        text = ["The base model was not evaluated, so what the arms forgot is unknown."]
+        text = ["The base model was not evaluated, so the arms' forgetting is unknown."]
     else:
         text = [
-            f"RoD reaches an adaptation loss of {rod['adapt_loss']:.3f} nats per token and forgets "
-            f"{rod['val_forgetting']:.3f} nats of what the base model knew."
+            f"RoD reaches an adaptation loss of {rod['adapt_loss']:.3f} nats per token and a "
+            f"forgetting F_val of {rod['val_forgetting']:.3f} nats per token."
         ]
 
     def side(value: float) -> str:
@@ -173,7 +172,7 @@ def summarise(results: Results) -> str:
         text.append(sentence[:1].upper() + sentence[1:] + ".")
 
     if rod is not None and rod["replay_share"] is not None:
-        share = f"Nobody set its replay share: it averages {100 * rod['replay_share']:.0f} %"
+        share = f"Its replay share is not a setting: it averages {100 * rod['replay_share']:.0f} %"
         if deciles := rod["share_by_decile"]:
             share += f", from {100 * deciles[0]:.0f} % in the first tenth of the run to "
             share += f"{100 * deciles[-1]:.0f} % in the last"
@@ -204,14 +203,14 @@ def summarise(results: Results) -> str:
         for key in (("claim", "holds"), ("claim", "fails"), ("claim", "not judged"))
     )
     judged, num_runs = len(held) + len(failed), 1 + len(results["replicates"])
-    seeds = f" in each of {num_runs} runs" if num_runs > 1 else ""
+    in_runs = f" in each of {num_runs} runs" if num_runs > 1 else ""
     if not judged:
         return " ".join([*text, "No claim could be judged."])
     if failed:
-        text.append(f"Of the {judged} claims that could be judged, {len(held)} hold{seeds}.")
-        text.append("What does not hold: " + "; ".join(failed) + ".")
+        text.append(f"Of the {judged} claims that could be judged, {len(held)} hold{in_runs}.")
+        text.append("These fail: " + "; ".join(failed) + ".")
     else:
-        text.append(f"All {judged} claims that could be judged hold{seeds}.")
+        text.append(f"All {judged} claims that could be judged hold{in_runs}.")
     if open_:
         text.append("Not judged: " + "; ".join(open_) + ".")
     return " ".join(text)

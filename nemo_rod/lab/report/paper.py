@@ -1,4 +1,4 @@
-"""The paper's own numbers for its settings, all of them from paper.json."""
+"""The paper's own numbers for its settings, from paper.json."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def paper() -> dict[str, Any]:
 
 def paper_arms(recipe: str) -> dict[str, dict[str, float]]:
     """Returns the paper's numbers of a recipe's arms; empty if the setting is not the paper's."""
-    found: dict[str, dict[str, float]] = {}
+    arms: dict[str, dict[str, float]] = {}
     for label in ("tab:cross_scale", "tab:rod_convergence", "tab:frontier_full"):
         for arm, numbers in paper()[label].get(recipe, {}).items():
-            found[arm] = {**found.get(arm, {}), **numbers}
-    return found
+            arms[arm] = {**arms.get(arm, {}), **numbers}
+    return arms
 
 
 def paper_value(label: str, key: str, recipe: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.arm_names import filter_kinds, parse_arm
 from nemo_rod.lab.report.designs import cheaper, continued, helped, scored_share
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
+from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.table import (
     ARM,
     Column,
@@ -24,7 +24,6 @@ from nemo_rod.lab.report.table import (
 )
 from nemo_rod.selection.fidelity import PREFIXES
 
-Results = Mapping[str, Any]
 _MEASURES = {
     "adapt_loss": ("adaptation loss", decimals(3)),
     "val_forgetting": ("F_val", decimals(3)),
@@ -33,9 +32,9 @@ _MEASURES = {
 }
 
 
-_PREFIX_OF = {eighths: name for name, eighths in PREFIXES.items()}
-# gap: distance of an arm's adaptation loss below the chord of fixed replay, at equal F_val;
-# kept: its gain over RoD's, for equal trained tokens; the last three are of RoD's own steps
+_PREFIX_NAMES = {eighths: name for name, eighths in PREFIXES.items()}
+# gap: an arm's adaptation loss less that of the chord of fixed replay at equal F_val;
+# kept: its gap over RoD's, for equal trained tokens; the last three columns are of RoD's own steps
 _CHEAPER = (
     Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
     Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
@@ -64,7 +63,7 @@ def paper_table(results: Results) -> Table:
 
 
 def budgets_table(results: Results) -> Table:
-    """Returns arms that were also trained with other budgets, each with these, by budget."""
+    """Returns arms that were also trained with other budgets, with their variants, by budget."""
     arms = results["arms"]
     names = [name for path in continued(arms) for name in path]
     columns = (
@@ -81,7 +80,7 @@ def transfer_table(results: Results) -> Table:
     """Returns arms with another model's curriculum or references, beside the main arms."""
     arms = results["arms"]
     names = helped(arms)
-    beside = [n for n in arms if parse_arm(n).kind in ("no_replay", "fixed", "rod")]
+    beside = filter_kinds(arms, "no_replay", "fixed", "rod")
     columns = (
         ARM,
         Column("curriculum", "Curriculum of", is_text=True),
@@ -92,8 +91,8 @@ def transfer_table(results: Results) -> Table:
     for name in [*beside, *names] if names else []:
         design = arms[name]["design"] or {}
         references = ", ".join(design.get("references") or []) or None
-        said = {"curriculum": design.get("curriculum"), "references": references}
-        rows.append({**arms[name], "arm": name, **said})
+        borrowed = {"curriculum": design.get("curriculum"), "references": references}
+        rows.append({**arms[name], "arm": name, **borrowed})
     return Table("transfer", columns, tuple(rows))
 
 
@@ -138,8 +137,8 @@ def capabilities_table(results: Results) -> Table:
 def cheaper_table(results: Results) -> Table:
     """Returns RoD and every arm that scores less: means over seeds, and their range.
 
-    It shows the cost of each, the share of the gain that it keeps, and what scoring the same prefix
-    would have chosen in the steps of RoD itself.
+    Shows the cost of each, the share of RoD's gain that it keeps, and the agreement of its prefix
+    with whole candidates in RoD's own steps.
     """
     runs = [results, *results["replicates"]]
     by_run: list[dict[str, dict[str, Any]]] = []
@@ -155,14 +154,14 @@ def cheaper_table(results: Results) -> Table:
             if rod and gap is not None and rod["trained_tokens"] == arm["trained_tokens"]:
                 whole = comparisons["rod"]["gap"]
                 row["kept"] = gap / whole if whole < 0 else None
-            prefix = _PREFIX_OF.get(arm["design"]["scored_eighths"], "")
+            prefix = _PREFIX_NAMES.get(arm["design"]["scored_eighths"], "")
             by_run[-1][name] = {**row, **run["prefixes"].get(prefix, {})}
     rows = []
     for name in in_order(name for run in by_run for name in run):
-        of_runs = [run[name] for run in by_run if name in run]
-        row = {"arm": name, "scored": of_runs[0]["scored"], "compute": of_runs[0]["compute"]}
+        values = [run[name] for run in by_run if name in run]
+        row = {"arm": name, "scored": values[0]["scored"], "compute": values[0]["compute"]}
         for key in (column.key for column in _CHEAPER):
-            row[key], row[f"{key}_range"] = mean_and_range(run.get(key) for run in of_runs)
+            row[key], row[f"{key}_range"] = mean_and_range(value.get(key) for value in values)
         rows.append(row)
     columns = [
         ARM,

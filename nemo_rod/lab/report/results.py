@@ -10,7 +10,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
     profile                    fits over sources, see `profiles_of`
-    prefixes                   mean effect of scoring only a prefix, in RoD's steps
+    prefixes                   mean effect of scoring only a prefix, over RoD's steps
 
 Comparisons with fixed replay use the chord (`chord.py`) through the fixed arms and the no-replay
 arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
@@ -26,21 +26,46 @@ from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pe
 from nemo_rod.lab.report.run_files import ROLES, Arm, Run
 from nemo_rod.selection.forgetting import forgetting_by_source
 
+Results = Mapping[str, Any]  # content of `results.json`
+Shown = tuple[Run, Results]
+
 SCHEMA = 1
 REFERENCE_PERCENT = 32.0  # for this fixed share, the thresholds of `verdicts.py` were set
+CHORD_KINDS = ("no_replay", "fixed")  # of arms that the chord may go through
 COSTS = ("trained_tokens", "scored_tokens", "compute", "wall_seconds")  # keys of `arm.json`
 BUDGET_TOLERANCE = 0.01  # relative difference up to which budgets count as equal
 
 
 def results_of(run: Run) -> dict[str, Any]:
-    """Returns all measurements of one run; `checks` are added by `verdicts.judge`.
+    """Returns all measurements of one run; `verdicts.judge` adds the `checks`.
 
     Raises:
         ValueError: If the weights of the evaluated sources cannot be normalised.
     """
     arms = {name: _arm_results(run, arm) for name, arm in run.arms.items()}
-    reference = reference_arm(run)
-    chord_arms, notes = _chord_arms(run, reference)
+    against = min(  # the fixed arm that RoD is compared with
+        (arm for arm in run.arms.values() if arm.name.kind == "fixed"),
+        key=lambda arm: (abs(arm.name.value - REFERENCE_PERCENT), arm.name.value),
+        default=None,
+    )
+    reference = against.name.name if against else None
+    chord_arms, notes = [], []
+    for name, arm in run.arms.items() if against else ():
+        tokens, expected = (one.facts.get("trained_tokens") for one in (arm, against))
+        if arm is against or (arm.name.kind in CHORD_KINDS and same_budget(tokens, expected)):
+            chord_arms.append(name)
+        elif arm.name.kind in CHORD_KINDS:
+            notes.append(
+                f"Arm {name} is not part of the fixed-replay chord: it trained on {tokens} tokens, "
+                f"{reference} on {expected}."
+            )
+    notes += [f"Arm {name} has not been evaluated and is left out." for name in run.left_out]
+    if "base" not in run.arms:
+        notes.append("The base model has not been evaluated, so forgetting is unknown.")
+    first = next(iter(run.arms.values()))
+    for role in ROLES:
+        if unseen := sorted(set(run.block_counts[role]) - set(first.loss[role])):
+            notes.append(f"Held-out losses are missing for the {role} sources {', '.join(unseen)}.")
     chord = chord_of(arms, chord_arms)
     return {
         "schema": SCHEMA,
@@ -51,13 +76,8 @@ def results_of(run: Run) -> dict[str, Any]:
         "reference_arm": reference,
         "chord": chord_arms if chord else [],
         "comparisons": {
-            name: _comparison(
-                arm,
-                arms[name],
-                run.arms[reference] if reference else None,
-                chord,
-                on_chord=name in chord_arms,
-            )
+            name: {"on_chord": name in chord_arms}
+            | _comparison(arm, arms[name], against, None if name in chord_arms else chord)
             for name, arm in run.arms.items()
         },
         "costs": _costs(run),
@@ -65,11 +85,11 @@ def results_of(run: Run) -> dict[str, Any]:
         "sources": run.block_counts,
         "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,
         "disagreements": run.disagreements,
-        "notes": notes + _notes(run),
+        "notes": notes,
     }
 
 
-def profiles_of(arms: Mapping[str, Mapping[str, Any]], reference: str | None) -> dict[str, Any]:
+def profiles_of(arms: Mapping[str, Results], reference: str | None) -> dict[str, Any]:
     """Returns the profile of every arm except the base and no replay, by name.
 
     Forgetting and sampling by source against vulnerability (paper, "forgetting profiles"):
@@ -78,8 +98,8 @@ def profiles_of(arms: Mapping[str, Mapping[str, Any]], reference: str | None) ->
         pearson_r             of its sampling ratios with no-replay forgetting
         pearson_r_residual    of its sampling ratios with residual forgetting under fixed replay
 
-    A single source with far more forgetting than the others can determine all of them. Therefore
-    each also exists `_without` the source whose no-replay forgetting is farthest from the mean.
+    A single source with far more forgetting than the others can determine all of them. Each is
+    therefore repeated `_without` the source whose no-replay forgetting is farthest from the mean.
 
     Args:
         arms: Arms of a results dictionary.
@@ -94,7 +114,7 @@ def profiles_of(arms: Mapping[str, Mapping[str, Any]], reference: str | None) ->
             continue
         profile: dict[str, Any] = {}
         left, ratio = arm["forgetting_by_source"] or {}, known(arm["sampling_ratio_by_source"])
-        # where no source is influential, there is nothing to fit without one
+        # without an influential source, the second fit has no points
         for suffix, is_used in (
             ("", lambda source: True),
             ("_without", lambda source: influential not in (None, source)),
@@ -113,18 +133,11 @@ def profiles_of(arms: Mapping[str, Mapping[str, Any]], reference: str | None) ->
 
 
 def known(values: Mapping[str, float | None] | None) -> dict[str, float]:
-    """Returns the values that there are."""
+    """Returns the values that are not None."""
     return {name: value for name, value in (values or {}).items() if value is not None}
 
 
-def reference_arm(run: Run) -> str | None:
-    """Returns the fixed arm that RoD is compared with: 32 %, else the closest; None without any."""
-    fixed = [arm.name for arm in run.arms.values() if arm.name.kind == "fixed"]
-    fixed.sort(key=lambda name: (abs(name.value - REFERENCE_PERCENT), name.value))
-    return fixed[0].name if fixed else None
-
-
-def chord_of(arms: Mapping[str, Mapping[str, Any]], names: list[str]) -> Chord | None:
+def chord_of(arms: Mapping[str, Results], names: list[str]) -> Chord | None:
     """Returns the chord through arms of a results dictionary; None if they do not span one."""
     points = [
         ChordPoint(name, arms[name]["val_forgetting"], arms[name]["adapt_loss"])
@@ -171,69 +184,46 @@ def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> fl
     total = sum(counts[name] for name in values)
     if total <= 0:
         raise ValueError(
-            f"sources {sorted(values)} have no training block between them, so their losses cannot "
-            f"be weighted; prepare the blocks again"
+            f"sources {sorted(values)} have no training blocks, so their losses have no weights; "
+            "prepare the blocks again"
         )
     return math.fsum(counts[name] * value for name, value in values.items()) / total
 
 
-def _chord_arms(run: Run, reference: str | None) -> tuple[list[str], list[str]]:
-    """Returns the arms that span the chord, and why others of their kind do not."""
-    if reference is None:
-        return [], []
-    names, notes = [], []
-    expected = run.arms[reference].facts.get("trained_tokens")
-    for name, arm in run.arms.items():
-        if arm.name.kind not in ("no_replay", "fixed"):
-            continue
-        found = arm.facts.get("trained_tokens")
-        if name == reference or same_budget(found, expected):
-            names.append(name)
-        else:
-            notes.append(
-                f"Arm {name} is not part of the fixed-replay chord: it trained on {found} tokens, "
-                f"{reference} on {expected}."
-            )
-    return names, notes
-
-
 def _comparison(
-    arm: Arm, values: Mapping[str, Any], against: Arm | None, chord: Chord | None, *, on_chord: bool
+    arm: Arm, values: Results, against: Arm | None, chord: Chord | None
 ) -> dict[str, Any]:
     """Returns an arm's comparison with the reference arm's budgets and the fixed-replay chord."""
+    ours, theirs = arm.facts, against.facts if against else {}
     is_merge, is_base = arm.name.kind == "merge", arm.name.kind == "base"
-    same_tokens = same_compute = None
-    if is_merge:
-        same_tokens = same_compute = True  # costs no more than the no-replay arm that it contains
-    elif against is not None and not is_base:
-        ours, theirs = arm.facts, against.facts
+
+    def ratio(key: str) -> float | None:
+        known = ours.get(key) is not None and theirs.get(key)
+        return float(ours[key] / theirs[key]) if known else None
+
+    # a merge costs no more than the no-replay arm that it contains
+    same_tokens = same_compute = True if is_merge else None
+    if against and not is_merge and not is_base:
         same_tokens = same_budget(ours.get("trained_tokens"), theirs.get("trained_tokens"))
         # Steps are whole, so compute budgets are only equal to within one of them.
         compute, steps = ours.get("compute"), ours.get("steps")
         one_step = compute / steps if compute and steps else 0.0
         same_compute = same_budget(compute, theirs.get("compute"), one_step)
     forgetting, adapt_loss = values["val_forgetting"], values["adapt_loss"]
-    value = None
-    if chord and not on_chord and forgetting is not None and adapt_loss is not None:
-        value = chord.at(forgetting)
+    is_measured = forgetting is not None and adapt_loss is not None
+    value = chord.at(forgetting) if chord and is_measured else None
     gap = adapt_loss - value.adapt_loss if value else None
     return {
-        "on_chord": on_chord,
         "gap": gap,
         "extrapolated": value.extrapolated if value else None,
         "gap_at_equal_tokens": gap if same_tokens else None,
         "gap_at_equal_compute": gap if same_compute else None,
-        "tokens_ratio": None if is_merge or is_base else _ratio(arm, against, "trained_tokens"),
-        "compute_ratio": None if is_merge or is_base else _ratio(arm, against, "compute"),
-        "time_ratio": _ratio(arm, against, "seconds_per_step"),
+        "tokens_ratio": None if is_merge or is_base else ratio("trained_tokens"),
+        "compute_ratio": None if is_merge or is_base else ratio("compute"),
+        "time_ratio": ratio("seconds_per_step"),
         "same_tokens": same_tokens,
         "same_compute": same_compute,
     }
-
-
-def _ratio(arm: Arm, against: Arm | None, key: str) -> float | None:
-    ours, theirs = arm.facts.get(key), against.facts.get(key) if against else None
-    return float(ours / theirs) if ours is not None and theirs else None
 
 
 def _costs(run: Run) -> dict[str, Any]:
@@ -253,15 +243,3 @@ def _costs(run: Run) -> dict[str, Any]:
                 "reference_losses": num_blocks / batch_size / 3,
             }
     return costs
-
-
-def _notes(run: Run) -> list[str]:
-    notes = [f"Arm {name} has not been evaluated and is left out." for name in run.left_out]
-    if "base" not in run.arms:
-        notes.append("The base model has not been evaluated, so forgetting is unknown.")
-    first = next(iter(run.arms.values()))
-    for role in ROLES:
-        unseen = sorted(set(run.block_counts[role]) - set(first.loss[role]))
-        if unseen:
-            notes.append(f"Held-out losses are missing for the {role} sources {', '.join(unseen)}.")
-    return notes

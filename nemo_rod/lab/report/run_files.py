@@ -30,10 +30,9 @@ DESIGN = (
     "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
 )  # fmt: skip
 
-# Costs of a base that was not trained here.
-_FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}
-# What each fact may be, besides null.
+_FREE = {"trained_tokens": 0, "scored_tokens": 0, "compute": 0.0}  # of a base not trained here
 _NUMBER = (int, float)
+# Types of facts, besides null.
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("seed", "steps", "batch_size", "block_size"), (int,)),
     **dict.fromkeys(("trained_tokens", "scored_tokens", "scored_eighths"), (int,)),
@@ -54,11 +53,11 @@ class Arm:
         name: Parsed name of the arm.
         seed: Seed of its evaluation or training.
         loss: Held-out loss per source of each role, in nats per token.
-        tasks: Configuration and answers of the tasks; None if none were run.
+        tasks: Configuration and results of the tasks; None if none were run.
         blocks: Digest of the blocks that it was evaluated on; None if unknown.
-        facts: What `arm.json` says of design and costs, by its keys: updates, tokens, plain steps
-            (a forward pass of one trained batch counts 1/3), seconds. Zero costs for the base.
-            Also `seconds_per_step`: their median over the run; None if unknown.
+        facts: Design and costs by the keys of `arm.json`: updates, tokens, plain steps (a forward
+            pass of one trained batch counts 1/3), seconds. Zero costs for the base.
+            Also `seconds_per_step`, the median over the run; None if unknown.
         prefixes: Mean effects of scoring only a prefix, by prefix and measure
             (`selection/fidelity.py`); empty if unknown.
         history: Blocks drawn and chosen; None for arms that do not train.
@@ -92,10 +91,10 @@ class Run:
     Attributes:
         folder: The run's folder.
         recipe: Name of the run's folder.
-        arms: Evaluated arms by name, from the base over the baselines to RoD.
+        arms: Evaluated arms by name, from the base through the baselines to RoD.
         block_counts: Training blocks by role and source.
         left_out: Names of arms that have files but no evaluation.
-        disagreements: Sentences on evaluated arms that cannot be compared, and are left out.
+        disagreements: One sentence on each evaluated arm that cannot be compared and is left out.
     """
 
     folder: Path
@@ -152,36 +151,26 @@ def read_run(run_dir: Path, *, shared_dir: Path | None = None) -> Run:
         with interpreting(folder):
             arms.append(_read_arm(folder, block_counts))
     arms.sort(key=lambda arm: arm.name.order)
-    first, comparable, disagreements = arms[0], {}, []
-    asked = None  # the first arm with tasks
+    comparable: dict[str, Arm] = {}
+    disagreements = []
     with interpreting(run_dir / "arms"):
         for arm in arms:
             name = arm.name.name
-            wrong = next(_disagreements(arm, first, asked), None)
-            if wrong is not None:
-                disagreements.append(f"{run_dir}/arms/{name}/{wrong}; {name} is left out.")
-                continue
-            comparable[name] = arm
-            asked = asked or (arm if arm.tasks else None)
+            with_tasks = next((other for other in comparable.values() if other.tasks), None)
+            if error := next(_disagreements(arm, arms[0], with_tasks), None):
+                disagreements.append(f"{run_dir}/arms/{name}/{error}; {name} is left out.")
+            else:
+                comparable[name] = arm
     return Run(run_dir, run_dir.resolve().name, comparable, block_counts, left_out, disagreements)
 
 
-# A run, and what `results_of` made of it.
-Shown = tuple[Run, Mapping[str, Any]]
-
-
-def has_evaluated_arm(run_dir: Path) -> bool:
-    """Returns whether any arm of a run has its held-out losses."""
-    return any(map(is_evaluated, arm_folders(run_dir)))
-
-
 def arm_folders(run_dir: Path) -> list[Path]:
-    """Returns what is in a run's folder of arms, but for what `rebuild` has moved aside."""
+    """Returns the folders of a run's arms, without those that `rebuild` has moved aside."""
     return [path for path in run_dir.glob("arms/*") if ".replaced-" not in path.name]
 
 
 def is_evaluated(arm_dir: Path) -> bool:
-    """Returns whether an arm's folder has its held-out losses."""
+    """Returns whether an arm's folder holds held-out losses."""
     return (arm_dir / "evaluation.json").is_file()
 
 
@@ -197,18 +186,17 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         blocks = evaluation.get("inputs", {}).get("blocks")
         if not isinstance(blocks, str | None):
             raise ValueError(f"inputs.blocks is {blocks!r}, expected a digest")
-    for role, by_source in losses.items():
-        for source, loss in by_source.items():
-            if not math.isfinite(loss):
-                raise ValueError(
-                    f"{file} has loss {loss} for {role} source {source!r}, expected a finite "
-                    f"number; evaluate the arm again"
-                )
-            if source not in block_counts[role]:
-                raise ValueError(
-                    f"{file} has {role} source {source!r}, which blocks/{role}/ has no manifest "
-                    f"of; evaluate the arm on this run's blocks"
-                )
+    for role, source, loss in ((r, s, loss) for r in ROLES for s, loss in losses[r].items()):
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"{file} has loss {loss} for {role} source {source!r}, expected a finite number; "
+                "evaluate the arm again"
+            )
+        if source not in block_counts[role]:
+            raise ValueError(
+                f"{file} has {role} source {source!r}, but blocks/{role}/ has no manifest of it; "
+                "evaluate the arm on this run's blocks"
+            )
     arm_file, tasks_file = folder / "arm.json", folder / "tasks.json"
     name = parse_arm(folder.name)
     facts: dict[str, Any] = _FREE if name.kind == "base" else {}
@@ -219,13 +207,13 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
     for file in (curriculum_file, metrics_file) if facts.get("kind") == "trained" else ():
         if not file.is_file():
             raise ValueError(
-                f"{file} is missing, and every trained arm has one: restore it from a copy, or "
-                "train the arm again"
+                f"{file} is missing, expected one in every trained arm: restore it from a copy, "
+                "or train the arm again"
             )
     rows = read_lines(metrics_file) if metrics_file.is_file() else []
     if metrics_file.is_file() and facts.get("steps") not in (None, len(rows)):
         raise ValueError(
-            f"{metrics_file} holds {len(rows)} steps, but arm.json tells of {facts['steps']}: "
+            f"{metrics_file} holds {len(rows)} steps, but arm.json has steps={facts['steps']}: "
             "restore the file from a copy, or train the arm again"
         )
     metrics: dict[str, list[float]] = {}
@@ -255,42 +243,42 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
 
 
 def _check_facts(file: Path, facts: Mapping[str, Any], *, cure: str) -> None:
-    """Refuses facts of other types than those that a run writes."""
+    """Refuses facts whose type differs from `_KINDS`, and infinite numbers."""
     for key, kinds in _KINDS.items():
         value = facts.get(key)
         known = value is None or (isinstance(value, kinds) and not isinstance(value, bool))
         if not known or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(
-                f"{file} has {key}={value!r}, which no run writes: "
+                f"{file} has {key}={value!r}, which is no valid value: "
                 f"restore it from a copy, or {cure}"
             )
 
 
-def _disagreements(arm: Arm, first: Arm, asked: Arm | None) -> Iterator[str]:
-    """Yields what makes an arm's losses or accuracies incomparable with those of others."""
+def _disagreements(arm: Arm, first: Arm, with_tasks: Arm | None) -> Iterator[str]:
+    """Yields reasons why an arm's losses or accuracies cannot be compared with those of others."""
     if arm.blocks and first.blocks and arm.blocks != first.blocks:
         yield (
             f"evaluation.json is of blocks {arm.blocks} but that of arm {first.name.name!r} of "
             f"{first.blocks}; evaluate both on the same blocks"
         )
     for role in ROLES:
-        found, expected = set(arm.loss[role]), set(first.loss[role])
-        if found != expected:
+        actual, expected = sorted(arm.loss[role]), sorted(first.loss[role])
+        if actual != expected:
             yield (
-                f"evaluation.json has {role} sources {sorted(found)} but arm "
-                f"{first.name.name!r} has {sorted(expected)}; evaluate both on the same blocks"
+                f"evaluation.json has {role} sources {actual} but arm {first.name.name!r} has "
+                f"{expected}; evaluate both on the same blocks"
             )
-    if arm.tasks and asked is not None and asked.tasks:
-        compared = [("", arm.tasks["configuration"], asked.tasks["configuration"])]
+    if arm.tasks and with_tasks and with_tasks.tasks:
+        settings = [("", arm.tasks["configuration"], with_tasks.tasks["configuration"])]
         for name, entry in arm.tasks["tasks"].items():
-            theirs = asked.tasks["tasks"].get(name, {}).get("leaves", {})
+            theirs = with_tasks.tasks["tasks"].get(name, {}).get("leaves", {})
             for leaf, ours in entry["leaves"].items():
                 same = {key: ours[key] for key in ("version", "few_shot", "prompts")}
-                compared.append((f" of {leaf}", same, theirs.get(leaf, {})))
-        for where, found, expected in compared:
-            for key, value in found.items():
+                settings.append((f" of {leaf}", same, theirs.get(leaf, {})))
+        for where, actual, expected in settings:
+            for key, value in actual.items():
                 if value != expected.get(key):
                     yield (
-                        f"tasks.json has {key}{where} {value} but arm {asked.name.name!r} has "
+                        f"tasks.json has {key}{where} {value} but arm {with_tasks.name.name!r} has "
                         f"{expected.get(key)}; ask both again with one task configuration"
                     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Report:
-    """What the report shows beside this run. These folders are only read."""
+    """Run folders that the report shows beside this run; they are only read."""
 
     seeds: list[str] = field(default_factory=list)  # runs of the same recipe with other seeds
     settings: list[str] = field(default_factory=list)  # runs of other recipes, shown side by side

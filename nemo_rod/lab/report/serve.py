@@ -1,4 +1,4 @@
-"""`nemo-rod serve RUN_DIR`: the report of a run under way, kept fresh, on this machine alone."""
+"""`nemo-rod serve RUN_DIR`: serves the report of a run under way on this machine, up to date."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
 _DESCRIPTION = """\
-Builds the report of a run again whenever the run has progressed, and serves it on 127.0.0.1. The
-page in the browser reloads itself. Ctrl-C ends it; the run does not notice."""
+Rebuilds the report of a run whenever the run has progressed, and serves it on 127.0.0.1. The page
+in the browser reloads itself. Ctrl-C ends the server and leaves the run alone."""
 _PORT, _EVERY = 8008, 30
 _WATCHED = ("arms/*/metrics.jsonl", "arms/*/*.json", "base*/metrics.jsonl", "references/*")
 
@@ -34,11 +34,11 @@ def declare(parser: Arguments) -> None:
         Key(
             name="port",
             value="PORT",
-            help=f"port on 127.0.0.1, {_PORT} by default; 0 for any that is free",
+            help=f"port on 127.0.0.1, {_PORT} by default; 0 for any free port",
             expected="a number from 0 to 65535",
             read=partial(whole_number, most=65535),
         ),
-        every_key(f"seconds between two looks at the run, {_EVERY} by default"),
+        every_key(f"seconds between two checks of the run, {_EVERY} by default"),
     )
     parser.set_defaults(main=main)
 
@@ -47,8 +47,8 @@ def main(options: Namespace) -> None:
     """Serves the report until the process is ended.
 
     Raises:
-        ValueError: if the folder is not a run's.
-        OSError: if the port is taken.
+        ValueError: If the folder is not that of a run.
+        OSError: If the port is taken.
     """
     run_dir, every = options.run_dir, options.every or _EVERY
     _, config = read_launch(run_dir)
@@ -61,7 +61,7 @@ def main(options: Namespace) -> None:
     record = StageLog(run_dir, "report")
 
     def refresh() -> None:
-        with record.only_one():  # a run that is at its report builds the same files
+        with record.only_one():  # the run's own report stage writes the same files
             build(stages)
 
     try:
@@ -71,7 +71,7 @@ def main(options: Namespace) -> None:
 
 
 def serve(folder: Path, *, port: int, every: int) -> ThreadingHTTPServer:
-    """Serves a folder on 127.0.0.1 from a thread; its first page reloads itself `every` seconds."""
+    """Serves a folder on 127.0.0.1 from a thread; its index page reloads every `every` seconds."""
     handler = partial(_Handler, every, directory=str(folder))
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -85,17 +85,20 @@ def keep_fresh(
     every: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Builds the report again whenever files of the run have changed; never returns.
+    """Rebuilds the report whenever files of the run have changed; never returns.
 
-    A file that cannot be read, perhaps because it is being written, leaves the old page.
+    If a file cannot be read, perhaps because it is being written, the old page stays.
     """
-    seen: dict[Path, int] | None = None
+    built: dict[Path, int] | None = None  # times of the files in the report
     while True:
-        now = _state(run_dir)
-        if now != seen:
+        times: dict[Path, int] = {}
+        for file in (file for pattern in _WATCHED for file in run_dir.glob(pattern)):
+            with suppress(FileNotFoundError):  # its stage has just ended
+                times[file] = file.stat().st_mtime_ns
+        if times != built:
             try:
                 build()
-                seen = now
+                built = times
             except (ValueError, OSError) as error:
                 say(f"nemo-rod: {error}")
         sleep(every)
@@ -113,12 +116,4 @@ class _Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Prints nothing: a page that reloads itself would fill the terminal."""
-
-
-def _state(run_dir: Path) -> dict[Path, int]:
-    found: dict[Path, int] = {}
-    for file in (file for pattern in _WATCHED for file in run_dir.glob(pattern)):
-        with suppress(FileNotFoundError):  # its stage has just ended
-            found[file] = file.stat().st_mtime_ns
-    return found
+        """Prints nothing: requests of a page that reloads itself would fill the terminal."""

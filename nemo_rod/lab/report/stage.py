@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import section
+from nemo_rod.lab.report.build_report import build_report
 from nemo_rod.lab.report.section import Report
+from nemo_rod.lab.report.under_way import has_begun
+from nemo_rod.lab.report.verdicts import format_checks
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.prepared_blocks import block_texts
 from nemo_rod.run.stages import Stages
 
 
 def report_stages(stages: Stages) -> list[Stage]:
-    """Returns the stage of the report, which always runs: it is cheap, and seeds may be new."""
+    """Returns the stage of the report; it is cheap and always runs, because seeds may be new."""
     report = stages.results.path / "report"
 
     def run() -> None:
-        from nemo_rod.lab.report import format_checks
-
         results, page = build(stages), report / "index.html"
         print(format_checks(results) if results else f"No arm is evaluated yet: see {page}.")
 
@@ -40,11 +41,8 @@ def report_stages(stages: Stages) -> list[Stage]:
 
 def build(stages: Stages) -> dict[str, Any] | None:
     """Writes the report's files; returns its results, or None before any evaluation."""
-    from nemo_rod.lab.report import build_report, has_begun
-
     run_dir, shown = stages.results.path, section(stages.config, Report)
-    seeds = sorted(run_dir.glob("*seed_*"))
-    runs = [run for run in (run_dir, *seeds) if has_begun(run)]
+    runs = [run for run in (run_dir, *sorted(run_dir.glob("*seed_*"))) if has_begun(run)]
     if not runs:
         command = stages.results.command("run")
         raise ValueError(f"{run_dir} holds no arm: run `nemo-rod {command}` first.")

@@ -1,14 +1,14 @@
 """Colours of figures and page, for light and dark themes.
 
-Figures are drawn once, in the light colours. In the page, every colour of a figure becomes a CSS
-variable, so that it follows the reader's theme. This works because no two roles share a colour.
+Figures are drawn once, in the light colours. In the page, each colour of a figure is replaced by a
+CSS variable that follows the reader's theme. This requires a different colour for every role.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nemo_rod.lab.report.arm_names import ArmName
+from nemo_rod.lab.report.arm_names import parse_arm
 
 # role -> (light, dark)
 COLOURS: dict[str, tuple[str, str]] = {
@@ -60,17 +60,18 @@ def light(role: str) -> str:
     return COLOURS[role][0]
 
 
-def arm_colour(arm: ArmName, arms: Iterable[ArmName]) -> str:
-    """Returns an arm's colour among `arms`: one hue for fixed replay, darker for more replay."""
+def arm_colour(name: str, names: Iterable[str]) -> str:
+    """Returns an arm's colour among arms: one hue for fixed replay, darker for more replay."""
+    arm = parse_arm(name)
     if arm.kind != "fixed":
         return light(_OF_KIND[arm.kind])
-    shares = sorted(other.value for other in arms if other.kind == "fixed")
+    shares = sorted(other.value for other in map(parse_arm, names) if other.kind == "fixed")
     place = shares.index(arm.value) / max(len(shares) - 1, 1) if len(shares) > 1 else 0.6
     return light(f"fixed-{round(place * (NUM_FIXED - 1))}")
 
 
 def with_variables(svg: str) -> str:
-    """Replaces every known light colour in an SVG by its CSS variable."""
+    """Returns an SVG with the CSS variables of roles in place of their light colours."""
     for role, (colour, _) in COLOURS.items():
         svg = svg.replace(colour, f"var(--{role})")
     return svg

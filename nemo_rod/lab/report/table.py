@@ -1,4 +1,4 @@
-"""The report's tables: one description each, for CSV (unrounded), Markdown and the page."""
+"""The report's tables, each described once for CSV (unrounded), Markdown and the page."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.arm_names import filter_kinds, parse_arm
+from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.verdicts import check_rows, run_labels
 
-Results = Mapping[str, Any]
 Format = Callable[[Any], str]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: `key` in CSV files, a readable `title`, and `show`, which formats a value.
+    """A column: `key` in CSV files, a readable `title`, and the format `show` of values.
 
-    Details are left out of the page, where space is limited.
+    The page omits details.
     """
 
     key: str
@@ -29,7 +29,7 @@ class Column:
     is_detail: bool = False
 
     def cell(self, row: Mapping[str, Any]) -> str:
-        """Returns the row's formatted value; empty where it has none."""
+        """Returns the row's formatted value; empty if it is None or missing."""
         value = row.get(self.key)
         return "" if value is None else self.show(value)
 
@@ -50,7 +50,6 @@ class Table:
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([column.key for column in self.columns])
-        # None is written as an empty cell.
         writer.writerows([row.get(column.key) for column in self.columns] for row in self.rows)
         return stream.getvalue()
 
@@ -104,11 +103,8 @@ def arms_table(results: Results) -> Table:
 
 def sources_table(results: Results) -> Table:
     """Returns every replay source's size, forgetting per arm and RoD's sampling ratio."""
-    arms = [
-        name
-        for name, arm in results["arms"].items()
-        if arm["forgetting_by_source"] and parse_arm(name).kind in ("no_replay", "fixed", "rod")
-    ]
+    arms = filter_kinds(results["arms"], "no_replay", "fixed", "rod")
+    arms = [name for name in arms if results["arms"][name]["forgetting_by_source"]]
     columns = [
         Column("source", "Replay source", is_text=True),
         Column("blocks", "Training blocks", decimals(0)),
@@ -135,12 +131,12 @@ def checks_table(results: Results) -> Table:
     """Returns the claims with bounds, measurements (one per run) and verdicts."""
     labels = run_labels(results)
 
-    def signs(bound: str) -> str:
+    def typeset(bound: str) -> str:
         return bound.replace("<=", "\u2264").replace(">=", "\u2265").replace("-", "\u2212")
 
     columns = (
         Column("claim", "What is measured", is_text=True),
-        Column("bound", "Bound", signs),
+        Column("bound", "Bound", typeset),
         *(
             Column(f"measured_{i}", f"Measured, {label}" if labels[1:] else "Measured", decimals(3))
             for i, label in enumerate(labels)
@@ -198,12 +194,12 @@ def costs_table(results: Results) -> Table:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Returns names of arms once each, from the base over the baselines to RoD."""
+    """Returns the distinct names of arms in the order of `parse_arm`."""
     return sorted(set(names), key=lambda name: parse_arm(name).order)
 
 
 def mean_and_range(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Returns the mean of the values that there are, and the range of two or more."""
+    """Returns the mean of the values that are not None, and the range of two or more."""
     known = [value for value in values if value is not None]
     mean = sum(known) / len(known) if known else None
     return mean, max(known) - min(known) if len(known) > 1 else None
@@ -213,12 +209,12 @@ TABLES = (arms_table, sources_table, checks_table, costs_table, seeds_table)
 
 
 def decimals(places: int) -> Format:
-    """Returns a format with a number of decimals and a true minus sign."""
+    """Returns a format with this number of decimals and a true minus sign."""
     return lambda value: f"{value:,.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(places: int) -> Format:
-    """Returns a format with a number of decimals and always a sign."""
+    """Returns a format with this number of decimals and an explicit sign."""
     return lambda value: f"{value:+.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
@@ -241,5 +237,5 @@ def magnitude(value: float) -> str:
 
 
 def gap(value: float | str) -> str:
-    """Formats a signed gap, or returns the words in its place."""
+    """Formats a signed gap; text is returned unchanged."""
     return value if isinstance(value, str) else signed(3)(value)

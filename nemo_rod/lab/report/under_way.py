@@ -1,6 +1,6 @@
-"""What a run has so far, and what it lacks: from its folder, finished or not.
+"""State of the parts of a run, finished or not, from its folder.
 
-blocks/ base/ references/<name>/     what is done; in progress as <name>.partial
+blocks/ base/ references/<name>/     complete parts; <name>.partial while in progress
 arms/<arm>[.partial]/metrics.jsonl   steps done
 arms/<arm>/evaluation.json           the arm is part of the report
 """
@@ -16,19 +16,17 @@ from nemo_rod.files import read_json, read_lines
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.run_files import arm_folders, is_evaluated
 
-Rows = list[dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that the run makes.
+    """One product of a run.
 
     Attributes:
         label: Its name for readers.
         state: "evaluated", "trained", "there", "in progress" or "missing".
-        done: Steps done; None if it is not trained, or has not begun.
-        steps: Steps of all; None if unknown.
-        rows: Metrics of these steps.
+        done: Steps done; None if it has no training, or that has not begun.
+        steps: Steps in all; None if unknown.
+        rows: Metrics of the steps done.
         start: Held-out losses before the first step; empty if unknown.
     """
 
@@ -36,12 +34,12 @@ class Part:
     state: str
     done: int | None = None
     steps: int | None = None
-    rows: Rows = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     start: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_missing(self) -> bool:
-        """Whether the report lacks it."""
+        """Whether the report does not show it yet."""
         return self.state not in ("evaluated", "there")
 
     @property
@@ -63,29 +61,30 @@ def parts_of(run_dir: Path, arms: Sequence[str] = ()) -> list[Part]:
 
     Args:
         run_dir: Folder of the run.
-        arms: Names of the arms that the recipe asks for; others that are there are added.
+        arms: Names of the recipe's arms; other arms in the folder are added.
     """
-    found = [folder.name.removesuffix(".partial") for folder in arm_folders(run_dir)]
-    names = sorted({*arms, *found} - {"base"}, key=lambda name: parse_arm(name).order)
-    folders = [run_dir / "arms" / name for name in names]
-    references = sorted(
-        {folder.name.removesuffix(".partial") for folder in run_dir.glob("references/*")}
+    begun, references = (
+        {folder.name.removesuffix(".partial") for folder in folders}
+        for folders in (arm_folders(run_dir), run_dir.glob("references/*"))
     )
-    return [
-        _part(run_dir / "blocks", "blocks"),
-        _part(run_dir / "base", "base", arm=run_dir / "arms" / "base"),
-        *(_part(run_dir / "references" / name, f"reference losses, {name}") for name in references),
-        *(_part(arm, parse_arm(arm.name).label, arm=arm) for arm in folders),
+    names = [parse_arm(name) for name in {*arms, *begun} - {"base"}]
+    parts: list[tuple[str, str, Path | None]] = [
+        ("blocks", "blocks", None),
+        ("base", "base", run_dir / "arms" / "base"),
     ]
+    parts += [(f"references/{n}", f"reference losses, {n}", None) for n in sorted(references)]
+    for arm in sorted(names, key=lambda arm: arm.order):
+        parts.append((f"arms/{arm.name}", arm.label, run_dir / "arms" / arm.name))
+    return [_part(run_dir / folder, label, arm) for folder, label, arm in parts]
 
 
 def has_begun(run_dir: Path) -> bool:
-    """Returns whether a run has left anything in its folder."""
+    """Returns whether a run's folder has any part, finished or not."""
     return any(part.state != "missing" for part in parts_of(run_dir))
 
 
-def _part(folder: Path, label: str, *, arm: Path | None = None) -> Part:
-    """Returns what is in a folder; `arm` is the one that its evaluation is in, if it has one."""
+def _part(folder: Path, label: str, arm: Path | None) -> Part:
+    """Reads the part in a folder; `arm` is the folder of its evaluation, for a model."""
     partial = folder.with_name(folder.name + ".partial")
     if arm and is_evaluated(arm):
         state = "evaluated"

@@ -6,20 +6,20 @@ are three kinds: a "claim" is a promise of the method; "informative" checks are 
 dependent on the setting to promise; a "limitation" is known to fail for small models and is shown
 for transparency.
 
-A measurement returns the number and a note, or raises why it cannot be judged in this run.
+A measurement returns the number and a note, or raises `NotJudged` with the reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.run_files import Run
 
-Results = Mapping[str, Any]
 Verdict = Literal["holds", "fails", "not judged"]
 CheckKind = Literal["claim", "informative", "limitation"]
 Measurement = tuple[float, str]  # number, note
@@ -48,7 +48,7 @@ class Bounds:
 
 
 class NotJudged(Exception):
-    """Why a number cannot be judged in a run."""
+    """A number cannot be judged in a run; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class View:
 
     @property
     def reference(self) -> str | None:
-        """The fixed-replay arm with which RoD is compared."""
+        """Name of the fixed-replay arm with which RoD is compared; None without any."""
         name: str | None = self.results["reference_arm"]
         return name
 
@@ -69,9 +69,8 @@ class View:
         arms = self.results["arms"]
         if None in names:
             raise NotJudged("no fixed-replay arm was run")
-        for name in names:
-            if name not in arms:
-                raise NotJudged(f"arm {name} was not run")
+        if missing := [name for name in names if name not in arms]:
+            raise NotJudged(f"arm {missing[0]} was not run")
         if "base" not in arms:
             raise NotJudged("the base model was not evaluated")
         return [arms[name] for name in names]
@@ -84,7 +83,7 @@ class View:
         return arms
 
     def rod(self) -> Results:
-        """Returns the results of RoD, which need no comparison."""
+        """Returns the results of RoD, for measurements without a comparison."""
         if "rod" not in self.run.arms:
             raise NotJudged("arm rod was not run")
         arm: Results = self.results["arms"]["rod"]
@@ -261,7 +260,7 @@ def judge_across_seeds(per_run: Sequence[Results]) -> list[dict[str, Any]]:
 
 
 def check_rows(results: Results) -> list[dict[str, Any]]:
-    """Returns every check with its verdict over all runs, and what each run measured and noted.
+    """Returns every check with its verdict over all runs, and the number and note of each run.
 
     One failure fails a check, else one "holds" suffices. Equal notes of all runs appear once.
     """
@@ -271,24 +270,23 @@ def check_rows(results: Results) -> list[dict[str, Any]]:
     rows = []
     for checks in groups:
         verdicts, notes = ([check[key] for check in checks] for key in ("verdict", "note"))
+        prefixes = [f"{label}: " for label in labels]
         if len(set(notes)) == 1:
-            noted = notes[:1] if notes[0] else []
-        else:
-            noted = [f"{label}: {note}" for note, label in zip(notes, labels, strict=True) if note]
+            notes, prefixes = notes[:1], [""]
         rows.append(
             {key: checks[0][key] for key in ("id", "claim", "kind")}
             | {
                 "bound": str(Bounds(**checks[0]["bounds"])),
                 "verdict": next((v for v in ("fails", "holds") if v in verdicts), "not judged"),
                 "measured": [check["measured"] for check in checks],
-                "notes": noted,
+                "notes": [p + note for p, note in zip(prefixes, notes, strict=True) if note],
             }
         )
     return rows
 
 
 def run_labels(results: Results) -> list[str]:
-    """Returns what tells runs apart: their seeds, or else their numbers."""
+    """Returns a label per run: its seed, or else its number."""
     runs = enumerate([results, *results["replicates"]], start=1)
     return [f"run {i}" if run["seed"] is None else f"seed {run['seed']}" for i, run in runs]
 
@@ -309,16 +307,16 @@ def format_checks(results: Results) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in table
     ]
-    of_runs = rows[: len(results["checks"])]
-    notes = [f"  {row['id']}: {note}" for row in of_runs for note in row["notes"]]
+    per_run = rows[: len(results["checks"])]
+    notes = [f"  {row['id']}: {note}" for row in per_run for note in row["notes"]]
     return "\n".join(lines + (["", "notes", *notes] if notes else []))
 
 
-def _judged(rule: Rule, measured: Any, reference: str = "") -> dict[str, Any]:
+def _judged(rule: Rule, subject: Any, reference: str = "") -> dict[str, Any]:
     value: float | None
     verdict: Verdict
     try:
-        value, note = rule.measure(measured)
+        value, note = rule.measure(subject)
         verdict = "holds" if rule.bounds.hold(value) else "fails"
     except NotJudged as reason:
         value, note, verdict = None, str(reason), "not judged"

@@ -77,19 +77,29 @@ def fetch_debian_texts(cache_dir: Path, packages: Sequence[str]) -> list[Path]:
         ValueError: apt-get or dpkg-deb is missing, or a package cannot be downloaded.
     """
     missing = [name for name in packages if not (cache_dir / name / "package.json").is_file()]
-    if missing:
-        for tool in ("apt-get", "dpkg-deb"):
-            if shutil.which(tool) is None:
-                raise ValueError(
-                    f"{tool} is missing, the toy texts are Debian packages: {_INSTEAD}"
-                )
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".fetch-") as scratch:
-            for file in _download(Path(scratch), missing):
-                _unpack(file, cache_dir)
-        for name in missing:
-            if not (cache_dir / name / "package.json").is_file():
-                raise ValueError(f"apt-get has fetched no package {name!r}: {_INSTEAD}")
+    if not missing:
+        return [cache_dir / name for name in packages]
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise ValueError(f"{tool} is missing, the toy texts are Debian packages: {_INSTEAD}")
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".fetch-") as scratch:
+        for file in _download(Path(scratch), missing):
+            name = file.name.partition("_")[0]
+            target = Path(scratch) / "unpacked" / name
+            target.mkdir(parents=True)
+            command = ["dpkg-deb", "-x", str(file), str(target / "tree")]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                reason = done.stderr.strip()
+                raise ValueError(f"{file.name} cannot be unpacked ({reason}): {_INSTEAD}")
+            label = {"file": file.name, "bytes": file.stat().st_size}
+            (target / "package.json").write_text(json.dumps(label))
+            if not (cache_dir / name).exists():
+                target.rename(cache_dir / name)
+    for name in missing:
+        if not (cache_dir / name / "package.json").is_file():
+            raise ValueError(f"apt-get has fetched no package {name!r}: {_INSTEAD}")
     return [cache_dir / name for name in packages]
 
 
@@ -122,21 +132,6 @@ def _download(scratch: Path, packages: Sequence[str]) -> list[Path]:
             lines = (done.stderr.strip() or "no message").splitlines()
             raise ValueError(f"apt-get cannot fetch the toy texts ({lines[-1]}): {_INSTEAD}")
     return sorted((scratch / "debs").glob("*.deb"))
-
-
-def _unpack(file: Path, cache_dir: Path) -> None:
-    name = file.name.partition("_")[0]
-    with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpack-") as scratch:
-        target = Path(scratch) / name
-        target.mkdir()
-        command = ["dpkg-deb", "-x", str(file), str(target / "tree")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ValueError(f"{file.name} cannot be unpacked ({done.stderr.strip()}): {_INSTEAD}")
-        label = {"file": file.name, "bytes": file.stat().st_size}
-        (target / "package.json").write_text(json.dumps(label))
-        if not (cache_dir / name).exists():
-            target.rename(cache_dir / name)
 
 
 _Named = tuple[str, Callable[[], str]]  # a document's name, and a function that returns its text

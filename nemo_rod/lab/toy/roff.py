@@ -82,9 +82,15 @@ class _Page:
             self._add_text(line)
             return
         name, _, rest = line[1:].lstrip().partition(" ")
-        arguments = _arguments(rest)
+        arguments = [bare or quoted.replace('""', '"') for quoted, bare in _WORD.findall(rest)]
         if name in ("SH", "SS"):
-            self._heading(arguments, section=name == "SH")
+            self._flush()
+            self._literal = False
+            heading = " ".join(_plain(argument) for argument in arguments).strip()
+            if name == "SH":
+                self._skip_section = heading.upper() in _BOILERPLATE
+            self._add_text(heading)
+            self._flush()
         elif name in ("nf", "EX", "Vb"):
             self._flush()
             self._literal = True
@@ -98,7 +104,8 @@ class _Page:
         elif name in ("UR", "MT", "URL", "MTO"):
             self._add_text("<" + arguments[0] + ">" if arguments else "")
         elif name in ("UE", "ME"):
-            self._glued("".join(arguments))
+            if self._lines and any(arguments):
+                self._lines[-1] += _plain("".join(arguments))
         elif name in _BREAKS:
             self._flush()
             # An item's label (a bullet, a term) begins its paragraph.
@@ -109,15 +116,6 @@ class _Page:
         """Returns the text so far."""
         self._flush()
         return "\n\n".join(self._paragraphs) + "\n" if self._paragraphs else ""
-
-    def _heading(self, arguments: list[str], *, section: bool) -> None:
-        self._flush()
-        self._literal = False
-        heading = " ".join(_plain(argument) for argument in arguments).strip()
-        if section:
-            self._skip_section = heading.upper() in _BOILERPLATE
-        self._add_text(heading)
-        self._flush()
 
     def _add_text(self, line: str) -> None:
         if self._skip_section:
@@ -134,14 +132,11 @@ class _Page:
         else:
             self._lines.append(text)
 
-    def _glued(self, text: str) -> None:
-        if self._lines and text:
-            self._lines[-1] += _plain(text)
-
     def _flush(self) -> None:
         self._glue = False
         if any(self._lines):
-            paragraph = "\n".join(self._lines) if self._literal else _filled(self._lines)
+            lines = self._lines if self._literal else filter(None, self._lines)
+            paragraph = "\n".join(lines)
             if not (self._literal and _PROMPT.search(paragraph)):
                 self._paragraphs.append(paragraph.strip("\n"))
         self._lines = []
@@ -168,10 +163,6 @@ def _visible(lines: list[str]) -> Iterator[str]:
             yield line
 
 
-def _arguments(text: str) -> list[str]:
-    return [bare or quoted.replace('""', '"') for quoted, bare in _WORD.findall(text)]
-
-
 def _plain(text: str) -> str:
     return _ESCAPE.sub(_unescape, text).replace("\u00a0", " ")
 
@@ -186,7 +177,3 @@ def _unescape(match: re.Match[str]) -> str:
     if string:
         return {"lq": "“", "rq": "”", "R": "®", "Tm": "™"}.get(string, "")
     return _CHAR.get(match["char"] or "", "")
-
-
-def _filled(lines: list[str]) -> str:
-    return "\n".join(line for line in lines if line)

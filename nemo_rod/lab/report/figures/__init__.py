@@ -1,6 +1,6 @@
 """The figures of a report, as pure functions from results to matplotlib figures.
 
-Each returns a figure, or None if its arms were not run. Nothing here reads or writes results.
+Each returns a figure, or None if its arms were not run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from nemo_rod.lab.report.figures import during_training, plane, rows, sources
-from nemo_rod.lab.report.run_files import Shown
+from nemo_rod.lab.report.results import Shown
 from nemo_rod.lab.report.under_way import Part
 
 Draw = Callable[[Any], Figure | None]
@@ -40,7 +40,7 @@ FIGURES = (
 
 
 def draw(name: str, shown: Sequence[Shown], parts: Sequence[Part]) -> Figure | None:
-    """Returns a figure of the first run, or of it and all other settings; None without its data."""
+    """Returns a figure of the first run, or of all settings; None if its data are missing."""
     if name == "under_way":
         return during_training.under_way(parts)
     if name in _OF_RUN:
@@ -49,7 +49,4 @@ def draw(name: str, shown: Sequence[Shown], parts: Sequence[Part]) -> Figure | N
         shown = shown[:1]
     elif len(shown) < 2:
         return None
-    name = name.removeprefix("settings_")
-    if name in ("replay_share", "scores"):
-        return _OF_SETTINGS[name](during_training.runs_of_rod(shown))
-    return _OF_SETTINGS[name]([results for _, results in shown])
+    return _OF_SETTINGS[name.removeprefix("settings_")](shown)

@@ -1,7 +1,7 @@
 """Empty figures in the house style, and their export: SVG for the page, SVG and PNG files.
 
-All figures have one width, with their axes in one column: a page shows them as wide as its text, a
-phone as wide as its screen, and the same text is legible on both.
+All figures have one width, with their axes in one column, so that the same text is legible at the
+width of the page and of a phone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nemo_rod.lab.report.style import light, with_variables
 WIDTH = 4.8  # inches; a phone shows it in about 360 pixels
 FONT_SIZE = 9.0  # points, of labels inside the axes
 LEFT, RIGHT, TOP, BOTTOM = 0.62, 0.12, 0.42, 0.58  # inches of margin around axes
+HEADING = 0.22  # inches of further margin for a heading
 
 Box = tuple[float, float, float, float]  # left, bottom, width, height in inches
 
@@ -56,7 +57,7 @@ def panels(
 ) -> tuple[Figure, list[Box]]:
     """Returns a figure and the boxes of `count` axes, from the top down.
 
-    The height is that of one of them, and `top` and `right` are margins of each box, in inches.
+    `height` is that of one of them with its margins; `top` and `right` are margins, in inches.
     """
     size = (WIDTH - LEFT - right, height - BOTTOM - top)
     boxes = [(LEFT, i * height + BOTTOM, *size) for i in reversed(range(count))]
@@ -72,10 +73,10 @@ def add_axes(
     heading: str = "",
     y_title_offset: float = 9,
 ) -> Axes:
-    """Adds axes with titles; that of the y axis lies above them, some points away.
+    """Adds axes with titles; that of the y axis is `y_title_offset` points above them.
 
-    Label placement measures text in pixels, so the box is fixed here rather than laid out at
-    drawing time. The heading distinguishes these axes from others in the figure.
+    Label placement measures text in pixels, so the box is fixed before drawing. The heading
+    distinguishes these axes from others in the figure.
     """
     width, height = figure.get_size_inches()
     with rc_context(_RC):
@@ -99,7 +100,7 @@ def add_axes(
 
 
 def save(figure: Figure, stem: Path) -> None:
-    """Writes `<stem>.svg`, with text as outlines for equal rendering, and `<stem>.png`."""
+    """Writes `<stem>.svg`, with text as outlines to look the same everywhere, and `<stem>.png`."""
     with rc_context(_RC | {"svg.fonttype": "path"}):
         figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
         figure.savefig(stem.with_suffix(".png"), dpi=200, metadata={"Software": None})

@@ -1,4 +1,4 @@
-"""Training: the emergent share of replay by source, the scores behind it, and curves of metrics.
+"""Training: the emergent replay share by source, the scores that cause it, and metric curves.
 
 Shape suffixes: T = steps, B = bins of consecutive steps, O = sources.
 """
@@ -6,18 +6,18 @@ Shape suffixes: T = steps, B = bins of consecutive steps, O = sources.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from nemo_rod.lab.report.figures.canvas import FONT_SIZE, TOP, add_axes, panels
+from nemo_rod.lab.report.figures.canvas import FONT_SIZE, HEADING, TOP, add_axes, panels
 from nemo_rod.lab.report.figures.labels import label_right, label_width, shorten
 from nemo_rod.lab.report.history import History, finite_mean
 from nemo_rod.lab.report.paper import category_of, paper, title_of
-from nemo_rod.lab.report.run_files import Shown
+from nemo_rod.lab.report.results import Results, Shown
+from nemo_rod.lab.report.run_files import Run
 from nemo_rod.lab.report.style import NUM_SOURCES, light
 from nemo_rod.lab.report.under_way import Part
 
@@ -29,53 +29,24 @@ _BLOCKS_PER_BIN = 256  # enough for a stable share
 _MAX_POINTS = 200  # of a curve
 
 
-@dataclass(frozen=True)
-class Training:
-    """A run of RoD, as drawn.
-
-    Attributes:
-        history: Blocks that it drew and chose.
-        deciles: Replay share by tenths of the run; None if the run is too short.
-        num_adaptation: Adaptation blocks in the store.
-        heading: Name of the setting, if there are several.
-    """
-
-    history: History
-    deciles: Sequence[float] | None
-    num_adaptation: int
-    heading: str = ""
-
-
-def runs_of_rod(shown: Sequence[Shown]) -> list[Training]:
-    """Returns the runs of RoD among settings."""
-    runs = []
-    for run, results in shown:
-        rod = run.arms.get("rod")
-        if rod and rod.history:
-            share = results["arms"]["rod"]["share_by_decile"]
-            num_adaptation = sum(run.block_counts["adaptation"].values())
-            heading = title_of(results["recipe"]) if len(shown) > 1 else ""
-            runs.append(Training(rod.history, share, num_adaptation, heading))
-    return runs
-
-
-def replay_share(runs: Sequence[Training]) -> Figure | None:
+def replay_share(shown: Sequence[Shown]) -> Figure | None:
     """Draws the replay share of the batch over training, stacked by source, with its deciles.
 
     Sources of the paper are grouped by category. Lines mark the steps by which the number of
     adaptation blocks trained on reached once, twice etc. the number in the store.
     """
-    shown = [(run, *_stacked(run.history)) for run in runs]
-    shown = [row for row in shown if row[2]]
-    if not shown:
+    runs = [(run, results, history, *_stacked(history)) for run, results, history in _rod(shown)]
+    runs = [row for row in runs if row[4]]
+    if not runs:
         return None
-    names = [[shorten(name) for name in row[2]] for row in shown]
-    above = 0.22 * any(run.heading for run in runs)
-    right = label_width([text for texts in names for text in texts])
-    figure, boxes = panels(len(shown), 3.5 + above, top=TOP + above, right=right)
-    for (run, step_B, _, colours, share_BO), texts, box in zip(shown, names, boxes, strict=True):
-        title = "share of the trained batch (%)"
-        axes = add_axes(figure, box, "training step", title, heading=run.heading)
+    above = HEADING * (len(shown) > 1)
+    right = label_width([text for row in runs for text in row[4]])
+    figure, boxes = panels(len(runs), 3.5 + above, top=TOP + above, right=right)
+    for (run, results, history, step_B, texts, colours, share_BO), box in zip(
+        runs, boxes, strict=True
+    ):
+        title, heading = "share of the trained batch (%)", title_of(results["recipe"])
+        axes = add_axes(figure, box, "training step", title, heading=heading if above else "")
         top_BO = 100 * np.cumsum(share_BO, axis=1)
         bottom_B = np.zeros(len(step_B))
         for i, colour in enumerate(colours):
@@ -85,25 +56,26 @@ def replay_share(runs: Sequence[Training]) -> Figure | None:
             )  # fmt: skip
             bottom_B = top_BO[:, i]
         axes.plot(step_B, bottom_B, color=light("ink"), linewidth=1.6, zorder=3)
-        deciles = run.deciles or []
+        deciles = results["arms"]["rod"]["share_by_decile"] or []
         axes.set_ylim(0, 1.3 * max(float(bottom_B.max()), 100 * max(deciles, default=0.0), 1.0))
-        axes.set_xlim(run.history.step_T[0], run.history.step_T[-1])
+        axes.set_xlim(history.step_T[0], history.step_T[-1])
         axes.grid(visible=False, axis="x")
-        parts = np.array_split(run.history.step_T, len(deciles)) if deciles else []
+        parts = np.array_split(history.step_T, len(deciles)) if deciles else []
         for part, share in zip(parts, deciles, strict=True):
             centre = (part[0] + part[-1]) / 2
             axes.plot(
                 centre, 100 * share, "o", color=light("ink"), markerfacecolor=light("surface"),
                 markersize=5, markeredgewidth=1.3, zorder=5,
             )  # fmt: skip
-            # the number stands above the line of shares and the bands
-            above = max(100 * share, *bottom_B[np.abs(step_B - centre) <= 0.35 * len(part)])
+            # the number is above the dot, the line and the bands
+            top = max(100 * share, *bottom_B[np.abs(step_B - centre) <= 0.35 * len(part)])
             axes.annotate(
-                f"{100 * share:.0f}", (centre, above), (0, 10), textcoords="offset points",
+                f"{100 * share:.0f}", (centre, top), (0, 10), textcoords="offset points",
                 ha="center", va="center", color=light("ink"), fontsize=FONT_SIZE,
                 fontweight="bold", zorder=6,
             )  # fmt: skip
-        for times, step in exposures(run.history, run.num_adaptation):
+        num_adaptation = sum(run.block_counts["adaptation"].values())
+        for times, step in exposures(history, num_adaptation):
             axes.axvline(step, color=light("muted"), linewidth=1, linestyle=(0, (3, 3)), zorder=4)
             axes.annotate(
                 f"{times}\N{MULTIPLICATION SIGN}", (step, 1), (3, -2),
@@ -114,6 +86,12 @@ def replay_share(runs: Sequence[Training]) -> Figure | None:
         edges_O = np.concatenate([[0.0], top_BO[last_B].mean(axis=0)])
         label_right(axes, texts, list((edges_O[:-1] + edges_O[1:]) / 2), colours)
     return figure
+
+
+def _rod(shown: Sequence[Shown]) -> list[tuple[Run, Results, History]]:
+    """Returns the runs that have a curriculum of RoD, with their results and that curriculum."""
+    runs = [(run, results, run.arms["rod"]) for run, results in shown if "rod" in run.arms]
+    return [(run, results, rod.history) for run, results, rod in runs if rod.history]
 
 
 def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
@@ -127,10 +105,9 @@ def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
 
 
 def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
-    """Returns mean steps, and names, colours and shares of the bands, largest first.
+    """Returns mean steps, and labels, colours and shares of the bands, largest first.
 
-    Bands are the replay sources, or their categories if the paper has them; the smallest ones are
-    merged.
+    Bands are the replay sources, or the paper's categories of them; the smallest ones are merged.
     """
     steady = len(history.step_T) * history.batch_size // _BLOCKS_PER_BIN
     bins = max(_MIN_BINS, min(steady, _MAX_BINS))
@@ -145,7 +122,7 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
     own = by_size if len(by_size) <= NUM_SOURCES else by_size[: NUM_SOURCES - 1]
     rest = by_size[len(own) :]
     order = sorted(own, key=lambda name: place[name])
-    names, columns = list(own), [bands[name] for name in own]
+    names, columns = [shorten(name) for name in own], [bands[name] for name in own]
     # Categories have the same colour in all settings.
     fixed = list(paper()["categories"])
     colours = [
@@ -158,29 +135,30 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
     return step_B, names, colours, np.array(columns).T
 
 
-def scores(runs: Sequence[Training]) -> Figure | None:
+def scores(shown: Sequence[Shown]) -> Figure | None:
     """Draws mean scores of adaptation and replay candidates over training, and tau."""
-    runs = [run for run in runs if run.history.is_scored]
+    runs = [row for row in _rod(shown) if row[2].is_scored]
     if not runs:
         return None
-    above = 0.22 * any(run.heading for run in runs)
+    above = HEADING * (len(shown) > 1)
     right = label_width(list(_SERIES))
     figure, boxes = panels(len(runs), 3.2 + above, top=TOP + above, right=right)
     title = "mean reducible loss (nats per token)"
-    for run, box in zip(runs, boxes, strict=True):
-        axes = add_axes(figure, box, "training step", title, heading=run.heading)
+    for (_, results, history), box in zip(runs, boxes, strict=True):
+        heading = title_of(results["recipe"]) if above else ""
+        axes = add_axes(figure, box, "training step", title, heading=heading)
         ends: dict[str, float] = {}
         for name, (colour, style, attribute) in _SERIES.items():
-            value_T: Floats = getattr(run.history, attribute)
+            value_T: Floats = getattr(history, attribute)
             if not np.isfinite(value_T).any():
                 continue
-            step_B, value_B = _binned(run.history, value_T)
+            step_B, value_B = _binned(history, value_T)
             axes.plot(
                 step_B, value_B, color=light(colour), linestyle=style, linewidth=1.8, zorder=3
             )
             ends[name] = float(value_B[np.isfinite(value_B)][-1])
         axes.axhline(0, color=light("rule"), linewidth=1, zorder=1)
-        axes.set_xlim(run.history.step_T[0], run.history.step_T[-1])
+        axes.set_xlim(history.step_T[0], history.step_T[-1])
         axes.grid(visible=False, axis="x")
         colours = [light(_SERIES[name][0]) for name in ends]
         label_right(axes, list(ends), list(ends.values()), colours)
@@ -208,12 +186,11 @@ def _binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tu
 def under_way(parts: Sequence[Part]) -> Figure | None:
     """Draws every trained part's metrics over its steps; None if no part has a step."""
     parts = [part for part in parts if part.rows]
-    curves = {title: {part.label: of(part) for part in parts} for title, of in _PANELS}
-    curves = {
-        title: {label: points for label, points in by_label.items() if points[0]}
-        for title, by_label in curves.items()
-    }
-    curves = {title: by_label for title, by_label in curves.items() if by_label}
+    curves = {}
+    for title, points_of in _PANELS:
+        by_label = {part.label: points_of(part) for part in parts}
+        if by_label := {label: points for label, points in by_label.items() if points[0]}:
+            curves[title] = by_label
     if not curves:
         return None
     right = label_width([part.label for part in parts])
@@ -230,7 +207,7 @@ def under_way(parts: Sequence[Part]) -> Figure | None:
 
 
 def _smooth(key: str, scale: float = 1.0) -> Callable[[Part], Points]:
-    """Returns what takes a metric of every step from a part, as means of neighbouring steps."""
+    """Returns a function from a part to a metric of its steps, as means of neighbouring steps."""
 
     def points(part: Part) -> Points:
         known = [(r["step"] + 1, r[key]) for r in part.rows if r.get(key) is not None]
@@ -242,7 +219,7 @@ def _smooth(key: str, scale: float = 1.0) -> Callable[[Part], Points]:
 
 
 def _held_out(role: str) -> Callable[[Part], Points]:
-    """Returns what takes the mean of a role's sources at every validation from a part."""
+    """Returns a function from a part to its validations, as means over a role's sources."""
     prefix = f"validation/{role}/"
 
     def mean(row: dict[str, Any]) -> float | None:
@@ -250,8 +227,8 @@ def _held_out(role: str) -> Callable[[Part], Points]:
         return sum(values) / len(values) if values else None
 
     def points(part: Part) -> Points:
-        looks = [(0, mean(part.start)), *((row["step"] + 1, mean(row)) for row in part.rows)]
-        known = [(float(step), loss) for step, loss in looks if loss is not None]
+        means = [(0, mean(part.start)), *((row["step"] + 1, mean(row)) for row in part.rows)]
+        known = [(float(step), loss) for step, loss in means if loss is not None]
         return [step for step, _ in known], [loss for _, loss in known]
 
     return points

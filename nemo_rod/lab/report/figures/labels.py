@@ -28,9 +28,9 @@ Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
 
 @dataclass(frozen=True)
 class Label:
-    """A text that belongs to the point (x, y), in data coordinates; earlier ones place first.
+    """A text for the mark at (x, y), in data coordinates.
 
-    Without a text it is only a mark for others to keep away from.
+    Earlier labels are placed first. Without a text it is only a mark for others to avoid.
     """
 
     x: float
@@ -43,12 +43,17 @@ class Label:
 def place_labels(
     axes: Axes, labels: Sequence[Label], *, avoid: Sequence[tuple[float, float]] = (), size: float
 ) -> None:
-    """Writes each label where it hides the least.
+    """Writes each label where it covers least.
 
-    Tries directions and distances around the point and takes the cheapest: covering another label
-    or leaving the axes costs most, covering a mark or the thin line between a mark and its label a
-    lot, covering a line (`avoid`, points on it in data coordinates) little. The limits of the axes
-    must be final. The font size is in points.
+    Of directions and distances around the point, the cheapest is chosen: covering another label or
+    leaving the axes costs most, covering a mark or the thin leader between a mark and its label
+    less, covering a line least. The limits of the axes must be final.
+
+    Args:
+        axes: The axes of the marks.
+        labels: The labels and marks.
+        avoid: Points on lines, in data coordinates.
+        size: Font size in points.
     """
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     to_pixels = axes.transData.transform
@@ -71,7 +76,7 @@ def place_labels(
         cheapest = math.inf
         for distance, k in itertools.product(_DISTANCES, range(_NUM_DIRECTIONS)):
             angle = 2 * math.pi * k / _NUM_DIRECTIONS
-            # The distance from the mark is that of the text's edge, not of its centre.
+            # The distance is measured from the mark to the text's edge.
             dx = math.cos(angle) * (distance * scale + half_w)
             dy = math.sin(angle) * (distance * scale + half_h)
             box = (px + dx - half_w, py + dy - half_h, px + dx + half_w, py + dy + half_h)
@@ -85,7 +90,7 @@ def place_labels(
                 cost += _ON_A_LEADER * (_inside(own, other) > 0)
             cost += _ON_A_LEADER * sum(_inside(leader, box) > 0 for leader in leaders)
             cost += _ON_A_MARK * _inside(marks, box, _MARK_RADIUS * scale)
-            # that it lies on a line counts, hardly how much of the line it hides
+            # limited, so that the covered length of a line hardly matters
             cost += min(_ON_A_LINE, _inside(lines, box, scale))
             if len(own):  # the leader may run along lines, or through other marks
                 others = marks[(marks != own[0]).any(axis=1)]
@@ -104,13 +109,13 @@ def place_labels(
 
 
 def _inside(points: Points, box: Box, margin: float = 0.0) -> int:
-    """How many points lie in a box."""
+    """Returns the number of points in a box."""
     inside = (points >= np.subtract(box[:2], margin)) & (points <= np.add(box[2:], margin))
     return int(inside.all(axis=1).sum())
 
 
 def _leader(mark: tuple[float, ...], box: Box, scale: float) -> Points:
-    """Points of a line from a mark to its label; none where the two are side by side."""
+    """Returns points on the line from a mark to its label; none if the two are adjacent."""
     near_x = min(max(mark[0], box[0]), box[2])
     near_y = min(max(mark[1], box[1]), box[3])
     if math.hypot(near_x - mark[0], near_y - mark[1]) < 11 * scale:
@@ -119,23 +124,23 @@ def _leader(mark: tuple[float, ...], box: Box, scale: float) -> Points:
 
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Moves positions apart to at least `gap` inside [low, high], as little as it can.
+    """Returns positions at least `gap` apart inside [low, high], moved as little as possible.
 
-    The order is kept. Where they do not fit they are spaced evenly over the whole range.
+    Their order stays the same. If they do not fit, they are spaced evenly over the whole range.
     """
     count = len(positions)
     order = sorted(range(count), key=lambda i: positions[i])
     if gap * (count - 1) >= high - low:
         step = (high - low) / max(count - 1, 1)
         return [low + step * order.index(i) for i in range(count)]
-    # Clusters of labels that touch move as one block around the mean of what they point at.
+    # Clusters of touching labels move as one block around the mean of their targets.
     clusters: list[tuple[list[int], float]] = []
     for i in order:
         members, start = [i], min(max(positions[i], low), high)
         while clusters and clusters[-1][1] + gap * len(clusters[-1][0]) > start:
             members = clusters.pop()[0] + members
-            wanted = [positions[m] - gap * rank for rank, m in enumerate(members)]
-            start = sum(wanted) / len(members)
+            starts = [positions[m] - gap * rank for rank, m in enumerate(members)]
+            start = sum(starts) / len(members)
             start = min(max(start, low), high - gap * (len(members) - 1))
         clusters.append((members, start))
     result = [0.0] * count
@@ -146,13 +151,13 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
 
 
 def shorten(text: str, more: int = 0) -> str:
-    """A name cut to what there is room for at an edge, or to `more` characters than that."""
+    """Returns a name cut to 16 characters, or `more` than that."""
     limit = 16 + more
     return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def label_width(texts: Sequence[str]) -> float:
-    """Inches to leave for texts at the right edge."""
+    """Returns the margin for texts at the right edge, in inches."""
     longest = max(len(line) for text in texts for line in text.split("\n"))
     return 0.3 + longest * FONT_SIZE * 0.62 / 72
 
@@ -164,7 +169,7 @@ def label_right(
     colours: Sequence[str],
     lines: int = 1,
 ) -> None:
-    """Texts right of the axes at the heights `ends`, moved apart where they would overlap."""
+    """Writes texts right of the axes at the heights `ends`, moved apart to avoid overlaps."""
     low, high = axes.get_ylim()
     inches = axes.get_window_extent().height / axes.figure.dpi
     gap = (high - low) * (1.2 * lines + 0.25) * FONT_SIZE / 72 / inches

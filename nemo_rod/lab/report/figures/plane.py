@@ -1,6 +1,6 @@
 """Arms on the plane of adaptation loss and forgetting, with the chord of fixed replay.
 
-The arms of an ablation's figure are determined by their differences (`arm.json`), not by names.
+The arms of an ablation's figure are selected by their designs (`arm.json`), not by their names.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from nemo_rod.lab.report.arm_names import ArmName, frontier_arms, parse_arm
+from nemo_rod.lab.report.arm_names import ArmName, filter_kinds, frontier_arms, parse_arm
 from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
-from nemo_rod.lab.report.figures.canvas import FONT_SIZE, TOP, add_axes, panels
+from nemo_rod.lab.report.figures.canvas import FONT_SIZE, HEADING, TOP, add_axes, panels
 from nemo_rod.lab.report.figures.labels import Label, label_right, label_width, place_labels
 from nemo_rod.lab.report.paper import paper_arms, title_of
-from nemo_rod.lab.report.results import chord_of
+from nemo_rod.lab.report.results import Results, Shown, chord_of
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.table import signed
 
-Results = Mapping[str, Any]
 Point = tuple[float, float]  # adaptation loss, forgetting
 Measure = Literal["val_forgetting", "task_forgetting"]
 _TITLES: dict[Measure, str] = {
@@ -75,12 +74,9 @@ def frontier(results: Results) -> Figure | None:
         return None
     near = {name: point for name, point in points.items() if _is_near(results, name)}
     zooms = len(near) >= 2 and _span(points) > 1.6 * _span(near)
-    merges = sorted(
-        (name for name in points if parse_arm(name).kind == "merge"),
-        key=lambda name: parse_arm(name).value,
-    )
+    merges = sorted(filter_kinds(points, "merge"), key=lambda name: parse_arm(name).value)
     heading = "all arms" if zooms else ""
-    # arms named in the second panel have no label here, except two that connect the panels
+    # arms labelled in the second panel have no label here, except two that connect the panels
     texts = {n: "" for n in near if n not in ("no_replay", "rod")} if zooms else {}
     others = results["replicates"]
     planes = [
@@ -96,10 +92,10 @@ def frontier(results: Results) -> Figure | None:
     return draw_planes(planes)
 
 
-def settings_frontier(settings: Sequence[Results]) -> Figure | None:
+def settings_frontier(shown: Sequence[Shown]) -> Figure | None:
     """Draws the frontier of several settings: F_val, and the forgetting of tasks if known."""
     planes = []
-    for results in settings:
+    for _, results in shown:
         arms = results["arms"]
         names = frontier_arms(arms)
         near = [name for name in names if _is_near(results, name)] or names
@@ -118,7 +114,7 @@ def _span(points: Mapping[str, Point]) -> float:
 
 
 def components(results: Results) -> Figure | None:
-    """Draws allocations that choose at random or by score, controls, and joint selection."""
+    """Draws ablations, controls and RoD's joint selection."""
     names = with_fixed_share(results["arms"])
     if "rod" not in results["arms"] or not names:
         return None
@@ -136,7 +132,7 @@ def weighting(results: Results) -> Figure | None:
 
 
 def budgets(results: Results) -> Figure | None:
-    """Draws fixed replay and RoD at the common budget and at other ones."""
+    """Draws fixed replay and RoD at the common budget and at others."""
     arms = results["arms"]
     paths = continued(arms)
     if not paths:
@@ -148,7 +144,7 @@ def budgets(results: Results) -> Figure | None:
             budget = arms[name]["design"]["budget"]
             texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{_TIMES}"
     names = [name for path in paths for name in path]
-    names += [n for n in arms if parse_arm(n).kind in ("fixed", "rod") and n not in names]
+    names += [name for name in filter_kinds(arms, "fixed", "rod") if name not in names]
     return draw_planes([Plane(results, names, paths=paths, texts=texts)])
 
 
@@ -158,9 +154,8 @@ def transfer(results: Results) -> Figure | None:
     names = helped(arms)
     if not names:
         return None
-    beside = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
-    plane = Plane(results, [*beside, *names], replicates=results["replicates"])
-    return draw_planes([plane])
+    names = [*filter_kinds(arms, "fixed", "rod"), *names]
+    return draw_planes([Plane(results, names, replicates=results["replicates"])])
 
 
 def _swept(results: Results, key: str) -> Figure | None:
@@ -189,23 +184,22 @@ def _swept(results: Results, key: str) -> Figure | None:
 
 
 def points_of(arms: Mapping[str, Any], names: Sequence[str], measure: Measure) -> dict[str, Point]:
-    """Returns the points of arms, without those unmeasured or not on a logarithmic axis."""
-    found = {}
+    """Returns the points of arms that are measured and, for F_val, fit on a logarithmic axis."""
+    points = {}
     for name in names:
-        arm = arms.get(name, {})
-        loss, forgetting = arm.get("adapt_loss"), arm.get(measure)
-        if loss is None or forgetting is None or (measure == "val_forgetting" and forgetting <= 0):
-            continue
-        found[name] = (loss, forgetting)
-    return found
+        loss, forgetting = (arms.get(name, {}).get(key) for key in ("adapt_loss", measure))
+        is_known = loss is not None and forgetting is not None
+        if is_known and (measure != "val_forgetting" or forgetting > 0):
+            points[name] = (loss, forgetting)
+    return points
 
 
 def draw_planes(planes: Sequence[Plane]) -> Figure | None:
-    """Returns a figure of the planes that have points, row by row; None if none has."""
+    """Returns a figure of the planes that have points, from the top down; None without any."""
     planes = [p for p in planes if points_of(p.results["arms"], p.names, p.measure)]
     if not planes:
         return None
-    top = TOP + (0.22 if any(plane.heading for plane in planes) else 0.0)
+    top = TOP + HEADING * any(plane.heading for plane in planes)
     figure, boxes = panels(len(planes), 3.8, top=top)
     for plane, box in zip(planes, boxes, strict=True):
         axes = add_axes(figure, box, _X_TITLE, _TITLES[plane.measure], heading=plane.heading)
@@ -223,26 +217,25 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
     for replicate in plane.replicates:
         if is_log:
             _draw_chord(axes, replicate, alpha=0.25)
-        names = [parse_arm(name) for name in replicate["arms"]]
         for name, point in points_of(replicate["arms"], plane.names, plane.measure).items():
             arm = parse_arm(name)
             axes.plot(
-                *point, _marker(arm), color=arm_colour(arm, names), alpha=0.35,
+                *point, _marker(arm), color=arm_colour(name, replicate["arms"]), alpha=0.35,
                 markersize=_marker_size(arm) * 0.6, markeredgewidth=0, zorder=3,
             )  # fmt: skip
     lines = _draw_chord(axes, results) if is_log else []
-    names = [parse_arm(name) for name in results["arms"]]
+    names = list(results["arms"])
     for path in plane.paths:
         ends = [points[name] for name in path if name in points]
         if len(ends) > 1:
-            colour = arm_colour(_as_drawn(results, path[-1])[0], names)
+            colour = arm_colour(_as_drawn(results, path[-1])[0].name, names)
             axes.plot(*zip(*ends, strict=True), color=colour, linewidth=1, alpha=0.5, zorder=2)
             lines += _along(ends, is_log)
     labels = []
     for name, point in points.items():
         arm, is_open = _as_drawn(results, name)
         axes.plot(
-            *point, _marker(arm), color=arm_colour(arm, names), markersize=_marker_size(arm),
+            *point, _marker(arm), color=arm_colour(arm.name, names), markersize=_marker_size(arm),
             markerfacecolor=light("surface") if is_open else None,
             markeredgewidth=1.2 if is_open else 0, zorder=5,
         )  # fmt: skip
@@ -252,9 +245,8 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
     for name, point in paper.items():
         lines.append(point)
         axes.plot(
-            *point, "x", color=arm_colour(parse_arm(name), names), markersize=6,
-            markeredgewidth=1.3, zorder=4,
-        )  # fmt: skip
+            *point, "x", color=arm_colour(name, names), markersize=6, markeredgewidth=1.3, zorder=4
+        )
     labels.sort(key=lambda label: not label.bold)
     if plane.show_gap and is_log:
         gap_labels, gap_line = _draw_gap(axes, results)
@@ -263,7 +255,7 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
 
 
 def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:
-    """Returns the arm that determines mark and colour, and whether the mark is an open one."""
+    """Returns the arm that determines mark and colour, and whether the mark is open."""
     arm = parse_arm(name)
     of = (results["arms"][name].get("design") or {}).get("of")
     if arm.kind == "other" and of not in (None, name):
@@ -276,8 +268,7 @@ def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
     loss = np.array([point[0] for point in points])
     pad_x = 0.12 * max(float(np.ptp(loss)), 0.02)
     axes.set_xlim(loss.min() - pad_x, loss.max() + 2 * pad_x)  # labels are on the right
-    inches = axes.get_window_extent().width / axes.figure.dpi
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if inches > 4.5 else 5))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     if measure == "task_forgetting":
         high = max(*(point[1] for point in points), 0.01)
         axes.set_ylim(-0.06 * high, 1.12 * high)

@@ -1,18 +1,17 @@
-"""Arms in rows: the change of every capability, and the spread over seeds.
+"""Arms in rows: the change of each capability, and the range over seeds.
 
 Shape suffixes: R = runs, D = tenths of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nemo_rod.lab.report.arm_names import frontier_arms, parse_arm
+from nemo_rod.lab.report.arm_names import filter_kinds, frontier_arms, parse_arm
 from nemo_rod.lab.report.figures.canvas import (
     BOTTOM,
     FONT_SIZE,
@@ -25,9 +24,9 @@ from nemo_rod.lab.report.figures.canvas import (
 )
 from nemo_rod.lab.report.figures.labels import label_width, shorten
 from nemo_rod.lab.report.paper import paper
+from nemo_rod.lab.report.results import Results
 from nemo_rod.lab.report.style import arm_colour, light
 
-Results = Mapping[str, Any]
 _ROW = 0.24  # inches
 _GAP = 0.7  # rows between two capabilities
 
@@ -35,7 +34,7 @@ _GAP = 0.7  # rows between two capabilities
 def capabilities(results: Results) -> Figure | None:
     """Draws the change of accuracy by capability and arm, in points."""
     arms = results["arms"]
-    names = [n for n in arms if parse_arm(n).kind in ("no_replay", "fixed", "max_replay", "rod")]
+    names = filter_kinds(arms, "no_replay", "fixed", "max_replay", "rod")
     names = [name for name in names if arms[name]["capability_change"]]
     if not names:
         return None
@@ -47,8 +46,7 @@ def capabilities(results: Results) -> Figure | None:
     figure = new_figure(height)
     box = (left, BOTTOM, WIDTH - left - RIGHT - 0.2, height - BOTTOM - TOP)
     axes = add_axes(figure, box, "change of accuracy against the base model (points)", "")
-    parsed = [parse_arm(name) for name in arms]
-    said = paper()["fig:qwen_task_forgetting"].get(results["recipe"], {})
+    theirs = paper()["fig:qwen_task_forgetting"].get(results["recipe"], {})
     row, places = 0.0, []
     for group in groups:
         axes.annotate(
@@ -60,10 +58,9 @@ def capabilities(results: Results) -> Figure | None:
             row += 1
             places.append(row)
             change = 100 * arms[name]["capability_change"][group]
-            colour = arm_colour(parse_arm(name), parsed)
-            axes.barh(row, change, height=0.72, color=colour, zorder=3)
-            if (theirs := said.get(name, {}).get(group)) is not None:
-                axes.plot(100 * theirs, row, "x", color=light("ink"), markersize=6, zorder=5)
+            axes.barh(row, change, height=0.72, color=arm_colour(name, arms), zorder=3)
+            if (value := theirs.get(name, {}).get(group)) is not None:
+                axes.plot(100 * value, row, "x", color=light("ink"), markersize=6, zorder=5)
         row += 1 + _GAP
     _name_rows(axes, places, labels * len(groups), rows - _GAP)
     axes.axvline(0, color=light("rule"), linewidth=1, zorder=4)
@@ -85,7 +82,6 @@ def seeds(results: Results) -> Figure | None:
     each = BOTTOM + TOP + rows
     figure = new_figure(2 * each + below)
     width = WIDTH - left - RIGHT
-    parsed = [parse_arm(name) for name in results["arms"]]
     for i, (measure, title) in enumerate(_OVER_SEEDS.items()):
         y = below + BOTTOM + each * (1 - i)
         axes = add_axes(figure, (left, y, width, rows), title, "")
@@ -94,7 +90,7 @@ def seeds(results: Results) -> Figure | None:
             known = [value for value in values if value is not None]
             if not known:
                 continue
-            colour = arm_colour(parse_arm(name), parsed)
+            colour = arm_colour(name, results["arms"])
             ends, all_of_row = [min(known), max(known)], [row] * len(known)
             axes.plot(ends, [row, row], color=colour, linewidth=2, alpha=0.6, zorder=2)
             axes.plot(known, all_of_row, "o", color=colour, markersize=3.5, alpha=0.6, zorder=3)

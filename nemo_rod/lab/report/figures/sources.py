@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nemo_rod.lab.report.arm_names import parse_arm
+from nemo_rod.lab.report.arm_names import filter_kinds, parse_arm
 from nemo_rod.lab.report.chord import linear_fit
-from nemo_rod.lab.report.figures.canvas import FONT_SIZE, TOP, add_axes, panels
+from nemo_rod.lab.report.figures.canvas import FONT_SIZE, HEADING, TOP, add_axes, panels
 from nemo_rod.lab.report.figures.labels import (
     Label,
     label_right,
@@ -21,21 +20,19 @@ from nemo_rod.lab.report.figures.labels import (
     spread,
 )
 from nemo_rod.lab.report.paper import paper_value, title_of
-from nemo_rod.lab.report.results import known
+from nemo_rod.lab.report.results import Results, Shown, known
 from nemo_rod.lab.report.style import arm_colour, light
 
-Results = Mapping[str, Any]
 
-
-def forgetting_profile(settings: Sequence[Results]) -> Figure | None:
+def forgetting_profile(settings: Sequence[Shown]) -> Figure | None:
     """Draws residual forgetting per source and arm against forgetting without replay, with fits.
 
     One panel per setting. Broken lines are the fits without the most influential source.
     """
     shown = []
-    for results in settings:
+    for _, results in settings:
         arms = results["arms"]
-        names = [name for name in arms if parse_arm(name).kind in ("fixed", "rod")]
+        names = filter_kinds(arms, "fixed", "rod")
         names = [name for name in names if arms[name]["forgetting_by_source"]]
         vulnerability = arms.get("no_replay", {}).get("forgetting_by_source") or {}
         if names and vulnerability:
@@ -46,7 +43,7 @@ def forgetting_profile(settings: Sequence[Results]) -> Figure | None:
     sources = [shorten(name) for _, vulnerability, *_ in shown for name in vulnerability]
     above = 0.25 + 0.71 * label_width(sources)
     right = label_width([text for *_, texts in shown for text in texts])
-    heading = 0.22 if len(settings) > 1 else 0.0
+    heading = HEADING * (len(settings) > 1)
     top = TOP + above + heading
     figure, boxes = panels(len(shown), 5.6 + heading, top=top, right=right)
     for (results, vulnerability, names, texts), box in zip(shown, boxes, strict=True):
@@ -82,7 +79,7 @@ def _draw_profiles(
     Returns:
         Each arm's height at the right edge, for its label, and its colour.
     """
-    arms, parsed = results["arms"], [parse_arm(name) for name in results["arms"]]
+    arms = results["arms"]
     left = [value for name in names for value in arms[name]["forgetting_by_source"].values()]
     x_low, x_high = min(0.0, *vulnerability.values()), max(0.01, *vulnerability.values())
     y_low, y_high = min(0.0, *left), max(0.01, *left)
@@ -102,8 +99,7 @@ def _draw_profiles(
     heights, colours = [], []
     for name in names:
         profile, by_source = results["profile"][name], arms[name]["forgetting_by_source"]
-        arm = parse_arm(name)
-        is_rod, colour = arm.kind == "rod", arm_colour(arm, parsed)
+        is_rod, colour = name == "rod", arm_colour(name, arms)
         axes.plot(
             [vulnerability[source] for source in by_source], list(by_source.values()),
             "*" if is_rod else "o", color=colour, markersize=10 if is_rod else 5.5,
@@ -149,13 +145,13 @@ def _label_top(axes: Axes, position: Mapping[str, float]) -> None:
         )  # fmt: skip
 
 
-def sampling_ratio(settings: Sequence[Results]) -> Figure | None:
-    """Draws RoD's sampling ratio per source against two measures of its need for replay.
+def sampling_ratio(settings: Sequence[Shown]) -> Figure | None:
+    """Draws RoD's sampling ratio per source against two measures of the need for replay.
 
-    A row per setting: forgetting without replay, and residual forgetting under fixed replay.
+    These are, per setting, forgetting without replay and residual forgetting under fixed replay.
     """
     rows = []
-    for results in settings:
+    for _, results in settings:
         arms = results["arms"]
         ratio = known(arms.get("rod", {}).get("sampling_ratio_by_source"))
         for arm, key in (("no_replay", ""), (results["reference_arm"], "_residual")):
@@ -164,7 +160,7 @@ def sampling_ratio(settings: Sequence[Results]) -> Figure | None:
                 rows.append((results, parse_arm(arm).label, key, by_source, ratio))
     if not rows:
         return None
-    heading = 0.22 if len(settings) > 1 else 0.0
+    heading = HEADING * (len(settings) > 1)
     figure, boxes = panels(len(rows), 3.6 + heading, top=TOP + heading)
     for (results, label, key, by_source, ratio), box in zip(rows, boxes, strict=True):
         axes = add_axes(
@@ -185,15 +181,13 @@ def sampling_ratio(settings: Sequence[Results]) -> Figure | None:
                 ends, fit[1] + fit[0] * ends, color=light("rod"), linewidth=1.3,
                 linestyle=(0, (4, 2)), zorder=2,
             )  # fmt: skip
-            avoid = [
-                (float(px), float(fit[1] + fit[0] * px)) for px in np.linspace(ends[0], ends[1], 60)
-            ]
+            avoid = [(px, fit[1] + fit[0] * px) for px in np.linspace(ends[0], ends[1], 60).tolist()]
         axes.plot(x, y, "o", color=light("rod"), markersize=7, markeredgewidth=0, zorder=5)
         labels = [
-            Label(float(px), float(py), shorten(name), light("ink"))
-            for name, px, py in zip(names, x, y, strict=True)
+            Label(px, py, shorten(name), light("ink"))
+            for name, px, py in zip(names, x.tolist(), y.tolist(), strict=True)
         ]
-        avoid += [(float(px), 1.0) for px in np.linspace(*axes.get_xlim(), 60)]
+        avoid += [(px, 1.0) for px in np.linspace(*axes.get_xlim(), 60).tolist()]
         place_labels(axes, labels, avoid=avoid, size=FONT_SIZE)
         axes.annotate(
             _r_text(results, key), (0, 1), (6, -4), xycoords="axes fraction",
@@ -208,10 +202,8 @@ def _r_text(results: Results, key: str) -> str:
     r, without = profile[f"pearson_r{key}"], profile[f"pearson_r{key}_without"]
     if r is None:
         return "r not defined"
-    paper = (
-        None if key else paper_value("fig:oversampling_extended", "pearson_r", results["recipe"])
-    )
-    text = f"r = {r:.2f}" + (f" (paper {paper:.2f})" if paper is not None else "")
+    paper = paper_value("fig:oversampling_extended", "pearson_r", results["recipe"])
+    text = f"r = {r:.2f}" + (f" (paper {paper:.2f})" if paper is not None and not key else "")
     if without is not None:
         text += f"\n{without:.2f} without {profile['without']}"
     return text.replace("-", "\N{MINUS SIGN}")

@@ -1,0 +1,36 @@
+"""A policy and a score. Shapes: C candidates, k chosen blocks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nemo_rod.selection.arrays import Floats, Ids, Mask, Nats
+from nemo_rod.selection.policies import Policy
+
+
+@dataclass(frozen=True)
+class Capped(Policy):
+    """Chooses the highest scores, but no more than a share of replay."""
+
+    max_share: float = 0.5
+    needs_scores = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_share <= 1:
+            raise ValueError(f"max_share={self.max_share}: expected a share in [0, 1].")
+
+    def select(self, score_C: Floats | None, is_replay_C: Mask, k: int) -> Ids:
+        assert score_C is not None
+        order = np.argsort(-score_C, kind="stable")  # ties go to the earlier candidate
+        order = order[np.isfinite(score_C[order])]  # -inf is padding
+        most = int(self.max_share * k + 1e-9)
+        fits = ~is_replay_C[order] | (np.cumsum(is_replay_C[order]) <= most)
+        chosen = order[fits][:k]
+        if len(chosen) < k:
+            raise ValueError(f"{len(chosen)} blocks fit, expected {k}: raise max_share.")
+        return np.sort(chosen)
+
+
+def relative(loss_C: Floats, reference_C: Floats) -> Nats:
+    """Returns the excess of the loss over the reference as a share of it, float32 [C]."""
+    return (loss_C - reference_C) / np.maximum(reference_C, np.float32(0.1))

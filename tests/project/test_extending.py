@@ -1,0 +1,232 @@
+"""A package's parts work through the command line: those of the example in docs/extending.md."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import re
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import nemo_rod
+from places import ROOT
+
+from nemo_rod.corpus import BlockStore
+from nemo_rod.corpus.formats import Extract
+from nemo_rod.files import read_json, read_lines
+from nemo_rod.selection import Curriculum, References
+
+EXAMPLE = ROOT / "docs" / "examples" / "nemo_rod_example"
+STEPS, BATCH, SHARE = 6, 8, 0.25
+ARMS = ("base", "no_replay", "rod")
+RECIPE = (
+    *("recipe=toy_synthetic", f"arms=[{','.join(ARMS)}]", "parallel=single", "run_dir=run"),
+    *("domain.block_size=16", "domain.holdout_fraction=0.1", "~domain.sources.dialect"),
+    *(f"domain.sources.chain_{number}.max_bytes=5000" for number in range(2)),
+    *(f"~domain.sources.chain_{number}" for number in range(2, 9)),
+    *(f"pretrain.{key}" for key in ("steps=4", "batch_size=8", "micro_batch_size=8")),
+    *(f"train.{key}" for key in (f"steps={STEPS}", f"batch_size={BATCH}", "micro_batch_size=8")),
+)
+NEW = "{role: adaptation, kind: csv, files: [new.csv], text_field: body, filter: 'lang == \"de\"'}"
+PARTS = (
+    f"+domain.sources.new={NEW}",
+    *("selection.policy=capped", f"+selection.policy_options.max_share={SHARE}"),
+    *("selection.score=relative", "logger=[lines]", "launcher.kind=timed"),
+    *("example.parameters=true", "example.shares=2"),
+)
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """The variables of a process that sees the packages in some folders."""
+    paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the example is installed into."""
+    folder = tmp_path_factory.mktemp("installed")
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--target", str(folder))
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(EXAMPLE)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has a part of each kind of the example's."""
+    cwd = tmp_path_factory.mktemp("extended")
+    write_rows(cwd / "new.csv")
+    done = nemo_rod("run", *RECIPE, *PARTS, cwd=cwd, env=environment(installed))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return cwd / "run"
+
+
+def write_rows(path: Path) -> None:
+    """Sixty documents, some of several lines; two thirds of them in German."""
+    words = np.random.default_rng(0).integers(0, 26, (60, 40, 4)) + ord("a")
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["lang", "body"])
+        for number, row in enumerate(words):
+            text = "\n".join("".join(map(chr, word)) for word in row)
+            table.writerow(["en" if number % 3 == 0 else "de", text])
+
+
+def test_policy_and_score(run: Path) -> None:
+    arm = run / "arms" / "rod"
+    folders = [run / "references" / name for name in ("specialist", "base")]
+    references = References.open(folders, BlockStore(run / "blocks"))
+    with Curriculum.open(arm / "curriculum.rod", read_only=True) as curriculum:
+        records, is_replay = list(curriculum), curriculum.header.is_replay
+        assert curriculum.header.score == "relative"
+    assert [record.step for record in records] == list(range(STEPS))
+    capped = 0
+    for record in records:
+        reference_C = references[record.block_ids]
+        excess_C = (record.loss - reference_C) / np.maximum(reference_C, np.float32(0.1))
+        assert np.array_equal(record.score, excess_C)
+        is_replay_C, k = is_replay(record.block_ids), len(record.chosen)
+        num_replay = int(is_replay_C[record.chosen].sum())
+        assert k == BATCH and num_replay <= SHARE * BATCH
+        assert record.threshold == record.score[record.chosen].min()
+        better_C = record.score > record.threshold
+        better_C[record.chosen] = False
+        assert not (better_C & ~is_replay_C).any()
+        if better_C.any():
+            assert num_replay == SHARE * BATCH
+            capped += 1
+    assert capped, "the cap decided at no step"
+    (row, *_) = read_lines(arm / "metrics.jsonl")
+    assert row["rod/prefix/half/overlap"] > 0  # prefixes have the same score and policy
+    assert read_json(arm / "arm.json")["policy"] == "Capped"
+
+
+def test_reader(run: Path) -> None:
+    manifest = read_json(run / "blocks" / "adaptation" / "new" / "manifest.json")
+    (file,) = manifest["files"]
+    assert (file["name"], file["documents"]) == ("new.csv", 40)
+
+
+def test_a_reader_resumes_at_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    csv_files: Any = importlib.import_module("nemo_rod_example.csv_files")
+    write_rows(tmp_path / "new.csv")
+
+    def opened() -> Any:
+        return csv_files.CsvFile(tmp_path / "new.csv", "new.csv", Extract("body", []))
+
+    texts = list(opened().records(None))
+    assert len(texts) == 60 and texts[0].count("\n") == 39
+    first = opened()
+    begun = list(islice(first.records(None), 7))
+    assert begun + list(opened().records(first.position())) == texts
+
+
+def test_logger_and_launcher(run: Path) -> None:
+    for name in ("no_replay", "rod"):
+        shown = read_lines(run / "arms" / name / "lines.jsonl")
+        kept = read_lines(run / "arms" / name / "metrics.jsonl")
+        assert [line["step"] for line in shown] == [row["step"] + 1 for row in kept]
+        assert [line["train/loss"] for line in shown] == [row["train/loss"] for row in kept]
+        assert {line["run"] for line in shown} == {f"toy_synthetic/{name}"}
+    rows = [line.split("\t") for line in (run / "seconds.tsv").read_text().splitlines()]
+    jobs = ["base", "references/base", "no_replay", "references/specialist", "rod", "evaluate"]
+    assert [name for name, _ in rows] == jobs
+    assert all(float(seconds) > 0 for _, seconds in rows)
+
+
+def test_measurement_section_and_stage(run: Path) -> None:
+    from safetensors.numpy import load_file
+
+    for name in ARMS:
+        hf = (run / "base" if name == "base" else run / "arms" / name) / "hf"
+        tensors = [
+            tensor for file in hf.glob("*.safetensors") for tensor in load_file(file).values()
+        ]
+        measured = read_json(run / "arms" / name / "parameters.json")["parameters"]
+        assert measured == sum(tensor.size for tensor in tensors) > 100_000
+    shares = [row["rod/replay_share"] for row in read_lines(run / "arms" / "rod" / "metrics.jsonl")]
+    means = [float(line) for line in (run / "shares" / "rod.txt").read_text().splitlines()]
+    pairs = np.reshape(shares, (-1, 2)).mean(axis=1)
+    assert means == pytest.approx(pairs.tolist(), abs=1e-4)
+
+
+def test_command(run: Path, installed: Path) -> None:
+    env, file = environment(installed), run / "arms" / "rod" / "curriculum.rod"
+    rows = read_lines(run / "arms" / "rod" / "metrics.jsonl")
+    share = sum(row["rod/replay_share"] for row in rows) / STEPS
+    done = nemo_rod("replay-share", str(file), env=env)
+    assert (done.returncode, done.stdout) == (0, f"{share:.4f}\n"), done.stderr
+    assert "Of installed packages: replay-share, shares" in nemo_rod("help", env=env).stdout
+
+
+def test_a_second_run_has_nothing_to_do(run: Path, installed: Path) -> None:
+    done = nemo_rod("run", *RECIPE, *PARTS, cwd=run.parent, env=environment(installed))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(": done before") == 9 - 1  # all but the report, which is made again
+
+
+ANY = "or a name that a package registers."
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("selection.policy=nope", f"='nope' is not valid: expected joint, capped, {ANY}"),
+        ("selection.score=nope", f"='nope' is not valid: expected reducible_loss, relative, {ANY}"),
+        ("launcher.kind=nope", f"expected local, slurm, ray, nemo_rl, timed, {ANY}"),
+        ("logger=[nope]", "expected some of tensorboard, wandb, mlflow, lines, such as"),
+        ("domain.sources.chain_0.kind=nope", "debian, synthetic, csv, found 'nope'"),
+        ("+selection.policy_options.cap=1", "unexpected keyword argument 'cap'): correct"),
+        ("selection.policy_options.max_share=2", "max_share=2: expected a share in [0, 1]."),
+    ],
+)
+def test_what_no_package_provides_is_refused(
+    word: str, sentence: str, installed: Path, tmp_path: Path
+) -> None:
+    done = nemo_rod("run", *RECIPE, *PARTS, word, cwd=tmp_path, env=environment(installed))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert sentence in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "point", "words", "sentence"),
+    [
+        ("policies", "bad = no_such_module:Policy", "run selection.policy=bad",
+         "selection.policy=bad is registered as no_such_module:Policy, which cannot be imported "
+         "(No module named 'no_such_module'): correct or remove the package that registers it."),
+        ("loggers", "bad = json:Logger", "run logger=bad", "logger=bad is registered as json"),
+        ("sections", "bad = json:Section", "plan", "'bad' is registered as json:Section"),
+        ("sections", "train = json:JSONDecoder", "plan", "the section 'train'"),
+        ("recipe_commands", "bad = json:run", "bad", "'bad' is registered as json:run"),
+        ("commands", "bad = json:main", "bad", "'bad' is registered as json:main"),
+    ],
+)  # fmt: skip
+def test_a_part_that_cannot_be_imported_is_refused(
+    kind: str, point: str, words: str, sentence: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bad-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(f"[nemo_rod.{kind}]\n{point}\n")
+    command, *more = words.split()
+    env = environment(tmp_path)
+    done = nemo_rod(command, "recipe=toy_synthetic", *more, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert sentence in done.stderr
+
+
+def test_the_page_shows_the_code_of_the_example() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text()
+    blocks = re.findall(r"^```(?:python|toml)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    code = [path.read_text() for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
+    assert len(blocks) > 5
+    for part in [part for block in blocks for part in block.split("\n...\n")]:
+        assert any(part.strip("\n") in text for text in code), part
