@@ -49,8 +49,8 @@ def one_of(default: str | None, *others: str) -> Any:
 
 def registered(kind: str) -> Bound:
     """Returns the bound of names that are registered for a kind of part (`parts.py`)."""
-    known = parts.names(kind)
-    return Bound(f"{', '.join(known)}, or a name that a package registers", known.__contains__)
+    expected = f"{', '.join(parts.names(kind))}, or a name that a package registers"
+    return Bound(expected, lambda value: value in parts.names(kind))
 
 
 def check_bounds(section: Any, prefix: str = "") -> None:

@@ -57,11 +57,11 @@ OURS: dict[str, dict[str, str]] = {
     # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.evaluate.Measurement
     "measurements": {"losses": "nemo_rod.run.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
     # (Config) -> None: refuses, before a run is submitted, what cannot work there
-    "checks": {"memory": "nemo_rod.lab.plan.of_recipe:check_before_submitting"},
+    "checks": {"memory": "nemo_rod.lab.plan.command:check_before_submitting"},
     # (Config) -> None: commands that take a recipe in Hydra's grammar, besides the stages
     "recipe_commands": {
         "run": "nemo_rod.commands.run_stages:run",
-        "plan": "nemo_rod.lab.plan.of_recipe:plan",
+        "plan": "nemo_rod.lab.plan.command:plan",
         "rehearse": "nemo_rod.lab.rehearsal.command:rehearse",
     },
     # modules with declare(parser): commands that take paths

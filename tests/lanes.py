@@ -34,8 +34,7 @@ COMMON = (
     *("pyproject.toml", "Makefile", "requirements/", "nemo_rod/upstream/functions.txt"),
     *("tests/conftest.py", "tests/helpers/preloaded.py"),
 )
-# what a lane of everything covers
-ROOTS = ("nemo_rod/", "tests/", "docs/examples/")
+ROOTS = ("nemo_rod/", "tests/", "docs/examples/")  # what a lane of everything covers
 
 
 @dataclasses.dataclass(frozen=True)

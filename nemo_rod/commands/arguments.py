@@ -38,9 +38,6 @@ class Key:
     read: Callable[[str], Any] = str
     required: bool = False
 
-    def __post_init__(self) -> None:
-        assert self.expected or self.choices or self.read is str, self.name
-
     def convert(self, text: str) -> Any:
         """Returns the value of a word.
 

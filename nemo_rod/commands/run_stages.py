@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from nemo_rod import parts
-from nemo_rod.commands.packages import check_packages
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
 from nemo_rod.run.exports import evaluate_export_stage, export_stage
 from nemo_rod.run.handover import Stage
+from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.submit import check_idle, submit
 from nemo_rod.run.processes.nodes import Nodes
+from nemo_rod.run.processes.pythons import can_be_found, python_with_megatron
 from nemo_rod.run.processes.torchrun import run_torchrun
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
@@ -23,6 +25,14 @@ from nemo_rod.run.variants import SPECIALIST, arm_settings
 from nemo_rod.signals import STOP_SIGNALS, Stopped
 
 _REPORT_SECONDS = 300.0  # to wait for a report that another command builds
+# extra of nemo-rod that a stage needs -> the modules that it imports
+_NEEDS = {
+    "": (),
+    "data": ("tokenizers", "transformers"),
+    "bridge": ("torch", "transformers", "safetensors", "megatron.core", "megatron.bridge"),
+    "eval": ("torch", "safetensors"),
+    "report": ("jinja2", "matplotlib"),
+}
 
 
 def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
@@ -97,6 +107,34 @@ def one_stage(command: str, config: Config) -> None:
             f"There is nothing to {command} among {names}: name an arm with arm=... or arms=[...]."
         )
     _execute(stages, chosen)
+
+
+def check_packages(stages: Iterable[Stage], config: Config) -> None:
+    """Refuses stages whose packages are not all installed.
+
+    NeMo-RL, as a launcher, brings its own packages, and so does the environment of its workers.
+
+    Raises:
+        ValueError: naming the packages, the stage that needs them, and the extras that bring them.
+    """
+    missing: dict[str, str] = {}  # module -> extra
+    names = []
+    here = launcher_of(config).environment and python_with_megatron() == sys.executable
+    for stage in stages:
+        if stage.extra == "bridge" and not here:
+            continue
+        lacks = [module for module in _NEEDS[stage.extra] if not can_be_found(module)]
+        for module in lacks:
+            missing.setdefault(module, stage.extra)
+        names += [stage.name] if lacks else []
+    if missing:
+        extras = ",".join(dict.fromkeys(missing.values()))
+        raise ValueError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, which "
+            f"{names[0]} needs{' first' if len(names) > 1 else ''}: pip install "
+            f"'nemo-rod[{extras}]', run `make venv` in a checkout on a machine without a GPU, or "
+            "use an image of docs/images.md."
+        )
 
 
 def _execute(stages: Stages, chosen: list[Stage]) -> None:

@@ -58,7 +58,7 @@ class SourceSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            example = {False: "no", True: "yes"}.get(self.name, self.name)
+            example = ("no", "yes")[self.name] if isinstance(self.name, bool) else self.name
             raise ValueError(
                 f"domain.sources names a source {_yaml(self.name)}, which YAML reads as "
                 f'{_TYPE_NAMES.get(type(self.name))}: quote it, as in "{example}".'

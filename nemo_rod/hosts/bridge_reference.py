@@ -89,6 +89,9 @@ def run(words: Sequence[str]) -> None:
         file = place.partition(":")[0]
         if file.endswith(".py") and not Path(file).is_file():
             raise ValueError(f"{key}={place}: there is no file {file}.")
+    from nemo_rod import cpu
+
+    cpu.prepare()  # before the first import of Megatron-Bridge
     from nemo_rod.cpu import trainers
 
     trainers.install_megatron_bridge()

@@ -1,4 +1,4 @@
-"""`nemo-rod doctor`: what is installed and works on this machine."""
+"""`nemo-rod doctor`: checks of this machine's installation."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ import tempfile
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from nemo_rod.commands.arguments import Arguments, Key
-from nemo_rod.commands.packages import can_be_found
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.run.processes.pythons import worker_python
+from nemo_rod.run.processes.pythons import can_be_found, worker_python
 from nemo_rod.upstream.functions import ROADS
 
 _USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
 _DESCRIPTION = """\
-Shows what is installed, and whether it works on this machine. In NeMo-RL's image, shows then the
-same of the environment of its Megatron workers. The exit status is 1 if something that is needed is
-missing. With functions=, shows instead which of NVIDIA's functions are used."""
-_SUM = "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1); "
-_SUM += "d.all_reduce(x); assert x.item() == 2; d.destroy_process_group()"
+Shows what is installed, and whether it works on this machine; in NeMo-RL's image, also for the
+environment of its Megatron workers. The exit status is 1 if a required part is missing. With
+functions=, shows which of NVIDIA's functions are used instead."""
+_SUM = (
+    "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1); "
+    "d.all_reduce(x); assert x.item() == 2; d.destroy_process_group()"
+)
 # importing nemo_rod.megatron first makes Megatron importable without CUDA
 _FUNCTIONS = "import json, nemo_rod.megatron; from nemo_rod.upstream import functions; "
 _TRAINING = "needed to train and to score: make venv, or use NVIDIA's NeMo image"
-_IN_WORKERS = "NeMo-RL's workers have it, below; `nemo-rod evaluate` needs it here"
+_IN_WORKERS = "NeMo-RL's workers have it, see below; `nemo-rod evaluate` needs it here"
 
 
 class Finding(NamedTuple):
-    """One line: what was checked, whether it is fine (None: not needed), what was found."""
+    """The result of one check."""
 
-    what: str
-    fine: bool | None
-    found: str
-    advice: str = ""
+    name: str  # checked part
+    fine: bool | None  # whether it works; None: missing, but not needed
+    result: str
+    advice: str = ""  # cure, shown unless it is fine
 
 
 def declare(parser: Arguments) -> None:
@@ -62,37 +64,30 @@ def declare(parser: Arguments) -> None:
 def main(options: Namespace) -> None:
     """Prints a line for every check; exits with status 1 if a required part is missing."""
     if options.functions is not None:
-        rows = json.loads(_look(f"functions.rows({options.functions!r})"))
+        rows = json.loads(_evaluate(f"functions.rows({options.functions!r})"))
         print(table(("function", "use", "roads", "tested", "installed"), rows))
         return
-    workers = worker_python()
-    findings = []
-    for finding in look(options.blocks, workers):
-        state = {True: "ok", None: "-", False: "NO"}[finding.fine]
-        text = finding.found + (
-            f": {finding.advice}" if finding.advice and not finding.fine else ""
-        )
-        print(table(("", "", ""), [[f"{state:<2}", f"{finding.what:<18}", text]]), flush=True)
-        findings.append(finding)
-    fine = all(finding.fine is not False for finding in findings)
+    workers, all_fine = worker_python(), True
+    for name, fine, result, advice in findings(options.blocks, workers):
+        state = {True: "ok", None: "-", False: "NO"}[fine]
+        text = f"{result}: {advice}" if advice and not fine else result
+        print(table(("", "", ""), [[f"{state:<2}", f"{name:<18}", text]]), flush=True)
+        all_fine &= fine is not False
     if workers is not None:
         print(f"\nNeMo-RL's Megatron workers, {workers}:", flush=True)
-        fine = _is_fine(workers) and fine
-    if not fine:
+        variables = {k: v for k, v in os.environ.items() if k != "NEMO_RL_VENV_DIR"}
+        command = [str(workers), "-m", "nemo_rod.cli", "doctor"]
+        all_fine &= subprocess.run(command, env=variables).returncode == 0
+    if not all_fine:
         raise SystemExit(1)
 
 
-def _is_fine(python: Path) -> bool:
-    """Runs the doctor in another environment; returns whether nothing is missing there."""
-    variables = {k: v for k, v in os.environ.items() if k != "NEMO_RL_VENV_DIR"}
-    command = [str(python), "-m", "nemo_rod.cli", "doctor"]
-    return subprocess.run(command, env=variables).returncode == 0
+def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterator[Finding]:
+    """Checks one part after the other.
 
-
-def look(blocks: Path | None = None, workers: Path | None = None) -> Iterator[Finding]:
-    """Checks one part after the other, and a block store in addition.
-
-    Megatron is not needed here if `workers`, a Python of another environment, trains.
+    Args:
+        blocks: a block store to verify, too.
+        workers: a Python of another environment that trains; Megatron is not needed here then.
     """
     tested = (3, 11) <= sys.version_info < (3, 14)
     yield Finding("python", tested, platform.python_version(), "use Python 3.11, 3.12 or 3.13")
@@ -102,53 +97,46 @@ def look(blocks: Path | None = None, workers: Path | None = None) -> Iterator[Fi
     for name in ("core", "bridge"):
         package, module = f"megatron-{name}", f"megatron.{name}"
         yield _installed(package, package, advice, missing, module)
-    yield _installed(
-        "transformers", "transformers", "needed for checkpoints and tokenizers: make venv"
-    )
+    advice = "needed for checkpoints and tokenizers: make venv"
+    yield _installed("transformers", "transformers", advice)
+    advice = "only for such input: make venv, or pip install nemo-rod[data]"
     for name in ("datasets", "pyarrow", "zstandard"):
-        yield _installed(
-            name, name, "only for such input: make venv, or pip install nemo-rod[data]", None
-        )
+        yield _installed(name, name, advice, None)
     yield _installed("lm-eval", "lm-eval", "only for tasks=...: pip install nemo-rod[eval]", None)
     yield _attempt("devices", _devices, _TRAINING)
     if workers is None or can_be_found("megatron.core"):
         yield _attempt("trainer", _trainer, _TRAINING)
-        yield _attempt(
-            "megatron functions", _functions, "nemo-rod doctor functions=all shows all of them"
-        )
-    yield _attempt("torchrun, gloo", _torchrun, "several processes cannot talk to each other here")
+        advice = "nemo-rod doctor functions=all shows all of them"
+        count = lambda: str(json.loads(_evaluate("functions.counts()")))  # noqa: E731
+        yield _attempt("megatron functions", count, advice)
+    yield _attempt("torchrun, gloo", _torchrun, "several processes cannot communicate here")
     yield _attempt("block store", _store, "blocks cannot be written or read here: see the reason")
     if blocks is not None:
-        yield _attempt(
-            str(blocks), lambda: _verify(blocks), "prepare them again, or restore a copy"
-        )
+        advice = "prepare them again, or restore a copy"
+        yield _attempt(str(blocks), lambda: _verify(blocks), advice)
     tools = [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
-    found = f"{' and '.join(tools)} missing" if tools else "can fetch the texts of recipe=toy"
-    yield Finding("apt", None if tools else True, found, "use recipe=toy_synthetic")
+    result = f"{' and '.join(tools)} missing" if tools else "can fetch the texts of recipe=toy"
+    yield Finding("apt", None if tools else True, result, "use recipe=toy_synthetic")
 
 
 def _installed(
-    what: str,
-    package: str,
-    advice: str,
-    missing: bool | None = False,
-    module: str | None = None,
+    name: str, package: str, advice: str, missing: bool | None = False, module: str | None = None
 ) -> Finding:
     try:
-        return Finding(what, True, importlib.metadata.version(package))
+        return Finding(name, True, importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
         if module is not None and can_be_found(module):  # NVIDIA's images have sources on the path
-            return Finding(what, True, "there, but pip does not list it")
-        return Finding(what, missing, "not installed", advice)
+            return Finding(name, True, "there, but pip does not list it")
+        return Finding(name, missing, "not installed", advice)
 
 
-def _attempt(what: str, action: Callable[[], str], advice: str) -> Finding:
-    """Runs a check and reports any exception as its finding."""
+def _attempt(name: str, action: Callable[[], str], advice: str) -> Finding:
+    """Runs a check, whose result is its text or any exception."""
     try:
-        return Finding(what, True, action())
+        return Finding(name, True, action())
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        return Finding(what, False, reason[-600:], advice)
+        return Finding(name, False, reason[-600:], advice)
 
 
 def _devices() -> str:
@@ -165,14 +153,10 @@ def _trainer() -> str:
     return "Megatron-Bridge's pretrain() loads"
 
 
-def _functions() -> str:
-    return json.loads(_look("functions.counts()"))
-
-
-def _look(what: str) -> str:
+def _evaluate(expression: str) -> str:
     """Returns the last output line of a process that may import Megatron, whose imports print."""
-    done = _run([sys.executable, "-c", f"{_FUNCTIONS}print(json.dumps({what}))"])
-    return done.splitlines()[-1]
+    output = _run([sys.executable, "-c", f"{_FUNCTIONS}print(json.dumps({expression}))"])
+    return output.splitlines()[-1]
 
 
 def _torchrun() -> str:
@@ -203,23 +187,17 @@ def _store() -> str:
             folder, sources, tokenizer=load_tokenizer("byte"), block_size=64, holdout_fraction=0.1
         )
         store.verify()
-        count = len(store)
-        same = _read_by_megatron(store)
-    return f"{count} blocks written and read" + (", by Megatron too" if same else "")
-
-
-def _read_by_megatron(store: BlockStore) -> bool:
-    """Returns whether Megatron is installed and reads the same tokens."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about optional packages
-        try:
+        by_megatron = ""
+        with warnings.catch_warnings(), suppress(ImportError):
+            warnings.simplefilter("ignore")  # about optional packages
             from megatron.core.datasets.indexed_dataset import IndexedDataset
-        except ImportError:
-            return False
-    source = store.sources[0]
-    shard = IndexedDataset(str(store.root / source.role / source.name / "tokens-00000"))
-    assert (np.asarray(shard[0]) == store.tokens([source.start])[0]).all(), "Megatron reads others"
-    return True
+
+            first = store.sources[0]
+            shard = IndexedDataset(str(store.root / first.role / first.name / "tokens-00000"))
+            same = (np.asarray(shard[0]) == store.tokens([first.start])[0]).all()
+            assert same, "Megatron reads other tokens"
+            by_megatron = ", by Megatron too"
+        return f"{len(store)} blocks written and read{by_megatron}"
 
 
 def _verify(blocks: Path) -> str:

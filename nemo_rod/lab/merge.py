@@ -15,7 +15,7 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST
 from nemo_rod.selection.arms import merge_weight
 
-MARKS = {"lambda"}  # words of the form with two folders
+MARKS = {"lambda"}  # keys that identify the form with two folders
 
 _USAGE = """\
 nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT
@@ -59,7 +59,7 @@ def main(options: Namespace) -> None:
 
 
 def merge_stages(stages: Stages) -> list[Stage]:
-    """Returns a stage for every merged arm: of `arm`, or of the recipe."""
+    """Returns a stage for each merged arm: only `arm` if it is set, else all of the recipe."""
     config = stages.config
     names = [config.arm] if config.arm else dict.fromkeys(config.arms)
     return [_stage(stages, name) for name in names if stages.jobs.settings(name).kind == "merged"]

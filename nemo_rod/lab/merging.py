@@ -6,7 +6,7 @@ for every floating-point tensor, directly from the safetensors files of two Hugg
 checkpoints. Works on one output shard at a time, so neither model is held in memory as a whole; the
 inputs may be sharded differently. The output has the base's tensors, in the base's order and under
 their published names, and the base's configuration and tokenizer files. Multi-token predictors that
-only the base has are left out: they would predict for a model that is not there any more.
+only the base has are left out, because they would not match the merged model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_SHARD_BYTES = 5 * 2**30
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".py", ".jinja", ".tiktoken"})
 _INDEX_NAME = "model.safetensors.index.json"
-_PREDICTORS = "mtp."  # of further tokens, which training leaves out
+_PREDICTORS = "mtp."  # prefix of multi-token predictors, which training leaves out
 # Names in PEFT and Megatron-Bridge.
 _LOW_RANK = re.compile(r"\.(lora_[AB]|adapter\.(adapter_\w+\.)?linear_(in|out))\.")
 
@@ -70,46 +70,36 @@ def merge_checkpoints(
     for folder in (base_dir, adapted_dir):
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}, expected a checkpoint in it")
-        of_megatron = ("latest_checkpointed_iteration.txt", ".metadata", "iter_*/.metadata")
-        if any(path for pattern in of_megatron for path in folder.glob(pattern)):
+        megatron_files = ("latest_checkpointed_iteration.txt", ".metadata", "iter_*/.metadata")
+        if any(path for pattern in megatron_files for path in folder.glob(pattern)):
             raise ValueError(
                 f"{folder} is a checkpoint in Megatron's format, expected one in Hugging Face's; "
                 "export it first (`nemo-rod export`)"
             )
-    with _whole_folder(out_dir) as partial_dir:
-        try:
-            _merge(base_dir, adapted_dir, partial_dir, lam, max_shard_bytes)
-        except (ValueError, OSError, MemoryError):
-            raise
-        except Exception as error:  # readers raise anything on damaged files
-            reason = " ".join(str(error).split())[:300]
-            raise ValueError(
-                f"{base_dir} or {adapted_dir} is damaged ({type(error).__name__}: {reason}): "
-                "restore it from a copy, or save the checkpoint again"
-            ) from error
-
-
-@contextmanager
-def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Yields a partial folder, renamed to `folder` at the end; a failure leaves neither."""
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = out_dir.with_name(f".{out_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a merge that was killed
     partial.mkdir(parents=True)
     try:
-        yield partial
-    except BaseException:
+        _merge(base_dir, adapted_dir, partial, lam, max_shard_bytes)
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
+        expected = isinstance(error, ValueError | OSError | MemoryError)
+        if expected or not isinstance(error, Exception):
+            raise
+        reason = " ".join(str(error).split())[:300]  # readers raise many kinds on damaged files
+        raise ValueError(
+            f"{base_dir} or {adapted_dir} is damaged ({type(error).__name__}: {reason}): "
+            "restore it from a copy, or save the checkpoint again"
+        ) from error
     share(partial.rglob("*.safetensors"))
-    if folder.exists():
-        folder.rmdir()
-    partial.rename(folder)
+    if out_dir.exists():
+        out_dir.rmdir()
+    partial.rename(out_dir)
 
 
 def _merge(
     base_dir: Path, adapted_dir: Path, out_dir: Path, lam: float, max_shard_bytes: int
 ) -> None:
-    """Fills `out_dir` with the merge; see `merge_checkpoints` for the arguments."""
     from safetensors.torch import save_file
 
     with _Checkpoint.open(base_dir) as base, _Checkpoint.open(adapted_dir) as adapted:
@@ -138,19 +128,13 @@ def _merge(
     # configuration, tokenizer and licence, without weights and stage manifests
     for file in sorted(base_dir.iterdir()):
         skipped = file.name == "manifest.json" or file.name.endswith(".index.json")
-        wanted = file.suffix in _COPIED_SUFFIXES or file.stem.upper() in ("LICENSE", "NOTICE")
-        if file.is_file() and wanted and not skipped:
+        copied = file.suffix in _COPIED_SUFFIXES or file.stem.upper() in ("LICENSE", "NOTICE")
+        if file.is_file() and copied and not skipped:
             shutil.copyfile(file, out_dir / file.name)
 
 
 def _interpolate(name: str, base: torch.Tensor, adapted: torch.Tensor, lam: float) -> torch.Tensor:
-    """Returns `(1 - lam) * base + lam * adapted` for one tensor.
-
-    Args:
-        name: Name of the tensor, for errors.
-        base: Any shape; a non-floating dtype must equal the adapted side's.
-        adapted: Same shape as `base`.
-        lam: Weight of the adapted side, in [0, 1].
+    """Returns `(1 - lam) * base + lam * adapted` for one tensor of any shape.
 
     Returns:
         Same shape, in the dtype that can represent both; exact at the ends and where they agree.
@@ -200,7 +184,24 @@ class _Checkpoint:
     def open(cls, folder: Path) -> Iterator[_Checkpoint]:
         from safetensors import SafetensorError, safe_open
 
-        files, published = _weight_files(folder), published_names(folder)
+        # transformers searches for weights in this order
+        index = folder / _INDEX_NAME
+        if (folder / "model.safetensors").is_file():
+            files = [folder / "model.safetensors"]
+        elif index.is_file():
+            with interpreting(index):
+                weight_map: dict[str, str] = read_json(index, "weight_map")["weight_map"]
+                files = [folder / name for name in sorted(set(weight_map.values()))]
+        else:
+            files = sorted(folder.glob("*.safetensors"))
+        missing = [file.name for file in files if not file.is_file()]
+        if not files or missing:
+            problem = f"lacks {missing[0]}, which {_INDEX_NAME} names" if missing else "holds none"
+            raise ValueError(
+                f"{folder} {problem}, expected a checkpoint in safetensors files; "
+                f"export the model in Hugging Face format first"
+            )
+        published = published_names(folder)
         with ExitStack() as stack:
             stored = {}
             for file in files:
@@ -208,7 +209,8 @@ class _Checkpoint:
                     handle = stack.enter_context(safe_open(file, framework="pt"))
                 except SafetensorError as error:
                     raise ValueError(
-                        f"{file} is no whole safetensors file ({error}): restore it from a copy"
+                        f"{file} is not a complete safetensors file ({error}): restore it from a "
+                        "copy"
                     ) from None
                 names = handle.keys()
                 stored.update({published.get(name, name): (handle, name) for name in names})
@@ -231,27 +233,6 @@ class _Checkpoint:
         """Returns the dtype as spelled by safetensors, e.g. "BF16"."""
         handle, stored = self._stored[name]
         return str(handle.get_slice(stored).get_dtype())
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    # transformers searches for weights in this order
-    index = folder / _INDEX_NAME
-    if (folder / "model.safetensors").is_file():
-        files = [folder / "model.safetensors"]
-    elif index.is_file():
-        with interpreting(index):
-            weight_map: dict[str, str] = read_json(index, "weight_map")["weight_map"]
-            files = [folder / name for name in sorted(set(weight_map.values()))]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    missing = [file.name for file in files if not file.is_file()]
-    if not files or missing:
-        found = f"lacks {missing[0]}, which {_INDEX_NAME} names" if missing else "holds none"
-        raise ValueError(
-            f"{folder} {found}, expected a checkpoint in safetensors files; "
-            f"export the model in Hugging Face format first"
-        )
-    return files
 
 
 def _check_tensors(base: _Checkpoint, adapted: _Checkpoint) -> dict[str, str]:

@@ -74,11 +74,6 @@ def evaluate_export_stage(jobs: ModelJobs) -> Stage:
     )
 
 
-def export_folder(jobs: ModelJobs, name: str, step: int) -> Path:
-    """Returns the folder of an exported step."""
-    return jobs.results.path / "exports" / name / f"step_{step}"
-
-
 def find_checkpoint(trained: Path, step: int) -> Path:
     """Returns the folder of an arm's checkpoint.
 
@@ -112,7 +107,8 @@ def _exported(jobs: ModelJobs) -> tuple[str, int, Path]:
             f"launcher={config.launcher.kind} does not export a step: NeMo-RL's "
             "examples/converters convert its checkpoints."
         )
-    return config.arm, config.step, export_folder(jobs, config.arm, config.step)
+    folder = jobs.results.path / "exports" / config.arm / f"step_{config.step}"
+    return config.arm, config.step, folder
 
 
 def _training_folder(jobs: ModelJobs, name: str) -> Path:

@@ -108,9 +108,9 @@ WRONG = {
         "(the following arguments are required: PATH).",
     ),
     "inspect a b": ("(unrecognised or extra argument: b).",),
-    "inspect .": ("is nothing that nemo-rod wrote: expected a run folder",),
+    "inspect .": (". was not written by nemo-rod: expected a run folder",),
     "inspect none": ("none does not exist",),
-    "inspect . block=1": ("is no block store and no source: block= and overlap= need",),
+    "inspect . block=1": ("is neither a block store nor a source: block= and overlap= need",),
     "inspect . --all": (
         "' is not understood: expected nemo-rod inspect PATH",
         "(unrecognised or extra argument: --all).",

@@ -43,39 +43,28 @@ def queued(state: str, **more: str) -> QueuedJob:
     return QueuedJob(state, alive=True, **more)
 
 
+REQUEUED = queued("PENDING", reason="BeginTime")
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "never begun": ({}, "to do", ""),
     "done here": ({"events": [BEGAN, DONE], "there": True}, "done", ""),
-    "made before records": ({"there": True}, "done", ""),
+    "made before logs": ({"there": True}, "done", ""),
     "at work here": ({"events": [BEGAN], "held": True}, "running", ""),
     "killed here": ({"events": [BEGAN]}, "died", "ended without recording why"),
     "failed": ({"events": [BEGAN, FAILED]}, "failed", "rank 3: no"),
     "stopped here": ({"events": [BEGAN, STOPPED]}, "stopped", "asked to stop"),
     "waits for others": ({"job": queued("PENDING", reason="Dependency")}, "waiting", "for base"),
     "waits for nodes": ({"job": queued("PENDING", reason="Resources")}, "waiting", "(Resources)"),
-    "preempted": (
-        {"job": queued("PENDING", reason="BeginTime"), "events": [BEGAN, STOPPED]},
-        "requeued",
-        "asked to stop",
-    ),
-    "its node failed": (
-        {"job": queued("PENDING", reason="BeginTime"), "events": [BEGAN]},
-        "requeued",
-        "",
-    ),
+    "preempted": ({"job": REQUEUED, "events": [BEGAN, STOPPED]}, "requeued", "asked to stop"),
+    "its node failed": ({"job": REQUEUED, "events": [BEGAN]}, "requeued", ""),
     "runs": ({"job": queued("RUNNING"), "events": [BEGAN]}, "running", ""),
-    "a new try after a failure": (
+    "a new try": (
         {"job": queued("PENDING", reason="Priority"), "events": [BEGAN, FAILED]},
         "waiting",
         "(Priority)",
     ),
     "failed as a job": ({"job": QueuedJob("FAILED"), "events": [BEGAN, FAILED]}, "failed", "no"),
-    "ran into its limit": (
-        {"job": QueuedJob("TIMEOUT"), "events": [BEGAN]},
-        "timeout",
-        "logs/slurm",
-    ),
-    "ran out of memory": (
+    "timed out": ({"job": QueuedJob("TIMEOUT"), "events": [BEGAN]}, "timeout", "logs/slurm"),
+    "out of memory": (
         {"job": QueuedJob("OUT_OF_MEMORY"), "events": [BEGAN]},
         "out_of_memory",
         "logs/slurm",
@@ -103,8 +92,7 @@ def test_where_a_stage_stands(case: str) -> None:
         given.get("held", False),
         others,
     )
-    assert standing.state == state
-    assert why in standing.why
+    assert standing.state == state and why in standing.why
 
 
 def test_place_is_that_of_the_last_start() -> None:
@@ -151,12 +139,18 @@ def test_a_bar_is_as_long_as_what_is_done() -> None:
     assert bar(Standing("done"), "in 00:10:00") == "\u2588" * 20
 
 
+def launched(arm: str | None = None) -> None:
+    """Leaves the files of a launch of RoD on this machine."""
+    config = composed("recipe=toy", "arms=[rod]")
+    config.arm = arm
+    write_files(launch_folder(config), Local().render(config, Stages(config).all()))
+
+
 def test_watching_shows_bars_until_it_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = composed("recipe=toy", "arms=[rod]")
-    write_files(launch_folder(config), Local().render(config, Stages(config).all()))
+    launched()
     slept = []
 
     def sleep(seconds: float) -> None:
@@ -192,16 +186,14 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     done = nemo_rod("status", "runs/toy")
     assert done.returncode == 2
     assert "runs/toy holds no launch" in done.stderr
-    config = composed("recipe=toy", "arms=[rod]")
-    write_files(launch_folder(config), Local().render(config, Stages(config).all()))
+    launched()
     done = nemo_rod("status", "runs/toy")
     lines = done.stdout.splitlines()
     assert lines[0] == "toy in runs/toy, launcher=local"
     stages = ["prepare", "base", "references_base", "no_replay", "references_specialist", "rod"]
     assert [line.split()[0] for line in lines[2:]] == [*stages, "evaluate", "report"]
     assert {line.split(maxsplit=1)[1] for line in lines[2:]} == {"to do"}
-    config.arm = "fixed_50"  # launched alone, it is a part of the run all the same
-    write_files(launch_folder(config), Local().render(config, Stages(config).all()))
+    launched("fixed_50")  # launched alone, it is a part of the run all the same
     assert "fixed_50  " in nemo_rod("status", "runs/toy").stdout
     done = nemo_rod("cancel", "runs/toy")
     assert "runs/toy has no job in the queue" in done.stderr

@@ -120,6 +120,7 @@ def test_a_key_that_is_not_valid_is_named(values: Any, sentence: str) -> None:
         (False, f'a source false, which YAML reads as {BOOLEAN}: quote it, as in "no".'),
         (True, f'a source true, which YAML reads as {BOOLEAN}: quote it, as in "yes".'),
         (2024, 'a source 2024, which YAML reads as a whole number: quote it, as in "2024".'),
+        (0, 'a source 0, which YAML reads as a whole number: quote it, as in "0".'),
         (1.5, 'a source 1.5, which YAML reads as a number: quote it, as in "1.5".'),
         ("a/b", "source name 'a/b' must consist of letters, "),
         ("", "source name '' must consist of letters, "),

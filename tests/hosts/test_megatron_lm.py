@@ -17,7 +17,7 @@ import pytest
 from places import ROOT, WORKERS
 from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs, answers
 
-from nemo_rod.lab.tasks import merge_checkpoints
+from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.selection import References
 
 sys.path.insert(0, str(RECIPES / "megatron_lm"))

@@ -1,7 +1,6 @@
-"""The pages in a real browser: the explorer is clicked through, and a served page goes on.
+"""The pages in a real browser: selections in the explorer, and updates of a served page.
 
-It runs where Playwright and a Chromium are installed: `pip install playwright`, and Debian's
-`chromium-headless-shell` or `chromium`.
+Needs `pip install playwright`, and Debian's `chromium-headless-shell` or `chromium`.
 """
 
 from __future__ import annotations
@@ -36,12 +35,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     """Base and RoD are evaluated, and another arm is in training."""
     run = write_run(tmp_path_factory.mktemp("runs") / "small", arms=("base", "no_replay", "rod"))
     write_partial(run.folder / "arms" / "fixed_32.partial", 4, 10)
-    texts = {
-        "texts": lambda store, ids: [
-            f"The text of block {number} <b>as it is</b>" for number in ids
-        ]
-    }
-    build_report(run.folder, arms=["base", "no_replay", "fixed_32", "rod"], **texts)
+    build_report(
+        run.folder,
+        arms=["base", "no_replay", "fixed_32", "rod"],
+        texts=lambda store, ids: [f"The text of block {n} <b>as it is</b>" for n in ids],
+    )
     return run
 
 
@@ -59,41 +57,41 @@ def open_page(browser: Any, size: str, url: str) -> Any:
     page.set_default_timeout(600_000)
     page.failures = []
     page.on("pageerror", lambda error: page.failures.append(str(error)))
-    page.on("console", lambda said: said.type == "error" and page.failures.append(said.text))
+    page.on("console", lambda line: line.type == "error" and page.failures.append(line.text))
     page.goto(url)
     return page
 
 
 def keep_picture(page: Any, name: str) -> None:
-    """Saves a picture to look at, where SCREENSHOTS names a folder."""
+    """Saves a screenshot in the folder that SCREENSHOTS names."""
     if folder := os.environ.get("SCREENSHOTS"):
         page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
 
 
 def fits(page: Any) -> bool:
-    """Whether nothing makes the page wider than the screen."""
+    """Returns whether the page is no wider than the screen."""
     return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_explorer_shows_what_is_chosen_in_it(run: FakeRun, browser: Any, size: str) -> None:
+def test_the_explorer_shows_the_selection(run: FakeRun, browser: Any, size: str) -> None:
     path = run.folder / "arms" / "rod" / "curriculum.rod"
     data = explore(path)
     assert data is not None
     page = open_page(browser, size, (run.folder / "report" / "curriculum.html").as_uri())
     keep_picture(page, f"explorer_{size}")
     names = [name for _, name in data["sources"]]
-    wanted = names.index("web")
+    web = names.index("web")
     page.select_option("#source", label="web (replay)")
     for first, last in ((0, len(data["ranges"]) - 1), (3, 5), (5, 5)):
         page.select_option("#from", index=first)
         page.select_option("#to", index=last)
-        cells = [c for c in data["cells"] if c["source"] == wanted and first <= c["range"] <= last]
+        cells = [c for c in data["cells"] if c["source"] == web and first <= c["range"] <= last]
         for kind in ("chosen", "dropped"):
             count = sum(cell[kind]["count"] for cell in cells)
-            said = page.inner_text(f".{kind} p")
+            text = page.inner_text(f".{kind} p")
             noun = "block" if count == 1 else "blocks"
-            assert said.startswith(f"{count} {noun}, mean score ") if count else said == "none"
+            assert text.startswith(f"{count} {noun}, mean score ") if count else text == "none"
             blocks = [block for cell in cells for block in cell[kind]["blocks"]]
             cards = page.locator(f".{kind} li")
             assert cards.count() == min(12, len(blocks))

@@ -1,21 +1,23 @@
-"""Time, shares and savings by hand."""
+"""Time, shares, passes and savings by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from math import ceil
 
 import pytest
 
 from nemo_rod.config import Parallel
 from nemo_rod.lab.plan.costs import Setup, Work, cost, prefix_saving
-from nemo_rod.lab.plan.flops import forward_flops, recomputed_share
 from nemo_rod.lab.plan.plan_text import count, hours, size, wall
-from nemo_rod.lab.plan.shapes import read_shape
-from nemo_rod.lab.plan.speed import Speed
+from nemo_rod.lab.plan.shapes import forward_flops, read_shape, recomputed_share
+from nemo_rod.selection.dealing import scoring_passes
 
-SPEED = Speed(forward_flops=1e9, processes=4, flops_per_second=1e12, backward=2.0)
 SETUP = Setup(
-    speed=SPEED,
+    forward_flops=1e9,
+    flops_per_second=1e12,
+    backward=2.0,
     parallel=Parallel(data=4),
     block_size=1000,
     micro_batch_size=1,
@@ -54,44 +56,34 @@ def test_the_share_of_scoring_follows_the_multiplier(multiplier: int, share: flo
     assert stage.scoring_share == pytest.approx(share)
 
 
-def test_replicas_split_their_share_of_a_pool_evenly_over_their_passes() -> None:
-    assert SETUP.padded(64) == (64.0, 4)
-    assert SETUP.padded(65) == (80.0, 5)
-    assert SETUP.padded(0) == (0.0, 0)
-    wide = replace(SETUP, scoring_micro_batch_size=32)
-    assert wide.padded(64) == (64.0, 1)
-    many = replace(SETUP, parallel=Parallel(data=1000), scoring_micro_batch_size=4)
-    assert many.padded(2048) == (3000.0, 1)  # not 4 on each of them
-
-
 def test_stages_of_a_pipeline_wait() -> None:
-    pipelined = replace(SPEED, pipeline=4)
-    # 8 micro-batches pass 4 stages in 8 + 3 slots
-    assert pipelined.training(1e6, 8) == pytest.approx(SPEED.training(1e6, 8) * 11 / 8)
-    interleaved = replace(pipelined, virtual_pipeline=3)
-    assert interleaved.training(1e6, 8) == pytest.approx(SPEED.training(1e6, 8) * (1 + 3 / 24))
+    # 8 micro-batches pass 4 stages in 8 + 3 slots, and a third of them with three chunks a stage
+    plain = SETUP.training_seconds(1e6, 8)
+    for chunks, wait in ((1, 11 / 8), (3, 1 + 3 / 24)):
+        layout = Parallel(pipeline=4, virtual_pipeline=chunks)
+        pipelined = replace(SETUP, parallel=layout).training_seconds(1e6, 8)
+        assert pipelined == pytest.approx(plain * wait)
 
 
 def test_a_quick_backward_pass_makes_forward_passes_dearer() -> None:
-    assert SPEED.forward(1e6, 1) == pytest.approx(SPEED.training(1e6, 1) / 3)
-    assert replace(SPEED, backward=1.5).forward(1e6, 1) == pytest.approx(
-        SPEED.training(1e6, 1) / 2.5
-    )
+    training = SETUP.training_seconds(1e6, 1)
+    assert SETUP.forward_seconds(1e6, 1) == pytest.approx(training / 3)
+    quick = replace(SETUP, backward=1.5)
+    assert quick.forward_seconds(1e6, 1) == pytest.approx(training / 2.5)
 
 
 def test_recomputing_takes_time_of_the_update_alone() -> None:
-    plain, full = cost(ROD, SETUP, SHAPE), replace(SPEED, recomputed=1.0)
-    found = cost(ROD, replace(SETUP, speed=full), SHAPE)
-    assert found.update_seconds == pytest.approx(plain.update_seconds * 4 / 3)
-    assert found.scoring_seconds == plain.scoring_seconds
-    assert found.scoring_share == pytest.approx(2 / 6)  # m / (m + 4)
-    assert found.flops == pytest.approx(10 * (4 * 32 + 64) * 1000 * 1e9)
+    plain, full = (cost(ROD, replace(SETUP, recomputed=share), SHAPE) for share in (0.0, 1.0))
+    assert full.update_seconds == pytest.approx(plain.update_seconds * 4 / 3)
+    assert full.scoring_seconds == plain.scoring_seconds
+    assert full.scoring_share == pytest.approx(2 / 6)  # m / (m + 4)
+    assert full.flops == pytest.approx(10 * (4 * 32 + 64) * 1000 * 1e9)
     slow = cost(ROD, replace(SETUP, host_seconds=0.5), SHAPE)
     assert slow.update_seconds == pytest.approx(plain.update_seconds + 0.5)
     assert slow.flops == plain.flops
 
 
-def test_what_is_recomputed_is_a_share_of_a_forward_pass() -> None:
+def test_recomputing_costs_a_share_of_a_forward_pass() -> None:
     assert recomputed_share(SHAPE, 1000, "none") == 0
     assert recomputed_share(SHAPE, 1000, "full") == 1
     # two layers with 4 FLOPs per channel of 16 and attended position, 500.5 on average
@@ -109,7 +101,7 @@ def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not() -> None:
 
 def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() -> None:
     whole, half = forward_flops(SHAPE, 1000), forward_flops(SHAPE, 1000, prefix=500)
-    setup = replace(SETUP, speed=replace(SPEED, forward_flops=whole))
+    setup = replace(SETUP, forward_flops=whole)
     saved = prefix_saving([(ROD, setup)], SHAPE, 4)
     seconds = 10 * 64 * (1000 * whole - 500 * half) / 4e12
     assert saved.gpu_hours == pytest.approx(seconds * 4 / 3600)
@@ -135,3 +127,60 @@ def test_numbers_for_people() -> None:
         *("6 d 10 h", "32.5 h", "30 min", "36 s", "3 d 0 h")
     ]
     assert [hours(v) for v in (2469.8, 1, 0.0123)] == ["2,469.8", "1.0", "0.012"]
+
+
+LAYOUTS = [(1, 1, 1), (4, 1, 1), (1, 4, 1), (3, 2, 1), (2, 2, 2), (1, 4, 3)]
+
+
+@pytest.mark.parametrize(("replicas", "pipeline", "chunks"), LAYOUTS)
+def test_passes_hold_all_blocks_and_little_else(replicas: int, pipeline: int, chunks: int) -> None:
+    for blocks, most, eighths in product((1, 5, 16, 33, 256), (1, 2, 4, 7), (1, 2, 4, 8)):
+        per_pass, passes = scoring_passes(
+            blocks, micro_batch_size=most, replicas=replicas, pipeline=pipeline, chunks=chunks,
+            eighths=eighths,
+        )  # fmt: skip
+        unit = pipeline if chunks > 1 else 1
+        assert passes % unit == 0
+        assert per_pass * passes * replicas >= blocks
+        assert per_pass * (passes - unit) * replicas < blocks  # one round fewer does not
+        # no pass has more tokens than one of whole blocks
+        assert per_pass * eighths <= most * 8
+        # nor does any have more blocks than the fewest passes need
+        whole = most * 8 // eighths if pipeline == 1 else most
+        fewest = next(p for p in range(1, blocks + 1) if whole * p * replicas >= blocks)
+        assert per_pass == ceil(ceil(blocks / replicas) / fewest)
+
+
+@pytest.mark.parametrize(
+    ("layout", "size", "eighths", "blocks", "expected"),
+    [
+        ({"data": 4}, 4, 8, 64, (64.0, 4)),
+        ({"data": 4}, 4, 8, 65, (80.0, 5)),
+        ({"data": 4}, 4, 8, 0, (0.0, 0)),
+        ({"data": 4}, 32, 8, 64, (64.0, 1)),
+        ({"data": 1000}, 4, 8, 2048, (3000.0, 1)),  # not 4 on each of them
+        # 20 blocks on 3 replicas in fours: 7 each, 2 passes, 24 in all
+        ({"data": 3}, 4, 8, 20, (24.0, 2)),
+        # quarters of them: up to 16 in a pass, so 7 in one
+        ({"data": 3}, 4, 2, 20, (21.0, 1)),
+        # but a pipeline keeps its micro-batches, and an interleaved one needs pairs of them
+        ({"pipeline": 2}, 4, 2, 20, (20.0, 5)),
+        ({"pipeline": 2, "virtual_pipeline": 2}, 4, 8, 20, (24.0, 6)),
+    ],
+)
+def test_the_plan_counts_the_passes_that_run(
+    layout: dict[str, int], size: int, eighths: int, blocks: int, expected: tuple[float, int]
+) -> None:
+    setup = replace(
+        SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, eighths=eighths
+    )
+    assert setup.padded(blocks) == expected
+
+
+def test_the_plan_counts_the_bubble_of_scoring() -> None:
+    """Five micro-batches on two stages take six turns of half the model."""
+    alone, stages = (
+        replace(SETUP, parallel=Parallel(pipeline=n)).scoring_seconds(20) for n in (1, 2)
+    )
+    assert alone == pytest.approx(20 * 1000 * 1e9 / 1e12)
+    assert stages == pytest.approx(alone / 2 * 6 / 5)

@@ -1,4 +1,4 @@
-"""A rehearsal's recipe is derived from the real one: what changes, and that nothing else does."""
+"""A rehearsal's recipe is derived from the real one: only sizes and places change."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from nemo_rod.config import Config, Parallel, config_folder
 from nemo_rod.files import write_json
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.lab.rehearsal.command import make_rehearsal, rehearsal_folder, rehearse, small_model
-from nemo_rod.lab.rehearsal.derive import BATCH_SIZE, Places, other_runs, rehearsal_of
+from nemo_rod.lab.rehearsal.derive import BATCH_SIZE, Places, other_runs, scaled_down, small_layout
 from nemo_rod.lab.rehearsal.forms import FORMS, SIZES, shrunken
 from nemo_rod.lab.rehearsal.materials import DESCRIPTION, TABLE, describe
-from nemo_rod.lab.rehearsal.rehearsal_stages import RehearsalStages
-from nemo_rod.lab.rehearsal.rehearsal_table import as_dict
 from nemo_rod.lab.rehearsal.small_checkpoint import write_checkpoint
-from nemo_rod.lab.rehearsal.small_layout import small_layout
+from nemo_rod.lab.rehearsal.stages import RehearsalStages
+from nemo_rod.lab.rehearsal.table import as_dict
 from nemo_rod.run.checks import check
 from nemo_rod.run.handover import flatten
 
@@ -40,7 +39,7 @@ def derived(recipe: str, *overrides: str, processes: int | None = None) -> tuple
     config = composed(f"recipe={recipe}", *overrides)
     parallel, _ = small_layout(config.parallel, processes)
     folder = Path("somewhere") / "else"
-    return config, rehearsal_of(config, folder, parallel=parallel, scale=8 / config.train.steps)
+    return config, scaled_down(config, folder, parallel=parallel, scale=8 / config.train.steps)
 
 
 @pytest.mark.parametrize("recipe", OF_THE_PAPER)
@@ -179,8 +178,8 @@ def test_a_config_of_its_own_is_what_is_shrunk() -> None:
     [{"model_type": "llama"}, {"model_type": "qwen3", "architectures": ["FancyForCausalLM"]}],
 )
 def test_an_architecture_without_a_form_is_refused(described: dict[str, Any]) -> None:
-    found = described.get("architectures", ["llama"])[0]
-    with pytest.raises(ValueError, match=f"architecture {found}, which has no shrunken form") as e:
+    name = described.get("architectures", ["llama"])[0]
+    with pytest.raises(ValueError, match=f"architecture {name}, which has no shrunken form") as e:
         shrunken(described, where="some/model")
     assert all(form.class_name in str(e.value) for form in FORMS.values())
 
@@ -193,14 +192,14 @@ def test_transfers_name_the_runs_that_are_rehearsed_first() -> None:
     assert small.variants["rod_small_reference"]["reference"] == str(other)
     assert small.variants["rod_transfer"]["curriculum"] == str(other / "arms" / "rod")
     assert other_runs(composed("recipe=german_qwen3_5_35b_a3b")) == {run: ["rod"]}
+    assert other_runs(composed("recipe=german_qwen3_5_4b")) == {}
     config, small = derived("german_nemotron_3_nano_30b_a3b")
     run = "runs/german_nemotron_nano_12b_v2"
     assert config.variants["rod_transfer"]["curriculum"] == f"{run}/arms/rod_beyond"
     assert other_runs(config) == {run: ["rod_beyond"]}
     recorded = small.variants["rod_transfer"]["curriculum"]
-    assert recorded.endswith("others/runs--german_nemotron_nano_12b_v2/arms/rod_beyond")
+    assert recorded.endswith(f"others/{run.replace('/', '--')}/arms/rod_beyond")
     assert small.domain.eod == 2 and small.domain.tokenizer != small.model.hf
-    assert other_runs(composed("recipe=german_qwen3_5_4b")) == {}
 
 
 def test_a_run_on_several_nodes_is_rehearsed_on_two() -> None:
@@ -233,30 +232,41 @@ def test_a_rehearsal_on_nemo_rl_renders_its_stages(tmp_path: Path) -> None:
     assert files["submit.sh"].endswith("submit losses evaluate\n")
 
 
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+
+
 @pytest.mark.parametrize("folder", ["real", "real/inside", "."])
-def test_the_folder_of_the_real_run_is_never_written_into(folder: str, tmp_path: Path) -> None:
-    config = composed("recipe=german_qwen3_5_4b")
-    config.run_dir, config.rehearsal.run_dir = str(tmp_path / "real"), str(tmp_path / folder)
+def test_the_folder_of_the_real_run_is_never_written_into(
+    config: Config, folder: str, tmp_path: Path
+) -> None:
+    config.rehearsal.run_dir = str(tmp_path / folder)
     with pytest.raises(ValueError, match="never writes into the folder of the real run"):
         rehearsal_folder(config)
 
 
-def test_a_part_alone_needs_a_rehearsal(tmp_path: Path) -> None:
-    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
+def test_a_part_alone_needs_a_rehearsal(config: Config, tmp_path: Path) -> None:
     config.rehearsal.part = "model"
     with pytest.raises(ValueError, match=r"rehearsal\.part=model is for the jobs of a rehearsal"):
         rehearse(config)
     assert not (tmp_path / "real").exists()
 
 
-def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
-    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
-    folder = tmp_path / "real_rehearsal"
+def test_every_state_of_a_rehearsal_is_recognised(config: Config, tmp_path: Path) -> None:
+    folder, foreign = tmp_path / "real_rehearsal", tmp_path / "real_rehearsal" / "thesis.tex"
     assert rehearsal_folder(config) == folder
-    folder.mkdir()
-    (folder / "thesis.tex").touch()
+
+    other = Places(folder).other("runs/german_qwen3_5_4b")
+    other.mkdir(parents=True)  # stopped during the rehearsals that it uses
+    describe(config, other, small_model(config))
+    assert rehearsal_folder(config) == folder
+    foreign.touch()
     with pytest.raises(ValueError, match="holds files, and no rehearsal"):
         rehearsal_folder(config)
+    write_json(folder / TABLE, as_dict("german_qwen3_5_4b", [], None))  # ended by its checks
+    assert rehearsal_folder(config) == folder
+    (folder / TABLE).unlink()
     describe(config, folder, small_model(config))
     assert rehearsal_folder(config) == folder
 
@@ -266,29 +276,14 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     "content", ["", "[]", "{}", '{"recipe": "Pflaumenmus", "rows": []}', "no JSON", "\xff"]
 )
 def test_files_of_a_rehearsals_names_are_not_yet_a_rehearsal(
-    name: str, content: str, tmp_path: Path
+    config: Config, name: str, content: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")
     (folder / name).write_bytes(content.encode("latin-1"))
-    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
     config.rehearsal.run_dir = str(folder)
     with pytest.raises(ValueError, match="holds files, and no rehearsal"):
         rehearse(config)
     assert {file.name for file in folder.iterdir()} == {"thesis.tex", name}
     assert (folder / "thesis.tex").read_text() == "years of work"
-
-
-def test_every_state_of_a_rehearsal_is_recognised(tmp_path: Path) -> None:
-    config = composed("recipe=german_qwen3_5_4b", f"run_dir={tmp_path}/real")
-    folder = tmp_path / "real_rehearsal"
-    other = Places(folder).other("runs/german_qwen3_5_4b")
-    other.mkdir(parents=True)  # stopped among the rehearsals that it uses
-    describe(config, other, small_model(config))
-    assert rehearsal_folder(config) == folder
-    (folder / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="holds files, and no rehearsal"):
-        rehearsal_folder(config)
-    write_json(folder / TABLE, as_dict("german_qwen3_5_4b", [], None))  # ended by what it looked at
-    assert rehearsal_folder(config) == folder

@@ -1,4 +1,4 @@
-"""The curriculum explorer's data against a plain count, its bounds, and texts that are hostile."""
+"""The curriculum explorer's data against a plain count, its bounds, and hostile texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_build import COUNTS, STEPS, FakeRun, write_run
+from test_build import COUNTS, STEPS, FakeRun, create, write_run
 
 from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report.explorer import (
@@ -21,7 +21,8 @@ from nemo_rod.lab.report.explorer import (
     explore,
     render_explorer,
 )
-from nemo_rod.selection import Choice, Curriculum, CurriculumHeader, Pool, SourceRow
+from nemo_rod.selection import Choice, Curriculum, Pool, SourceRow
+from nemo_rod.selection.curriculum.header import CurriculumHeader
 
 HOSTILE = "</script><script>document.title='no'</script>\u2028 & \"quoted\" <b>"
 
@@ -55,8 +56,8 @@ def test_counts_and_means_are_those_of_every_candidate(run: FakeRun) -> None:
                 assert len(cell[kind]["blocks"]) <= MAX_OF_A_KIND
                 for step, number, loss, reference, score in cell[kind]["blocks"]:
                     place = np.flatnonzero(arrays.block_ids[step] == number)
-                    found = [round(float(arrays.score[step, p]), 4) for p in place]
-                    assert score in found and data["texts"][number] == f"text of {number}"
+                    scores = [round(float(arrays.score[step, p]), 4) for p in place]
+                    assert score in scores and data["texts"][number] == f"text of {number}"
                     assert bool(arrays.chosen[step, place].any()) or kind == "dropped"
                     assert loss - reference == pytest.approx(score, abs=2e-4)
 
@@ -76,40 +77,33 @@ def test_another_score_leaves_the_references_unknown(tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
-    """Sixteen sources, 400 steps and 128 candidates, all with texts of several bytes a letter."""
+    """Sixteen sources, 400 steps and 128 candidates, with texts of several bytes per character."""
     rows = [SourceRow(f"s{i}", "replay" if i else "adaptation", 100 * i, 100) for i in range(16)]
-    header = CurriculumHeader(
-        num_candidates=128, num_chosen=64, block_size=8, store="s", tokenizer="t",
-        references="r", config="c", seed=0, sources=tuple(rows),
-    )  # fmt: skip
-    rng = np.random.default_rng(0)
-    with Curriculum.create(tmp_path / "curriculum.rod", header) as curriculum:
+    path, rng = tmp_path / "curriculum.rod", np.random.default_rng(0)
+    with create(path, rows, 128, 64) as curriculum:
         for step in range(400):
             ids, score = rng.integers(0, 1600, 128), rng.random(128, dtype=np.float32)
             chosen = np.sort(np.argsort(-score)[:64])
             pool = Pool(step, ids, ids >= 100)
             curriculum.append(Choice(pool, score, score, chosen, 0.5), sync=False)
-    data = explore(
-        tmp_path / "curriculum.rod", lambda store, ids: ["\u00e4\u6f22" * 4000 for _ in ids]
-    )
+    data = explore(path, lambda store, ids: ["\u00e4\u6f22" * 4000 for _ in ids])
     assert data is not None
-    blocks = [b for cell in data["cells"] for kind in ("chosen", "dropped")
-              for b in cell[kind]["blocks"]]  # fmt: skip
-    assert 600 < len(blocks) <= MAX_BLOCKS
+    groups = [cell[kind] for cell in data["cells"] for kind in ("chosen", "dropped")]
+    assert 600 < sum(len(group["blocks"]) for group in groups) <= MAX_BLOCKS
     assert {len(text) for text in data["texts"].values()} == {MAX_CHARACTERS}
     page = render_explorer(data, recipe="long", arm="RoD")
     assert len(page.encode()) < MAX_BLOCKS * (3 * MAX_CHARACTERS + 100) + 50_000
 
 
 def test_a_text_cannot_end_the_element_that_holds_it(run: FakeRun) -> None:
-    asked = []
+    stores = []
 
     def texts(store: str, ids: Sequence[int]) -> list[str]:
-        asked.append(store)
+        stores.append(store)
         return [HOSTILE for _ in ids]
 
     build_report(run.folder, texts=texts)
-    assert asked == ["s"]  # the digest in the curriculum's header
+    assert stores == ["s"]  # the digest in the curriculum's header
     page = (run.folder / "report" / "curriculum.html").read_text()
     assert page.count("</script>") == page.count("<script") == 2
     (text,) = re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)
@@ -124,7 +118,7 @@ def test_blocks_that_cannot_be_read_leave_the_numbers(run: FakeRun) -> None:
 
     build_report(run.folder, texts=texts)
     page = (run.folder / "report" / "curriculum.html").read_text()
-    assert "There are no texts here: the tokenizer is not there." in page
+    assert "Texts are not available: the tokenizer is not there." in page
     assert '"texts":{}' in page
 
 

@@ -1,4 +1,4 @@
-"""How far a loss is from a model's, where two experts' scores may be equal but for rounding."""
+"""The distance of a loss from a model's, where rounding may exchange two experts."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ class TwoExperts(nn.Module):
         return SimpleNamespace(logits=self.experts[self.scores.argmax()][input_ids])
 
 
-def found(model: TwoExperts, loss: float) -> float:
+def smallest(model: TwoExperts, loss: float) -> float:
     return distance(model, TOKENS, loss, TOLERANCE["fp32"])
 
 
-def loss_of(*scores: float) -> float:
+def loss_with(*scores: float) -> float:
     return float(block_losses(TwoExperts(*scores), TOKENS).mean())
 
 
 def test_either_of_two_equal_experts_is_right() -> None:
     model = TwoExperts(1.0, 1.0 + 2e-7)
-    kept = [weight.detach().clone() for weight in model.parameters()]
-    first, second = loss_of(1.0, 0.0), loss_of(0.0, 1.0)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    first, second = loss_with(1.0, 0.0), loss_with(0.0, 1.0)
     assert abs(first - second) > 0.01
-    assert found(model, second) < 1e-12
-    assert found(model, first) <= TOLERANCE["fp32"]
-    assert all(map(torch.equal, kept, model.parameters()))
+    assert smallest(model, second) < 1e-12
+    assert smallest(model, first) <= TOLERANCE["fp32"]
+    assert all(map(torch.equal, before, model.parameters()))
 
 
-@pytest.mark.parametrize("loss", [loss_of(1.0, 0.0), loss_of(0.0, 1.0) + 3e-5])
-def test_what_no_rounding_explains_is_told(loss: float) -> None:
-    expected = abs(loss - loss_of(0.0, 1.0))
-    assert found(TwoExperts(1.0, 1.001), loss) == pytest.approx(expected, abs=1e-5)
-    assert found(TwoExperts(1.0, 1.001), loss) > TOLERANCE["fp32"]
+@pytest.mark.parametrize("loss", [loss_with(1.0, 0.0), loss_with(0.0, 1.0) + 3e-5])
+def test_a_difference_beyond_rounding_is_reported(loss: float) -> None:
+    result = smallest(TwoExperts(1.0, 1.001), loss)
+    assert result == pytest.approx(abs(loss - loss_with(0.0, 1.0)), abs=1e-5)
+    assert result > TOLERANCE["fp32"]

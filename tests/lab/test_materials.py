@@ -11,7 +11,7 @@ from corpus_cases import read_documents
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.lab.rehearsal.forms import BLOCK_SIZE
-from nemo_rod.lab.rehearsal.hub_layouts import layout_of
+from nemo_rod.lab.rehearsal.hub_layouts import layout_for
 from nemo_rod.lab.rehearsal.made_documents import small_source, write_sources
 from nemo_rod.lab.rehearsal.special_tokens import special_tokens, write_tokenizer
 
@@ -61,7 +61,7 @@ def test_files_and_columns_are_those_of_the_hub(domain: str, tmp_path: Path) -> 
     recipe = {"german": "german_qwen3_5_4b", "german_open": "german_qwen3_0_6b"}
     chosen = composed(f"recipe={recipe.get(domain, 'legal_qwen3_5_9b')}").domain
     specs = chosen.specs
-    assert all(layout_of(spec).columns != {"id": 0} for spec in specs), "a dataset is not known"
+    assert all(layout_for(spec).columns != {"id": 0} for spec in specs), "a dataset is not known"
     for small in small_sources(specs, tmp_path):
         read = list(read_documents(small))
         assert len(read) >= 6, small.name

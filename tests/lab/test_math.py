@@ -1,3 +1,5 @@
+"""Names, colours, chord, fits, labels and histories of the report, by hand and against NumPy."""
+
 from __future__ import annotations
 
 import itertools
@@ -9,29 +11,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_build import create
 
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.chord import Chord, ChordPoint, linear_fit, outlier, pearson
 from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
 from nemo_rod.lab.report.figures.during_training import exposures
 from nemo_rod.lab.report.figures.labels import spread
-from nemo_rod.lab.report.history import read_history
+from nemo_rod.lab.report.history import History, read_history
 from nemo_rod.lab.report.results import profiles_of
 from nemo_rod.lab.report.style import COLOURS, arm_colour, with_variables
 from nemo_rod.lab.report.verdicts import Bounds
-from nemo_rod.selection.candidates import Pool
-from nemo_rod.selection.choice import Choice
-from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
-from nemo_rod.selection.curriculum.log import Curriculum
+from nemo_rod.selection import Choice, Curriculum, Pool, SourceRow
 
 SOURCES = (
     SourceRow("legal", "adaptation", 0, 10),
     SourceRow("code", "replay", 10, 5),
     SourceRow("web", "replay", 15, 5),
 )
-
-
-# ---------------------------------------------------------------- names and colours
 
 
 @pytest.mark.parametrize(
@@ -63,39 +60,25 @@ def test_arms_are_listed_from_the_base_to_rod() -> None:
     ]  # fmt: skip
 
 
-def test_colours_tell_roles_and_fixed_arms_apart() -> None:
-    for theme in (0, 1):
-        values = [pair[theme] for pair in COLOURS.values()]
-        assert len(set(values)) == len(values)
-    arms = [parse_arm(f"fixed_{percent}") for percent in (10, 20, 32, 50)]
+def test_roles_and_fixed_arms_have_different_colours() -> None:
+    for colours in zip(*COLOURS.values(), strict=True):
+        assert len(set(colours)) == len(colours)
+    arms = [f"fixed_{percent}" for percent in (10, 20, 32, 50)]
     assert len({arm_colour(arm, arms) for arm in arms}) == 4
     assert with_variables(COLOURS["rod"][0]) == "var(--rod)"
 
-
-# ---------------------------------------------------------------- chord and fits
 
 # Straight in ln F by construction: 1.9 at F = 1, .1 more for every halving.
 STRAIGHT = [ChordPoint(f"f{k}", 2.0**-k, 1.9 + 0.1 * k) for k in range(4)]
 
 
-def test_the_chord_goes_through_its_arms_and_is_straight_in_ln_f() -> None:
+@pytest.mark.parametrize("k", [-2, 0, 1, 1.5, 2, 3, 5])
+def test_the_chord_is_straight_in_ln_f_also_beyond_its_ends(k: float) -> None:
     chord = Chord.through(STRAIGHT[::-1])
     assert chord is not None
-    for point in STRAIGHT:
-        value = chord.at(point.forgetting)
-        assert value is not None and not value.extrapolated
-        assert math.isclose(value.adapt_loss, point.adapt_loss, rel_tol=1e-12)
-    middle = chord.at(2.0**-1.5)
-    assert middle is not None and math.isclose(middle.adapt_loss, 2.05, rel_tol=1e-12)
-
-
-@pytest.mark.parametrize(("forgetting", "expected"), [(4.0, 1.7), (2.0**-5, 2.4)])
-def test_beyond_its_ends_the_chord_goes_on_and_says_so(forgetting: float, expected: float) -> None:
-    chord = Chord.through(STRAIGHT)
-    assert chord is not None
-    value = chord.at(forgetting)
-    assert value is not None and value.extrapolated
-    assert math.isclose(value.adapt_loss, expected, rel_tol=1e-12)
+    value = chord.at(2.0**-k)
+    assert value is not None and math.isclose(value.adapt_loss, 1.9 + 0.1 * k, rel_tol=1e-12)
+    assert value.extrapolated == (not 0 <= k <= 3)
 
 
 @given(
@@ -118,24 +101,22 @@ def test_inside_its_ends_the_chord_is_numpy_interpolation(
         assert math.isclose(value.adapt_loss, oracle, rel_tol=1e-6, abs_tol=1e-6)
 
 
-def test_what_no_chord_can_be_drawn_through() -> None:
+def test_points_that_span_no_chord() -> None:
     assert Chord.through(STRAIGHT[:1]) is None
     assert Chord.through([STRAIGHT[0], ChordPoint("zero", 0.0, 2.0)]) is None
     chord = Chord.through(STRAIGHT)
     assert chord is not None and chord.at(0.0) is None
-    # Of two arms that forget alike the better adapted one counts.
-    twin = Chord.through([*STRAIGHT, ChordPoint("worse", 0.5, 9.0)])
-    assert twin == chord
+    # Of two arms with equal forgetting, the one with the lower loss counts.
+    assert Chord.through([*STRAIGHT, ChordPoint("worse", 0.5, 9.0)]) == chord
 
 
 def test_fits_against_numpy() -> None:
-    rng = np.random.default_rng(0)
-    x = {str(i): float(v) for i, v in enumerate(rng.normal(size=9))}
-    y = {str(i): float(v) for i, v in enumerate(rng.normal(size=9))}
+    a, b = np.random.default_rng(0).normal(size=(2, 9))
+    x, y = (dict(zip("abcdefghi", values.tolist(), strict=True)) for values in (a, b))
     fit, r = linear_fit(x, y), pearson(x, y)
     assert fit is not None and r is not None
-    np.testing.assert_allclose(fit, np.polyfit(list(x.values()), list(y.values()), 1))
-    assert math.isclose(r, np.corrcoef(list(x.values()), list(y.values()))[0, 1])
+    np.testing.assert_allclose(fit, np.polyfit(a, b, 1))
+    assert math.isclose(r, np.corrcoef(a, b)[0, 1])
     assert math.isclose(pearson(x, {name: -2 * v for name, v in x.items()}) or 0, -1.0)
 
 
@@ -162,8 +143,6 @@ def test_bounds(bounds: Bounds, text: str, inside: float, outside: float) -> Non
     assert bounds.hold(inside) and not bounds.hold(outside)
 
 
-# ---------------------------------------------------------------- labels
-
 positions = st.lists(st.floats(-5, 15), min_size=1, max_size=12)
 
 
@@ -186,25 +165,20 @@ def test_labels_that_do_not_touch_stay_where_they_are() -> None:
     assert spread([], 1.0, 0.0, 1.0) == []
 
 
-# ---------------------------------------------------------------- curriculum
-
-
 # candidate block ids, chosen positions, scores
 Step = tuple[list[int], list[int], list[float] | None]
 
 
-def write_curriculum(path: Path, steps: list[Step]) -> None:
-    header = CurriculumHeader(
-        num_candidates=len(steps[0][0]), num_chosen=len(steps[0][1]), block_size=8, store="s",
-        tokenizer="t", references="", config="c", seed=0, sources=SOURCES,
-        scored=steps[0][2] is not None,
-    )  # fmt: skip
-    with Curriculum.create(path, header) as curriculum:
+def history_of(tmp_path: Path, steps: list[Step]) -> History:
+    """Writes a curriculum and reads its history."""
+    path = tmp_path / "curriculum.rod"
+    ids, chosen, score = steps[0]
+    with create(path, SOURCES, len(ids), len(chosen), scored=score is not None) as curriculum:
         for step, (ids, chosen, score) in enumerate(steps):
-            block_ids = np.array(ids)
-            pool = Pool(step, block_ids, block_ids >= 10)
+            pool = Pool(step, np.array(ids), np.array(ids) >= 10)
             tau = math.nan if score is None else min(np.array(score)[chosen])
             curriculum.append(Choice(pool, score, score, np.array(chosen), tau))
+    return read_history(path)
 
 
 def test_history_by_hand(tmp_path: Path) -> None:
@@ -213,8 +187,7 @@ def test_history_by_hand(tmp_path: Path) -> None:
         ([2, 11, 16, 17], [0, 2], [0.5, 0.125, 0.25, -0.125]),
         ([14, 3, 18, 19], [0, 2], [1.0, 0.0, 0.5, 0.25]),
     ]
-    write_curriculum(tmp_path / "curriculum.rod", steps)
-    history = read_history(tmp_path / "curriculum.rod")
+    history = history_of(tmp_path, steps)
     assert history.source_names == ("legal", "code", "web")
     assert history.candidates_TO.tolist() == [[2, 1, 1], [1, 1, 2], [1, 1, 2]]
     assert history.chosen_TO.tolist() == [[2, 0, 0], [1, 0, 1], [0, 1, 1]]
@@ -226,12 +199,11 @@ def test_history_by_hand(tmp_path: Path) -> None:
     ratio = history.sampling_ratio_by_source()
     assert ratio is not None and set(ratio) == {"code", "web"}
     assert ratio["code"] == (1 / 3) / (3 / 8) and ratio["web"] == (2 / 3) / (5 / 8)
-    assert history.share_by_decile() is None  # three steps make no ten parts
+    assert history.share_by_decile() is None  # fewer than ten steps
 
 
 def test_history_of_an_arm_without_scores_or_replay(tmp_path: Path) -> None:
-    write_curriculum(tmp_path / "curriculum.rod", [([0, 1], [0, 1], None)] * 12)
-    history = read_history(tmp_path / "curriculum.rod")
+    history = history_of(tmp_path, [([0, 1], [0, 1], None)] * 12)
     assert not history.is_scored
     assert history.sampling_ratio_by_source() is None
     assert history.share_by_decile() == [0.0] * 10
@@ -239,30 +211,26 @@ def test_history_of_an_arm_without_scores_or_replay(tmp_path: Path) -> None:
 
 def test_padding_and_sources_never_offered(tmp_path: Path) -> None:
     steps: list[Step] = [([0, 15, -1, -1], [0, 1], [0.5, 0.25, -math.inf, -math.inf])]
-    write_curriculum(tmp_path / "curriculum.rod", steps)
-    history = read_history(tmp_path / "curriculum.rod")
+    history = history_of(tmp_path, steps)
     assert history.candidates_TO.tolist() == [[1, 0, 1]]
     assert history.rho_replay_T.tolist() == [0.25]
     assert history.sampling_ratio_by_source() == {"code": None, "web": 1.0}
 
 
-def test_the_first_deciles_take_the_steps_that_do_not_divide(tmp_path: Path) -> None:
+def test_the_first_deciles_are_longer_if_ten_does_not_divide_the_steps(tmp_path: Path) -> None:
     # One more chosen replay block at steps 0 .. 11; ten parts of 2, 2, 1, 1, ...
     steps: list[Step] = [([0, 10], [step % 2], [1.0, 0.0]) for step in range(12)]
-    write_curriculum(tmp_path / "curriculum.rod", steps)
-    history = read_history(tmp_path / "curriculum.rod")
+    history = history_of(tmp_path, steps)
     assert history.share_by_decile() == [0.5, 0.5, 0, 1, 0, 1, 0, 1, 0, 1]
 
 
 def test_an_empty_curriculum_is_refused(tmp_path: Path) -> None:
-    write_curriculum(tmp_path / "curriculum.rod", [([0, 1], [0, 1], None)])
+    history_of(tmp_path, [([0, 1], [0, 1], None)])
     with Curriculum.open(tmp_path / "curriculum.rod") as curriculum:
         curriculum.truncate(0)
     with pytest.raises(ValueError, match="holds no step"):
         read_history(tmp_path / "curriculum.rod")
 
-
-# ---------------------------------------------------------------- designs, profiles, exposures
 
 DESIGN: dict[str, Any] = {
     "of": "rod", "steps": 100, "budget": 1.0, "multiplier": 2.0, "kappa": 1.0, "share": None,
@@ -272,7 +240,7 @@ DESIGN: dict[str, Any] = {
 
 
 def arms_of(**changes: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Arms of results with what sets them apart; None for one that was not trained."""
+    """Returns arms of results with these changes of design; None for an untrained arm."""
     return {
         name: {"design": None if change is None else {**DESIGN, **change}}
         for name, change in changes.items()
@@ -301,32 +269,24 @@ def test_variants_in_one_key_alone() -> None:
 
 
 def test_profiles_with_and_without_the_outlier() -> None:
-    rng = np.random.default_rng(5)
-    names = list("abcdefg")
-    x = dict(zip(names, rng.uniform(0, 1, 7), strict=True)) | {"d": 9.0}
-    y = dict(zip(names, rng.uniform(0, 1, 7), strict=True))
-    ratio = dict(zip(names, rng.uniform(0, 2, 7), strict=True))
-    fixed = dict(zip(names, rng.uniform(0, 1, 7), strict=True))
-    arms = {
-        "no_replay": {"forgetting_by_source": x, "sampling_ratio_by_source": None},
-        "fixed_32": {"forgetting_by_source": fixed, "sampling_ratio_by_source": None},
-        "rod": {"forgetting_by_source": y, "sampling_ratio_by_source": ratio},
+    names = "abcdefg"
+    x, y, ratio, fixed = np.random.default_rng(5).uniform(0, 1, (4, 7))
+    x[3] = 9.0
+    forgetting = [dict(zip(names, values.tolist(), strict=True)) for values in (x, fixed, y)]
+    arms: dict[str, Any] = {
+        name: {"forgetting_by_source": values, "sampling_ratio_by_source": None}
+        for name, values in zip(("no_replay", "fixed_32", "rod"), forgetting, strict=True)
     }
+    arms["rod"]["sampling_ratio_by_source"] = dict(zip(names, ratio.tolist(), strict=True))
     rod = profiles_of(arms, "fixed_32")["rod"]
-    kept = [name for name in names if name != "d"]
     assert rod["without"] == "d"
-
-    def pick(values: dict[str, float], over: list[str]) -> list[float]:
-        return [values[name] for name in over]
-
-    for suffix, over in (("", names), ("_without", kept)):
-        slope, intercept = np.polyfit(pick(x, over), pick(y, over), 1)
+    for suffix, used in (("", [*range(7)]), ("_without", [0, 1, 2, 4, 5, 6])):
+        slope, intercept = np.polyfit(x[used], y[used], 1)
         assert math.isclose(rod[f"slope{suffix}"], slope)
         assert math.isclose(rod[f"intercept{suffix}"], intercept)
-        r = np.corrcoef(pick(x, over), pick(ratio, over))[0, 1]
-        assert math.isclose(rod[f"pearson_r{suffix}"], r)
-        r = np.corrcoef(pick(fixed, over), pick(ratio, over))[0, 1]
-        assert math.isclose(rod[f"pearson_r_residual{suffix}"], r)
+        for key, values in (("pearson_r", x), ("pearson_r_residual", fixed)):
+            r = np.corrcoef(values[used], ratio[used])[0, 1]
+            assert math.isclose(rod[f"{key}{suffix}"], r)
     assert outlier({"a": 1.0, "b": 2.0, "c": 9.0}) is None
 
 
@@ -334,7 +294,6 @@ def test_exposures_by_counting(tmp_path: Path) -> None:
     # chosen: 2, 1, 0, 2, 1 adaptation blocks; three of them are in the store
     chosen = [[0, 1], [0, 2], [2, 3], [0, 1], [0, 2]]
     steps: list[Step] = [([0, 1, 10, 15], picked, [1.0, 1.0, 0.0, 0.0]) for picked in chosen]
-    write_curriculum(tmp_path / "curriculum.rod", steps)
-    history = read_history(tmp_path / "curriculum.rod")
+    history = history_of(tmp_path, steps)
     assert exposures(history, 3) == [(1, 1), (2, 4)]
     assert exposures(history, 7) == [] and exposures(history, 0) == []

@@ -32,7 +32,7 @@ def tensors_of(seed: int, dtype: torch.dtype = torch.float32) -> Tensors:
 
 
 def write(folder: Path, tensors: Tensors, *, shards: int = 1, config: dict | None = None) -> Path:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     names = list(tensors)
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -54,107 +54,86 @@ def read(folder: Path) -> Tensors:
     return loaded
 
 
-def assert_equal(found: Tensors, expected: Tensors) -> None:
-    assert found.keys() == expected.keys()
+def merged(folder: Path, base: Tensors, adapted: Tensors, lam: float, **options: int) -> Tensors:
+    """Writes two checkpoints, each if it is not there yet, and returns their merge."""
+    for name, tensors, shards in (("base", base, 3), ("adapted", adapted, 2)):
+        if not (folder / name).exists():
+            write(folder / name, tensors, shards=min(shards, len(tensors)))
+    out = folder / f"merged_{lam}"
+    merge_checkpoints(folder / "base", folder / "adapted", out, lam, **options)
+    return read(out)
+
+
+def assert_equal(tensors: Tensors, expected: Tensors) -> None:
+    assert tensors.keys() == expected.keys()
     for name in expected:
-        assert found[name].dtype == expected[name].dtype
-        assert torch.equal(found[name], expected[name]), name
+        assert tensors[name].dtype == expected[name].dtype
+        assert torch.equal(tensors[name], expected[name]), name
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_the_ends_are_the_inputs_bit_for_bit(
-    tmp_path: Path, dtype: torch.dtype, lam: float
+def test_the_ends_are_the_inputs_and_between_them_it_is_the_formula_of_the_paper(
+    tmp_path: Path, dtype: torch.dtype
 ) -> None:
     base, adapted = tensors_of(0, dtype), tensors_of(1, dtype)
-    write(tmp_path / "base", base, shards=3)
-    write(tmp_path / "adapted", adapted, shards=2)
-    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", lam)
-    assert_equal(read(tmp_path / "out"), adapted if lam == 1.0 else base)
+    assert_equal(merged(tmp_path, base, adapted, 0.0), base)
+    assert_equal(merged(tmp_path, base, adapted, 1.0), adapted)
+    # one rounding to the stored dtype, and the working precision
+    eps = torch.finfo(dtype).eps
+    if dtype != torch.float64:
+        eps = max(eps, torch.finfo(torch.float32).eps)
+    for lam in (0.2, 0.5, 0.8):
+        result = merged(tmp_path, base, adapted, lam)
+        for name in base:
+            oracle = (1 - lam) * base[name].double() + lam * adapted[name].double()
+            assert result[name].dtype == dtype
+            assert torch.allclose(result[name].double(), oracle, rtol=2 * eps, atol=2 * eps)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lam", [0.2, 0.5, 0.8])
-def test_between_the_ends_it_is_the_paper_formula(
-    tmp_path: Path, dtype: torch.dtype, lam: float
-) -> None:
-    base, adapted = tensors_of(0, dtype), tensors_of(1, dtype)
-    write(tmp_path / "base", base)
-    write(tmp_path / "adapted", adapted, shards=2)
-    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", lam)
-    merged = read(tmp_path / "out")
-    for name in base:
-        oracle = (1 - lam) * base[name].double() + lam * adapted[name].double()
-        assert merged[name].dtype == dtype
-        # One rounding to the stored dtype plus float32 working precision.
-        eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-        if dtype == torch.float64:
-            eps = torch.finfo(dtype).eps
-        assert torch.allclose(merged[name].double(), oracle, rtol=2 * eps, atol=2 * eps)
-
-
-def test_what_did_not_change_stays_bit_equal_and_masks_survive(tmp_path: Path) -> None:
+def test_equal_tensors_stay_bit_equal_and_masks_survive(tmp_path: Path) -> None:
     base = tensors_of(0) | {"mask": torch.tensor([0.0, -torch.inf])}
-    write(tmp_path / "base", base)
-    write(tmp_path / "adapted", base)
-    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.3)
-    assert_equal(read(tmp_path / "out"), base)
+    assert_equal(merged(tmp_path, base, base, 0.3), base)
 
 
-def test_other_dtypes_are_copied(tmp_path: Path) -> None:
-    write(tmp_path / "base", {"w": torch.zeros(2), "ids": torch.tensor([1, 2])})
-    write(tmp_path / "adapted", {"w": torch.ones(2), "ids": torch.tensor([1, 2])})
-    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.25)
-    assert_equal(read(tmp_path / "out"), {"w": torch.full((2,), 0.25), "ids": torch.tensor([1, 2])})
-
-
-def test_integers_that_differ_are_exact_at_the_ends_and_refused_between(tmp_path: Path) -> None:
-    write(tmp_path / "base", {"packed": torch.tensor([1, 2])})
-    write(tmp_path / "adapted", {"packed": torch.tensor([3, 4])})
-    for lam, expected in ((0.0, [1, 2]), (1.0, [3, 4])):
-        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / str(lam), lam)
-        assert read(tmp_path / str(lam))["packed"].tolist() == expected
-    with pytest.raises(ValueError, match=r"packed.*differs"):
-        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
-    assert not (tmp_path / "out").exists()
+def test_integers_are_copied_and_if_they_differ_refused_between_the_ends(tmp_path: Path) -> None:
+    ids = {"ids": torch.tensor([1, 2])}
+    result = merged(tmp_path / "a", {"w": torch.zeros(2), **ids}, {"w": torch.ones(2), **ids}, 0.25)
+    assert_equal(result, {"w": torch.full((2,), 0.25), **ids})
+    other = {"ids": torch.tensor([3, 4])}
+    for lam, expected in ((0.0, ids), (1.0, other)):
+        assert_equal(merged(tmp_path / "b", ids, other, lam), expected)
+    with pytest.raises(ValueError, match=r"ids.*differs"):
+        merged(tmp_path / "b", ids, other, 0.5)
+    assert not (tmp_path / "b" / "merged_0.5").exists()
 
 
 def test_two_floating_dtypes_give_the_one_that_holds_both(tmp_path: Path) -> None:
     base, adapted = tensors_of(0, torch.bfloat16), tensors_of(1, torch.float32)
-    write(tmp_path / "base", base)
-    write(tmp_path / "adapted", adapted)
-    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 1.0)
-    assert_equal(read(tmp_path / "out"), adapted)
+    assert_equal(merged(tmp_path, base, adapted, 1.0), adapted)
 
 
 @pytest.mark.parametrize("stored_in", ["base", "adapted"])
 def test_a_tied_weight_that_only_one_side_stores_stays_tied(tmp_path: Path, stored_in: str) -> None:
     sides = {"base": tensors_of(0), "adapted": tensors_of(1)}
     sides[stored_in]["lm_head.weight"] = sides[stored_in]["model.embed_tokens.weight"].clone()
-    for side, tensors in sides.items():
-        write(tmp_path / side, tensors)
-    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.4)
-    merged = read(tmp_path / "out")
-    assert merged.keys() == sides["base"].keys()
+    result = merged(tmp_path, sides["base"], sides["adapted"], 0.4)
+    assert result.keys() == sides["base"].keys()
     if stored_in == "base":
-        assert torch.equal(merged["lm_head.weight"], merged["model.embed_tokens.weight"])
+        assert torch.equal(result["lm_head.weight"], result["model.embed_tokens.weight"])
 
 
-def test_equal_vectors_are_not_taken_for_tied_weights(tmp_path: Path) -> None:
+def test_equal_vectors_are_not_tied_weights(tmp_path: Path) -> None:
     """Norms of ones are equal by chance: the adapted model's own one is missing here."""
-    write(tmp_path / "base", {"a.norm": torch.ones(4), "b.norm": torch.ones(4)})
-    write(tmp_path / "adapted", {"a.norm": torch.full((4,), 3.0)})
+    base = {"a.norm": torch.ones(4), "b.norm": torch.ones(4)}
     with pytest.raises(ValueError, match=r"b\.norm"):
-        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
+        merged(tmp_path, base, {"a.norm": torch.full((4,), 3.0)}, 0.5)
 
 
 def test_output_shards_respect_the_limit_and_have_an_index(tmp_path: Path) -> None:
-    base, adapted = tensors_of(0), tensors_of(1)
-    write(tmp_path / "base", base)
-    write(tmp_path / "adapted", adapted)
-    out = tmp_path / "out"
-    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", out, 1.0, max_shard_bytes=200)
-    assert_equal(read(out), adapted)
+    adapted = tensors_of(1)
+    result = merged(tmp_path, tensors_of(0), adapted, 1.0, max_shard_bytes=200)
+    assert_equal(result, adapted)
+    out = tmp_path / "merged_1.0"
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in adapted.values())
     files = sorted(out.glob("*.safetensors"))
@@ -202,110 +181,78 @@ def test_transformers_loads_the_merge_of_two_tied_models(tmp_path: Path) -> None
         torch.testing.assert_close(tensor, torch.lerp(models[0][name], models[1][name], 0.25))
 
 
-def test_an_interrupted_merge_is_begun_again(tmp_path: Path) -> None:
-    write(tmp_path / "base", tensors_of(0))
-    write(tmp_path / "adapted", tensors_of(1))
-    left_over = tmp_path / ".out.partial"
-    left_over.mkdir()
-    (left_over / "model-00001-of-00009.safetensors").write_bytes(b"half")
-    merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 1.0)
-    assert_equal(read(tmp_path / "out"), tensors_of(1))
-    assert not left_over.exists()
+def test_an_interrupted_merge_starts_again(tmp_path: Path) -> None:
+    rest = tmp_path / ".merged_1.0.partial"
+    rest.mkdir()
+    (rest / "model-00001-of-00009.safetensors").write_bytes(b"half")
+    assert_equal(merged(tmp_path, tensors_of(0), tensors_of(1), 1.0), tensors_of(1))
+    assert not rest.exists()
 
 
-def change_missing(tensors: Tensors) -> None:
-    del tensors["model.norm.weight"]
-
-
-def change_foreign(tensors: Tensors) -> None:
-    tensors["model.extra.weight"] = torch.ones(2)
-
-
-def change_shape(tensors: Tensors) -> None:
-    tensors["model.norm.weight"] = torch.ones(5)
-
-
-def change_kind(tensors: Tensors) -> None:
-    tensors["model.norm.weight"] = torch.ones(4, dtype=torch.int64)
-
-
-def change_quantised(tensors: Tensors) -> None:
-    tensors["model.norm.weight"] = torch.ones(4).to(torch.float8_e4m3fn)
-
-
-def change_to_adapter(tensors: Tensors) -> None:
-    tensors["base_model.model.layers.0.mlp.lora_A.weight"] = torch.ones(2, 4)
+NORM = "model.norm.weight"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (change_missing, ["adapted lacks 1 tensor", "model.norm.weight"]),
-        (change_foreign, ["base lacks 1 tensor", "model.extra.weight"]),
-        (change_shape, ["model.norm.weight", "(5,)", "(4,)"]),
-        (change_kind, ["model.norm.weight", "int64", "float32"]),
-        (change_to_adapter, ["mlp.lora_A.weight", "low-rank factor"]),
-        (change_quantised, ["model.norm.weight", "quantised"]),
+        ({NORM: None}, ["adapted lacks 1 tensor", NORM]),
+        ({"model.extra.weight": torch.ones(2)}, ["base lacks 1 tensor", "model.extra.weight"]),
+        ({NORM: torch.ones(5)}, [NORM, "(5,)", "(4,)"]),
+        ({NORM: torch.ones(4, dtype=torch.int64)}, [NORM, "int64", "float32"]),
+        ({"layers.0.mlp.lora_A.weight": torch.ones(2, 4)}, ["mlp.lora_A.weight", "low-rank"]),
+        ({NORM: torch.ones(4).to(torch.float8_e4m3fn)}, [NORM, "quantised"]),
     ],
+    ids=["missing", "extra", "shape", "dtype", "adapter", "quantised"],
 )
 def test_checkpoints_that_do_not_match_are_refused(
-    tmp_path: Path, change: object, words: list[str]
+    tmp_path: Path, change: dict[str, Any], words: list[str]
 ) -> None:
-    write(tmp_path / "base", tensors_of(0))
-    adapted = tensors_of(1)
-    change(adapted)  # type: ignore[operator]
-    write(tmp_path / "adapted", adapted)
+    changed = {**tensors_of(1), **change}
+    adapted = {name: tensor for name, tensor in changed.items() if tensor is not None}
     with pytest.raises(ValueError) as error:
-        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
+        merged(tmp_path, tensors_of(0), adapted, 0.5)
     assert all(word in str(error.value) for word in words)
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "merged_0.5").exists()
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "base", tensors_of(0))
+    base, new = write(tmp_path / "base", tensors_of(0)), tmp_path / "out"
+    torn = write(tmp_path / "torn", tensors_of(0), shards=2)
+    (torn / "model-1.safetensors").unlink()
+    damaged = write(tmp_path / "damaged", tensors_of(0), shards=2)
+    (damaged / "model-1.safetensors").write_bytes(b"x" * 20)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"lambda is 1\.5"):
-        merge_checkpoints(tmp_path / "base", tmp_path / "base", tmp_path / "out", 1.5)
-    with pytest.raises(ValueError, match="already holds files"):
-        merge_checkpoints(tmp_path / "base", tmp_path / "base", tmp_path / "base", 0.5)
-    with pytest.raises(ValueError, match="holds none"):
-        merge_checkpoints(tmp_path / "base", tmp_path / "empty", tmp_path / "out", 0.5)
-    write(tmp_path / "torn", tensors_of(0), shards=2)
-    (tmp_path / "torn" / "model-1.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"lacks model-1\.safetensors"):
-        merge_checkpoints(tmp_path / "base", tmp_path / "torn", tmp_path / "out", 0.5)
-    (tmp_path / "torn" / "model-1.safetensors").write_bytes(b"x" * 20)
-    with pytest.raises(ValueError, match=r"model-1\.safetensors is no whole safetensors file"):
-        merge_checkpoints(tmp_path / "base", tmp_path / "torn", tmp_path / "out", 0.5)
+    for adapted, out, lam, sentence in (
+        (base, new, 1.5, r"lambda is 1\.5"),
+        (base, base, 0.5, "already holds files"),
+        (tmp_path / "empty", new, 0.5, "holds none"),
+        (torn, new, 0.5, r"lacks model-1\.safetensors"),
+        (damaged, new, 0.5, r"model-1\.safetensors is not a complete safetensors file"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            merge_checkpoints(base, adapted, out, lam)
 
 
 def test_predictors_that_training_left_out_are_not_merged(tmp_path: Path) -> None:
     one, other = tensors_of(1), tensors_of(2)
-    base = write(tmp_path / "base", {**one, "mtp.fc.weight": torch.ones(2, 2)})
-    adapted = write(tmp_path / "adapted", other)
-    merge_checkpoints(base, adapted, tmp_path / "merged", 0.5)
+    base = {**one, "mtp.fc.weight": torch.ones(2, 2)}
     expected = {name: torch.lerp(one[name], other[name], 0.5) for name in one}
-    assert_equal(read(tmp_path / "merged"), expected)
-    # both have them: they are merged like all others
-    both = write(tmp_path / "both", {**other, "mtp.fc.weight": torch.zeros(2, 2)})
-    merge_checkpoints(base, both, tmp_path / "whole", 0.5)
-    assert_equal(read(tmp_path / "whole"), {**expected, "mtp.fc.weight": torch.full((2, 2), 0.5)})
+    assert_equal(merged(tmp_path / "base_alone", base, other, 0.5), expected)
+    result = merged(tmp_path / "both", base, {**other, "mtp.fc.weight": torch.zeros(2, 2)}, 0.5)
+    assert_equal(result, {**expected, "mtp.fc.weight": torch.full((2, 2), 0.5)})
 
 
 @pytest.mark.parametrize(
     "file", ["latest_checkpointed_iteration.txt", ".metadata", "iter_0000004/.metadata"]
 )
 @pytest.mark.parametrize("side", ["base", "adapted"])
-def test_a_checkpoint_of_megatron_is_to_be_exported_first(
-    tmp_path: Path, side: str, file: str
-) -> None:
-    for folder in ("base", "adapted"):
-        write(tmp_path / folder, tensors_of(0))
-    (tmp_path / side / file).parent.mkdir(exist_ok=True)
-    (tmp_path / side / file).write_text("4")
+def test_a_checkpoint_of_megatron_is_refused(tmp_path: Path, side: str, file: str) -> None:
+    path = write(tmp_path / side, tensors_of(0)) / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("4")
     with pytest.raises(ValueError, match=rf"{side} is a .* Megatron.s .*nemo-rod export"):
-        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
-    assert not (tmp_path / "out").exists()
+        merged(tmp_path, tensors_of(0), tensors_of(0), 0.5)
+    assert not (tmp_path / "merged_0.5").exists()
 
 
 def test_the_command_takes_two_folders(

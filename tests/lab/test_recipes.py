@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import RECIPES, composed
+from command_line import RECIPES, composed, nemo_rod
 from places import ROOT
 
 from nemo_rod.config import Config, config_folder
+from nemo_rod.lab.plan.command import make_plan
+from nemo_rod.lab.plan.command import plan as plan_command
 from nemo_rod.lab.plan.costs import PlanResult, StageCost
-from nemo_rod.lab.plan.fits import refuse_full_host, refuse_what_does_not_fit
-from nemo_rod.lab.plan.of_recipe import make_plan
+from nemo_rod.lab.plan.memory import check_memory
 from nemo_rod.lab.plan.plan_text import count, format_plan
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.run_folder import RunFolder
@@ -74,11 +73,11 @@ def numbers(value: Any) -> Iterator[float]:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_has_a_finite_plan_that_fits(recipe: str) -> None:
-    _, plan = as_it_is(recipe)
-    found = list(numbers(json.loads(json.dumps(plan.as_dict()))))
-    assert len(found) > 50
-    assert all(math.isfinite(number) and number >= 0 for number in found)
-    refuse_what_does_not_fit(plan.memory)
+    config, plan = as_it_is(recipe)
+    values = list(numbers(json.loads(json.dumps(plan.as_dict()))))
+    assert len(values) > 50
+    assert all(math.isfinite(number) and number >= 0 for number in values)
+    check_memory(config, plan.memory)
     text = format_plan(plan)
     assert all(stage.name in text for stage in plan.stages)
     assert max(map(len, text.splitlines())) <= 160
@@ -99,25 +98,27 @@ def test_a_note_counts_hours_in_the_unit_of_the_table(recipe: str) -> None:
     assert "process-hours" not in format_plan(plan)
 
 
-def test_a_plan_tells_what_no_commit_pins(tmp_path: Path) -> None:
+def test_a_plan_names_what_no_commit_pins(tmp_path: Path) -> None:
     commit = "a" * 40
 
-    def said(*overrides: str) -> str:
+    def unpinned(*overrides: str) -> str:
         notes = plan_of("german_qwen3_5_4b", *overrides, run_dir=tmp_path).notes
         return next((note for note in notes if note.startswith("no commit")), "")
 
-    assert "model.hf, domain.tokenizer, domain.sources.web," in said()
-    assert "domain.sources.wikipedia" not in said()
-    left = said(f"model.hf=org/model@{commit}", f"+domain.sources.web.revision={commit}")
-    assert "model.hf" not in left and "domain.sources.web," not in left and "sources.pdf" in left
+    assert "model.hf, domain.tokenizer, domain.sources.web," in unpinned()
+    assert "domain.sources.wikipedia" not in unpinned()
+    rest = unpinned(f"model.hf=org/model@{commit}", f"+domain.sources.web.revision={commit}")
+    assert "model.hf" not in rest and "domain.sources.web," not in rest and "sources.pdf" in rest
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_fits_its_model_on_its_cluster(layout: str, tmp_path: Path) -> None:
     model, cluster = layout.removesuffix("_one_node").split("/")
     recipe = next(recipe for recipe in RECIPES if recipe.endswith(f"_{model}"))
-    plan = plan_of(recipe, f"cluster={cluster}", f"parallel={layout}", run_dir=tmp_path)
-    refuse_what_does_not_fit(plan.memory)
+    overrides = (f"cluster={cluster}", f"parallel={layout}", f"run_dir={tmp_path}")
+    config = composed(f"recipe={recipe}", *overrides)
+    plan = make_plan(config)
+    check_memory(config, plan.memory)
     assert plan.layout["processes"] % 8 == 0
     assert plan.layout["nodes"] == 1 or not layout.endswith("_one_node")
     assert not any("fills each pool" in note for note in plan.notes)
@@ -134,19 +135,19 @@ def test_every_cluster_has_every_model() -> None:
 @pytest.mark.parametrize("recipe", PAPER)
 def test_the_papers_settings_have_its_budgets(recipe: str) -> None:
     config, plan = as_it_is(recipe)
-    found = stages(plan)
+    planned = stages(plan)
     budget, longer = PAPER[recipe]
     for arm in config.arms:
         if arm == "rod_transfer":  # as much as the smaller model recorded
-            assert found[arm].trained_tokens / 1e9 == pytest.approx(12.00, abs=0.006)
+            assert planned[arm].trained_tokens / 1e9 == pytest.approx(12.00, abs=0.006)
         elif arm.startswith(("fixed", "rod", "no_replay")):
             expected = AS_THEY_RAN.get((recipe, arm), budget)
-            assert found[arm].trained_tokens / 1e9 == pytest.approx(expected, abs=0.006)
+            assert planned[arm].trained_tokens / 1e9 == pytest.approx(expected, abs=0.006)
     if longer is not None:
-        assert found["max_replay"].trained_tokens / 1e9 == pytest.approx(longer, abs=0.006)
+        assert planned["max_replay"].trained_tokens / 1e9 == pytest.approx(longer, abs=0.006)
     assert ("max_replay" in config.arms) == (longer is not None)
-    assert found["rod"].scored_tokens == 2 * found["rod"].trained_tokens
-    assert found["rod"].scoring_share == pytest.approx(0.4)
+    assert planned["rod"].scored_tokens == 2 * planned["rod"].trained_tokens
+    assert planned["rod"].scoring_share == pytest.approx(0.4)
     train = config.train
     assert (train.lr, train.min_lr_ratio, train.batch_size) == (1.2e-4, 0.1, 1024)
     assert (config.seed, config.domain.block_size, config.domain.holdout_seed) == (42, 4096, 42)
@@ -166,7 +167,7 @@ def test_the_papers_corpora_have_its_sources(recipe: str) -> None:
     tokens = config.plan.adaptation_tokens + config.plan.replay_tokens
     assert tokens == pytest.approx(14.2e9 if german else 9.6e9)
     assert config.plan.replay_tokens / tokens == pytest.approx(0.65 if german else 0.5, abs=0.01)
-    # what the plan takes for granted is no more than the caps let in
+    # the plan assumes no more than the caps allow
     caps = [spec.max_tokens for spec in specs if spec.role == "replay"]
     if german:
         assert config.plan.replay_tokens <= 1.02 * sum(caps)
@@ -175,20 +176,16 @@ def test_the_papers_corpora_have_its_sources(recipe: str) -> None:
         assert set(caps) == {None}
         assert config.plan.replay_tokens <= config.plan.adaptation_tokens
         assert (config.domain.holdout_floor, config.domain.replay_ratio) == (None, 1.0)
+    # the end of documents in the model's pretraining
+    assert config.domain.eod == (2 if "nemotron" in recipe else None)
 
 
 def test_work_that_is_not_counted_is_noted(tmp_path: Path) -> None:
     thinned, german = "after prepare has tokenised all of it", as_it_is("german_qwen3_5_9b")[1]
     assert any(thinned in note for note in as_it_is("legal_qwen3_5_9b")[1].notes)
     assert not any(thinned in note or "tasks" in note for note in german.notes)
-    asked = plan_of("german_qwen3_5_9b", "tasks=paper", run_dir=tmp_path)
-    assert "evaluate is planned without the questions of tasks." in asked.notes
-
-
-@pytest.mark.parametrize("recipe", [*PAPER, *sorted(TRANSFERS)])
-def test_documents_end_with_what_the_model_was_trained_with(recipe: str) -> None:
-    domain = as_it_is(recipe)[0].domain
-    assert domain.eod == (2 if "nemotron" in recipe else None)
+    with_tasks = plan_of("german_qwen3_5_9b", "tasks=paper", run_dir=tmp_path)
+    assert "evaluate is planned without the questions of tasks." in with_tasks.notes
 
 
 # recipe, arm: steps, warm-up, decay, of the authors' table of runs
@@ -275,41 +272,35 @@ def test_a_plan_by_hand() -> None:
     assert native.gpu_hours == pytest.approx(rod.gpu_hours * 0.4 + references)
 
 
-def test_blocks_that_are_there_are_counted(tmp_path: Path) -> None:
-    overrides = (
-        "recipe=toy_synthetic",
-        f"run_dir={tmp_path}",
-        "domain.sources.dialect.max_bytes=9000",
-    )
-    command = [sys.executable, "-m", "nemo_rod.cli"]
-    assert plan_of("toy_synthetic", *overrides[1:], run_dir=tmp_path).corpus["source"] != "counted"
-    subprocess.run([*command, "prepare", *overrides], check=True, capture_output=True)
-    done = subprocess.run([*command, "plan", *overrides], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "(counted)" in done.stdout
+def test_existing_blocks_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ("domain.sources.dialect.max_bytes=9000", f"run_dir={tmp_path}")
+    config = composed("recipe=toy_synthetic", *overrides)
+    assert make_plan(config).corpus["source"] != "counted"
+    assert nemo_rod("prepare", "recipe=toy_synthetic", *overrides).returncode == 0
+    config.dry_run = True
+    plan_command(config)
+    assert "(counted)" in capsys.readouterr().out and not (tmp_path / "plan.json").exists()
+    config.dry_run = False
+    plan_command(config)
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["corpus"]["adaptation_tokens"] == 9000 // 64 * 64
     assert written["total"]["gpu_hours"] > 0
-    (tmp_path / "plan.json").unlink()
-    subprocess.run([*command, "plan", *overrides, "dry_run=true"], check=True, capture_output=True)
-    assert not (tmp_path / "plan.json").exists()
 
 
-def test_what_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "nemo_rod.cli", "plan", "recipe=legal_nemotron_nano_12b_v2"),
-            *("cluster=h100_8", "train.micro_batch_size=2", f"run_dir={tmp_path / 'runs' / 'new'}"),
-        ],
-        capture_output=True,
-        text=True,
-    )
+def test_a_layout_that_does_not_fit_is_shown_and_refused(tmp_path: Path) -> None:
+    large = ("recipe=legal_nemotron_nano_12b_v2", "cluster=h100_8", f"run_dir={tmp_path}/runs/new")
+    done = nemo_rod("plan", *large, "train.micro_batch_size=2")
     assert done.returncode == 2
     assert "DOES NOT FIT" in done.stdout
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith("nemo-rod: The layout does not fit: a GPU of stage 0 would need ")
     assert "and has 79 GiB. Most are activations: set train.recompute=full, lower" in sentence
     assert (tmp_path / "runs" / "new" / "plan.json").is_file()
+    # nor is it submitted
+    slurm = ("launcher=slurm", "cluster.account=a", "cluster.partition=p", "dry_run=true")
+    done = nemo_rod("train", "arm=no_replay", *large, *slurm)
+    assert done.returncode == 2 and "nemo-rod: The layout does not fit" in done.stderr
+    assert not (tmp_path / "runs" / "new" / "launch").exists()
 
 
 def test_a_host_without_room_for_the_optimizer_is_refused(tmp_path: Path) -> None:
@@ -319,8 +310,8 @@ def test_a_host_without_room_for_the_optimizer_is_refused(tmp_path: Path) -> Non
     memory = make_plan(config).memory
     assert memory.parts["optimizer"] == 0 and 8 * memory.host > 300 * 2**30
     with pytest.raises(ValueError, match=r"optimizer_offload=true puts 3\d\d GiB on a node with"):
-        refuse_full_host(config, memory)
-    refuse_full_host(composed(*arguments), memory)
+        check_memory(config, memory)
+    check_memory(composed(*arguments), memory)
 
 
 @pytest.mark.parametrize(
@@ -329,17 +320,12 @@ def test_a_host_without_room_for_the_optimizer_is_refused(tmp_path: Path) -> Non
 def test_an_arm_is_planned_by_its_own_settings(settings: dict[str, Any], tmp_path: Path) -> None:
     recipe, arms = "legal_nemotron_nano_12b_v2", "arms=[base,no_replay,rod]"
     variant = ", ".join(f"{key}: {value}" for key, value in settings.items())
-    own = plan_of(
-        recipe,
-        "arms=[base,no_replay,rod,own]",
-        f"+variants.own={{of: rod, train: {{{variant}}}}}",
-        run_dir=tmp_path,
-    )
-    every = plan_of(
-        recipe, arms, *(f"train.{key}={value}" for key, value in settings.items()), run_dir=tmp_path
-    )
-    assert dataclasses.replace(stages(own)["own"], name="rod") == stages(every)["rod"]
+    variant = f"+variants.own={{of: rod, train: {{{variant}}}}}"
+    own = plan_of(recipe, "arms=[base,no_replay,rod,own]", variant, run_dir=tmp_path)
+    overrides = (f"train.{key}={value}" for key, value in settings.items())
+    every = plan_of(recipe, arms, *overrides, run_dir=tmp_path)
     plain = plan_of(recipe, arms, run_dir=tmp_path)
+    assert dataclasses.replace(stages(own)["own"], name="rod") == stages(every)["rod"]
     assert stages(own)["rod"] == stages(plain)["rod"]
     assert (plain.memory, stages(plain)["rod"]) != (every.memory, stages(every)["rod"])
     memories = [plain.memory, every.memory]
@@ -401,7 +387,7 @@ def test_the_documents_table_is_what_the_plans_say() -> None:
     assert not missing, "docs/recipes.md should have these rows:\n" + "\n".join(missing)
 
 
-def test_finished_steps_are_held_against_the_plan(tmp_path: Path) -> None:
+def test_finished_steps_are_compared_with_the_plan(tmp_path: Path) -> None:
     (tmp_path / "arms" / "no_replay").mkdir(parents=True)
     rows = [json.dumps({"timing/train/update": seconds}) for seconds in (9.0, 4.0, 5.0)]
     torn = '{"timing/train/upd'
@@ -411,16 +397,6 @@ def test_finished_steps_are_held_against_the_plan(tmp_path: Path) -> None:
     (note,) = [note for note in plan.notes if "scoring aside" in note]
     assert note.startswith("no_replay took 5 s a step, scoring aside; planned are ")
     assert f"plan.utilisation={0.35 * planned / 5:.2g} would plan that" in note
-
-
-def test_nothing_is_submitted_that_does_not_fit(tmp_path: Path) -> None:
-    arguments = ["train", "recipe=legal_nemotron_nano_12b_v2", "arm=no_replay", "launcher=slurm"]
-    unfit = ["cluster=h100_8", "cluster.account=a", "cluster.partition=p", f"run_dir={tmp_path}"]
-    command = [sys.executable, "-m", "nemo_rod.cli", *arguments, *unfit, "dry_run=true"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "nemo-rod: The layout does not fit" in done.stderr
-    assert not (tmp_path / "launch").exists()
 
 
 def test_a_plan_needs_no_specialist_of_the_runs_own(tmp_path: Path) -> None:

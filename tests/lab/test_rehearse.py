@@ -36,28 +36,29 @@ def rehearse(recipe: str, folder: Path, *overrides: str) -> tuple[dict[str, Any]
     return json.loads((folder / "run_rehearsal" / "table.json").read_text()), done.stdout
 
 
-def states(table: dict[str, Any]) -> dict[str, str]:
-    return {row["name"]: row["state"] for row in table["rows"]}
+def checked_states(table: dict[str, Any]) -> dict[str, str]:
+    states = {row["name"]: row["state"] for row in table["rows"]}
+    assert set(states.values()) <= {"done", "not seen"}
+    return states
 
 
 @pytest.mark.timeout(600)
 def test_a_recipe_is_rehearsed_from_text_to_report(tmp_path: Path) -> None:
     recipe = "german_nemotron_nano_12b_v2"
     few = ("arms=[no_replay]", "rehearsal.steps=2", "rehearsal.processes=1")
-    table, said = rehearse(recipe, tmp_path, *few)
-    found = states(table)
-    assert [name for name, state in found.items() if state != "not seen"][-8:] == [
+    table, output = rehearse(recipe, tmp_path, *few)
+    states = checked_states(table)
+    assert [name for name, state in states.items() if state != "not seen"][-8:] == [
         *("materials", "prepare", "model", "base", "no_replay", "evaluate", "report", "losses"),
     ]
-    assert set(found.values()) <= {"done", "not seen"}
     folder = tmp_path / "run_rehearsal"
     results = json.loads((folder / "report" / "results.json").read_text())
     assert set(results["arms"]) == {"base", "no_replay"}
     planned = {stage["name"]: stage for stage in table["plan"]["stages"]}
     assert planned["no_replay"]["gpu_hours"] > 100  # what the real run needs, not the rehearsal
-    assert "no_replay" in said and "16 B200 on 2 nodes" in said
-    _, said = rehearse(recipe, tmp_path, *few, "dry_run=true")  # looks, and changes nothing
-    assert "layout" in said and "losses" not in said
+    assert "no_replay" in output and "16 B200 on 2 nodes" in output
+    _, output = rehearse(recipe, tmp_path, *few, "dry_run=true")  # checks, and changes nothing
+    assert "layout" in output and "losses" not in output
     assert (folder / "report" / "index.html").exists()
 
 
@@ -87,7 +88,7 @@ def test_a_recipe_is_rehearsed_from_text_to_report(tmp_path: Path) -> None:
     ],
     ids=["end of documents", "tokenizer", "layout"],
 )
-def test_what_is_wrong_ends_a_rehearsal_before_anything_is_made(
+def test_a_failed_check_ends_a_rehearsal_before_anything_is_made(
     recipe: str, wrong: str, row: str, sentence: str, tmp_path: Path
 ) -> None:
     done = nemo_rod("rehearse", f"recipe={recipe}", f"run_dir={tmp_path / 'run'}", wrong)
@@ -97,7 +98,7 @@ def test_what_is_wrong_ends_a_rehearsal_before_anything_is_made(
     assert [path.name for path in tmp_path.iterdir()] == ["run_rehearsal"]
     assert [path.name for path in (tmp_path / "run_rehearsal").iterdir()] == ["table.json"]
     table = json.loads((tmp_path / "run_rehearsal" / "table.json").read_text())
-    notes = {found["name"]: found["note"] for found in table["rows"] if found["state"] == "FAILED"}
+    notes = {part["name"]: part["note"] for part in table["rows"] if part["state"] == "FAILED"}
     assert list(notes) == [row]
     assert sentence in notes[row]
 
@@ -107,7 +108,7 @@ def test_what_is_wrong_ends_a_rehearsal_before_anything_is_made(
 @pytest.mark.parametrize("recipe", OF_THE_PAPER)
 def test_every_arm_of_a_setting(recipe: str, tmp_path: Path) -> None:
     table, _ = rehearse(recipe, tmp_path)
-    assert set(states(table).values()) <= {"done", "not seen"}
+    checked_states(table)
     folder = tmp_path / "run_rehearsal"
     arms = {"base", *composed(f"recipe={recipe}").arms}
     results = json.loads((folder / "report" / "results.json").read_text())
@@ -131,11 +132,11 @@ def test_losses_are_hugging_faces_in_full_precision(recipe: str, tmp_path: Path)
 
 @pytest.mark.rehearsal
 @pytest.mark.timeout(1800)
-def test_tasks_are_asked_by_lm_eval(tmp_path: Path) -> None:
+def test_tasks_are_run_by_lm_eval(tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     rehearse("german_nemotron_nano_12b_v2", tmp_path, "arms=[no_replay]", "tasks=paper")
     file = tmp_path / "run_rehearsal" / "arms" / "no_replay" / "tasks.json"
-    asked = json.loads(file.read_text())
-    wanted = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
-    assert set(asked["capabilities"]) == set(wanted)
-    assert all(task["questions"] == 8 for task in asked["tasks"].values())
+    result = json.loads(file.read_text())
+    expected = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
+    assert set(result["capabilities"]) == set(expected)
+    assert all(task["questions"] == 8 for task in result["tasks"].values())

@@ -1,4 +1,4 @@
-"""`nemo-rod serve`: only this machine sees it, it builds when the run has gone on, and survives."""
+"""`nemo-rod serve` is local, rebuilds after progress of the run, and survives a damaged file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ended(Exception):
     pass
 
 
-def test_the_first_page_alone_reloads_itself_and_nothing_is_kept(tmp_path: Path) -> None:
+def test_only_the_index_page_reloads_itself_and_nothing_is_cached(tmp_path: Path) -> None:
     for name in ("index.html", "curriculum.html"):
         (tmp_path / name).write_text(name)
     server = serve(tmp_path, port=0, every=9)
@@ -33,13 +33,13 @@ def test_the_first_page_alone_reloads_itself_and_nothing_is_kept(tmp_path: Path)
     server.shutdown()
 
 
-def test_it_builds_again_when_the_run_has_gone_on_and_only_then(
+def test_it_rebuilds_only_after_progress_of_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = tmp_path / "arms" / "rod.partial" / "metrics.jsonl"
     metrics.parent.mkdir(parents=True)
     built: list[int] = []
-    happens = iter(["", "step", "", "broken", "", "end"])
+    events = iter(["", "step", "", "broken", "", "end"])
 
     def build() -> None:
         built.append(len(metrics.read_text().splitlines()) if metrics.exists() else 0)
@@ -48,7 +48,7 @@ def test_it_builds_again_when_the_run_has_gone_on_and_only_then(
             raise ValueError("metrics.jsonl has no JSON in line 1")
 
     def sleep(seconds: float) -> None:
-        event = next(happens)
+        event = next(events)
         if event == "end":
             raise Ended
         if event:
@@ -56,11 +56,11 @@ def test_it_builds_again_when_the_run_has_gone_on_and_only_then(
 
     with pytest.raises(Ended):
         keep_fresh(tmp_path, build, every=0, sleep=sleep)
-    assert built == [0, 1, 1, 1]  # at first, after the step, broken, and once more after that
+    assert built == [0, 1, 1, 1]  # first, after the step, when broken, and once more after that
     assert "has no JSON in line 1" in capsys.readouterr().err
 
 
-def test_wrong_words_are_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused_in_one_sentence(tmp_path: Path) -> None:
     for words, expected in (
         ((str(tmp_path),), "holds no launch"),
         ((str(tmp_path), "port=high"), "port=high is not valid: expected a number from 0"),
@@ -71,7 +71,7 @@ def test_wrong_words_are_refused_in_one_sentence(tmp_path: Path) -> None:
         assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_report_waits_for_one_that_is_being_built(tmp_path: Path) -> None:
+def test_a_report_waits_for_another_in_progress(tmp_path: Path) -> None:
     """`serve` and the run itself write the same files."""
     building, waiting = StageLog(tmp_path, "report"), StageLog(tmp_path, "report")
     ended: list[float] = []

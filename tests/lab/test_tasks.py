@@ -20,13 +20,16 @@ from nemo_rod.lab.tasks.held_out_questions import NUM_CHOICES, questions, write_
 from nemo_rod.lab.tasks.lm_eval_job import (
     TaskJob,
     capability_accuracy,
-    entry_of,
+    entry_for,
     model_arguments,
     prompts_digest,
     refuse_forgotten_chunks,
 )
 from nemo_rod.run.base_model import initialise_base
 
+NEEDS_LM_EVAL = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="tasks need lm-eval: make venv"
+)
 CAPABILITIES = {"knowledge": ["a", "b", "group"], "sense": ["c"]}
 
 
@@ -53,10 +56,10 @@ RESULTS: dict[str, Any] = {
 
 
 def test_normalised_accuracy_where_it_is_defined() -> None:
-    entry = entry_of("a", RESULTS)
+    entry = entry_for("a", RESULTS)
     assert entry["accuracy"] == 1.0 and entry["leaves"]["a"]["metric"] == "acc_norm"
     # x has one question, asked with two choices, and no normalised accuracy; y has three
-    entry = entry_of("group", RESULTS)
+    entry = entry_for("group", RESULTS)
     assert list(entry["leaves"]) == ["x", "y"] and entry["questions"] == 4
     assert entry["accuracy"] == pytest.approx((1 * 1.0 + 3 * 0.0) / 4)
     assert entry["leaves"]["x"]["metric"] == "acc" and entry["leaves"]["x"]["few_shot"] == 5
@@ -65,7 +68,7 @@ def test_normalised_accuracy_where_it_is_defined() -> None:
 def test_a_task_without_accuracy_is_refused() -> None:
     results = RESULTS | {"results": {"a": {"exact_match,none": 1.0}}}
     with pytest.raises(ValueError, match=r"Task a reports \['exact_match,none'\]"):
-        entry_of("a", results)
+        entry_for("a", results)
 
 
 def test_capabilities_weigh_their_entries_alike() -> None:
@@ -74,9 +77,9 @@ def test_capabilities_weigh_their_entries_alike() -> None:
 
 
 def test_digest_of_prompts() -> None:
-    asked = [sample(0), sample(1)]
-    assert prompts_digest(asked) == prompts_digest(asked[::-1])
-    assert prompts_digest(asked) != prompts_digest([sample(0), sample(1, "other")])
+    samples = [sample(0), sample(1)]
+    assert prompts_digest(samples) == prompts_digest(samples[::-1])
+    assert prompts_digest(samples) != prompts_digest([sample(0), sample(1, "other")])
 
 
 def source(name: str, role: str, generator: str, max_bytes: int = 20_000) -> SourceSpec:
@@ -146,7 +149,7 @@ def test_the_papers_list_has_its_four_groups() -> None:
 # ---------------------------------------------------------------- lm-eval itself
 
 
-def names_known_to(backend: str) -> set[str]:
+def arguments_for(backend: str) -> set[str]:
     """Arguments of lm-eval's model class, read from its source: vLLM need not be installed."""
     spec = importlib.util.find_spec("lm_eval")
     if spec is None:
@@ -161,30 +164,29 @@ def names_known_to(backend: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "of_user"),
+    ("backend", "own"),
     [("hf", {"parallelize": True}), ("vllm", {"tensor_parallel_size": 2, "max_model_len": 64})],
 )
-def test_a_backend_knows_every_argument_that_it_is_given(
-    backend: str, of_user: dict[str, Any]
-) -> None:
-    arguments = {"dtype": "float32", **of_user}
+def test_a_backend_has_every_argument_of_its_job(backend: str, own: dict[str, Any]) -> None:
+    arguments = {"dtype": "float32", **own}
     job = TaskJob(
         name="m", model="hf", out="tasks.json", capabilities={}, include=None, backend=backend,
         arguments=arguments, batch_size=4, few_shot=None, limit=None, seed=1, inputs={},
     )  # fmt: skip
-    given = model_arguments(job)
-    assert {"pretrained", "dtype", "batch_size", *of_user} <= {*given} <= names_known_to(backend)
+    passed = {*model_arguments(job)}
+    assert {"pretrained", "dtype", "batch_size", *own} <= passed <= arguments_for(backend)
 
 
-def ask(job: dict[str, Any], folder: Path) -> str:
+def run_job(job: dict[str, Any], folder: Path) -> str:
+    """Runs a job in its process; returns the output of a failed one."""
     file = folder / "job.json"
     file.write_text(json.dumps(job))
-    command = [sys.executable, "-m", "nemo_rod.lab.tasks", str(file)]
+    command = [sys.executable, "-m", "nemo_rod.lab.tasks.lm_eval_job", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     return "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def job_of(blocks: Path, folder: Path, *, num_questions: int, head_dim: int) -> dict[str, Any]:
+def job_for(blocks: Path, folder: Path, *, num_questions: int, head_dim: int) -> dict[str, Any]:
     """An untrained model, questions of the held-out blocks, and the job that asks it."""
     architecture = {
         "model_type": "qwen3", "vocab_size": 256, "hidden_size": 2 * head_dim,
@@ -205,20 +207,20 @@ def job_of(blocks: Path, folder: Path, *, num_questions: int, head_dim: int) -> 
 
 
 @pytest.mark.slow
-def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+@NEEDS_LM_EVAL
+def test_lm_eval_agrees_with_torch(blocks: Path, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    job, tokenizer = job_of(blocks, tmp_path, num_questions=12, head_dim=8), load_tokenizer("byte")
-    assert ask(job, tmp_path) == ""
+    job, tokenizer = job_for(blocks, tmp_path, num_questions=12, head_dim=8), load_tokenizer("byte")
+    assert run_job(job, tmp_path) == ""
     result = json.loads((tmp_path / "tasks.json").read_text())
     assert not (tmp_path / "tasks.partial.json").exists()
     lines = (tmp_path / "t" / "held_out_old.jsonl").read_text().splitlines()
-    asked = [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in lines]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", torch_dtype=torch.float32)
     right = 0
-    for question in asked:
+    for question in rows:
         scores = []
         for choice in question["choices"]:
             context, text = tokenizer.encode_batch([question["context"], choice])
@@ -229,21 +231,21 @@ def test_lm_eval_asks_a_model_and_agrees_with_torch(blocks: Path, tmp_path: Path
             scores.append(total / len(choice))
         right += max(range(NUM_CHOICES), key=scores.__getitem__) == question["answer"]
     leaf = result["tasks"]["held_out_old"]["leaves"]["held_out_old"]
-    assert leaf["questions"] == len(asked) and leaf["metric"] == "acc_norm"
-    assert math.isclose(result["capabilities"]["old"], right / len(asked))
-    # an attempt with another configuration does not go on with the answers of this one
+    assert leaf["questions"] == len(rows) and leaf["metric"] == "acc_norm"
+    assert math.isclose(result["capabilities"]["old"], right / len(rows))
+    # an attempt with another configuration does not continue with the answers of this one
     partial = tmp_path / "tasks.partial.json"
     partial.write_text(
         json.dumps({key: result[key] for key in ("configuration", "inputs", "tasks")})
     )
-    assert "another task configuration" in ask(job | {"limit": 3}, tmp_path)
-    assert "other weights" in ask(job | {"inputs": {"model": "1e"}}, tmp_path)
-    # and with the same one it asks nothing again: the model may even be gone
-    assert ask(job | {"model": "nowhere", "batch_size": 1}, tmp_path) == ""
+    assert "another task configuration" in run_job(job | {"limit": 3}, tmp_path)
+    assert "other weights" in run_job(job | {"inputs": {"model": "1e"}}, tmp_path)
+    # and with the same one it runs nothing again: the model may even be missing
+    assert run_job(job | {"model": "nowhere", "batch_size": 1}, tmp_path) == ""
     assert json.loads((tmp_path / "tasks.json").read_text()) == result
 
 
-def test_mamba_without_kernels_is_not_asked_about_long_texts() -> None:
+def test_mamba_without_kernels_refuses_long_texts() -> None:
     pytest.importorskip("transformers.models.nemotron_h", reason="this transformers has none")
     from architectures import make, token_losses
 
@@ -258,7 +260,7 @@ def test_mamba_without_kernels_is_not_asked_about_long_texts() -> None:
 
     assert len(mixers) == 3
     np.testing.assert_allclose(losses(128), losses(64), rtol=0, atol=1e-5)
-    # what is refused: transformers' results for more than one chunk
+    # transformers' results for more than one chunk differ, and are refused
     assert not np.allclose(losses(16), losses(64), rtol=0, atol=1e-5)
     one_chunk = losses(64)
     refuse_forgotten_chunks(model)
@@ -268,40 +270,40 @@ def test_mamba_without_kernels_is_not_asked_about_long_texts() -> None:
 
 
 @pytest.mark.slow
+@NEEDS_LM_EVAL
 def test_lm_eval_refuses_texts_that_mamba_would_forget(blocks: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
     pytest.importorskip("transformers.models.nemotron_h", reason="this transformers has none")
     from architectures import write
 
-    job = job_of(blocks, tmp_path, num_questions=4, head_dim=8)
+    job = job_for(blocks, tmp_path, num_questions=4, head_dim=8)
     job["model"] = str(write("nemotron_h", tmp_path / "nemotron"))
-    assert ask(job, tmp_path) == ""
+    assert run_job(job, tmp_path) == ""
     file = tmp_path / "nemotron" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chunk_size": 16}))
-    said = ask(job | {"out": str(tmp_path / "other.json")}, tmp_path)
-    assert "wrong for texts longer than chunk_size=16 tokens" in said
-    assert "or set tasks.backend=vllm" in said
+    output = run_job(job | {"out": str(tmp_path / "other.json")}, tmp_path)
+    assert "wrong for texts longer than chunk_size=16 tokens" in output
+    assert "or set tasks.backend=vllm" in output
 
 
 @pytest.mark.slow
+@NEEDS_LM_EVAL
 def test_vllm_answers_as_transformers_does(blocks: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
     pytest.importorskip("vllm", reason="the other backend needs vLLM: pip install vllm")
-    job = job_of(blocks, tmp_path, num_questions=40, head_dim=64)
+    job = job_for(blocks, tmp_path, num_questions=40, head_dim=64)
     eager = {"enforce_eager": True, "max_model_len": 128, "gpu_memory_utilization": 0.3}
     tasks = {}
     for backend, arguments in {"hf": {}, "vllm": eager}.items():
         out = tmp_path / f"{backend}.json"
-        of_backend = {"backend": backend, "arguments": {"dtype": "float32", **arguments}}
-        assert ask({**job, **of_backend, "out": str(out)}, tmp_path) == ""
+        options = {"backend": backend, "arguments": {"dtype": "float32", **arguments}}
+        assert run_job({**job, **options, "out": str(out)}, tmp_path) == ""
         tasks[backend] = json.loads(out.read_text())["tasks"]
-    # accuracies, and the digests of what was asked
+    # accuracies, and the digests of the questions
     assert tasks["hf"] == tasks["vllm"] and tasks["hf"]["held_out_old"]["questions"] > 10
 
 
 @pytest.mark.slow
+@NEEDS_LM_EVAL
 def test_lm_eval_knows_the_papers_tasks() -> None:
-    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
     from nemo_rod.lab.tasks.lm_eval_job import missing_tasks
 
     capabilities = composed("recipe=toy_synthetic", "tasks=paper").tasks.capabilities
@@ -309,8 +311,8 @@ def test_lm_eval_knows_the_papers_tasks() -> None:
 
 
 @pytest.mark.slow
-def test_every_arm_is_asked_the_same_through_the_command_line(tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason="tasks need lm-eval: make venv")
+@NEEDS_LM_EVAL
+def test_every_arm_gets_the_same_questions_through_the_command_line(tmp_path: Path) -> None:
     kept = ("dialect", "chain_0", "chain_1")
     sources = [f"domain.sources.{name}.max_bytes=30000" for name in kept]
     sources += [f"~domain.sources.chain_{i}" for i in range(2, 9)]
@@ -320,22 +322,22 @@ def test_every_arm_is_asked_the_same_through_the_command_line(tmp_path: Path) ->
     )  # fmt: skip
     for stage in ("prepare", "pretrain", "train"):
         assert nemo_rod(stage, *run).returncode == 0
-    asked = nemo_rod("evaluate", *run, "tasks=held_out", "tasks.held_out=6")
-    assert asked.returncode == 0 and "tasks of no_replay" in asked.stderr, asked.stderr[-2000:]
-    read = {
+    evaluate = ("evaluate", *run, "tasks=held_out", "tasks.held_out=6")
+    done = nemo_rod(*evaluate)
+    assert done.returncode == 0 and "tasks of no_replay" in done.stderr, done.stderr[-2000:]
+    tasks = {
         name: json.loads((tmp_path / "arms" / name / "tasks.json").read_text())
         for name in ("base", "no_replay")
     }
-    assert read["base"]["configuration"] == read["no_replay"]["configuration"]
-    assert set(read["base"]["capabilities"]) == {"chain_0", "chain_1"}
+    assert tasks["base"]["configuration"] == tasks["no_replay"]["configuration"]
+    assert set(tasks["base"]["capabilities"]) == {"chain_0", "chain_1"}
     assert nemo_rod("report", *run).returncode == 0
     results = json.loads((tmp_path / "report" / "results.json").read_text())["arms"]["no_replay"]
     lost = [
-        max(0.0, value - read["no_replay"]["capabilities"][name])
-        for name, value in read["base"]["capabilities"].items()
+        max(0.0, value - tasks["no_replay"]["capabilities"][name])
+        for name, value in tasks["base"]["capabilities"].items()
     ]
     assert results["task_forgetting"] == pytest.approx(sum(lost) / 2)
-    again = nemo_rod("evaluate", *run, "tasks=held_out", "tasks.held_out=6")
-    assert "done before" in again.stderr
-    other = nemo_rod("evaluate", *run, "tasks=held_out", "tasks.held_out=7")
+    assert "done before" in nemo_rod(*evaluate).stderr
+    other = nemo_rod(*evaluate[:-1], "tasks.held_out=7")
     assert other.returncode == 2 and "made with tasks.held_out=6, but now it is 7" in other.stderr

@@ -1,4 +1,4 @@
-"""The page of a run under way: what is there, what is missing; nothing evaluated, or some of it."""
+"""The page of a run under way: finished and missing parts, with and without evaluated arms."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from test_build import FakeRun, write_run
 
 from nemo_rod.lab.report import build_report
 from nemo_rod.lab.report.figures.during_training import under_way
-from nemo_rod.lab.report.under_way import Part, has_begun, parts_of
+from nemo_rod.lab.report.under_way import has_begun, parts_of
 
 
-def write_partial(folder: Path, steps: int, of: int, *, looks: int = 2) -> None:
+def write_partial(folder: Path, steps: int, total: int) -> None:
     """An arm in training, with a torn last line."""
     folder.mkdir(parents=True)
-    (folder / "job.json").write_text(json.dumps({"optimisation": {"steps": of}}))
+    (folder / "job.json").write_text(json.dumps({"optimisation": {"steps": total}}))
     start = {"validation/replay/web/loss": 3.0, "validation/adaptation/news/loss": 4.0}
     (folder / "validation_start.json").write_text(json.dumps(start))
     rows = []
     for step in range(steps):
         row = {"step": step, "train/loss": 5.0 - step / 10, "rod/replay_share": 0.25}
-        if (step + 1) % looks == 0:
+        if step % 2:
             row |= {"validation/replay/web/loss": 2.5, "validation/adaptation/news/loss": 3.5}
         rows.append(json.dumps(row))
     (folder / "metrics.jsonl").write_text("\n".join(rows) + '\n{"step": 9')
@@ -30,7 +30,7 @@ def write_partial(folder: Path, steps: int, of: int, *, looks: int = 2) -> None:
 
 @pytest.fixture
 def begun(tmp_path: Path) -> FakeRun:
-    """No arm evaluated: blocks and base are there, a specialist is done, RoD is at step 4 of 10."""
+    """Without an evaluated arm: blocks, base and specialist are done, RoD is at step 4 of 10."""
     run = write_run(tmp_path / "runs" / "small", arms=("no_replay",))
     arms = run.folder / "arms"
     (arms / "no_replay" / "evaluation.json").unlink()
@@ -39,13 +39,9 @@ def begun(tmp_path: Path) -> FakeRun:
     return run
 
 
-def states(parts: list[Part]) -> dict[str, str]:
-    return {part.label: part.state for part in parts}
-
-
 def test_parts_are_there_in_progress_or_missing(begun: FakeRun) -> None:
     parts = parts_of(begun.folder, ["base", "no_replay", "fixed_32", "rod"])
-    assert states(parts) == {
+    assert {part.label: part.state for part in parts} == {
         "blocks": "there",
         "base": "trained",
         "no replay": "trained",
@@ -55,7 +51,10 @@ def test_parts_are_there_in_progress_or_missing(begun: FakeRun) -> None:
     rod = parts[-1]
     assert (rod.done, rod.steps, rod.progress) == (4, 10, 0.4)
     assert rod.last == "loss 4.700, replay 25%"
-    assert not has_begun(begun.folder / "nowhere")
+    nowhere = begun.folder / "nowhere"
+    assert not has_begun(nowhere)
+    with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
+        build_report(nowhere)
 
 
 def test_a_page_before_any_evaluation_says_what_is_missing(begun: FakeRun) -> None:
@@ -92,8 +91,3 @@ def test_curves_begin_before_the_first_step(begun: FakeRun) -> None:
     assert lines["share of replay (%)"] == [[(1, 25), (2, 25), (3, 25), (4, 25)]]
     assert [len(line) for line in lines["training loss (nats)"]] == [4]
     assert under_way([part for part in parts if part.label == "base"]) is None
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no <arm>/evaluation.json"):
-        build_report(tmp_path)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from command_line import nemo_rod
 from places import ROOT
 
 from nemo_rod.corpus import BlockStore
-from nemo_rod.corpus.formats import Extract
 from nemo_rod.files import read_json, read_lines
 from nemo_rod.selection import Curriculum, References
 
@@ -33,19 +33,20 @@ RECIPE = (
     *(f"pretrain.{key}" for key in ("steps=4", "batch_size=8", "micro_batch_size=8")),
     *(f"train.{key}" for key in (f"steps={STEPS}", f"batch_size={BATCH}", "micro_batch_size=8")),
 )
-NEW = "{role: adaptation, kind: csv, files: [new.csv], text_field: body, filter: 'lang == \"de\"'}"
+NEW = "{role: adaptation, kind: csv, files: [new.csv], text_field: body, options: {delimiter: ';'}"
 PARTS = (
-    f"+domain.sources.new={NEW}",
+    f"+domain.sources.new={NEW}, filter: 'lang == \"de\"'}}",
     *("selection.policy=capped", f"+selection.policy_options.max_share={SHARE}"),
     *("selection.score=relative", "logger=[lines]", "launcher.kind=timed"),
     *("example.parameters=true", "example.shares=2"),
 )
 
 
-def environment(*folders: Path) -> dict[str, str]:
-    """The variables of a process that sees the packages in some folders."""
-    paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+def run_with(packages: Path, *words: str, cwd: Path | None = None) -> Any:
+    """Runs a command that sees the packages in a folder."""
+    paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return nemo_rod(*words, cwd=cwd, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that has a part of each kind of the example's."""
     cwd = tmp_path_factory.mktemp("extended")
     write_rows(cwd / "new.csv")
-    done = nemo_rod("run", *RECIPE, *PARTS, cwd=cwd, env=environment(installed))
+    done = run_with(installed, "run", *RECIPE, *PARTS, cwd=cwd)
     assert done.returncode == 0, done.stderr[-4000:]
     return cwd / "run"
 
@@ -71,7 +72,7 @@ def write_rows(path: Path) -> None:
     """Sixty documents, some of several lines; two thirds of them in German."""
     words = np.random.default_rng(0).integers(0, 26, (60, 40, 4)) + ord("a")
     with path.open("w", newline="") as file:
-        table = csv.writer(file)
+        table = csv.writer(file, delimiter=";")
         table.writerow(["lang", "body"])
         for number, row in enumerate(words):
             text = "\n".join("".join(map(chr, word)) for word in row)
@@ -119,7 +120,8 @@ def test_a_reader_resumes_at_a_record(tmp_path: Path, monkeypatch: pytest.Monkey
     write_rows(tmp_path / "new.csv")
 
     def opened() -> Any:
-        return csv_files.CsvFile(tmp_path / "new.csv", "new.csv", Extract("body", []))
+        spec = SimpleNamespace(text_field="body", filter=None, options={"delimiter": ";"})
+        return csv_files.CsvFile(tmp_path / "new.csv", "new.csv", spec)
 
     texts = list(opened().records(None))
     assert len(texts) == 60 and texts[0].count("\n") == 39
@@ -158,16 +160,16 @@ def test_measurement_section_and_stage(run: Path) -> None:
 
 
 def test_command(run: Path, installed: Path) -> None:
-    env, file = environment(installed), run / "arms" / "rod" / "curriculum.rod"
+    file = run / "arms" / "rod" / "curriculum.rod"
     rows = read_lines(run / "arms" / "rod" / "metrics.jsonl")
     share = sum(row["rod/replay_share"] for row in rows) / STEPS
-    done = nemo_rod("replay-share", str(file), env=env)
+    done = run_with(installed, "replay-share", str(file))
     assert (done.returncode, done.stdout) == (0, f"{share:.4f}\n"), done.stderr
-    assert "Of installed packages: replay-share, shares" in nemo_rod("help", env=env).stdout
+    assert "Of installed packages: replay-share, shares" in run_with(installed, "help").stdout
 
 
 def test_a_second_run_has_nothing_to_do(run: Path, installed: Path) -> None:
-    done = nemo_rod("run", *RECIPE, *PARTS, cwd=run.parent, env=environment(installed))
+    done = run_with(installed, "run", *RECIPE, *PARTS, cwd=run.parent)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(": done before") == 9 - 1  # all but the report, which is made again
 
@@ -182,7 +184,7 @@ ANY = "or a name that a package registers."
         ("selection.score=nope", f"='nope' is not valid: expected reducible_loss, relative, {ANY}"),
         ("launcher.kind=nope", f"expected local, slurm, ray, nemo_rl, timed, {ANY}"),
         ("logger=[nope]", "expected some of tensorboard, wandb, mlflow, lines, such as"),
-        ("domain.sources.chain_0.kind=nope", "debian, synthetic, csv, found 'nope'"),
+        ("domain.sources.chain_0.kind=nope", f"huggingface, debian, synthetic, csv, {ANY}"),
         ("+selection.policy_options.cap=1", "unexpected keyword argument 'cap'): correct"),
         ("selection.policy_options.max_share=2", "max_share=2: expected a share in [0, 1]."),
     ],
@@ -190,7 +192,7 @@ ANY = "or a name that a package registers."
 def test_what_no_package_provides_is_refused(
     word: str, sentence: str, installed: Path, tmp_path: Path
 ) -> None:
-    done = nemo_rod("run", *RECIPE, *PARTS, word, cwd=tmp_path, env=environment(installed))
+    done = run_with(installed, "run", *RECIPE, *PARTS, word, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert sentence in done.stderr
     assert not list(tmp_path.iterdir())
@@ -217,8 +219,7 @@ def test_a_part_that_cannot_be_imported_is_refused(
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(f"[nemo_rod.{kind}]\n{point}\n")
     command, *more = words.split()
-    env = environment(tmp_path)
-    done = nemo_rod(command, "recipe=toy_synthetic", *more, cwd=tmp_path, env=env)
+    done = run_with(tmp_path, command, "recipe=toy_synthetic", *more, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert sentence in done.stderr
 

@@ -130,15 +130,15 @@ def test_a_second_run_of_the_process_begins_as_the_first_did(
     monkeypatch.setitem(sys.modules, "mlflow", logged)
     monkeypatch.setenv("WANDB_RESUME", "never")  # of the user's
     keep_run(tmp_path / "rod", "mlflow", "abc")
-    found = []
+    environments = []
     for arm, failed in (("rod", True), ("no_replay", False)):
         prepared = prepare_runs(["wandb", "mlflow"], tmp_path / arm)
-        found.append(environment())
+        environments.append(environment())
         prepared.end(failed=failed)
         assert environment() == {"WANDB_RESUME": "never"} and logged.log_params is print
-    assert found[0]["MLFLOW_RUN_ID"] == "abc" and "MLFLOW_RUN_ID" not in found[1]
-    assert found[0]["WANDB_RUN_ID"] != found[1]["WANDB_RUN_ID"]
-    uris = [values["MLFLOW_TRACKING_URI"] for values in found]
+    assert environments[0]["MLFLOW_RUN_ID"] == "abc" and "MLFLOW_RUN_ID" not in environments[1]
+    assert environments[0]["WANDB_RUN_ID"] != environments[1]["WANDB_RUN_ID"]
+    uris = [values["MLFLOW_TRACKING_URI"] for values in environments]
     assert uris == [f"sqlite:///{tmp_path}/{arm}/mlflow.db" for arm in ("rod", "no_replay")]
     assert ended == ["FAILED", "FINISHED"]
 
@@ -168,8 +168,8 @@ def test_tensorboard_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> No
 
     write(range(1, 9), 1.0, restart=False)
     write(range(6, 11), 2.0, restart=True)
-    found = of_tensorboard(tmp_path)["x"]
-    assert found == {step: 1.0 if step < 6 else 2.0 for step in range(1, 11)}
+    curve = of_tensorboard(tmp_path)["x"]
+    assert curve == {step: 1.0 if step < 6 else 2.0 for step in range(1, 11)}
 
 
 ATTEMPT = """
@@ -285,8 +285,8 @@ def test_arms_of_one_process_are_runs_of_their_own(tmp_path: Path, name: str) ->
         if name == "wandb":
             from logged import of_wandb
 
-            found, ids = of_wandb(tmp_path / arm)
-            assert found["train/loss"] == curve and ids == {run_id}
+            metrics, ids = of_wandb(tmp_path / arm)
+            assert metrics["train/loss"] == curve and ids == {run_id}
             continue
         from mlflow import MlflowClient
 

@@ -257,9 +257,9 @@ def test_the_doctor_says_no_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("ValueError: megatron.core.utils.f takes (b, a): expected (a, b)")
 
     monkeypatch.setattr(doctor, "_run", fails)
-    (finding,) = (found for found in doctor.look() if found.what == "megatron functions")
+    (finding,) = (check for check in doctor.findings() if check.name == "megatron functions")
     assert finding.fine is False
-    assert finding.found.endswith("megatron.core.utils.f takes (b, a): expected (a, b)")
+    assert finding.result.endswith("megatron.core.utils.f takes (b, a): expected (a, b)")
 
 
 # What changed between versions

@@ -78,20 +78,15 @@ def test_a_pretrained_base_is_checked_again_before_it_is_used(
         assert not partial(stage.folder).exists()
 
 
-def begin_and_kill(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def kill(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ModelJobs, "run", kill)
-        with pytest.raises(KeyboardInterrupt):
-            stage.run()
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def refusal_of(before: Config, after: Config, stage: Callable[[Config], Stage]) -> str:
     """What a second attempt with another configuration says; nothing if it goes on."""
-    with pytest.MonkeyPatch.context() as patched:
-        begin_and_kill(stage(before), patched)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(ModelJobs, "run", interrupt)
+        stage(before).run()
     try:
         assert not stage(after).is_done()
     except ValueError as error:
@@ -188,11 +183,16 @@ class Evaluations:
             write_json(folder / f"{name}.json", {"loss": {"replay": {"x": attempt}}, "blocks": {}})
 
 
-def test_a_second_evaluation_keeps_what_is_measured(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> Evaluations:
     evaluations = Evaluations()
     monkeypatch.setattr(ModelJobs, "run", lambda *given: evaluations(*given))
+    return evaluations
+
+
+def test_a_second_evaluation_keeps_what_is_measured(
+    run_dir: Path, evaluations: Evaluations
+) -> None:
     names = ["base", "no_replay", "fixed_32", MERGED, "rod"]
     config = recipe(run_dir)
     stage = evaluate_stages(Stages(config))[0]
@@ -217,11 +217,9 @@ def test_a_second_evaluation_keeps_what_is_measured(
 
 
 def test_losses_of_unknown_inputs_are_measured_again(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, evaluations: Evaluations
 ) -> None:
-    evaluations = Evaluations()
     evaluations.whole = 9
-    monkeypatch.setattr(ModelJobs, "run", lambda *given: evaluations(*given))
     stage = evaluate_stages(Stages(recipe(run_dir)))[0]
     stage.move_aside()
     (run_dir / "evaluation.partial").mkdir()
@@ -246,16 +244,13 @@ def test_the_losses_of_a_model_are_written_whole_or_not_at_all(
         def part_sums(self, ids: np.ndarray) -> np.ndarray:
             return np.full((len(ids), 8), 15 / 8, np.float32)  # of 15 next tokens
 
-    def cut_off(*_: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(forward_jobs, "_scorer", lambda *_: Scorer())
     monkeypatch.setattr(forward_jobs, "is_recorder", lambda: True)
     job = EvaluateJob(
         **Stages(recipe(run_dir)).jobs.common("evaluate", tmp_path), models={"base": "hf"}
     )
     with monkeypatch.context() as patched:
-        patched.setattr("nemo_rod.files.os.replace", cut_off)
+        patched.setattr("nemo_rod.files.os.replace", interrupt)
         with pytest.raises(KeyboardInterrupt):
             forward_jobs.evaluate(job)
     assert not (tmp_path / "base.json").exists()

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from command_line import composed, nemo_rod
 
-from nemo_rod.commands.packages import _NEEDS, check_packages
-from nemo_rod.run.exports import evaluate_export_stage, export_folder, export_stage, find_checkpoint
+from nemo_rod.commands.run_stages import _NEEDS, check_packages
+from nemo_rod.run.exports import evaluate_export_stage, export_stage, find_checkpoint
+from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages
 
 
@@ -34,12 +35,19 @@ def test_a_step_is_found_by_its_number(tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "elsewhere", 1400)
 
 
-def test_an_arm_in_training_is_exported_from_where_it_works(tmp_path: Path) -> None:
+@pytest.fixture
+def jobs(tmp_path: Path) -> ModelJobs:
+    """Those of a run of which step 20 of RoD is to be exported."""
     config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
-    jobs = Stages(config).jobs
+    return Stages(config).jobs
+
+
+def test_an_arm_in_training_is_exported_from_where_it_works(
+    jobs: ModelJobs, tmp_path: Path
+) -> None:
     stage = export_stage(jobs)
     assert (stage.name, stage.command) == ("export_rod_20", "export arm=rod step=20")
-    assert stage.folder == export_folder(jobs, "rod", 20) == tmp_path / "exports/rod/step_20"
+    assert stage.folder == tmp_path / "exports/rod/step_20"
     save(tmp_path / "arms" / "rod.partial", 20)
     assert not stage.is_done()
     looked = evaluate_export_stage(jobs)
@@ -55,9 +63,8 @@ def test_an_arm_in_training_is_exported_from_where_it_works(tmp_path: Path) -> N
         stage.is_done()
 
 
-def test_an_export_is_of_the_arm_as_it_was_made(tmp_path: Path) -> None:
-    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
-    jobs, arm = Stages(config).jobs, tmp_path / "arms" / "rod"
+def test_an_export_is_of_the_arm_as_it_was_made(jobs: ModelJobs, tmp_path: Path) -> None:
+    arm = tmp_path / "arms" / "rod"
     save(arm, 20)
     (arm / "manifest.json").write_text(json.dumps({"inputs": {"base": "b", "blocks": "d"}}))
     stage, looked = export_stage(jobs), evaluate_export_stage(jobs)
@@ -100,10 +107,9 @@ def test_what_names_no_checkpoint_is_refused(
         export_stage(Stages(config).jobs)
 
 
-def test_an_arm_that_has_not_begun_is_refused(tmp_path: Path) -> None:
-    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "arm=rod", "step=20")
+def test_an_arm_that_has_not_begun_is_refused(jobs: ModelJobs, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run `nemo-rod train recipe=toy_synthetic arm=rod`"):
-        export_stage(Stages(config).jobs).run()
+        export_stage(jobs).run()
     assert not (tmp_path / "exports" / "rod" / "step_20").exists()
 
 

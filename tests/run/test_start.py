@@ -210,7 +210,7 @@ def test_models_run_where_megatron_is(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.delenv("NEMO_RL_VENV_DIR", raising=False)
         if variable is not None:
             monkeypatch.setenv("NEMO_RL_VENV_DIR", str(variable))
-        monkeypatch.setattr(pythons, "_has_megatron", lambda has=has_megatron: has)
+        monkeypatch.setattr(pythons, "can_be_found", lambda module, has=has_megatron: has)
         assert torchrun.torchrun(order, nodes)[0] == chosen
     # started as a program: a fork of this process would be of this Python
     assert torchrun.run_torchrun(order, nodes, Launcher()) == {}

@@ -35,16 +35,16 @@ def oracle_pool(c: Candidates, step: int) -> list[int]:
                 row += [first + i for i in shuffled(c.seed, name, epoch, size)]
             parts += row[step * count : (step + 1) * count]
         return [parts[i] for i in shuffled(c.seed, "pool", step, num)]
-    kept = a if c.balance == "expected" else round(c.retention * r)
+    in_use = a if c.balance == "expected" else round(c.retention * r)
     row, start = [], 0
-    for epoch in range((step + 1) * num // (a + kept) + 1):
+    for epoch in range((step + 1) * num // (a + in_use) + 1):
         if c.balance == "expected" and r < a:
             slots = range(epoch * a, (epoch + 1) * a)
         else:
-            slots = range(kept)
+            slots = range(in_use)
         passes = {n: shuffled(c.seed, "subsample", n, r) for n in {s // r for s in slots}}
         blocks = [*range(a), *(a + passes[s // r][s % r] for s in slots)]
-        row += [blocks[i] for i in shuffled(c.seed, "stream", epoch, a + kept)]
+        row += [blocks[i] for i in shuffled(c.seed, "stream", epoch, a + in_use)]
     start = step * num
     return row[start : start + num]
 
@@ -97,12 +97,12 @@ def in_stream(source: Candidates, num_steps: int) -> np.ndarray:
 def test_corpus_every_kept_block_once_in_every_epoch(source):
     size = source.epoch_size
     stream = in_stream(source, -(-3 * size // source.size))
-    kept = set(stream[:size].tolist())
-    assert len(kept) == size
-    assert kept >= set(range(source.num_adaptation))
-    assert len(kept) == source.num_adaptation + round(source.retention * source.num_replay)
+    in_use = set(stream[:size].tolist())
+    assert len(in_use) == size
+    assert in_use >= set(range(source.num_adaptation))
+    assert len(in_use) == source.num_adaptation + round(source.retention * source.num_replay)
     for epoch in range(3):
-        assert set(stream[epoch * size : (epoch + 1) * size].tolist()) == kept
+        assert set(stream[epoch * size : (epoch + 1) * size].tolist()) == in_use
 
 
 @given(source=candidates(balances=["exact"]))
@@ -168,14 +168,14 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 @given(num_replay=st.integers(1, 200), low=st.floats(0, 1), high=st.floats(0, 1))
 def test_what_is_kept_is_also_kept_at_a_greater_retention(num_replay, low, high):
     low, high = sorted((low, high))
-    kept = []
+    in_use = []
     for retention in (low, high):
         source = Candidates(
             num_adaptation=3, num_replay=num_replay, batch_size=16, multiplier=1, balance="corpus",
             retention=retention,
         )  # fmt: skip
-        kept.append(set(in_stream(source, -(-source.epoch_size // 16)).tolist()))
-    assert kept[0] - set(range(3)) <= kept[1]
+        in_use.append(set(in_stream(source, -(-source.epoch_size // 16)).tolist()))
+    assert in_use[0] - set(range(3)) <= in_use[1]
 
 
 @pytest.mark.parametrize("replay", [False, True])

@@ -24,15 +24,15 @@ def choice_of(score: list[float], source: list[int], k: int) -> tuple[Choice, np
     return choose(pool, Joint(), k, loss_C, 0 * np.ones_like(loss_C)), source_C
 
 
-def check(found: dict[str, float | None], prefix: str, scores: np.ndarray, join: str) -> None:
+def check(metrics: dict[str, float | None], prefix: str, scores: np.ndarray, join: str) -> None:
     """Compares one group's metrics with NumPy's."""
     for name, share in QUANTILES.items():
-        value = found[f"{prefix}{join}{name}"]
+        value = metrics[f"{prefix}{join}{name}"]
         if len(scores):
             assert value == pytest.approx(float(np.quantile(scores, share)), abs=1e-12)
         else:
             assert value is None
-    mean = found[prefix if join == "_" else f"{prefix}/mean"]
+    mean = metrics[prefix if join == "_" else f"{prefix}/mean"]
     assert mean == (pytest.approx(float(scores.mean()), abs=1e-12) if len(scores) else None)
 
 
@@ -47,52 +47,52 @@ def test_every_figure_is_that_of_a_plain_count(
 ) -> None:
     rows, k = drawn
     choice, source_C = choice_of([score for score, _ in rows], [source for _, source in rows], k)
-    found = selection_metrics(choice, source_C, NAMES)
+    metrics = selection_metrics(choice, source_C, NAMES)
     assert choice.score is not None
     score_C, is_replay_C = choice.score.astype(np.float64), choice.pool.is_replay
     for role, mask in (("adaptation", ~is_replay_C), ("replay", is_replay_C)):
-        check(found, f"rod/rho_{role}", score_C[mask], "_")
+        check(metrics, f"rod/rho_{role}", score_C[mask], "_")
     winners = set(choice.chosen.tolist())
     for number, name in enumerate(NAMES):
-        check(found, f"rod/rho/{name}", score_C[source_C == number], "/")
+        check(metrics, f"rod/rho/{name}", score_C[source_C == number], "/")
         mine = [place for place, source in enumerate(source_C) if source == number]
-        assert found[f"rod/candidates/{name}"] == len(mine)
-        assert found[f"rod/chosen/{name}"] == len(winners & set(mine))
-        assert found[f"rod/share/{name}"] == len(winners & set(mine)) / k
+        assert metrics[f"rod/candidates/{name}"] == len(mine)
+        assert metrics[f"rod/chosen/{name}"] == len(winners & set(mine))
+        assert metrics[f"rod/share/{name}"] == len(winners & set(mine)) / k
     won = [score for place, score in enumerate(score_C) if place in winners]
     lost = [score for place, score in enumerate(score_C) if place not in winners]
-    assert found["rod/rho_chosen"] == pytest.approx(np.mean(won), abs=1e-12)
-    assert found["rod/rho_dropped"] == (pytest.approx(np.mean(lost), abs=1e-12) if lost else None)
+    assert metrics["rod/rho_chosen"] == pytest.approx(np.mean(won), abs=1e-12)
+    assert metrics["rod/rho_dropped"] == (pytest.approx(np.mean(lost), abs=1e-12) if lost else None)
     above = [score > 0 for score in score_C[is_replay_C]]
-    assert found["rod/replay_above_zero"] == (pytest.approx(np.mean(above)) if above else None)
+    assert metrics["rod/replay_above_zero"] == (pytest.approx(np.mean(above)) if above else None)
 
 
 def test_padding_and_excluded_candidates_do_not_compete() -> None:
     pool = Pool(0, np.array([0, 1, 2, 3, -1]), np.array([False, True, True, True, False]))
     loss = np.array([3.0, 1.0, 2.0, math.nan, -math.inf], dtype=np.float32)
     choice = choose(pool, Joint(), 2, loss, np.zeros(5, dtype=np.float32), "exclude")
-    found = selection_metrics(choice, np.array([0, 1, 1, 1, -1]), NAMES)
-    assert choice.chosen.tolist() == [0, 2] and found["rod/excluded"] == 1
-    assert found["rod/rho_adaptation"] == found["rod/rho_adaptation_p10"] == 3.0
-    assert found["rod/rho_replay"] == found["rod/rho/old/a/p50"] == 1.5
-    assert found["rod/rho_dropped"] == 1.0
+    metrics = selection_metrics(choice, np.array([0, 1, 1, 1, -1]), NAMES)
+    assert choice.chosen.tolist() == [0, 2] and metrics["rod/excluded"] == 1
+    assert metrics["rod/rho_adaptation"] == metrics["rod/rho_adaptation_p10"] == 3.0
+    assert metrics["rod/rho_replay"] == metrics["rod/rho/old/a/p50"] == 1.5
+    assert metrics["rod/rho_dropped"] == 1.0
     # what was excluded was drawn; what pads the pool was not
-    assert [found[f"rod/candidates/{name}"] for name in NAMES] == [1, 3, 0, 0]
+    assert [metrics[f"rod/candidates/{name}"] for name in NAMES] == [1, 3, 0, 0]
 
 
 def test_a_pool_whose_scores_are_all_lost_still_has_its_counts() -> None:
     choice, source_C = choice_of([1.0, 2.0], [0, 1], 2)
     assert choice.score is not None
     lost = replace(choice, score=np.full(2, -np.inf, dtype=np.float32))
-    found = selection_metrics(lost, source_C, NAMES)
-    assert found["rod/rho_chosen"] is found["rod/rho_replay_p90"] is None
-    assert found["rod/replay_above_zero"] is None
-    assert found["rod/chosen/old/a"] == 1
+    metrics = selection_metrics(lost, source_C, NAMES)
+    assert metrics["rod/rho_chosen"] is metrics["rod/rho_replay_p90"] is None
+    assert metrics["rod/replay_above_zero"] is None
+    assert metrics["rod/chosen/old/a"] == 1
 
 
 def test_without_scores_there_are_counts_alone() -> None:
     pool = Pool(0, np.arange(3), np.array([False, True, True]))
-    found = selection_metrics(choose(pool, TakeAll(), 3), np.array([0, 1, 1]), NAMES)
-    assert found["rod/candidates/old/a"] == found["rod/chosen/old/a"] == 2
-    assert found["rod/rho_replay"] is None and found["rod/threshold"] is None
-    assert not any(name.startswith("rod/rho/") for name in found)
+    metrics = selection_metrics(choose(pool, TakeAll(), 3), np.array([0, 1, 1]), NAMES)
+    assert metrics["rod/candidates/old/a"] == metrics["rod/chosen/old/a"] == 2
+    assert metrics["rod/rho_replay"] is None and metrics["rod/threshold"] is None
+    assert not any(name.startswith("rod/rho/") for name in metrics)

@@ -38,11 +38,11 @@ def averages(*, every: int = 0, seed: int = 5) -> SourceAverages:
 
 def fed(*, seed: int = 5) -> SourceAverages:
     """Scores of source s: mean s + 1, standard deviation (s + 1) / 10, seen at step 0."""
-    found, rng = averages(seed=seed), np.random.default_rng(0)
+    estimator, rng = averages(seed=seed), np.random.default_rng(0)
     for source, start in enumerate(STARTS):
         ids = start + np.arange(40)
-        found.observe(0, ids, source + 1 + (source + 1) / 10 * rng.standard_normal(40))
-    return found
+        estimator.observe(0, ids, source + 1 + (source + 1) / 10 * rng.standard_normal(40))
+    return estimator
 
 
 def pool_of(ids: np.ndarray, step: int = 1) -> Pool:
@@ -50,51 +50,51 @@ def pool_of(ids: np.ndarray, step: int = 1) -> Pool:
 
 
 def test_mean_and_variance_are_those_of_the_first_blocks_seen() -> None:
-    found = averages()
+    estimator = averages()
     ids, rho = np.array([3, 120, 7, 130]), np.array([1.0, 0.5, 2.0, 0.25])
-    found.observe(0, ids, rho)
-    np.testing.assert_allclose(found.mean, [1.5, 0.375, np.nan], atol=1e-6)
-    np.testing.assert_allclose(found.variance, [0.25, 0.125**2, 0], atol=1e-6)
+    estimator.observe(0, ids, rho)
+    np.testing.assert_allclose(estimator.mean, [1.5, 0.375, np.nan], atol=1e-6)
+    np.testing.assert_allclose(estimator.variance, [0.25, 0.125**2, 0], atol=1e-6)
 
 
 def test_new_blocks_count_as_many_of_the_memory() -> None:
     """A source's mean moves by n / (memory + n) towards that of n new blocks, once it is full."""
-    found = averages()
+    estimator = averages()
     many = np.arange(40)
-    found.observe(0, many, np.ones(40))
-    found.observe(1, np.array([1, 2]), np.array([2.0, 4.0]))
+    estimator.observe(0, many, np.ones(40))
+    estimator.observe(1, np.array([1, 2]), np.array([2.0, 4.0]))
     weight = 2 / (MEMORY_BLOCKS + 2)
     mean = 1 + weight * (3 - 1)
-    assert found.mean[0] == pytest.approx(mean, abs=1e-6)
+    assert estimator.mean[0] == pytest.approx(mean, abs=1e-6)
     spread = ((2 - mean) ** 2 + (4 - mean) ** 2) / 2
-    assert found.variance[0] == pytest.approx(weight * spread, abs=1e-6)
+    assert estimator.variance[0] == pytest.approx(weight * spread, abs=1e-6)
 
 
 def test_losses_that_are_not_known_do_not_count() -> None:
-    found, other = averages(), averages()
+    estimator, other = averages(), averages()
     ids = np.array([1, 2, 3])
-    found.observe(0, ids, np.array([np.nan, 5.0, np.inf], dtype=np.float32))
+    estimator.observe(0, ids, np.array([np.nan, 5.0, np.inf], dtype=np.float32))
     other.observe(0, ids[1:2], np.array([5.0], dtype=np.float32))
-    np.testing.assert_array_equal(found.mean, other.mean)
+    np.testing.assert_array_equal(estimator.mean, other.mean)
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, [0]), (1, [0, 1, 2, 3, 4, 5]), (3, [0, 3])])
 def test_the_first_pool_is_scored_and_every_so_many_after(every: int, due: list[int]) -> None:
-    found = averages(every=every)
+    estimator = averages(every=every)
     scored = []
     for step in range(6):
-        if found.is_due(step):
+        if estimator.is_due(step):
             scored.append(step)
-            found.observe(step, np.array([0]), np.array([1.0]))
+            estimator.observe(step, np.array([0]), np.array([1.0]))
     assert scored == due
 
 
 def test_guesses_vary_like_the_source() -> None:
-    found = fed()
+    estimator = fed()
     ids = np.repeat(STARTS, 4000)
-    score = found.estimate(pool_of(ids)).reshape(3, 4000)
-    np.testing.assert_allclose(score.mean(axis=1), found.mean, atol=0.02)
-    np.testing.assert_allclose(score.std(axis=1), np.sqrt(found.variance), rtol=0.05)
+    score = estimator.estimate(pool_of(ids)).reshape(3, 4000)
+    np.testing.assert_allclose(score.mean(axis=1), estimator.mean, atol=0.02)
+    np.testing.assert_allclose(score.std(axis=1), np.sqrt(estimator.variance), rtol=0.05)
 
 
 def test_guesses_follow_from_seed_and_step() -> None:
@@ -107,31 +107,33 @@ def test_guesses_follow_from_seed_and_step() -> None:
 
 def test_joint_selection_of_guesses_replays_as_much_as_of_scores() -> None:
     """Where scores are normal by source, a batch of estimates has each source as often."""
-    found, rng = fed(), np.random.default_rng(1)
+    estimator, rng = fed(), np.random.default_rng(1)
     ids = np.concatenate([np.arange(100), np.arange(150, 200), np.arange(100, 150)])
     source = source_index(ids)
     counts = np.zeros((2, 3))
     for step in range(1, 400):
-        true = found.mean[source] + np.sqrt(found.variance)[source] * rng.standard_normal(200)
-        for row, score in enumerate((true, found.estimate(pool_of(ids, step)))):
+        true = estimator.mean[source] + np.sqrt(estimator.variance)[source] * rng.standard_normal(
+            200
+        )
+        for row, score in enumerate((true, estimator.estimate(pool_of(ids, step)))):
             chosen = Joint().select(score, ids >= STARTS[1], 60)
             counts[row] += np.bincount(source[chosen], minlength=3)
-        found.observe(step, STARTS, found.mean)  # all seen, nothing learned
-        found.variance[:] = fed().variance
+        estimator.observe(step, STARTS, estimator.mean)  # all seen, nothing learned
+        estimator.variance[:] = fed().variance
     np.testing.assert_allclose(counts[0], counts[1], rtol=0.05, atol=400)
 
 
 def test_a_source_that_is_not_chosen_is_looked_at_now_and_then() -> None:
-    found = averages()
+    estimator = averages()
     for source, start in enumerate(STARTS):  # the last source is far behind
         ids = start + np.arange(20)
-        found.observe(0, ids, np.full(20, 2.0 - source))
+        estimator.observe(0, ids, np.full(20, 2.0 - source))
     ids = np.concatenate([np.arange(10), 100 + np.arange(10), 150 + np.arange(10)])
     seen = []
     for step in range(1, 13):
-        chosen = ids[np.argsort(-found.estimate(pool_of(ids, step)), kind="stable")[:4]]
+        chosen = ids[np.argsort(-estimator.estimate(pool_of(ids, step)), kind="stable")[:4]]
         seen.append(sorted({int(s) for s in source_index(chosen)}))
-        found.observe(step, chosen, np.where(chosen < 100, 2.0, 0.0))
+        estimator.observe(step, chosen, np.where(chosen < 100, 2.0, 0.0))
     # a block of the one that is older than there are sources comes in, and of one alone
     looked_at = {4: [0, 1], 5: [0, 2], 8: [0, 1], 9: [0, 2], 12: [0, 1]}
     assert seen == [looked_at.get(step, [0]) for step in range(1, 13)]
@@ -145,10 +147,10 @@ def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
         num_candidates=pools.size, num_chosen=BATCH, block_size=SIZE, store="s", tokenizer="t",
         references="r", config="c", seed=3, sources=tuple(rows), scored=True,
     )  # fmt: skip
-    found, rng = averages(every=4), np.random.default_rng(2)
+    estimator, rng = averages(every=4), np.random.default_rng(2)
     selector = Selector(
         pools=pools, policy=Joint(), batch_size=BATCH, block_size=SIZE,
-        references=References(), averages=found,
+        references=References(), averages=estimator,
     )  # fmt: skip
     curriculum = Curriculum.create(tmp_path / "curriculum.rod", header)
 
@@ -177,5 +179,5 @@ def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
     assert scorer.calls == 3
     again = averages(every=4)
     again.replay(curriculum, References())
-    for name, value in found.state.items():
+    for name, value in estimator.state.items():
         np.testing.assert_array_equal(again.state[name], value, err_msg=name)

@@ -110,7 +110,7 @@ def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(
 
 
 @pytest.mark.parametrize(
-    ("kept", "sentence"),
+    ("left", "sentence"),
     [
         (2, "ends with step 1.*from the metrics of step 2: .* a checkpoint of step 2 or before"),
         (0, "has no earlier step, but the run has come to step 3 .*: restore the file"),
@@ -119,20 +119,20 @@ def test_metrics_are_on_their_way_to_the_disk_when_a_step_ends(
     ids=["torn", "empty", "gone"],
 )
 def test_a_resume_without_its_last_metrics_is_refused(
-    tmp_path: Path, journal: Journal, kept: int | None, sentence: str
+    tmp_path: Path, journal: Journal, left: int | None, sentence: str
 ) -> None:
     for step in range(4):
         journal.append(step, choice_of(step), SECONDS)
     file = tmp_path / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:kept]))
-    if kept is None:
+    file.write_text("".join(lines[:left]))
+    if left is None:
         file.unlink()
     with pytest.raises(ValueError, match=rf"metrics\.jsonl {sentence}"):
         Journal(tmp_path, HEADER, step=3)
-    if kept:
-        Journal(tmp_path, HEADER, step=kept)
-        assert recorded(tmp_path) == list(range(kept))
+    if left:
+        Journal(tmp_path, HEADER, step=left)
+        assert recorded(tmp_path) == list(range(left))
         return
     file.write_text("".join(lines))
     Journal(tmp_path, HEADER, step=3)

@@ -60,12 +60,12 @@ def test_fixed_share_is_two_stable_sorts(pool, k, share, adaptation, replay):
     score_C, is_replay_C = pool
     num_replay = round(share * k)
     expected = []
-    for role, within, wanted in ((False, adaptation, k - num_replay), (True, replay, num_replay)):
-        of_role = np.flatnonzero(is_replay_C == role).tolist()
+    for role, within, count in ((False, adaptation, k - num_replay), (True, replay, num_replay)):
+        positions = np.flatnonzero(is_replay_C == role).tolist()
         scores = score_C.tolist()
         if within == "random":  # the first of the pool that are not padding
             scores = [s if s == -math.inf else 0.0 for s in scores]
-        expected.append(best(scores, of_role, wanted))
+        expected.append(best(scores, positions, count))
     policy = FixedShare(share, adaptation=adaptation, replay=replay)
     if None in expected:
         sentence = r"raise selection\.multiplier, or set selection\.balance"

@@ -85,8 +85,8 @@ def complete(folder, start, stop, **values):
 
 def check(folder, ids, store=None):
     """Compares the references of a folder with those that were written."""
-    found = References.open([folder], store or ArrayStore(len(ids)))[ids]
-    assert np.array_equal(found, block_loss(sums_of(ids), S))
+    losses = References.open([folder], store or ArrayStore(len(ids)))[ids]
+    assert np.array_equal(losses, block_loss(sums_of(ids), S))
 
 
 # --- from partial sums to losses
@@ -448,8 +448,8 @@ def test_a_folder_holds_the_references_of_its_manifest_alone(tmp_path):
     assert not holds(tmp_path / "none", mine, cure="leave it.")
     complete(tmp_path, 0, 4)
     assert holds(tmp_path, mine, cure="leave it.")
-    found = r"holds references with model 'model-1' \(expected 'model-2'\): leave it\.$"
-    with refused(found):
+    sentence = r"holds references with model 'model-1' \(expected 'model-2'\): leave it\.$"
+    with refused(sentence):
         holds(tmp_path, other, cure="leave it.")
 
 
@@ -480,17 +480,17 @@ def test_the_index_of_hashes_takes_16_bytes_a_block() -> None:
     others=st.lists(st.integers(0, 2**64 - 1) | st.integers(2**63 - 3, 2**63 + 9), max_size=20),
 )
 def test_the_hash_index_finds_the_first(heads, others):
-    wanted = heads + others
-    found = HashIndex(np.array(heads, dtype=np.uint64)).find(np.array(wanted, dtype=np.uint64))
-    assert found.tolist() == [heads.index(head) if head in heads else -1 for head in wanted]
+    all_heads = heads + others
+    places = HashIndex(np.array(heads, dtype=np.uint64)).find(np.array(all_heads, dtype=np.uint64))
+    assert places.tolist() == [heads.index(head) if head in heads else -1 for head in all_heads]
 
 
 def test_the_manifest_of_a_role_covers_its_blocks():
     store = ArrayStore(10)
     store.num_adaptation = 4
     for role, start, stop in (("adaptation", 0, 4), ("replay", 4, 10)):
-        found = role_manifest(store, role, model="m", precision="fp32")
-        assert (found.start, found.stop) == (start, stop)
+        covered = role_manifest(store, role, model="m", precision="fp32")
+        assert (covered.start, covered.stop) == (start, stop)
     store.num_adaptation = 10
     for role in ("replay", "code"):
         with refused(f"no block of role '{role}'"):

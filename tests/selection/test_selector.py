@@ -68,17 +68,17 @@ def test_a_prefix_is_chosen_by_its_own_mean(eighths: int) -> None:
 
 
 def test_a_full_run_tells_what_every_prefix_would_have_chosen() -> None:
-    found = selector(eighths=8).choose(0, Everything()).compared
+    compared = selector(eighths=8).choose(0, Everything()).compared
     full, score = chosen_by(8, 0.5)
     for name, eighths in (("half", 4), ("quarter", 2), ("eighth", 1)):
         chosen, prefix_score = chosen_by(eighths, 0.5)
         overlap = len(set(chosen) & set(full)) / CHOSEN
         drift = (IS_REPLAY[chosen].sum() - IS_REPLAY[full].sum()) / CHOSEN
         ranks = [np.argsort(np.argsort(values)) for values in (score, prefix_score)]
-        assert found[f"rod/prefix/{name}/overlap"] == pytest.approx(overlap)
-        assert found[f"rod/prefix/{name}/share_drift"] == pytest.approx(drift)
+        assert compared[f"rod/prefix/{name}/overlap"] == pytest.approx(overlap)
+        assert compared[f"rod/prefix/{name}/share_drift"] == pytest.approx(drift)
         correlation = np.corrcoef(ranks)[0, 1]
-        assert found[f"rod/prefix/{name}/rank_correlation"] == pytest.approx(correlation)
+        assert compared[f"rod/prefix/{name}/rank_correlation"] == pytest.approx(correlation)
         assert 0.4 < overlap < 1  # the test saw prefixes that choose otherwise
 
 
@@ -95,9 +95,9 @@ def test_the_same_scores_are_perfectly_faithful() -> None:
 
 def test_equal_values_share_their_rank() -> None:
     # ranks 1.5 1.5 3 4 and 1 2.5 2.5 4: covariance 1.125, variances 1.125
-    found = rank_correlation(np.array([1.0, 1, 2, 3]), np.array([5.0, 6, 6, 7]))
+    correlation = rank_correlation(np.array([1.0, 1, 2, 3]), np.array([5.0, 6, 6, 7]))
     a, b = np.array([1.5, 1.5, 3, 4]) - 2.5, np.array([1, 2.5, 2.5, 4]) - 2.5
-    assert found == pytest.approx(float(a @ b / math.sqrt((a @ a) * (b @ b))))
+    assert correlation == pytest.approx(float(a @ b / math.sqrt((a @ a) * (b @ b))))
     assert math.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
 
 
@@ -110,18 +110,18 @@ class WatchedReferences:
     """A block costs id / 100 nats per token; the reference of block `damaged` is damaged.
 
     Attributes:
-        asked: The blocks of every lookup, and the thread.
+        lookups: The blocks of every lookup, and the thread.
     """
 
     def __init__(self, damaged: int = -1) -> None:
         self.damaged = damaged
-        self.asked: list[tuple[list[int], bool]] = []
+        self.lookups: list[tuple[list[int], bool]] = []
 
     def prefix(self, block_ids: np.ndarray, eighths: int) -> np.ndarray:
         if self.damaged in block_ids:
             raise ValueError(f"the reference of block {self.damaged} is damaged")
         in_thread = threading.current_thread() is not threading.main_thread()
-        self.asked.append((block_ids.tolist(), in_thread))
+        self.lookups.append((block_ids.tolist(), in_thread))
         return (block_ids / 100).astype(np.float32)
 
 
@@ -149,7 +149,7 @@ def test_each_pool_is_looked_up_once_and_ahead() -> None:
         assert choice.score is not None
         np.testing.assert_allclose(choice.score, -expected / 100, rtol=1e-6)
     pools = [POOLS.pool(step).block_ids.tolist() for step in range(5)]
-    first, *others = references.asked[:5]
+    first, *others = references.lookups[:5]
     assert first == (pools[0], False)
     assert others == [(ids, True) for ids in pools[1:]]
 

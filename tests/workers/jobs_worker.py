@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import nemo_rod.megatron  # noqa: F401  makes Megatron importable without CUDA
 from nemo_rod.jobs import EvaluateJob, ReferenceJob, TrainJob, read_job
-from nemo_rod.lab.tasks import merge_checkpoints
+from nemo_rod.lab.merging import merge_checkpoints
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] |
     """Returns the store at a path; if the path is one of its sources, also the source's index.
 
     Raises:
-        ValueError: if the path has a source's manifest, and is no folder of a store.
+        ValueError: if the path has a source's manifest, but does not lie in a store.
     """
     if (path / "store.json").exists():
         return BlockStore(path, split or "train"), None
@@ -23,16 +23,17 @@ def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] |
     if "source" not in manifest:
         return None
     root = path.absolute().parents[2 if manifest["split"] == "holdout" else 1]
-    described, found = (manifest["role"], manifest["source"]), "is no block store (no store.json)"
+    described = (manifest["role"], manifest["source"])
+    problem = "is not a block store (no store.json)"
     if (root / "store.json").is_file():
         store = BlockStore(root, split or manifest["split"])
         names = [(source.role, source.name) for source in store.sources]
         if described in names:
             return store, names.index(described)
-        found = f"has only {', '.join(f'{role}/{name}' for role, name in names)}"
+        problem = f"has only {', '.join(f'{role}/{name}' for role, name in names)}"
     raise ValueError(
         f"{path / 'manifest.json'} describes the source {'/'.join(map(str, described))} of a block "
-        f"store, and {root} {found}: restore the file from a copy, or run its stage again."
+        f"store, and {root} {problem}: restore the file from a copy, or run its stage again."
     )
 
 
@@ -69,7 +70,8 @@ def describe_source(path: Path) -> str:
     manifest = read_object(path / "manifest.json")
     reading = {k: v for k, v in manifest["reading"].items() if v not in (None, False, 1.0)}
     files = manifest["files"]
-    rows = [[f["name"], _count(f["bytes"]), f"{f['documents']:,}"] for f in files[:20]]
+    sizes = [None if f["bytes"] is None else f"{f['bytes']:,}" for f in files[:20]]
+    rows = [[f["name"], n, f"{f['documents']:,}"] for f, n in zip(files, sizes, strict=False)]
     if len(files) > len(rows):
         rows.append([f"... and {len(files) - len(rows):,} more", None, None])
     about = facts(
@@ -96,7 +98,7 @@ def describe_block(store: BlockStore, index: int | None, number: int, name: str 
     if index is not None:
         first, count = store.sources[index].start, store.sources[index].count
     if not 0 <= number < count:
-        raise ValueError(f"block={number} is not there: expected a number from 0 to {count - 1}.")
+        raise ValueError(f"block={number} is not valid: expected a number from 0 to {count - 1}.")
     ids = np.array([first + number])
     source = store.sources[int(store.source_index(ids)[0])]
     num_ends = int((store.checked_tokens(ids) == store.eod_id).sum())
@@ -119,8 +121,4 @@ def describe_overlap(root: Path, window: int) -> str:
         for name, o in overlap_report(root, window=window).items()
     ]
     header = ("source", ">held-out blocks", ">sharing", ">of blocks", ">of windows")
-    return f"windows of {window} tokens that lie in training blocks, too\n\n{table(header, rows)}"
-
-
-def _count(value: int | None) -> str | None:
-    return None if value is None else f"{value:,}"
+    return f"windows of {window} tokens that training blocks contain, too\n\n{table(header, rows)}"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +28,7 @@ from nemo_rod.selection.references import rank_log
 _USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
 _DESCRIPTION = """\
 Shows what a file or folder of nemo-rod holds: a run folder, a block store, a source, references, a
-curriculum, or a stage's folder or manifest.json. Nothing is changed, and a run may be at work."""
+curriculum, or a stage's folder or manifest.json. Nothing is changed; a run may be in progress."""
 
 
 def declare(parser: Arguments) -> None:
@@ -75,14 +73,9 @@ def main(options: Namespace) -> None:
     Raises:
         ValueError: if nemo-rod did not write it, or it is damaged.
     """
+    keys = {name: getattr(options, name) for name in ("block", "split", "tokenizer", "overlap")}
     with interpreting(options.path, besides=(ValueError,)):
-        shown = inspect(
-            options.path,
-            block=options.block,
-            split=options.split,
-            tokenizer=options.tokenizer,
-            overlap=options.overlap,
-        )
+        shown = inspect(options.path, **keys)
     print(shown)
 
 
@@ -101,7 +94,7 @@ def inspect(
         block: block to decode: its id in a store, or its number in a source.
         split: "train" or "holdout", for a store.
         tokenizer: tokenizer of the blocks; by default the one beside them.
-        overlap: window size in tokens, to count what held-out blocks share with training.
+        overlap: window size in tokens, to count shared windows of held-out and training blocks.
 
     Raises:
         ValueError: if it is none of ours, or damaged.
@@ -110,24 +103,38 @@ def inspect(
         raise ValueError(f"{path} does not exist: expected {_USAGE}.")
     if path.is_file() and path.suffix in (".json", ".bin", ".idx", ".npy"):
         path = path.parent  # files of a folder belong together
-    found = find_store(path, split)
-    if block is not None or overlap is not None:
-        if found is None:
-            raise ValueError(
-                f"{path} is no block store and no source: block= and overlap= need one."
-            )
+    if (store_and_source := find_store(path, split)) is not None:
+        store, source = store_and_source
         if overlap is not None:
-            return describe_overlap(found[0].root, overlap)
-        assert block is not None
-        return describe_block(*found, block, tokenizer)
-    if found is not None:
-        store, source = found
+            return describe_overlap(store.root, overlap)
+        if block is not None:
+            return describe_block(store, source, block, tokenizer)
         return describe_store(store) if source is None else describe_source(path)
-    for fits, describe in _KINDS:
-        if fits(path):
-            return describe(path)
+    if block is not None or overlap is not None:
+        raise ValueError(
+            f"{path} is neither a block store nor a source: block= and overlap= need one."
+        )
+    begin = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            begin = file.read(16)
+    files = {file.name for file in path.iterdir()} if path.is_dir() else set()
+    if begin.startswith(curriculum.LOG_MAGIC):
+        return describe_curriculum(path)
+    if begin.startswith(rank_log.LOG_MAGIC):
+        return describe_reference_logs(path)
+    if {"sums.npy", "manifest.json"} <= files:
+        return describe_references(path)
+    if rank_log.log_paths(path):
+        return describe_reference_logs(path)
+    if files & {"manifest.json", "inputs.json", "evaluation.json"}:
+        return _describe_stage(path)
+    # a run folder whose first stage has not begun has only rendered files
+    folders = ((path / "arms").is_dir(), (path / "blocks").is_dir())
+    if any(folders) or any(path.glob("launch/*/config.yaml")):
+        return _describe_run(path)
     raise ValueError(
-        f"{path} is nothing that nemo-rod wrote: expected a run folder, a block store, a source, "
+        f"{path} was not written by nemo-rod: expected a run folder, a block store, a source, "
         "references, a curriculum, or a stage's folder or manifest.json."
     )
 
@@ -142,19 +149,16 @@ def _describe_stage(path: Path) -> str:
         if manifest.get(key)
     ]
     if (path / "evaluation.json").exists():
-        parts.append(_losses(read_object(path / "evaluation.json")))
+        evaluation = read_object(path / "evaluation.json")
+        rows = [
+            [role, source, f"{loss:.4f}", f"{evaluation['blocks'][role][source]:,}"]
+            for role, losses in evaluation["loss"].items()
+            for source, loss in losses.items()
+        ]
+        parts.append(table(("role", "source", ">held-out loss", ">blocks"), rows))
     files = ", ".join(sorted(file.name for file in path.iterdir()))
     about = [("stage", manifest.get("stage", path.name)), ("state", state), ("files", files)]
     return "\n\n".join([facts(about), *parts])
-
-
-def _losses(evaluation: dict[str, Any]) -> str:
-    rows = [
-        [role, source, f"{loss:.4f}", f"{evaluation['blocks'][role][source]:,}"]
-        for role, losses in evaluation["loss"].items()
-        for source, loss in losses.items()
-    ]
-    return table(("role", "source", ">held-out loss", ">blocks"), rows)
 
 
 def _describe_run(path: Path) -> str:
@@ -175,25 +179,5 @@ def _describe_run(path: Path) -> str:
         state = "done" if done or losses else "interrupted" if begun else "to do"
         rows.append([folder.relative_to(path), state, *means])
     header = ("run folder", "state", ">adaptation", ">replay")
-    note = "Losses: of the held-out blocks, nats a token, mean over a role's sources."
+    note = "Losses of the held-out blocks, nats per token, mean over a role's sources."
     return f"{path}\n\n{table(header, rows)}\n\n{note}"
-
-
-_STAGE_FILES = ("manifest.json", "inputs.json", "evaluation.json")
-_KINDS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
-    (lambda path: _begins(path, curriculum.LOG_MAGIC), describe_curriculum),
-    (lambda path: _begins(path, rank_log.LOG_MAGIC), describe_reference_logs),
-    (lambda path: (path / "sums.npy").exists() and (path / "manifest.json").exists(),
-     describe_references),
-    (lambda path: bool(rank_log.log_paths(path)), describe_reference_logs),
-    (lambda path: any((path / name).exists() for name in _STAGE_FILES), _describe_stage),
-    (lambda path: (path / "arms").is_dir() or (path / "blocks").is_dir()
-     or any(path.glob("launch/*/config.yaml")), _describe_run),  # whose first stage is to do
-)  # fmt: skip
-
-
-def _begins(path: Path, magic: bytes) -> bool:
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(len(magic)) == magic

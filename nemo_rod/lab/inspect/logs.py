@@ -19,13 +19,14 @@ _DIGESTS = ("tokenizer", "references", "config", "seed")
 def describe_references(path: Path) -> str:
     """Returns a complete folder of references: the origin of the losses, and their distribution."""
     folder = open_folder(path)
-    sums = np.asarray(folder.sums[:: -(-len(folder.sums) // _SAMPLE)])
+    stride = -(-len(folder.sums) // _SAMPLE)
+    sums = np.asarray(folder.sums[::stride])
     loss = block_loss(sums, folder.manifest.block_size).astype(np.float64)
     if not np.isfinite(loss).all():
         raise ValueError(
             f"{path / 'sums.npy'} has losses that are not finite, the first of the block in row "
-            f"{int(np.argmin(np.isfinite(loss))) * -(-len(folder.sums) // _SAMPLE)}: restore the "
-            "folder from a copy, or remove it to compute it again"
+            f"{int(np.argmin(np.isfinite(loss))) * stride}: restore the folder from a copy, or "
+            "remove it to compute it again"
         )
     eighth = folder.manifest.block_size // NUM_PARTS
     targets = np.array([eighth] * (NUM_PARTS - 1) + [eighth - 1])  # the last token has no target
@@ -75,13 +76,20 @@ def _about_references(manifest: ReferenceManifest) -> list[tuple[str, object]]:
 def describe_curriculum(path: Path) -> str:
     """Returns the blocks drawn and trained on, over the course of the run and by source."""
     with Curriculum.open(path, read_only=True) as curriculum:
-        header = curriculum.header
+        header, arrays = curriculum.header, curriculum.arrays()
         drawn, taken = np.zeros((2, len(header.sources)), dtype=np.int64)
-        rows = []
+        rows: list[list[object]] = []
         for part in tenths(len(curriculum)):
-            row, counts = _part(curriculum, part)
+            ids, chosen = arrays.block_ids[part], arrays.chosen[part]
+            real = ids != PADDING_ID
+            for counts, blocks in ((drawn, ids[real]), (taken, ids[chosen])):
+                counts += np.bincount(header.source_index(blocks), minlength=len(counts))
+            row = [f"{part.start + header.first_step:,}", part.stop - part.start]
+            row.append(f"{header.is_replay(ids[chosen]).mean():.1%}")
+            if header.scored:
+                means = (arrays.threshold[part], arrays.loss[part][real], arrays.score[part][real])
+                row += [f"{np.nanmean(values, dtype=np.float64):.4f}" for values in means]
             rows.append(row)
-            drawn, taken = drawn + counts[0], taken + counts[1]
         step = f"{header.num_chosen} of {header.num_candidates} blocks"
         about = facts(
             [
@@ -100,22 +108,3 @@ def describe_curriculum(path: Path) -> str:
     ]
     by_source = table(("role", "source", ">drawn", ">trained on", ">share"), sources)
     return f"{about}\n\n{table(columns, rows)}\n\n{by_source}"
-
-
-def _part(curriculum: Curriculum, part: slice) -> tuple[list[object], np.ndarray]:
-    """Returns a row of means over steps, and blocks drawn and trained on, int64 [2, sources]."""
-    header, arrays = curriculum.header, curriculum.arrays()
-    ids, chosen = arrays.block_ids[part], arrays.chosen[part]
-    real = ids != PADDING_ID
-    counts = np.array(
-        [
-            np.bincount(header.source_index(some), minlength=len(header.sources))
-            for some in (ids[real], ids[chosen])
-        ]
-    )
-    row: list[object] = [f"{part.start + header.first_step:,}", part.stop - part.start]
-    row.append(f"{header.is_replay(ids[chosen]).mean():.1%}")
-    if header.scored:
-        means = (arrays.threshold[part], arrays.loss[part][real], arrays.score[part][real])
-        row += [f"{np.nanmean(values, dtype=np.float64):.4f}" for values in means]
-    return row, counts

@@ -8,10 +8,8 @@ from math import ceil
 from typing import Any
 
 from nemo_rod.config import Parallel
-from nemo_rod.lab.plan.flops import forward_flops
 from nemo_rod.lab.plan.memory import Memory
-from nemo_rod.lab.plan.shapes import Shape
-from nemo_rod.lab.plan.speed import Speed
+from nemo_rod.lab.plan.shapes import Shape, forward_flops
 from nemo_rod.selection.dealing import scoring_passes
 
 
@@ -55,7 +53,10 @@ class StageCost:
 class Setup:
     """The throughput, layout and batch shapes of the work."""
 
-    speed: Speed  # speed of passes
+    forward_flops: float  # forward FLOPs per token
+    flops_per_second: float  # FLOP/s that training reaches on one process
+    backward: float  # time of a backward pass, in forward passes
+    recomputed: float = 0.0  # share of a forward pass that a backward pass computes again
     parallel: Parallel  # parallel layout
     block_size: int  # tokens per block
     micro_batch_size: int  # see `config.Optimisation`
@@ -63,6 +64,19 @@ class Setup:
     eighths: int = 8  # scored eighths of every block
     # time of an update of the optimizer on the host; 0 if it is on the GPU
     host_seconds: float = 0.0
+
+    def forward_seconds(self, tokens: float, num_micro_batches: float) -> float:
+        """Returns the seconds of forward passes over the tokens of all replicas."""
+        rate, stages = self.parallel.world_size * self.flops_per_second, self.parallel.pipeline
+        ideal = 3.0 * self.forward_flops * tokens / rate
+        # the pipeline's bubble, while stages fill and drain
+        bubble = (stages - 1) / (self.parallel.virtual_pipeline * max(1.0, num_micro_batches))
+        return ideal / (1.0 + self.backward) * (1.0 + bubble)
+
+    def training_seconds(self, tokens: float, num_micro_batches: float) -> float:
+        """Returns the seconds of forward and backward passes over the tokens of all replicas."""
+        passes = 1.0 + self.backward + self.recomputed
+        return passes * self.forward_seconds(tokens, num_micro_batches)
 
     def padded(self, num_blocks: float) -> tuple[float, int]:
         """Returns the blocks read when `num_blocks` are scored, and the passes per replica."""
@@ -79,37 +93,35 @@ class Setup:
     def scoring_seconds(self, num_blocks: float) -> float:
         """Returns the seconds of a forward-only pass over blocks."""
         blocks, passes = self.padded(num_blocks)
-        return self.speed.forward(blocks * self.block_size, passes)
+        return self.forward_seconds(blocks * self.block_size, passes)
 
     def scoring_flops(self, num_blocks: float) -> float:
         """Returns the FLOPs of a forward-only pass over blocks, padding included."""
-        return self.padded(num_blocks)[0] * self.block_size * self.speed.forward_flops
+        return self.padded(num_blocks)[0] * self.block_size * self.forward_flops
 
-
-def of_prefix(setup: Setup, shape: Shape, eighths: int) -> Setup:
-    """Returns the setup of a pass over the first eighths of every block."""
-    if eighths == 8:
-        return setup
-    size = setup.block_size * eighths // 8
-    flops = forward_flops(shape, setup.block_size, prefix=size)
-    speed = replace(setup.speed, forward_flops=flops)
-    return replace(setup, block_size=size, eighths=eighths, speed=speed)
+    def for_prefix(self, shape: Shape, eighths: int) -> Setup:
+        """Returns the setup of a pass over the first eighths of every block."""
+        if eighths == 8:
+            return self
+        size = self.block_size * eighths // 8
+        flops = forward_flops(shape, self.block_size, prefix=size)
+        return replace(self, block_size=size, eighths=eighths, forward_flops=flops)
 
 
 def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
     """Returns the cost of one stage."""
-    candidates = of_prefix(setup, shape, work.eighths)
-    speed, size = setup.speed, setup.block_size
+    candidates, size = setup.for_prefix(shape, work.eighths), setup.block_size
     scoring = update = 0.0
     flops = setup.scoring_flops(work.read)
     seconds = work.cpu_seconds + setup.scoring_seconds(work.read)
     if work.steps:
         num_micro_batches = work.batch_size // (setup.micro_batch_size * setup.parallel.data)
-        update = speed.training(work.batch_size * size, num_micro_batches) + setup.host_seconds
+        update = setup.training_seconds(work.batch_size * size, num_micro_batches)
+        update += setup.host_seconds
         scoring = work.scored_share * candidates.scoring_seconds(work.pool_size)
         seconds += work.steps * (scoring + update)
-        passes = 3.0 + speed.recomputed
-        trained = passes * work.batch_size * size * speed.forward_flops
+        passes = 3.0 + setup.recomputed
+        trained = passes * work.batch_size * size * setup.forward_flops
         scored = work.scored_share * candidates.scoring_flops(work.pool_size)
         flops += work.steps * (trained + scored)
     on_gpu = bool(work.steps or work.read)
@@ -120,7 +132,7 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
         + work.read * size,
         flops=flops,
         hours=seconds / 3600,
-        gpu_hours=seconds / 3600 * speed.processes if on_gpu else 0.0,
+        gpu_hours=seconds / 3600 * setup.parallel.world_size if on_gpu else 0.0,
         scoring_seconds=scoring,
         update_seconds=update,
         disk=work.disk,
@@ -131,7 +143,7 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
 class Saving:
     """An option that reduces the cost, and by how many of the planned hours."""
 
-    what: str
+    what: str  # a sentence for users
     gpu_hours: float
 
 
@@ -139,10 +151,10 @@ def prefix_saving(planned: Sequence[tuple[Work, Setup]], shape: Shape, eighths: 
     """Returns the saving of stages from scoring only the first eighths of every block."""
     hours = 0.0
     for work, setup in planned:
-        now = of_prefix(setup, shape, work.eighths).scoring_seconds(work.pool_size)
-        shorter = of_prefix(setup, shape, eighths)
+        now = setup.for_prefix(shape, work.eighths).scoring_seconds(work.pool_size)
+        shorter = setup.for_prefix(shape, eighths)
         saved = now - shorter.scoring_seconds(work.pool_size)
-        hours += work.steps * work.scored_share * saved * setup.speed.processes / 3600
+        hours += work.steps * work.scored_share * saved * setup.parallel.world_size / 3600
     return Saving(
         what=f"score the first {shorter.block_size:,} tokens of a block alone: "
         f"scoring.prefix=1/{8 // eighths}",

@@ -1,4 +1,4 @@
-"""Memory of one GPU in a layout, and layouts that do not fit a model or a cluster.
+"""Memory of one GPU in a layout, and checks that a layout fits a model and a cluster.
 
 These parts are counted, in this order:
 
@@ -9,7 +9,7 @@ These parts are counted, in this order:
 - activations: inputs of the backward passes of all micro-batches in flight; of layers that are
   recomputed, only their own input, and one whole layer
 - logits: those of one micro-batch in training, with their loss and gradient
-- scoring: what a forward-only pass needs beyond that: one layer, and a slice of the logits
+- scoring: the further need of a forward-only pass: one layer, and a slice of the logits
 - reserve: CUDA, NCCL, fragmentation
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_rod.config import MAX_LOGITS_BYTES, Parallel
+from nemo_rod.config import MAX_LOGITS_BYTES, Config, Parallel
 from nemo_rod.lab.plan.shapes import Block, Shape
 from nemo_rod.layout import check_nodes, check_parallel
 
@@ -76,7 +76,11 @@ class Load:
 def memory_per_gpu(shape: Shape, parallel: Parallel, load: Load, limit: float | None) -> Memory:
     """Returns the memory of the fullest GPU of a layout that `check_layout` accepts.
 
-    `limit` is what a GPU has, in bytes.
+    Args:
+        shape: shape of the model.
+        parallel: the layout.
+        load: the load on it.
+        limit: memory of a GPU, bytes; None if unknown.
     """
     stages = [_stage(shape, parallel, load, limit, stage) for stage in range(parallel.pipeline)]
     return max(stages, key=lambda memory: memory.total)
@@ -100,12 +104,16 @@ def _stage(shape: Shape, parallel: Parallel, load: Load, limit: float | None, st
     expert_copies = copies * tensor / parallel.expert if load.split_optimizer else 1
 
     tokens = load.block_size / parallel.context
-    in_flight = _under_way(parallel, load.num_micro_batches, stage)
-    of_layers = [sum(_saved(b, parallel, load.expert_imbalance) for b in layer) for layer in layers]
-    saved = sum(of_layers) * in_flight  # values per token, for all backward passes under way
+    depth, chunks = parallel.pipeline, parallel.virtual_pipeline
+    # micro-batches with live activations, in the 1F1B schedules
+    in_flight = float(min(load.num_micro_batches, depth - stage))
+    if chunks > 1:
+        in_flight = depth * (1.0 + (depth - 1) / (depth * chunks))
+    by_layer = [sum(_saved(b, parallel, load.expert_imbalance) for b in layer) for layer in layers]
+    saved = sum(by_layer) * in_flight  # values per token
     if load.recompute == "full":
         hidden = shape.hidden_size / (tensor if parallel.sequence else 1)
-        saved = len(layers) * hidden * in_flight + max(of_layers)
+        saved = len(layers) * hidden * in_flight + max(by_layer)
     activations = weight_bytes * tokens * load.micro_batch_size * saved
     optimizer = state_bytes * (dense / copies + experts / max(1.0, expert_copies))
     logits = tokens * load.micro_batch_size * shape.vocab_size / tensor * TRAINING_LOGIT_BYTES
@@ -139,14 +147,6 @@ def _saved(block: Block, parallel: Parallel, imbalance: float) -> float:
     )
 
 
-def _under_way(parallel: Parallel, num_micro_batches: int, stage: int) -> float:
-    """Returns the micro-batches with live activations on a stage, in the 1F1B schedules."""
-    depth = parallel.pipeline
-    if parallel.virtual_pipeline == 1:
-        return float(min(num_micro_batches, depth - stage))
-    return depth * (1.0 + (depth - 1) / (depth * parallel.virtual_pipeline))
-
-
 def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_node: int) -> None:
     """Refuses a layout that does not divide the model, or the nodes, if any.
 
@@ -170,3 +170,39 @@ def check_layout(shape: Shape, parallel: Parallel, *, block_size: int, gpus_per_
             f"parallel.tensor={tensor} does not stay within a node of {gpus_per_node} GPUs: choose "
             "a divisor."
         )
+
+
+def check_memory(config: Config, memory: Memory) -> None:
+    """Refuses a layout that needs more memory than its GPUs or their hosts have.
+
+    Raises:
+        ValueError: with the part of the memory to reduce, and how.
+    """
+    if not memory.fits:
+        assert memory.limit is not None
+        largest = max(memory.parts, key=lambda name: memory.parts[name])
+        raise ValueError(
+            f"The layout does not fit: a GPU of stage {memory.stage} would need {memory}, and has "
+            f"{memory.limit / GIB:.0f} GiB. Most are {largest}: {_CURES[largest]}."
+        )
+    on_node = memory.host * config.cluster.gpus_per_node / GIB
+    if on_node > config.cluster.node_memory_gib > 0:
+        raise ValueError(
+            f"train.optimizer_offload=true puts {on_node:.0f} GiB on a node with cluster."
+            f"node_memory_gib={config.cluster.node_memory_gib:g}: raise parallel.data, whose "
+            "replicas share it."
+        )
+
+
+_CURES = {
+    "weights": "raise parallel.tensor, parallel.pipeline or, with experts, parallel.expert",
+    "gradients": "set train.grad_reduce=bf16, or raise parallel.tensor, parallel.pipeline or, with "
+    "experts, parallel.expert",
+    "optimizer": "raise parallel.data, whose replicas share its state, or set "
+    "train.optimizer_offload=true",
+    "activations": "set train.recompute=full, lower train.micro_batch_size, or raise "
+    "parallel.tensor with sequence=true",
+    "logits": "lower train.micro_batch_size, or raise parallel.tensor",
+    "scoring": "lower scoring.micro_batch_size",
+    "reserve": "lower plan.memory_reserve",
+}

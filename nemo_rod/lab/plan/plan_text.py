@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from textwrap import wrap
+from textwrap import indent, wrap
 
+from nemo_rod.commands.text import table
 from nemo_rod.lab.plan.costs import PlanResult
 from nemo_rod.lab.plan.memory import GIB
 
 
 def format_plan(plan: PlanResult) -> str:
     """Returns the plan in some forty lines."""
-    model, layout, assumed = plan.model, plan.layout, plan.assumptions
-    experts = (
-        f", {count(model['active_parameters'])} of them active"
-        if model["active_parameters"] != model["parameters"]
-        else ""
-    )
+    model, layout, assumed, memory = plan.model, plan.layout, plan.assumptions, plan.memory
     unit = "GPU" if layout["gpu"] else "process"
+    experts = ""
+    if model["active_parameters"] != model["parameters"]:
+        experts = f", {count(model['active_parameters'])} of them active"
+    rows = [
+        [
+            stage.name,
+            count(stage.trained_tokens),
+            count(stage.scored_tokens),
+            count(stage.flops),
+            f"{stage.scoring_share:.0%}" if stage.scoring_seconds else "",
+            wall(stage.hours) if stage.hours else "",  # not counted, such as a download
+            hours(stage.gpu_hours) if stage.gpu_hours else "",
+            size(stage.disk),
+        ]
+        for stage in plan.stages
+    ]
+    total = [wall(plan.total("hours")), hours(plan.gpu_hours), size(plan.total("disk"))]
+    rows.append(["all", "", "", count(plan.total("flops")), "", *total])
+    header = ("trained", "scored", "FLOPs", "of a step", "wall", f"{unit}-hours", "disk")
+    unit_bytes, name = (GIB, "GiB") if memory.total >= GIB else (2.0**20, "MiB")
+    limit = fits = ""
+    if memory.limit is not None:
+        limit = f" of {memory.limit / GIB:.0f} GiB"
+        fits = ", fits" if memory.fits else ", DOES NOT FIT"
+    host = f"; {memory.host / GIB:.1f} GiB on its host" if memory.host else ""
+    parts = [f"{part} {amount / unit_bytes:.1f}" for part, amount in memory.parts.items() if amount]
     lines = [
         f"Plan of {plan.recipe}",
         "",
@@ -29,9 +50,10 @@ def format_plan(plan: PlanResult) -> str:
         f"  speed    {assumed['peak_tflops']:g} TFLOP/s x {assumed['utilisation']:g} on each "
         f"{unit}, backward {assumed['backward']:g} x forward",
         "",
-        *_stages(plan, unit),
+        indent(table(("stage", *(f">{column}" for column in header)), rows), "  "),
         "",
-        *_memory(plan, unit),
+        f"  Memory of the fullest {unit}: {memory.total / unit_bytes:.1f} {name}{limit}{fits}",
+        f"    {', '.join(parts)}{host}",
     ]
     if plan.savings:
         lines += ["", "  To spend less:"]
@@ -39,51 +61,6 @@ def format_plan(plan: PlanResult) -> str:
     for note in plan.notes:
         lines += wrap(f"  Note: {note}", 140, subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join(lines)
-
-
-def _stages(plan: PlanResult, unit: str) -> list[str]:
-    rows = [["stage", "trained", "scored", "FLOPs", "of a step", "wall", f"{unit}-hours", "disk"]]
-    for stage in plan.stages:
-        rows.append(
-            [
-                stage.name,
-                count(stage.trained_tokens),
-                count(stage.scored_tokens),
-                count(stage.flops),
-                f"{stage.scoring_share:.0%}" if stage.scoring_seconds else "",
-                wall(stage.hours) if stage.hours else "",  # not counted, such as a download
-                hours(stage.gpu_hours) if stage.gpu_hours else "",
-                size(stage.disk),
-            ]
-        )
-    rows.append(
-        ["all", "", "", count(plan.total("flops")), "", wall(plan.total("hours")),
-         hours(plan.gpu_hours), size(plan.total("disk"))]
-    )  # fmt: skip
-    return _aligned(rows)
-
-
-def _memory(plan: PlanResult, unit: str) -> list[str]:
-    memory = plan.memory
-    unit_bytes, name = (GIB, "GiB") if memory.total >= GIB else (2.0**20, "MiB")
-    limit = "" if memory.limit is None else f" of {memory.limit / GIB:.0f} GiB"
-    fits = "" if memory.limit is None else (", fits" if memory.fits else ", DOES NOT FIT")
-    host = f"; {memory.host / GIB:.1f} GiB on its host" if memory.host else ""
-    shown = [f"{part} {size / unit_bytes:.1f}" for part, size in memory.parts.items() if size]
-    return [
-        f"  Memory of the fullest {unit}: {memory.total / unit_bytes:.1f} {name}{limit}{fits}",
-        f"    {', '.join(shown)}{host}",
-    ]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + row[0].ljust(widths[0]) + "".join(
-            f"  {cell.rjust(width)}" for cell, width in zip(row[1:], widths[1:], strict=True)
-        )
-        for row in rows
-    ]  # fmt: skip
 
 
 def count(value: float) -> str:

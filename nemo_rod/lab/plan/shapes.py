@@ -1,4 +1,4 @@
-"""A model's shape: its blocks, and the number of parameters in each.
+"""A model's shape: its blocks, their parameters, and the FLOPs of a forward pass.
 
 Read from the keys of a Hugging Face config. Counts equal those of the real classes exactly
 (tests/lab/test_shapes.py). Modules that continued pretraining on text does not train are left
@@ -78,6 +78,26 @@ class Shape:
     def has_experts(self) -> bool:
         """Whether any block routes tokens to experts."""
         return any(block.num_experts for block in self.blocks)
+
+
+def forward_flops(shape: Shape, block_size: int, *, prefix: int | None = None) -> float:
+    """Returns the mean FLOPs of one token in a forward pass over blocks, or a prefix of them.
+
+    By the usual count: two per parameter that processes a token. Operations without parameters are
+    added: attention over the preceding positions, and the state of Mamba and DeltaNet blocks, which
+    is a few percent.
+    """
+    context = ((prefix or block_size) + 1) / 2  # attended positions of a token, itself included
+    blocks = sum(2.0 * b.matrix_parameters + b.mixing + b.attending * context for b in shape.blocks)
+    return blocks + 2.0 * shape.embedding  # the output layer
+
+
+def recomputed_share(shape: Shape, block_size: int, recompute: str) -> float:
+    """Returns the share of a forward pass that `train.recompute` adds to a backward pass."""
+    if recompute == "selective":  # the core of attention
+        attending = sum(b.attending for b in shape.blocks) * (block_size + 1) / 2
+        return attending / forward_flops(shape, block_size)
+    return float(recompute == "full")
 
 
 def read_shape(config: Mapping[str, Any]) -> Shape:

@@ -1,4 +1,4 @@
-"""FLOPs -> seconds: a processor's peak, the share that training reaches, and pipeline bubbles.
+"""Profiles of processors: the peak, and the share of it that training reaches.
 
 Every number here is an assumption with a source, and a key of `plan` overrides it.
 """
@@ -56,31 +56,6 @@ CPU = Processor(
 )
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Duration of one model's passes in one layout."""
-
-    forward_flops: float  # forward FLOPs per token
-    processes: int  # total number of processes
-    flops_per_second: float  # FLOP/s that training reaches on one process
-    backward: float  # time of a backward pass, in forward passes
-    recomputed: float = 0.0  # share of a forward pass that a backward pass computes again
-    pipeline: int = 1  # number of pipeline stages
-    virtual_pipeline: int = 1  # model chunks per stage
-
-    def training(self, tokens: float, num_micro_batches: float) -> float:
-        """Returns the seconds of forward and backward passes over the tokens of all replicas."""
-        passes = 1.0 + self.backward + self.recomputed
-        return passes * self.forward(tokens, num_micro_batches)
-
-    def forward(self, tokens: float, num_micro_batches: float) -> float:
-        """Returns the seconds of forward passes alone."""
-        ideal = 3.0 * self.forward_flops * tokens / (self.processes * self.flops_per_second)
-        # the pipeline's bubble, while stages fill and drain
-        waiting = (self.pipeline - 1) / (self.virtual_pipeline * max(1.0, num_micro_batches))
-        return ideal / (1.0 + self.backward) * (1.0 + waiting)
-
-
 def processor(config: Config, *, has_experts: bool) -> Processor:
     """Returns the processor of a recipe, with the recipe's overrides and its `utilisation`.
 
@@ -89,25 +64,25 @@ def processor(config: Config, *, has_experts: bool) -> Processor:
     """
     name, plan = config.cluster.gpu, section(config, Plan)
     if name is None:
-        found = CPU
+        profile = CPU
     elif name in PROCESSORS:
-        found = PROCESSORS[name]
+        profile = PROCESSORS[name]
     elif plan.peak_tflops is None:
         raise ValueError(
             f"cluster.gpu={name!r} has no profile: expected one of {', '.join(PROCESSORS)}; or set "
-            "plan.peak_tflops to what its data sheet says, without sparsity."
+            "plan.peak_tflops to the peak in its data sheet, without sparsity."
         )
     else:
-        found = _gpu(name, plan.peak_tflops, config.model.precision, "plan.peak_tflops")
-    if config.model.precision != found.precision and plan.peak_tflops is None:
+        profile = _gpu(name, plan.peak_tflops, config.model.precision, "plan.peak_tflops")
+    if config.model.precision != profile.precision and plan.peak_tflops is None:
         raise ValueError(
-            f"The profile of {found.name} is for {found.precision}, and model.precision="
+            f"The profile of {profile.name} is for {profile.precision}, and model.precision="
             f"{config.model.precision}: set plan.peak_tflops to its peak in that precision."
         )
     return replace(
-        found,
-        peak_tflops=plan.peak_tflops or found.peak_tflops,
+        profile,
+        peak_tflops=plan.peak_tflops or profile.peak_tflops,
         utilisation=plan.utilisation
-        or (found.utilisation_experts if has_experts else found.utilisation),
-        backward=plan.backward or found.backward,
+        or (profile.utilisation_experts if has_experts else profile.utilisation),
+        backward=plan.backward or profile.backward,
     )

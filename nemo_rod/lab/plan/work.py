@@ -6,12 +6,12 @@ from statistics import fmean
 from typing import Any
 
 from nemo_rod.config import Config, section
-from nemo_rod.corpus.sources import ROLES, SourceSpec
+from nemo_rod.corpus.sources import ROLES
+from nemo_rod.lab.merge import merge_stages
 from nemo_rod.lab.plan.costs import Work
 from nemo_rod.lab.plan.memory import BYTES
 from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape
-from nemo_rod.run.handover import Stage
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
 
@@ -22,13 +22,16 @@ CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # per parameter: weights, fp32 weig
 
 
 def corpus_blocks(config: Config) -> dict[str, Any]:
-    """Returns training and held-out blocks by role: counted, stated by `plan`, or upper bounds."""
-    stages = Stages(config)
-    if (stages.results.blocks / "manifest.json").is_file():
+    """Returns training and held-out blocks by role: counted, stated by `plan`, or upper bounds.
+
+    Raises:
+        ValueError: if there is no bound on a source.
+    """
+    folder, domain = Stages(config).results.blocks, config.domain
+    if (folder / "manifest.json").is_file():
         from nemo_rod.corpus.store import BlockStore
 
-        train = BlockStore(stages.results.blocks)
-        held = BlockStore(stages.results.blocks, split="holdout")
+        train, held = BlockStore(folder), BlockStore(folder, split="holdout")
         return {
             "num_adaptation": train.num_adaptation,
             "num_replay": train.num_replay,
@@ -36,44 +39,30 @@ def corpus_blocks(config: Config) -> dict[str, Any]:
             "held_replay": held.num_replay,
             "source": "counted",
         }
-    domain, stated = config.domain, list[bool]()
-    found: dict[str, Any] = {}
-    for role in ROLES:
-        tokens = getattr(section(config, Plan), f"{role}_tokens")
-        stated.append(tokens is not None)
+    stated = {role: getattr(section(config, Plan), f"{role}_tokens") for role in ROLES}
+    counts: dict[str, Any] = {}
+    for role, tokens in stated.items():
         if tokens is None and role == "replay" and domain.replay_ratio is not None:
-            blocks = found["num_adaptation"] + found["held_adaptation"]
+            blocks = counts["num_adaptation"] + counts["held_adaptation"]
             tokens = domain.replay_ratio * blocks * domain.block_size
         elif tokens is None:
-            tokens = sum(_cap(s, config) for s in domain.specs if s.role == role)
+            tokens = 0.0
+            for spec in domain.specs:
+                if spec.role != role:
+                    continue
+                caps = [float(spec.max_tokens)] if spec.max_tokens else []
+                caps += [spec.max_bytes / _bytes_per_token(config)] if spec.max_bytes else []
+                if not caps:
+                    raise ValueError(
+                        f"The plan does not know how large source {spec.name} is: set plan."
+                        f"{role}_tokens to the tokens of that role, or max_tokens of the source."
+                    )
+                tokens += min(caps)
         blocks = int(tokens // domain.block_size)
-        found[f"held_{role}"] = round(blocks * domain.holdout_fraction)
-        found[f"num_{role}"] = blocks - found[f"held_{role}"]
-    return {**found, "source": "stated by plan" if all(stated) else "at most, by the caps"}
-
-
-def _cap(spec: SourceSpec, config: Config) -> float:
-    """Returns the maximum number of tokens of a source."""
-    caps = [float(spec.max_tokens)] if spec.max_tokens else []
-    caps += [spec.max_bytes / _bytes_per_token(config)] if spec.max_bytes else []
-    if not caps:
-        raise ValueError(
-            f"The plan does not know how large source {spec.name} is: set plan.{spec.role}_tokens "
-            "to the tokens of that role, or max_tokens of the source."
-        )
-    return min(caps)
-
-
-def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Work]:
-    """Returns the work of every stage of a recipe, evaluation included, on `corpus_blocks`."""
-    stages = Stages(config)
-    trained = trained_stages(config)
-    works = [
-        _work(stage, stages, shape, blocks, trained.get(stage.name)) for stage in stages.models()
-    ]
-    models = 1 + sum(name != "base" for name in config.arms)
-    held = blocks["held_adaptation"] + blocks["held_replay"]
-    return [*works, Work(name="evaluate", read=held * models)]
+        counts[f"held_{role}"] = round(blocks * domain.holdout_fraction)
+        counts[f"num_{role}"] = blocks - counts[f"held_{role}"]
+    are_stated = all(tokens is not None for tokens in stated.values())
+    return {**counts, "source": "stated by plan" if are_stated else "at most, by the caps"}
 
 
 def trained_stages(config: Config) -> dict[str, ArmSettings]:
@@ -82,41 +71,41 @@ def trained_stages(config: Config) -> dict[str, ArmSettings]:
     return {arm.name: arm for arm in [*arms, *trained_arms(config)]}
 
 
-def _work(
-    stage: Stage,
-    stages: Stages,
-    shape: Shape,
-    blocks: dict[str, Any],
-    settings: ArmSettings | None,
-) -> Work:
-    config, name, command = stages.config, stage.name, stage.command.split()[0]
-    size = config.domain.block_size
+def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Work]:
+    """Returns the work of every stage of a recipe, evaluation included, on `corpus_blocks`."""
+    stages, trained, works = Stages(config), trained_stages(config), list[Work]()
     weights = shape.parameters * BYTES[config.model.precision]
-    if command == "prepare":
-        count = sum(blocks[f"{split}_{role}"] for split in ("num", "held") for role in ROLES)
-        seconds = _preparing(config, blocks)
-        return Work(name=name, cpu_seconds=seconds, disk=count * (4 * size + BLOCK_BYTES))
-    if command == "reference":
-        reference = REFERENCES[name.removeprefix("references_")]
-        count = blocks[f"num_{reference.role}"]
-        return Work(name=name, read=count, disk=count * REFERENCE_BYTES)
-    if settings is None:  # a merge, or a base that is there already
-        return Work(name=name, disk=weights)
-    optimisation = settings.train
-    arm = stages.jobs.arm(name, blocks)
-    pool = arm.num_candidates if arm.policy().needs_scores else 0
-    candidates = pool or optimisation.batch_size
-    kept = config.checkpoint.keep * shape.parameters * CHECKPOINT_BYTES[config.model.precision]
-    curriculum = optimisation.steps * (20 + 16 * candidates + candidates // 8)
-    return Work(
-        name=name,
-        steps=optimisation.steps,
-        batch_size=optimisation.batch_size,
-        pool_size=pool,
-        eighths=arm.eighths,
-        scored_share=arm.scored_share,
-        disk=weights + kept + curriculum,
-    )
+    checkpoint = shape.parameters * CHECKPOINT_BYTES[config.model.precision]
+    held = blocks["held_adaptation"] + blocks["held_replay"]
+    for stage in [*stages.models(), *merge_stages(stages)]:
+        name, command = stage.name, stage.command.split()[0]
+        if command == "prepare":
+            count = blocks["num_adaptation"] + blocks["num_replay"] + held
+            disk = count * (4 * config.domain.block_size + BLOCK_BYTES)
+            works.append(Work(name=name, cpu_seconds=_preparing(config, blocks), disk=disk))
+        elif command == "reference":
+            count = blocks[f"num_{REFERENCES[name.removeprefix('references_')].role}"]
+            works.append(Work(name=name, read=count, disk=count * REFERENCE_BYTES))
+        elif name not in trained:  # a merge, or an existing base
+            works.append(Work(name=name, disk=weights))
+        else:
+            train, arm = trained[name].train, stages.jobs.arm(name, blocks)
+            pool = arm.num_candidates if arm.policy().needs_scores else 0
+            candidates = pool or train.batch_size
+            curriculum = train.steps * (20 + 16 * candidates + candidates // 8)
+            works.append(
+                Work(
+                    name=name,
+                    steps=train.steps,
+                    batch_size=train.batch_size,
+                    pool_size=pool,
+                    eighths=arm.eighths,
+                    scored_share=arm.scored_share,
+                    disk=weights + config.checkpoint.keep * checkpoint + curriculum,
+                )
+            )
+    models = 1 + sum(name != "base" for name in config.arms)
+    return [*works, Work(name="evaluate", read=held * models)]
 
 
 def _preparing(config: Config, blocks: dict[str, Any]) -> float:
@@ -124,10 +113,10 @@ def _preparing(config: Config, blocks: dict[str, Any]) -> float:
     tokens = read = 0.0
     for role in ROLES:
         count = (blocks[f"num_{role}"] + blocks[f"held_{role}"]) * config.domain.block_size
-        taken = [spec.subsample for spec in config.domain.specs if spec.role == role]
+        shares = [spec.subsample for spec in config.domain.specs if spec.role == role]
         tokens += count
         # assumes sources of equal size
-        read += count * _bytes_per_token(config) * fmean(1 / share for share in taken)
+        read += count * _bytes_per_token(config) * fmean(1 / share for share in shares)
     plan = section(config, Plan)
     return max(tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate)
 

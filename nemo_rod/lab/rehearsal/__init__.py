@@ -1,1 +1,1 @@
-"""The rehearsal of a recipe: the recipe itself, with everything but its size."""
+"""A scaled-down end-to-end run of a recipe."""

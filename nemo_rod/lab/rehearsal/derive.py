@@ -1,6 +1,6 @@
-"""From a resolved recipe to its rehearsal's: a function, so that nothing is written twice.
+"""Computes the configuration of a rehearsal from a resolved recipe.
 
-Sizes, paths and counts of processes change; every other key stays as the recipe has it.
+Sizes, paths and numbers of processes change; every other key stays as in the recipe.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.variants import arm_settings
 
-BATCH_SIZE = 8  # blocks; the same in every rehearsal, for curricula are handed on
+BATCH_SIZE = 8  # blocks; equal in all rehearsals, because one may use the curriculum of another
 _SCORING_MICRO_BATCH = 4  # blocks at most
 _HELD_OUT_QUESTIONS = 8
+# axes in the order in which they are reduced to 1 if there are too few processes
+_REDUCED = ("data", "context", "pipeline", "tensor")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a rehearsal keeps what it makes.
+    """Paths of a rehearsal's own files in its run folder."""
 
-    Attributes:
-        folder: its run folder.
-    """
-
-    folder: Path
+    folder: Path  # run folder of the rehearsal
 
     @property
     def made(self) -> Path:
@@ -41,12 +39,12 @@ class Places:
 
     @property
     def checkpoint(self) -> Path:
-        """The base model in small."""
+        """The small base model."""
         return self.made / "checkpoint"
 
     @property
     def tasks(self) -> Path:
-        """Folder of the definitions that stand in for benchmark tasks."""
+        """Folder of the definitions that replace benchmark tasks."""
         return self.made / "tasks"
 
     def tokenizer(self, name: str) -> Path:
@@ -54,11 +52,11 @@ class Places:
         return self.made / "tokenizers" / name.replace("/", "--")
 
     def other(self, run: str) -> Path:
-        """Returns the folder of the rehearsal of another run that this one uses."""
+        """Returns the folder for the rehearsal of another run that this one uses."""
         return self.folder / "others" / run.strip("/.").replace("/", "--")
 
 
-def rehearsal_of(config: Config, folder: Path, *, parallel: Parallel, scale: float) -> Config:
+def scaled_down(config: Config, folder: Path, *, parallel: Parallel, scale: float) -> Config:
     """Returns the configuration of a recipe's rehearsal.
 
     Args:
@@ -67,24 +65,27 @@ def rehearsal_of(config: Config, folder: Path, *, parallel: Parallel, scale: flo
         parallel: its layout.
         scale: its steps over those of the recipe.
     """
-    places, small = Places(folder.absolute()), copy.deepcopy(config)
-    small.run_dir = str(places.folder)
-    small.parallel = parallel
-    small.rebuild, small.arm = [], None
+    places, small, domain = Places(folder.absolute()), copy.deepcopy(config), config.domain
+    specs, tasks, report = domain.specs, section(small, Tasks), section(small, Report)
+    small.run_dir, small.parallel, small.rebuild, small.arm = str(places.folder), parallel, [], None
     if config.model.hf is not None:
         small.model.hf, small.model.shape = str(places.checkpoint), None
-    small.domain = dataclasses.replace(
-        config.domain,
-        **_tokenizer(config, places),
-        block_size=BLOCK_SIZE,
-        holdout_floor=_floor(config),
-        workers=min(config.domain.workers, 2),
-        sources={
-            spec.name: config.domain.sources[spec.name]
-            | small_source(spec, places.made, block_size=BLOCK_SIZE)
-            for spec in config.domain.specs
-        },
-    )
+    if domain.tokenizer != "byte":
+        is_own = domain.tokenizer == config.model.hf
+        own = places.checkpoint if is_own else places.tokenizer(domain.tokenizer)
+        small.domain.tokenizer = str(own)
+        if domain.eod is not None:
+            tokens = special_tokens(domain.tokenizer)
+            small.domain.eod = tokens.small_ids().get(tokens.name_of(domain.eod), domain.eod)
+    if tasks.held_out and not any(spec.document_holdout for spec in specs):
+        small.domain.holdout_floor = max(domain.holdout_floor or 0, _HELD_OUT_QUESTIONS)
+    small.domain.block_size, small.domain.workers = BLOCK_SIZE, min(domain.workers, 2)
+    made = {
+        spec.name: domain.sources[spec.name]
+        | small_source(spec, places.made, block_size=BLOCK_SIZE)
+        for spec in specs
+    }
+    small.domain = dataclasses.replace(small.domain, sources=made)  # parsed anew
     small.train = _schedule(config.train, parallel, scale)
     small.pretrain = config.pretrain and _schedule(config.pretrain, parallel, scale)
     small.scoring.micro_batch_size = min(config.scoring.micro_batch_size, _SCORING_MICRO_BATCH)
@@ -92,11 +93,13 @@ def rehearsal_of(config: Config, folder: Path, *, parallel: Parallel, scale: flo
     small.validation.every = small.train.steps // 2 if config.validation.every else 0
     small.validation.blocks = min(config.validation.blocks, 2)
     small.variants = {n: _variant(v, places, scale) for n, v in config.variants.items()}
-    small.cluster.gpu_memory_gib = 0.0  # the plan knows none of these small models' needs
-    small.cluster.gpus_per_node = _per_node(config, parallel)
-    small.cluster.node_memory_gib = 0.0
-    shown, tasks = section(small, Report), section(small, Tasks)
-    shown.seeds, shown.settings = [], []
+    # no memory is planned for the small model
+    small.cluster.gpu_memory_gib = small.cluster.node_memory_gib = 0.0
+    # a run on several nodes is rehearsed on two
+    gpus_per_node = config.cluster.gpus_per_node
+    if 0 < gpus_per_node < config.parallel.world_size and parallel.world_size >= 2:
+        small.cluster.gpus_per_node = parallel.world_size // 2
+    report.seeds, report.settings = [], []
     tasks.limit = min(tasks.limit or _HELD_OUT_QUESTIONS, _HELD_OUT_QUESTIONS)
     tasks.held_out = min(tasks.held_out, _HELD_OUT_QUESTIONS)
     if tasks.capabilities:
@@ -104,81 +107,35 @@ def rehearsal_of(config: Config, folder: Path, *, parallel: Parallel, scale: flo
     return small
 
 
-def other_runs(config: Config) -> dict[str, list[str]]:
-    """Returns the folders of other runs that the recipe's arms use, and the arms used of each."""
-    found: dict[str, list[str]] = {}
-    for name in config.arms:
-        variant = arm_settings(config, name).variant
-        if variant.reference is not None:
-            # its specialist's losses are made for an arm that scores
-            found.setdefault(variant.reference, []).extend(["no_replay", "rod"])
-        if variant.curriculum is not None:
-            run, arm = run_and_arm(variant.curriculum)
-            found.setdefault(run, []).append(arm)
-    return {run: list(dict.fromkeys(arms)) for run, arms in found.items()}
-
-
-def run_and_arm(folder: str) -> tuple[str, str]:
-    """Returns the run and the arm of a folder with a curriculum: RUN or RUN/arms/ARM."""
-    run, _, arm = folder.rstrip("/").partition("/arms/")
-    return run, arm or "rod"
-
-
-def _floor(config: Config) -> int | None:
-    """Returns the recipe's floor of held-out blocks, or one of a block for each question."""
-    floor = config.domain.holdout_floor
-    documents = any(spec.document_holdout for spec in config.domain.specs)
-    return (
-        max(floor or 0, _HELD_OUT_QUESTIONS)
-        if section(config, Tasks).held_out and not documents
-        else floor
-    )
-
-
-def _tokenizer(config: Config, places: Places) -> dict[str, Any]:
-    """Returns the keys of the domain's tokenizer in small."""
-    name = config.domain.tokenizer
-    if name == "byte":
-        return {}
-    own = places.checkpoint if name == config.model.hf else places.tokenizer(name)
-    keys: dict[str, Any] = {"tokenizer": str(own)}
-    if (eod := config.domain.eod) is not None:
-        tokens = special_tokens(name)
-        keys["eod"] = tokens.small_ids().get(tokens.name_of(eod), eod)
-    return keys
-
-
 def _schedule(train: Optimisation, parallel: Parallel, scale: float) -> Optimisation:
     # every replica adds up the gradients of two micro-batches or more, and pipelines stay busy
     most = 2 if parallel.data * parallel.pipeline <= 2 else 1
-    small = dataclasses.replace(
-        train, micro_batch_size=min(train.micro_batch_size, most), batch_size=BATCH_SIZE
+    return dataclasses.replace(
+        train,
+        micro_batch_size=min(train.micro_batch_size, most),
+        batch_size=BATCH_SIZE,
+        **_scaled_steps(dataclasses.asdict(train), scale),
     )
-    for name, steps in _small_steps_of(dataclasses.asdict(train), scale).items():
-        setattr(small, name, steps)
+
+
+def _variant(variant: Any, places: Places, scale: float) -> dict[str, Any]:
+    small = dict(variant or {})
+    if small.get("steps") is not None:
+        small |= _scaled_steps({"steps": small["steps"]}, scale)
+    if small.get("curriculum") is not None:
+        run, arm = _run_and_arm(small["curriculum"])
+        small["curriculum"] = str(places.other(run) / "arms" / arm)
+    if small.get("reference") is not None:
+        small["reference"] = str(places.other(small["reference"]))
+    for part in ("train", "scoring"):
+        if small.get(part):
+            keys = {k: v for k, v in small[part].items() if not k.endswith("batch_size")}
+            small[part] = keys | _scaled_steps(keys, scale)
     return small
 
 
-def _variant(variant: Any, places: Places, scale: float) -> Any:
-    changed = dict(variant or {})
-    if changed.get("steps") is not None:
-        changed |= _small_steps_of({"steps": changed["steps"]}, scale)
-    if changed.get("curriculum") is not None:
-        run, arm = run_and_arm(changed["curriculum"])
-        changed["curriculum"] = str(places.other(run) / "arms" / arm)
-    if changed.get("reference") is not None:
-        changed["reference"] = str(places.other(changed["reference"]))
-    for part in ("train", "scoring"):
-        if changed.get(part):
-            kept = dict(changed[part])
-            for chosen_here in ("batch_size", "micro_batch_size"):
-                kept.pop(chosen_here, None)
-            changed[part] = kept | _small_steps_of(kept, scale)
-    return changed
-
-
-def _small_steps_of(values: dict[str, Any], scale: float) -> dict[str, int]:
-    """Returns the keys of a schedule that are steps, in small; a warm-up may vanish."""
+def _scaled_steps(values: dict[str, Any], scale: float) -> dict[str, Any]:
+    """Returns the keys of a schedule that count steps, scaled; a warm-up may vanish."""
     least = {"steps": 1, "warmup_steps": 0, "decay_steps": 1}
     return {
         name: max(fewest, round(values[name] * scale))
@@ -187,19 +144,46 @@ def _small_steps_of(values: dict[str, Any], scale: float) -> dict[str, int]:
     }
 
 
-def _per_node(config: Config, parallel: Parallel) -> int:
-    """Returns the processes of a node: a run on several nodes is rehearsed on two."""
-    on_one = config.cluster.gpus_per_node
-    if not on_one or config.parallel.world_size <= on_one or parallel.world_size < 2:
-        return on_one
-    return parallel.world_size // 2
+def other_runs(config: Config) -> dict[str, list[str]]:
+    """Returns the folders of other runs that the recipe's arms use, and the arms used of each."""
+    arms: dict[str, list[str]] = {}
+    for name in config.arms:
+        variant = arm_settings(config, name).variant
+        if variant.reference is not None:
+            # its specialist's losses are made for an arm that scores
+            arms.setdefault(variant.reference, []).extend(["no_replay", "rod"])
+        if variant.curriculum is not None:
+            run, arm = _run_and_arm(variant.curriculum)
+            arms.setdefault(run, []).append(arm)
+    return {run: list(dict.fromkeys(names)) for run, names in arms.items()}
 
 
-def made_tokenizers(config: Config, folder: Path) -> dict[str, str]:
-    """Returns the tokenizers that the rehearsal needs: folder -> name of the published one."""
-    places, found = Places(folder.absolute()), {}
-    if config.model.hf is not None:
-        found[str(places.checkpoint)] = config.model.hf
-    if config.domain.tokenizer not in ("byte", config.model.hf):
-        found[str(places.tokenizer(config.domain.tokenizer))] = config.domain.tokenizer
-    return found
+def _run_and_arm(folder: str) -> tuple[str, str]:
+    """Returns the run and the arm of a folder with a curriculum: RUN or RUN/arms/ARM."""
+    run, _, arm = folder.rstrip("/").partition("/arms/")
+    return run, arm or "rod"
+
+
+def small_layout(parallel: Parallel, processes: int | None) -> tuple[Parallel, list[str]]:
+    """Returns a layout with every axis above 1 reduced to 2, and the axes that had to become 1.
+
+    Args:
+        parallel: layout of the real run.
+        processes: largest number of processes that can run; None for no limit.
+    """
+    axes = ("data", "tensor", "pipeline", "context", "virtual_pipeline", "expert")
+    small = dataclasses.replace(parallel)
+    for axis in axes:
+        setattr(small, axis, min(2, getattr(parallel, axis)))
+    for axis in _REDUCED:
+        if processes is None or small.world_size <= processes:
+            break
+        setattr(small, axis, 1)
+    if small.pipeline == 1:
+        small.virtual_pipeline = 1
+    if small.tensor == 1:
+        small.sequence = False
+    if small.data * small.tensor * small.context % small.expert:
+        small.expert = 1
+    lost = [axis for axis in axes if getattr(small, axis) < min(2, getattr(parallel, axis))]
+    return small, lost

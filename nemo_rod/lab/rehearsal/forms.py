@@ -1,6 +1,6 @@
-"""The architectures that can be rehearsed, and what a published model's config is in small.
+"""The architectures that can be rehearsed, and the small form of a published model's config.
 
-A small config starts from the published keys and replaces sizes alone. Whatever decides which code
+A small config has the published keys and replaces only sizes. Everything that decides which code
 runs stays: class, kinds of layers and their order, norms, gates, tied embeddings, shared experts,
 the multi-token-prediction head and the vision tower.
 """
@@ -14,7 +14,7 @@ from typing import Any
 BLOCK_SIZE = 64  # tokens
 # 256 bytes and special tokens; as in published models, some rows belong to no token
 VOCABULARY = 384
-# Sizes; of these keys, those that a published config has are replaced.
+# Sizes that replace those of a published config.
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -81,22 +81,14 @@ _IMAGE_TOKENS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """An architecture with a shrunken form.
+    """An architecture with a shrunken form."""
 
-    Attributes:
-        class_name: class that published configs name.
-        config_class: class of its config in transformers.
-        fixed: keys of the text config that follow from the small sizes.
-        has_images: whether the text config is a part of one for images and text.
-        predictors: layers of the multi-token-prediction head of published checkpoints.
-        published: keys that configs with experts have beside those of a recipe's `model.shape`.
-    """
-
-    class_name: str
-    config_class: str
-    fixed: Mapping[str, Any]
-    has_images: bool = False
-    predictors: int = 0
+    class_name: str  # class that published configs name
+    config_class: str  # class of its config in transformers
+    fixed: Mapping[str, Any]  # keys of the text config that follow from the small sizes
+    has_images: bool = False  # whether the text config is a part of one for images and text
+    predictors: int = 0  # layers of the multi-token-prediction head of published checkpoints
+    # keys that published configs with experts have beside those of a recipe's `model.shape`
     published: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -128,95 +120,79 @@ FORMS: dict[str, Form] = {
     ),
 }
 # Keys of every published checkpoint's config that only say how it was saved.
-_NOT_OF_THE_MODEL = ("architectures", "auto_map", "torch_dtype", "dtype", "transformers_version")
+_SAVING = (
+    *("model_type", "architectures", "auto_map", "torch_dtype", "dtype", "transformers_version"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallModel:
-    """What a checkpoint in small is made of.
+    """The description of a small checkpoint."""
 
-    Attributes:
-        class_name: class of the model in transformers.
-        config_class: class of its config.
-        values: arguments of the config.
-        predictors: layers of its multi-token-prediction head.
-        summary: what it keeps of the published model, for users.
-    """
-
-    class_name: str
-    config_class: str
-    values: dict[str, Any]
-    predictors: int
-    summary: str
+    class_name: str  # class of the model in transformers
+    config_class: str  # class of its config
+    values: dict[str, Any]  # arguments of the config
+    predictors: int  # layers of its multi-token-prediction head
+    summary: str  # properties shared with the published model, for users
 
 
 def shrunken(described: Mapping[str, Any], *, where: str, stages: int = 1) -> SmallModel:
-    """Returns a published model in small.
+    """Returns the small form of a published model.
 
     Args:
         described: content of its config.json, or of its text part (a recipe's `model.shape`).
         where: name of the model, for errors.
-        stages: model chunks that the layers are dealt out to; each gets every kind of layer.
+        stages: model chunks that share the layers; each gets every kind of layer.
 
     Raises:
         ValueError: if the architecture has no shrunken form.
     """
     text = dict(described.get("text_config") or described)
-    form = _form(text, described, where)
-    kept = {**(form.published if "n_routed_experts" in text else {}), **text}
-    kept = {key: value for key, value in kept.items() if key not in _NOT_OF_THE_MODEL}
-    kept.pop("model_type", None)
-    layers, pattern = _layers(kept, stages)
-    sizes = {key: size for key, size in SIZES.items() if key in kept}
-    values = {**kept, **sizes, **form.fixed, **layers}
+    kind = str(text.get("model_type", described.get("model_type")))
+    kind = kind if kind in FORMS else f"{kind}_text"
+    published = (described.get("architectures") or [None])[0]
+    known = [form.class_name for form in FORMS.values()]
+    as_text = [name.replace("ForConditionalGeneration", "ForCausalLM") for name in known]
+    if kind not in FORMS or published not in (None, *known, *as_text):
+        raise ValueError(
+            f"{where} is of the architecture {published or text.get('model_type')}, which has no "
+            f"shrunken form: a rehearsal has those of {', '.join(known)}; train a few steps of the "
+            "recipe itself instead, with train.steps and another run_dir."
+        )
+    form = FORMS[kind]
+    keys = {**(form.published if "n_routed_experts" in text else {}), **text}
+    keys = {key: value for key, value in keys.items() if key not in _SAVING}
+    layers, pattern = _layers(keys, stages)
+    values = {**keys, **{k: n for k, n in SIZES.items() if k in keys}, **form.fixed, **layers}
     tied = bool(described.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
     values["tie_word_embeddings"] = tied
     predictors = int(text.get("mtp_num_hidden_layers", form.predictors))
     if predictors:
         values["mtp_num_hidden_layers"] = predictors
-    named = (described.get("architectures") or [form.class_name])[0]
-    with_images = form.has_images and (named == form.class_name)
+    class_name, config_class = published or form.class_name, form.config_class
+    with_images = form.has_images and class_name == form.class_name
     if with_images:
         values = {"text_config": values, "vision_config": IMAGES, "tie_word_embeddings": tied}
         values |= {key: 256 + place for key, place in _IMAGE_TOKENS.items()}
-    config_class = form.config_class
-    if form.has_images and not with_images:
+    elif form.has_images:
         config_class = config_class.replace("Config", "TextConfig")
     parts = [f"layers {pattern}", "tied embeddings" if tied else "untied embeddings"]
     parts += [f"{predictors} layer for further tokens"] if predictors else []
     parts += ["vision tower"] if with_images else []
     return SmallModel(
-        class_name=named,
+        class_name=class_name,
         config_class=config_class,
         values=values,
         predictors=predictors,
-        summary=f"{named}, {', '.join(parts)}",
+        summary=f"{class_name}, {', '.join(parts)}",
     )
 
 
-def _form(text: Mapping[str, Any], described: Mapping[str, Any], where: str) -> Form:
-    kind = str(text.get("model_type", described.get("model_type")))
-    kind = kind if kind in FORMS else f"{kind}_text"
-    named = (described.get("architectures") or [None])[0]
-    known = [form.class_name for form in FORMS.values()]
-    as_text = [name.replace("ForConditionalGeneration", "ForCausalLM") for name in known]
-    if kind not in FORMS or named not in (None, *known, *as_text):
-        found = named or text.get("model_type")
-        raise ValueError(
-            f"{where} is of the architecture {found}, which has no shrunken form: a rehearsal has "
-            f"those of {', '.join(known)}; train a few steps of the recipe itself instead, with "
-            "train.steps and another run_dir."
-        )
-    return FORMS[kind]
-
-
 def _layers(text: Mapping[str, Any], stages: int) -> tuple[dict[str, Any], str]:
-    """Returns the keys of the layers in small, and their pattern: for every stage, each kind."""
+    """Returns the keys of the small layers, each kind for every stage, and their pattern."""
     if pattern := text.get("hybrid_override_pattern"):
-        small = _with_every_kind(pattern) * stages
-        text_pattern = "".join(small)
-        keys = {"hybrid_override_pattern": text_pattern, "num_hidden_layers": len(small)}
-        return keys, text_pattern
+        pattern = "".join(_with_every_kind(pattern) * stages)
+        return {"hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)}, pattern
     if kinds := text.get("layer_types"):
         small = _with_every_kind(kinds) * stages
         shown = "-".join(kind.split("_")[0] for kind in small)

@@ -1,8 +1,8 @@
-"""How the recipes' datasets lie on the hub: paths of their files, and the columns beside the text.
+"""Layouts of the recipes' datasets on the hub: paths of files, and columns beside the text.
 
-A rehearsal's made files have them too, so that a reader meets what it will meet there: nested
-columns, other columns with text, other splits, a card without a list of files. docs/data.md says
-where this is known from. A column that is not known is left out.
+A rehearsal's made files have the same layouts, so that readers are tested with nested columns,
+other columns with text, other splits, and cards without a list of files. docs/data.md names the
+origin of this list, which has no column that is not known.
 """
 
 from __future__ import annotations
@@ -16,22 +16,16 @@ from nemo_rod.corpus.sources import SourceSpec
 
 @dataclass(frozen=True, kw_only=True)
 class HubLayout:
-    """Files of a dataset.
+    """Files of a dataset."""
 
-    Attributes:
-        file: path of a file, with `{subset}`, `{split}`, and the file's `{number}` of `{count}`.
-        width: digits of a number.
-        columns: one row's columns beside those that the source reads.
-        beside: further files of the dataset, which the source must not read: configuration, split
-            and path, with `{subset}`.
-        listed: whether the dataset's card lists configurations and their files.
-    """
-
+    # path of a file, with `{subset}`, `{split}`, and the file's `{number}` of `{count}`
     file: str = "{subset}/{split}-{number}-of-{count}.parquet"
-    width: int = 5
+    width: int = 5  # digits of a number
+    # one row's columns beside those that the source reads
     columns: Mapping[str, Any] = field(default_factory=lambda: {"id": 0})
+    # other files, which the source must not read: configuration, split and path, with `{subset}`
     beside: tuple[tuple[str, str, str], ...] = ()
-    listed: bool = True
+    listed: bool = True  # whether the dataset's card lists configurations and their files
 
     def path(self, subset: str, split: str, number: int, count: int) -> str:
         """Returns the path of a file in the dataset."""
@@ -70,7 +64,6 @@ _MADE_BY_A_MODEL = {
     "license": "cc-by-4.0",
     "metadata": {"category": "made", "models_used": "Qwen3-30B-A3B"},
 }
-_GENERIC = HubLayout()
 _LAYOUTS = {
     "HuggingFaceFW/finepdfs": _fine(
         {
@@ -148,9 +141,7 @@ _LAYOUTS = {
 }
 
 
-def layout_of(spec: SourceSpec) -> HubLayout:
-    """Returns how the dataset of a source lies on the hub, as far as it is known."""
-    for name in (f"{spec.path}/{spec.subset}", str(spec.path)):
-        if name in _LAYOUTS:
-            return _LAYOUTS[name]
-    return _GENERIC
+def layout_for(spec: SourceSpec) -> HubLayout:
+    """Returns the layout of a source's dataset on the hub; a generic one if it is not known."""
+    dataset = _LAYOUTS.get(str(spec.path), HubLayout())
+    return _LAYOUTS.get(f"{spec.path}/{spec.subset}", dataset)

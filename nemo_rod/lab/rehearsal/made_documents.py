@@ -1,9 +1,9 @@
-"""A few documents for every source of a recipe, in files like the ones that the source reads.
+"""A few documents for every source of a recipe, in files like those that the source reads.
 
-A source keeps its reader, fields, filter, files, split and subsample. What it reads lies in the
+A source keeps its reader, fields, filter, files, split and subsample. Its input lies in the
 rehearsal's folder: a Hugging Face dataset becomes a folder with the same configuration, splits,
-files and columns (`hub_layouts`), and globs become files that match them. Texts are made up, one
-Markov chain a source.
+files and columns (`hub_layouts`), and globs become files that match them. Texts are made up, by
+one Markov chain per source.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import gzip
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.corpus.filters import Comparison, parse_filter
 from nemo_rod.corpus.sources import SourceSpec
-from nemo_rod.lab.rehearsal.hub_layouts import layout_of
+from nemo_rod.lab.rehearsal.hub_layouts import layout_for
 from nemo_rod.lab.toy.synthetic import synthetic_documents
 
-# Blocks of a source: enough that each has held-out ones, and replay for an arm with a large share
+# Blocks of a source: enough for held-out ones, and enough replay for an arm with a large share
 BLOCKS = {"adaptation": 48, "replay": 72}
-_TAKEN = 12  # documents of about 540 tokens that pass a source's subsample, twice what is needed
-_COLLECTIONS = ("one", "two")  # splits of a configuration of which all are read
+_TAKEN = 12  # documents of about 540 tokens that pass a source's subsample, twice the need
+_SPLITS = ("one", "two")  # of a configuration of which all splits are read
 
 
 def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str, Any]:
-    """Returns the keys that differ in the rehearsal's source: what it reads, and its caps.
+    """Returns the keys that differ in the rehearsal's source: its input and its caps.
 
     Args:
         spec: a source of the recipe.
@@ -42,7 +42,7 @@ def small_source(spec: SourceSpec, folder: Path, *, block_size: int) -> dict[str
         changed["path"] = str(_dataset(spec, folder))
     elif spec.kind in ("text", "jsonl", "parquet"):
         changed["files"] = [str(folder / spec.name / _below_root(glob)) for glob in spec.files]
-    else:  # a toy's, which is made as it is read
+    else:  # a toy's, which makes documents itself
         changed["max_bytes"] = most
     if spec.max_bytes is not None:
         changed["max_bytes"] = min(spec.max_bytes, most)
@@ -58,11 +58,15 @@ def write_sources(specs: Sequence[SourceSpec], folder: Path) -> None:
         if spec.kind == "huggingface":
             dataset = _dataset(spec, folder)
             listed = _write_dataset(spec, dataset, rows)
-            if layout_of(spec).listed:
+            if layout_for(spec).listed:
                 cards.setdefault(dataset, {}).update(listed)
         elif spec.kind in ("text", "jsonl", "parquet"):
-            for glob in spec.files:
-                _write_glob(spec, folder / spec.name / _below_root(glob), rows)
+            for glob, file in product(spec.files, range(2)):
+                wild = (("**", f"part{file}"), ("*", f"made{file}"), ("?", str(file)))
+                path = _below_root(glob)
+                for pattern, value in wild:
+                    path = path.replace(pattern, value)
+                _write_rows(folder / spec.name / path, rows[file::2], kind=spec.kind)
     for dataset, listed in cards.items():
         configs = [{"config_name": name, "data_files": files} for name, files in listed.items()]
         # the card of a dataset is YAML, of which JSON is a part
@@ -89,10 +93,9 @@ def _below_root(path: str) -> str:
 def _records(spec: SourceSpec, number: int) -> Iterator[dict[str, Any]]:
     """Yields rows with the fields that the source reads, and others."""
     comparisons = parse_filter(spec.filter)
-    columns = layout_of(spec).columns
     for index, text in enumerate(synthetic_documents(number)):
-        row = copy.deepcopy(dict(columns))
-        # each text once, and with what tokenizers treat apart
+        row = copy.deepcopy(dict(layout_for(spec).columns))
+        # every text is unique, and has characters that tokenizers treat differently
         _set(row, spec.text_field, f"{spec.name} {index}: Größe § 1, «naïf» <|im_end|> {text}")
         for comparison in comparisons:
             if comparison.field != spec.text_field:
@@ -122,11 +125,11 @@ def _set(row: dict[str, Any], field: str, value: Any) -> None:
 def _write_dataset(
     spec: SourceSpec, dataset: Path, rows: list[dict[str, Any]]
 ) -> dict[str, list[dict[str, str]]]:
-    """Writes one configuration of a dataset; returns what the dataset's card lists of it."""
+    """Writes one configuration of a dataset; returns its entries in the dataset's card."""
     from nemo_rod.corpus.hub import ALL_SPLITS
 
-    layout, subset = layout_of(spec), spec.subset or "default"
-    splits = _COLLECTIONS if spec.split == ALL_SPLITS else (spec.split,)
+    layout, subset = layout_for(spec), spec.subset or "default"
+    splits = _SPLITS if spec.split == ALL_SPLITS else (spec.split,)
     files = _num_files(spec)
     listed: dict[str, list[dict[str, str]]] = {subset: []}
     for place, split in enumerate(splits):
@@ -143,33 +146,19 @@ def _write_dataset(
     return listed
 
 
-def _write_glob(spec: SourceSpec, glob: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes two files that match a glob."""
-    for number in range(2):
-        parts = [part.replace("**", f"part{number}").replace("*", f"made{number}")
-                 .replace("?", str(number)) for part in glob.parts]  # fmt: skip
-        path, part = Path(*parts), rows[number::2]
-        if spec.kind == "text":
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write_packed(path, "\n".join(str(row["text"]) for row in part))
-        else:
-            _write_rows(path, part, parquet=spec.kind == "parquet")
-
-
-def _write_rows(path: Path, rows: list[dict[str, Any]], *, parquet: bool | None = None) -> None:
-    """Writes a table, in the format that its name ends in unless it is given."""
+def _write_rows(path: Path, rows: list[dict[str, Any]], *, kind: str | None = None) -> None:
+    """Writes "text", "jsonl" or "parquet"; by default one of the last two, by the suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if parquet is False or (parquet is None and path.suffix != ".parquet"):
-        _write_packed(path, "".join(json.dumps(row) + "\n" for row in rows))
+    if kind == "parquet" or (kind is None and path.suffix == ".parquet"):
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=64)
         return
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=64)
-
-
-def _write_packed(path: Path, text: str) -> None:
-    data = text.encode()
+    if kind == "text":
+        data = "\n".join(str(row["text"]) for row in rows).encode()
+    else:
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
     elif path.suffix == ".zst":

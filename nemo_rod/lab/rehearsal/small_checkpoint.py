@@ -1,7 +1,6 @@
 """Random checkpoints of the shrunken architectures, of transformers' own classes.
 
-Norms, biases and decays are moved off their start values, where a mistake in their mapping would
-not show.
+Norms, biases and decays differ from their initial values, which would hide a wrong mapping.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ def random_model(small: SmallModel) -> Any:
 def write_checkpoint(
     small: SmallModel, folder: Path, *, precision: str, untrained: Sequence[int] = ()
 ) -> None:
-    """Writes a random checkpoint, with the tensors that transformers itself does not write.
+    """Writes a random checkpoint, including the tensors that transformers itself does not write.
 
-    The embedding of `untrained` tokens, which pretraining has never seen, is 0.
+    The embedding of `untrained` tokens, which pretraining did not contain, is 0.
     """
     model = random_model(small).to(_DTYPES[precision])
     with torch.no_grad():
@@ -54,21 +53,21 @@ def write_checkpoint(
 
 
 def _add_predictors(folder: Path) -> None:
-    """Adds the multi-token-prediction head, which published checkpoints have.
+    """Adds the multi-token-prediction head of published checkpoints, which transformers leaves out.
 
-    Transformers' classes leave it out. Its layer is one with full attention; its experts, if there
-    are any, are stored one by one.
+    Its layer has full attention; its experts, if there are any, are stored one by one.
     """
     from safetensors.torch import load_file, save_file
 
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    last = max(int(n.split(".layers.")[1].split(".")[0]) for n in tensors if _in_text_layer(n))
+    texts = [name for name in tensors if ".layers." in name and "visual" not in name]
+    last = max(int(name.split(".layers.")[1].split(".")[0]) for name in texts)
     head: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if _in_text_layer(name) and f".layers.{last}." in name:
-            rest = name.split(f".layers.{last}.")[1]
-            head |= {f"mtp.layers.0.{key}": value for key, value in _single(rest, tensor).items()}
+    for name in texts:
+        if f".layers.{last}." in name:
+            parts = _single(name.split(f".layers.{last}.")[1], tensors[name])
+            head |= {f"mtp.layers.0.{key}": value for key, value in parts.items()}
     size = head["mtp.layers.0.input_layernorm.weight"].shape[0]
     norm = head["mtp.layers.0.input_layernorm.weight"]
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
@@ -79,12 +78,8 @@ def _add_predictors(folder: Path) -> None:
     save_file({**tensors, **head}, file, {"format": "pt"})
 
 
-def _in_text_layer(name: str) -> bool:
-    return ".layers." in name and "visual" not in name
-
-
 def _single(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns a layer's tensor as the head's are published: experts one by one."""
+    """Returns a layer's tensor in the published form of the head: experts one by one."""
     if name == "mlp.experts.gate_up_proj":
         parts = {}
         for number, expert in enumerate(tensor):

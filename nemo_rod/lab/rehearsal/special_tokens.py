@@ -1,7 +1,7 @@
-"""Special tokens of published tokenizers, and a small tokenizer with the same ones.
+"""Special tokens of published tokenizers, and a small tokenizer with the same special tokens.
 
-The small one encodes text as its UTF-8 bytes. Its special tokens have the names and the order of
-the published ones; where those come first, they have the same ids.
+The small tokenizer encodes text as its UTF-8 bytes. Its special tokens have the published names and
+order; where the published ones precede the text's tokens, they have the published ids, too.
 """
 
 from __future__ import annotations
@@ -15,25 +15,18 @@ from pathlib import Path
 from nemo_rod.files import read_json
 from nemo_rod.trust import name_and_revision
 
-NUM_LOW = 64  # ids that are kept for special tokens which come before the text's
-NUM_HIGH = 128  # at most, of those that come after it
+NUM_LOW = 64  # ids reserved for special tokens that precede the text's tokens
+NUM_HIGH = 128  # special tokens after the text's tokens, at most
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens of a published tokenizer.
+    """The special tokens of a published tokenizer."""
 
-    Attributes:
-        ids: published id by name.
-        eos: name of the one that the tokenizer calls its EOS.
-        separator: name of the one that separated documents in pretraining; None if not known.
-        was_read: whether ids and EOS were read from the tokenizer itself.
-    """
-
-    ids: Mapping[str, int]
-    eos: str
-    separator: str | None
-    was_read: bool = False
+    ids: Mapping[str, int]  # published id by name
+    eos: str  # name of the tokenizer's EOS
+    separator: str | None  # name of the token between documents of pretraining; None if not known
+    was_read: bool = False  # whether ids and EOS were read from the tokenizer itself
 
     @property
     def come_first(self) -> bool:
@@ -54,36 +47,27 @@ class SpecialTokens:
 
 
 _QWEN = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
-    *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
-    *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> "
+    "<|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> "
+    "<|image_pad|> <|video_pad|>"
 )
-_NEMOTRON = ("<unk>", "<s>", "</s>")
 
 
-def _numbered(first: int, names: tuple[str, ...]) -> dict[str, int]:
-    return {name: first + place for place, name in enumerate(names)}
+def _numbered(first: int, names: str) -> dict[str, int]:
+    return {name: first + place for place, name in enumerate(names.split())}
 
 
+_NEMOTRON = _numbered(0, "<unk> <s> </s>")
 # Names of models, as a pattern -> their special tokens. Qwen3.5's ids follow from its config
 # (image_token_id 248056); that documents of Nemotron models end with id 2 is the authors' finding.
 _KNOWN = {
     r"Qwen3\.5": SpecialTokens(_numbered(248_044, _QWEN), "<|endoftext|>", "<|endoftext|>"),
     r"Qwen3": SpecialTokens(_numbered(151_643, _QWEN), "<|endoftext|>", "<|endoftext|>"),
     r"Nemotron-3": SpecialTokens(
-        {
-            **_numbered(0, _NEMOTRON),
-            **_numbered(10, ("<|im_start|>", "<|im_end|>", "<think>", "</think>")),
-        },
-        "<|im_end|>",
-        "</s>",
+        _NEMOTRON | _numbered(10, "<|im_start|> <|im_end|> <think> </think>"), "<|im_end|>", "</s>"
     ),
     r"Nemotron": SpecialTokens(
-        {
-            **_numbered(0, _NEMOTRON),
-            **_numbered(10, ("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>", "<SPECIAL_13>")),
-        },
+        _NEMOTRON | _numbered(10, "<SPECIAL_10> <SPECIAL_11> <SPECIAL_12> <SPECIAL_13>"),
         "</s>",
         "</s>",
     ),
@@ -91,21 +75,21 @@ _KNOWN = {
 
 
 def special_tokens(name: str) -> SpecialTokens:
-    """Returns a tokenizer's special tokens: as its folder or the hub's cache has them, or as known.
+    """Returns a tokenizer's special tokens, from its folder, the hub's cache, or the known models.
 
     Raises:
-        ValueError: if it is not here and they are not known, or its files are damaged.
+        ValueError: if none of these has them, or files are damaged.
     """
     folder = Path(name).expanduser()
     if (folder / "tokenizer.json").is_file():
-        return _of_folder(folder)
+        return _read(folder)
     known = next((tokens for pattern, tokens in _KNOWN.items() if re.search(pattern, name)), None)
     files = [published_file(name, file) for file in ("tokenizer.json", "tokenizer_config.json")]
     if files[0] is not None and files[1] is not None:
-        found = _of_folder(files[0].parent)
-        if known is not None and known.separator in found.ids:  # whatever its EOS is
-            found = dataclasses.replace(found, separator=known.separator)
-        return found
+        tokens = _read(files[0].parent)
+        if known is not None and known.separator in tokens.ids:  # independent of its EOS
+            tokens = dataclasses.replace(tokens, separator=known.separator)
+        return tokens
     if known is not None:
         return known
     raise ValueError(
@@ -125,13 +109,13 @@ def published_file(name: str, file: str) -> Path | None:
 
     try:
         repository, revision = name_and_revision(name)
-        found = try_to_load_from_cache(repository, file, revision=revision)
-    except HFValidationError:  # a folder that is not there
+        path = try_to_load_from_cache(repository, file, revision=revision)
+    except HFValidationError:  # the name of a missing folder
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
-def _of_folder(folder: Path) -> SpecialTokens:
+def _read(folder: Path) -> SpecialTokens:
     added = read_json(folder / "tokenizer.json", "added_tokens")["added_tokens"]
     ids = {token["content"]: token["id"] for token in added if token["special"]}
     config = read_json(folder / "tokenizer_config.json")
@@ -141,7 +125,7 @@ def _of_folder(folder: Path) -> SpecialTokens:
         raise ValueError(
             f"{folder} has no special token for eos_token={eos}: correct its tokenizer_config.json."
         )
-    # a published tokenizer whose names are known says what its EOS may not: what was trained on
+    # tokens of a known model identify its separator, which may differ from the EOS
     known = [t for t in _KNOWN.values() if t.ids.items() <= ids.items() and t.eos == eos]
     return SpecialTokens(ids, eos, known[0].separator if known else None, was_read=True)
 

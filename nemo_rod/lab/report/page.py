@@ -75,20 +75,11 @@ def render_page(
         ("mean replay share, emergent", rod.get("replay_share"), table.percent),
         ("compute, relative to fixed replay", comparison.get("compute_ratio"), table.times),
     ]
-    columns = {column.key: column for column in tables["checks"].columns}
+    columns = tables["checks"].columns
+    numbers = [column for column in columns if column.key.startswith("measured_")]
     checks = [
-        {
-            "verdict": row["verdict"],
-            "css": row["verdict"] if row["verdict"] in ("holds", "fails") else "open",
-            "claim": row["claim"] + ("" if row["kind"] == "claim" else f" ({row['kind']})"),
-            "measured": ", ".join(
-                text
-                for key, column in columns.items()
-                if key.startswith("measured") and (text := column.cell(row))
-            ),
-            "bound": columns["bound"].cell(row),
-            "note": row["note"],
-        }
+        {column.key: column.cell(row) for column in columns}
+        | {"measured": ", ".join(filter(None, (column.cell(row) for column in numbers)))}
         for row in tables["checks"].rows
     ]
     return render(

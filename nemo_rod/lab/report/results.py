@@ -49,9 +49,10 @@ def results_of(run: Run) -> dict[str, Any]:
         default=None,
     )
     reference = against.name.name if against else None
+    expected = against.facts.get("trained_tokens") if against else None
     chord_arms, notes = [], []
     for name, arm in run.arms.items() if against else ():
-        tokens, expected = (one.facts.get("trained_tokens") for one in (arm, against))
+        tokens = arm.facts.get("trained_tokens")
         if arm is against or (arm.name.kind in CHORD_KINDS and same_budget(tokens, expected)):
             chord_arms.append(name)
         elif arm.name.kind in CHORD_KINDS:
@@ -66,6 +67,21 @@ def results_of(run: Run) -> dict[str, Any]:
     for role in ROLES:
         if unseen := sorted(set(run.block_counts[role]) - set(first.loss[role])):
             notes.append(f"Held-out losses are missing for the {role} sources {', '.join(unseen)}.")
+    # of scoring arms besides their updates, in plain steps of the arm
+    num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
+    specialist = run.arms["no_replay"].facts.get("compute") if "no_replay" in run.arms else None
+    costs = {}
+    for name, arm in run.arms.items():
+        keys = ("scored_tokens", "batch_size", "block_size", "steps")
+        scored, batch_size, block_size, steps = (arm.facts.get(key) or 0 for key in keys)
+        if scored and batch_size and block_size and steps:
+            costs[name] = {
+                "updates": steps,
+                "scored_tokens": scored,
+                "scoring": scored / (batch_size * block_size) / 3,
+                "specialist": specialist,
+                "reference_losses": num_blocks / batch_size / 3,
+            }
     chord = chord_of(arms, chord_arms)
     return {
         "schema": SCHEMA,
@@ -80,7 +96,7 @@ def results_of(run: Run) -> dict[str, Any]:
             | _comparison(arm, arms[name], against, None if name in chord_arms else chord)
             for name, arm in run.arms.items()
         },
-        "costs": _costs(run),
+        "costs": costs,
         "prefixes": run.arms["rod"].prefixes if "rod" in run.arms else {},
         "sources": run.block_counts,
         "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,
@@ -224,22 +240,3 @@ def _comparison(
         "same_tokens": same_tokens,
         "same_compute": same_compute,
     }
-
-
-def _costs(run: Run) -> dict[str, Any]:
-    """Returns the cost of each scoring arm besides its updates, in plain steps of that arm."""
-    no_replay = run.arms.get("no_replay")
-    num_blocks = sum(sum(run.block_counts[role].values()) for role in ROLES)
-    costs = {}
-    for name, arm in run.arms.items():
-        keys = ("scored_tokens", "batch_size", "block_size", "steps")
-        scored, batch_size, block_size, steps = (arm.facts.get(key) or 0 for key in keys)
-        if scored and batch_size and block_size and steps:
-            costs[name] = {
-                "updates": steps,
-                "scored_tokens": scored,
-                "scoring": scored / (batch_size * block_size) / 3,
-                "specialist": no_replay.facts.get("compute") if no_replay else None,
-                "reference_losses": num_blocks / batch_size / 3,
-            }
-    return costs

@@ -42,17 +42,8 @@ COLOURS: dict[str, tuple[str, str]] = {
 NUM_FIXED = 5
 NUM_SOURCES = 8
 
-_OF_KIND = {
-    "base": "muted",
-    "no_replay": "no-replay",
-    "max_replay": "max-replay",
-    "merge": "merge",
-    "rod": "rod",
-    "rod_variant": "rod",
-    "ablation": "other",
-    "control": "adaptation",
-    "other": "other",
-}
+# of kinds of arms whose role has another name
+_ROLES = {"base": "muted", "rod_variant": "rod", "ablation": "other", "control": "adaptation"}
 
 
 def light(role: str) -> str:
@@ -64,7 +55,7 @@ def arm_colour(name: str, names: Iterable[str]) -> str:
     """Returns an arm's colour among arms: one hue for fixed replay, darker for more replay."""
     arm = parse_arm(name)
     if arm.kind != "fixed":
-        return light(_OF_KIND[arm.kind])
+        return light(_ROLES.get(arm.kind, arm.kind.replace("_", "-")))
     shares = sorted(other.value for other in map(parse_arm, names) if other.kind == "fixed")
     place = shares.index(arm.value) / max(len(shares) - 1, 1) if len(shares) > 1 else 0.6
     return light(f"fixed-{round(place * (NUM_FIXED - 1))}")

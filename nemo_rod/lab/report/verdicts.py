@@ -145,17 +145,15 @@ def _first_step_share(view: View) -> Measurement:
 
 
 def _decile_growth(view: View) -> Measurement:
-    deciles = view.rod()["share_by_decile"]
-    if deciles is None:
-        raise NotJudged("rod has no curriculum.rod of ten steps or more")
-    return deciles[-1] - deciles[0], ""
+    if deciles := view.rod()["share_by_decile"]:
+        return deciles[-1] - deciles[0], ""
+    raise NotJudged("rod has no curriculum.rod of ten steps or more")
 
 
 def _mean_share(view: View) -> Measurement:
-    share = view.rod()["replay_share"]
-    if share is None:
-        raise NotJudged("rod has no curriculum.rod")
-    return share, ""
+    if (share := view.rod()["replay_share"]) is not None:
+        return share, ""
+    raise NotJudged("rod has no curriculum.rod")
 
 
 def _merge_gap(lam: float) -> Callable[[View], Measurement]:
@@ -191,9 +189,8 @@ def _gap(view: View, name: str) -> Measurement:
 
 
 def _mean_gap(per_run: Sequence[Results]) -> Measurement:
-    checks = [check for results in per_run for check in results["checks"]]
-    gaps = [check["measured"] for check in checks if check["id"] == "chord_gap"]
-    gaps = [gap for gap in gaps if gap is not None]
+    checks = [check for run in per_run for check in run["checks"] if check["id"] == "chord_gap"]
+    gaps = [check["measured"] for check in checks if check["measured"] is not None]
     if len(gaps) < 2:
         raise NotJudged("fewer than two runs were judged")
     return math.fsum(gaps) / len(gaps), f"mean of {len(gaps)} runs"

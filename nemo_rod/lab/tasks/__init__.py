@@ -1,7 +1,1 @@
-"""The gains and losses of a trained model: benchmark tasks and merging."""
-
-from __future__ import annotations
-
-from nemo_rod.lab.merging import merge_checkpoints
-
-__all__ = ["merge_checkpoints"]
+"""Benchmark tasks: the losses and gains of a trained model beside those of its corpora."""

@@ -2,8 +2,8 @@
 
 A question shows the first half of a held-out block and four short texts: its continuation, and the
 texts at the same position in three other held-out blocks of that source. Every replay source
-becomes one lm-eval task, a yaml beside the questions, and one capability. It measures what a model
-knows of a source on blocks that it never saw, without any download.
+becomes one lm-eval task, a yaml beside the questions, and one capability. It measures a model's
+knowledge of a source on blocks that it was not trained on, without any download.
 
     <folder>/held_out_<source>.yaml
     <folder>/held_out_<source>.jsonl     {"context": ..., "choices": [...], "answer": ...}
@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nemo_rod.corpus import BlockStore
 from nemo_rod.corpus.store import StoreSource
@@ -61,7 +60,6 @@ def write_held_out_tasks(
     """
     store = BlockStore(blocks, split="holdout")
     store.check_tokenizer(tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
     capabilities = {}
     for source in store.sources:
         if source.role != "replay":
@@ -73,17 +71,18 @@ def write_held_out_tasks(
                 "raise domain.holdout_floor."
             )
         name = PREFIX + source.name
-        file = (folder / f"{name}.jsonl").absolute()
-        lines = (json.dumps(q) + "\n" for q in questions(store, source, tokenizer, num_questions))
-        file.write_text("".join(lines), encoding="utf-8")
-        (folder / f"{name}.yaml").write_text(task_definition(name, file), encoding="utf-8")
+        write_task(name, questions(store, source, tokenizer, num_questions), folder)
         capabilities[source.name] = [name]
     return capabilities
 
 
-def task_definition(name: str, file: Path) -> str:
-    """Returns lm-eval's definition of a multiple-choice task with its questions in a file."""
-    return _YAML.format(name=name, file=json.dumps(str(file)))
+def write_task(name: str, rows: Iterable[dict[str, Any]], folder: Path) -> None:
+    """Writes the questions of a multiple-choice task, and lm-eval's definition of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / f"{name}.jsonl").absolute()
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    definition = _YAML.format(name=name, file=json.dumps(str(file)))
+    (folder / f"{name}.yaml").write_text(definition, encoding="utf-8")
 
 
 def questions(
@@ -100,7 +99,10 @@ def questions(
         tokens_S = store.tokens([ids[number]])[0]
         right = tokenizer.decode(tokens_S[half : half + length])
         wrong: list[str] = []
-        for other in _order(source.name, number, source.count):
+        key = f"{source.name}/{number}".encode()
+        seed = hashlib.blake2b(key, digest_size=8, person=b"rod-tasks-v1").digest()
+        order = np.random.default_rng(int.from_bytes(seed)).permutation(source.count)
+        for other in order:  # fixed for each question
             text = tokenizer.decode(store.tokens([ids[other]])[0][half : half + length])
             if other != number and text != right and text not in wrong:
                 wrong.append(text)
@@ -112,9 +114,3 @@ def questions(
         choices = [*wrong[:answer], right, *wrong[answer:]]
         context = tokenizer.decode(tokens_S[:half])
         yield {"context": context, "choices": choices, "answer": answer}
-
-
-def _order(source: str, number: int, count: int) -> NDArray[np.int64]:
-    """Returns a fixed shuffle of the source's held-out blocks for one question."""
-    key = hashlib.blake2b(f"{source}/{number}".encode(), digest_size=8, person=b"rod-tasks-v1")
-    return np.random.default_rng(int.from_bytes(key.digest())).permutation(count)

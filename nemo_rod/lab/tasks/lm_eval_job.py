@@ -1,12 +1,15 @@
 """Benchmark tasks through lm-eval, by capability (paper, appendix "Evaluation").
 
+`python -m nemo_rod.lab.tasks.lm_eval_job JOB.json` runs the tasks of one model. Every model has its
+own process, because a backend may not free its memory.
+
 Every entry of a capability is a task or a group of lm-eval. Its score is length-normalised accuracy
 if the task defines it, otherwise plain accuracy; a group's score is over all its questions. A
 capability's accuracy is the mean over its entries.
 
 Everything that determines the numbers is recorded with them: versions, backend, settings, and for
-each task its version, its shots and a digest of every prompt, choice and answer. Only models that
-answered exactly the same questions can be compared.
+each task its version, its shots and a digest of every prompt, choice and answer. Models can be
+compared only if they answered exactly the same questions.
 """
 
 from __future__ import annotations
@@ -17,56 +20,46 @@ import importlib.metadata
 import importlib.util
 import json
 import math
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_rod.files import digest, read_json, write_json
+from nemo_rod.progress import Progress
+from nemo_rod.signals import end_with_parent
 
 METRICS = ("acc_norm", "acc")  # in order of preference
 BACKENDS = {"hf": "transformers", "vllm": "vllm"}  # lm-eval's model -> package that runs it
-# Layers whose torch code, unlike their kernels, loses what earlier chunks of a text left behind
+# Layers whose torch code, unlike their kernels, loses the state of earlier chunks of a text
 # (transformers, issue 47246)
 _CHUNKS_FORGOTTEN = ("NemotronHMamba2Mixer", "Zamba2MambaMixer")
-_AT_ONCE = 8  # entries between two writes; each lm-eval call also describes the whole machine
+_ENTRIES_PER_CALL = 8  # between two writes; each lm-eval call also describes the machine
 Capabilities = Mapping[str, Sequence[str]]
 
 
 @dataclass
 class TaskJob:
-    """The job of the process that runs the tasks of one model.
+    """The job of the process that runs the tasks of one model."""
 
-    Attributes:
-        name: Name of the model, for progress.
-        model: Hugging Face checkpoint.
-        out: Output file of the process; partial results are written beside it.
-        capabilities: Names of lm-eval tasks or groups by capability.
-        include: Folder of further task definitions; None for lm-eval's own alone.
-        backend: lm-eval's model, "hf" or "vllm".
-        arguments: Arguments of lm-eval's model, besides the checkpoint.
-        batch_size: Requests per forward pass.
-        few_shot: Examples before a question; None for each task's default.
-        limit: Maximum number of questions per task; None for all.
-        seed: Seed of the choice of examples, and of lm-eval's other draws.
-        inputs: Other inputs of the answers, such as the digest of the weights; recorded.
-    """
-
-    name: str
-    model: str
-    out: str
-    capabilities: dict[str, list[str]]
-    include: str | None
-    backend: str
-    arguments: dict[str, Any]
-    batch_size: int
-    few_shot: int | None
-    limit: int | None
-    seed: int
+    name: str  # name of the model, for progress
+    model: str  # Hugging Face checkpoint
+    out: str  # output file; partial results are written beside it
+    capabilities: dict[str, list[str]]  # names of lm-eval tasks or groups by capability
+    include: str | None  # folder of all task definitions; None for lm-eval's own
+    backend: str  # lm-eval's model, "hf" or "vllm"
+    arguments: dict[str, Any]  # arguments of lm-eval's model, besides the checkpoint
+    batch_size: int  # requests per forward pass
+    few_shot: int | None  # examples before a question; None for each task's default
+    limit: int | None  # maximum number of questions per task; None for all
+    seed: int  # determines the choice of examples, and lm-eval's other draws
+    # other inputs of the answers, such as the digest of the weights; recorded
     inputs: dict[str, Any]
 
     def configuration(self) -> dict[str, Any]:
-        """Returns what must be equal for models that are compared, versions included."""
+        """Returns the settings that compared models must share, versions included."""
         compared = dataclasses.asdict(self)
         for key in ("name", "model", "out", "include", "batch_size", "inputs"):
             del compared[key]
@@ -98,35 +91,78 @@ def missing_tasks(capabilities: Capabilities, include: str | None = None) -> lis
     return [name for names in capabilities.values() for name in names if name not in known]
 
 
+def main() -> int:
+    """Runs the job named on the command line and returns the exit status."""
+    end_with_parent()
+    job = TaskJob(**json.loads(Path(sys.argv[1]).read_text()))
+    total = sum(len(names) for names in job.capabilities.values())
+    progress = Progress(f"tasks of {job.name}", total, unit="tasks")
+    try:
+        evaluate_tasks(job, progress.step)
+    except Exception as error:
+        traceback.print_exc()
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        print(f"nemo-rod error on rank 0: {kind}{' '.join(str(error).split())}", flush=True)
+        return 1
+    return 0
+
+
 def evaluate_tasks(job: TaskJob, show: Callable[[int, str], None]) -> None:
     """Runs all tasks of one model and writes `job.out`; resumes an earlier attempt.
 
-    `show` is called with the number of finished entries and the name of the next.
+    Args:
+        job: the job.
+        show: called with the number of finished entries and the name of the next.
 
     Raises:
         ValueError: If a task defines no accuracy, or an earlier attempt had other settings.
     """
-    configuration = job.configuration()
     out = Path(job.out)
     partial = out.with_suffix(".partial.json")
-    made_from = {"configuration": configuration, "inputs": job.inputs}
-    done = _earlier(partial, made_from)
+    made_from = {"configuration": job.configuration(), "inputs": job.inputs}
+    done: dict[str, Any] = {}
+    if partial.exists():
+        earlier = read_json(partial, *made_from)
+        if {key: earlier[key] for key in made_from} != json.loads(json.dumps(made_from)):
+            raise ValueError(
+                f"{partial} was begun with another task configuration or other weights: add "
+                "rebuild=[evaluate] to run the tasks again, or choose another run_dir."
+            )
+        done = earlier["tasks"]
     entries = [name for names in job.capabilities.values() for name in names]
-    left = [name for name in entries if name not in done]
-    ask = _asker(job) if left else None
-    for start in range(0, len(left), _AT_ONCE):
-        portion = left[start : start + _AT_ONCE]
+    pending = [name for name in entries if name not in done]
+    if pending:
+        from lm_eval import simple_evaluate
+        from lm_eval.api.registry import get_model
+        from lm_eval.tasks import TaskManager
+
+        manager = TaskManager(include_path=job.include, include_defaults=job.include is None)
+        model = get_model(job.backend).create_from_arg_obj(model_arguments(job))
+        if job.backend == "hf":
+            refuse_forgotten_chunks(model.model)
+    for start in range(0, len(pending), _ENTRIES_PER_CALL):
+        portion = pending[start : start + _ENTRIES_PER_CALL]
         show(len(done), portion[0])
-        assert ask is not None
-        results = ask(portion)
-        done |= {name: entry_of(name, results) for name in portion}
+        results = simple_evaluate(
+            model,
+            tasks=portion,
+            task_manager=manager,
+            num_fewshot=job.few_shot,
+            limit=job.limit,
+            bootstrap_iters=0,
+            log_samples=True,
+            random_seed=job.seed,
+            numpy_random_seed=job.seed,
+            torch_random_seed=job.seed,
+            fewshot_random_seed=job.seed,
+        )
+        done |= {name: entry_for(name, results) for name in portion}
         write_json(partial, {**made_from, "tasks": done})
     show(len(entries), "")
-    accuracy = capability_accuracy(
-        job.capabilities, {name: entry["accuracy"] for name, entry in done.items()}
-    )
-    result = {**made_from, "capabilities": accuracy}
-    write_json(out, {**result, "tasks": {name: done[name] for name in entries}})
+    accuracy = {name: entry["accuracy"] for name, entry in done.items()}
+    capabilities = capability_accuracy(job.capabilities, accuracy)
+    tasks = {name: done[name] for name in entries}
+    write_json(out, {**made_from, "capabilities": capabilities, "tasks": tasks})
     partial.unlink(missing_ok=True)
 
 
@@ -140,49 +176,6 @@ def capability_accuracy(
     }
 
 
-def _earlier(partial: Path, made_from: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answers of an interrupted attempt."""
-    if not partial.exists():
-        return {}
-    earlier = read_json(partial, *made_from)
-    if {key: earlier[key] for key in made_from} != json.loads(json.dumps(made_from)):
-        raise ValueError(
-            f"{partial} was begun with another task configuration or other weights: add "
-            "rebuild=[evaluate] to ask again, or choose another run_dir."
-        )
-    done: dict[str, Any] = earlier["tasks"]
-    return done
-
-
-def _asker(job: TaskJob) -> Callable[[list[str]], Mapping[str, Any]]:
-    """Loads the model once and returns a function from entries to lm-eval's results."""
-    from lm_eval import simple_evaluate
-    from lm_eval.api.registry import get_model
-    from lm_eval.tasks import TaskManager
-
-    manager = TaskManager(include_path=job.include, include_defaults=job.include is None)
-    model = get_model(job.backend).create_from_arg_obj(model_arguments(job))
-    if job.backend == "hf":
-        refuse_forgotten_chunks(model.model)
-
-    def ask(names: list[str]) -> Mapping[str, Any]:
-        return simple_evaluate(
-            model,
-            tasks=names,
-            task_manager=manager,
-            num_fewshot=job.few_shot,
-            limit=job.limit,
-            bootstrap_iters=0,
-            log_samples=True,
-            random_seed=job.seed,
-            numpy_random_seed=job.seed,
-            torch_random_seed=job.seed,
-            fewshot_random_seed=job.seed,
-        )
-
-    return ask
-
-
 def refuse_forgotten_chunks(model: Any) -> None:
     """Makes layers of Mamba-2 without kernels refuse texts longer than a chunk of theirs.
 
@@ -190,10 +183,10 @@ def refuse_forgotten_chunks(model: Any) -> None:
     """
     for layer in model.modules():
         if type(layer).__name__ in _CHUNKS_FORGOTTEN:
-            layer.torch_forward = functools.partial(_of_one_chunk, layer, layer.torch_forward)
+            layer.torch_forward = functools.partial(_within_one_chunk, layer, layer.torch_forward)
 
 
-def _of_one_chunk(
+def _within_one_chunk(
     layer: Any, forward: Callable[..., Any], states: Any, *args: Any, **options: Any
 ) -> Any:
     if states.shape[1] > layer.chunk_size:
@@ -216,7 +209,7 @@ def model_arguments(job: TaskJob) -> dict[str, Any]:
     return arguments
 
 
-def entry_of(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
+def entry_for(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """Returns lm-eval's results of one task or group, as recorded.
 
     Raises:
@@ -258,3 +251,7 @@ def prompts_digest(samples: Sequence[Mapping[str, Any]]) -> str:
     keys = ("doc_hash", "prompt_hash", "target_hash")
     lines = sorted(json.dumps([s["doc_id"], *(s[key] for key in keys)]) for s in samples)
     return digest("\n".join(lines).encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

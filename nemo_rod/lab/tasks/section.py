@@ -29,6 +29,6 @@ class Tasks:
         """Refuses two kinds of tasks in one run (ValueError)."""
         if self.capabilities and self.held_out:
             raise ValueError(
-                "tasks.capabilities and tasks.held_out are both set: ask them in two runs, because "
+                "tasks.capabilities and tasks.held_out are both set: run them in two runs, because "
                 "the forgetting of tasks is the mean over all capabilities."
             )

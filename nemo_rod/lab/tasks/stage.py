@@ -18,8 +18,7 @@ from nemo_rod.run.processes.torchrun import refuse_bad_ending, run_process
 
 FILE = "tasks.json"
 JOB, ANSWERED = "tasks.job.json", "tasks.answered.json"
-# what an interrupted attempt leaves
-PARTIAL = (JOB, ANSWERED, "tasks.answered.partial.json")
+PARTIAL = (JOB, ANSWERED, "tasks.answered.partial.json")  # left by an interrupted attempt
 
 
 def wanted(config: Config) -> bool:
@@ -52,49 +51,68 @@ def check(config: Config) -> str:
 
 
 def missing(jobs: ModelJobs, names: list[str]) -> list[str]:
-    """Returns the arms without a `tasks.json`; refuses one of another configuration or weights."""
-    check_installed(section(jobs.config, Tasks).backend)
-    return [name for name in names if not _is_asked(jobs, name)]
+    """Returns the arms without a `tasks.json`.
+
+    Raises:
+        ValueError: if one has another configuration or weights, or a package is not installed.
+    """
+    tasks = section(jobs.config, Tasks)
+    check_installed(tasks.backend)
+    pending = []
+    for name in names:
+        path = jobs.results.arm(name) / FILE
+        if not path.exists():
+            pending.append(name)
+            continue
+        recorded = read_json(path, "inputs", "configuration")
+        with interpreting(path):
+            earlier = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
+        # Tasks from held-out blocks derive from the run's own blocks, whose digest is compared.
+        same = recorded["configuration"]["capabilities"] if tasks.held_out else tasks.capabilities
+        job = _job(jobs, name, path, same)
+        now = {**flatten("tasks", json.loads(json.dumps(job.configuration()))), **job.inputs}
+        refuse_changes(path, earlier, now, advice="add rebuild=[evaluate] to run the tasks again")
+    return pending
 
 
 def measure(jobs: ModelJobs, names: list[str]) -> None:
-    """Writes `tasks.json` for the arms without one.
+    """Writes `tasks.json` for the arms without one, in one resumable process per model.
 
     Raises:
         ValueError: see `missing`.
         Stopped: if it was asked to stop; the answers so far are kept.
         RuntimeError: if a process failed, with the reason.
     """
-    if not (unasked := missing(jobs, names)):
+    if not (pending := missing(jobs, names)):
         return
-    capabilities, include = _capabilities(jobs)
-    for name in unasked:
+    tasks, config = section(jobs.config, Tasks), jobs.config
+    capabilities, include = tasks.capabilities, tasks.include
+    if tasks.held_out:
+        from nemo_rod.corpus import load_tokenizer
+        from nemo_rod.lab.tasks.held_out_questions import write_held_out_tasks
+
+        tokenizer = load_tokenizer(
+            config.domain.tokenizer,
+            eod=config.domain.eod,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        definitions = jobs.results.path / "tasks"
+        capabilities = write_held_out_tasks(
+            jobs.results.blocks, definitions, tokenizer, num_questions=tasks.held_out
+        )
+        include = str(definitions.absolute())
+    for name in pending:
         folder = jobs.results.arm(name)
         folder.mkdir(parents=True, exist_ok=True)
         answered, file = folder / ANSWERED, folder / JOB
         job = _job(jobs, name, answered, capabilities, include)
         write_json(file, dataclasses.asdict(job))
         log = jobs.results.log(f"tasks_{name}")
-        command = [sys.executable, "-m", "nemo_rod.lab.tasks", str(file.absolute())]
-        refuse_bad_ending([run_process(command, log, jobs.config.launcher)], log)
+        module = "nemo_rod.lab.tasks.lm_eval_job"
+        command = [sys.executable, "-m", module, str(file.absolute())]
+        refuse_bad_ending([run_process(command, log, config.launcher)], log)
         file.unlink()
         os.replace(answered, folder / FILE)
-
-
-def _capabilities(jobs: ModelJobs) -> tuple[dict[str, list[str]], str | None]:
-    """Returns tasks by capability, and the folder with their definitions if not lm-eval's own."""
-    tasks = section(jobs.config, Tasks)
-    if not tasks.held_out:
-        return tasks.capabilities, tasks.include
-    from nemo_rod.corpus import load_tokenizer
-    from nemo_rod.lab.tasks.held_out_questions import write_held_out_tasks
-
-    folder = jobs.results.path / "tasks"
-    domain, trusted = jobs.config.domain, jobs.config.model.trust_remote_code
-    tokenizer = load_tokenizer(domain.tokenizer, eod=domain.eod, trust_remote_code=trusted)
-    blocks = jobs.results.blocks
-    made = write_held_out_tasks(blocks, folder, tokenizer, num_questions=tasks.held_out)
-    return made, str(folder.absolute())
 
 
 def _job(
@@ -120,19 +138,3 @@ def _job(
         seed=tasks.seed,
         inputs={**jobs.results.measured(name), "tasks.held_out": tasks.held_out},
     )
-
-
-def _is_asked(jobs: ModelJobs, name: str) -> bool:
-    path = jobs.results.arm(name) / FILE
-    if not path.exists():
-        return False
-    recorded = read_json(path, "inputs", "configuration")
-    with interpreting(path):
-        made_with = {**recorded["inputs"], **flatten("tasks", recorded["configuration"])}
-    # Tasks from held-out blocks derive from the run's own blocks, whose digest is compared.
-    tasks = section(jobs.config, Tasks)
-    asked = recorded["configuration"]["capabilities"] if tasks.held_out else tasks.capabilities
-    job = _job(jobs, name, path, asked)
-    now = {**flatten("tasks", json.loads(json.dumps(job.configuration()))), **job.inputs}
-    refuse_changes(path, made_with, now, advice="add rebuild=[evaluate] to ask again")
-    return True

@@ -24,11 +24,12 @@ def worker_python() -> Path | None:
 def python_with_megatron() -> str:
     """Returns the Python that runs models: this one, unless only the workers' has Megatron."""
     workers = worker_python()
-    return sys.executable if workers is None or _has_megatron() else str(workers)
+    return sys.executable if workers is None or can_be_found("megatron.bridge") else str(workers)
 
 
-def _has_megatron() -> bool:
+def can_be_found(module: str) -> bool:
+    """Returns whether a module is installed, without importing it."""
     try:
-        return find_spec("megatron.bridge") is not None
-    except ModuleNotFoundError:  # no megatron package at all
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # raised for a missing parent
         return False

@@ -33,4 +33,5 @@ class Capped(Policy):
 
 def relative(loss_C: Floats, reference_C: Floats) -> Nats:
     """Returns the excess of the loss over the reference as a share of it, float32 [C]."""
-    return (loss_C - reference_C) / np.maximum(reference_C, np.float32(0.1))
+    excess_C = (loss_C - reference_C) / np.maximum(reference_C, 0.1)
+    return excess_C.astype(np.float32)

@@ -6,6 +6,7 @@ Each returns a figure, or None if its arms were not run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -19,8 +20,8 @@ _OF_RUN: dict[str, Draw] = {
     "frontier": plane.frontier,
     "capabilities": rows.capabilities,
     "components": plane.components,
-    "pool_size": plane.pool_size,
-    "weighting": plane.weighting,
+    "pool_size": partial(plane.swept, key="multiplier"),
+    "weighting": partial(plane.swept, key="kappa"),
     "budgets": plane.budgets,
     "transfer": plane.transfer,
     "seeds": rows.seeds,

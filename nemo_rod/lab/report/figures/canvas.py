@@ -34,12 +34,8 @@ _RC: dict[str, Any] = {
     "axes.grid": True,
     "axes.labelpad": 6,
     "grid.linewidth": 0.7,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-    "xtick.major.pad": 5,
-    "ytick.major.pad": 5,
+    **{f"{axis}tick.{ticks}.size": 0 for axis in "xy" for ticks in ("major", "minor")},
+    **{f"{axis}tick.major.pad": 5 for axis in "xy"},
     "svg.hashsalt": "rod",
 }
 

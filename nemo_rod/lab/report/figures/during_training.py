@@ -6,7 +6,7 @@ Shape suffixes: T = steps, B = bins of consecutive steps, O = sources.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -206,37 +206,28 @@ def under_way(parts: Sequence[Part]) -> Figure | None:
     return figure
 
 
-def _smooth(key: str, scale: float = 1.0) -> Callable[[Part], Points]:
-    """Returns a function from a part to a metric of its steps, as means of neighbouring steps."""
-
-    def points(part: Part) -> Points:
-        known = [(r["step"] + 1, r[key]) for r in part.rows if r.get(key) is not None]
-        bins = np.array_split(np.array(known, dtype=np.float64).reshape(-1, 2), _MAX_POINTS)
-        means = [part.mean(axis=0) for part in bins if len(part)]
-        return [float(m[0]) for m in means], [scale * float(m[1]) for m in means]
-
-    return points
+def _smooth(part: Part, key: str, scale: float = 1.0) -> Points:
+    """Returns a metric of a part's steps, as means of neighbouring steps."""
+    known = [(row["step"] + 1, row[key]) for row in part.rows if row.get(key) is not None]
+    bins = np.array_split(np.array(known, dtype=np.float64).reshape(-1, 2), _MAX_POINTS)
+    means = [rows.mean(axis=0) for rows in bins if len(rows)]
+    return [float(m[0]) for m in means], [scale * float(m[1]) for m in means]
 
 
-def _held_out(role: str) -> Callable[[Part], Points]:
-    """Returns a function from a part to its validations, as means over a role's sources."""
-    prefix = f"validation/{role}/"
-
-    def mean(row: dict[str, Any]) -> float | None:
-        values = [value for key, value in row.items() if key.startswith(prefix)]
-        return sum(values) / len(values) if values else None
-
-    def points(part: Part) -> Points:
-        means = [(0, mean(part.start)), *((row["step"] + 1, mean(row)) for row in part.rows)]
-        known = [(float(step), loss) for step, loss in means if loss is not None]
-        return [step for step, _ in known], [loss for _, loss in known]
-
+def _held_out(part: Part, role: str) -> Points:
+    """Returns the held-out losses of a part, as means over a role's sources."""
+    points: Points = ([], [])
+    for row in [part.start | {"step": -1}, *part.rows]:
+        values = [value for key, value in row.items() if key.startswith(f"validation/{role}/")]
+        if values:
+            points[0].append(float(row["step"] + 1))
+            points[1].append(sum(values) / len(values))
     return points
 
 
 _PANELS: tuple[tuple[str, Callable[[Part], Points]], ...] = (
-    ("training loss (nats)", _smooth("train/loss")),
-    ("share of replay (%)", _smooth("rod/replay_share", 100.0)),
-    ("held-out adaptation loss, sources alike (nats)", _held_out("adaptation")),
-    ("held-out replay loss, sources alike (nats)", _held_out("replay")),
+    ("training loss (nats)", partial(_smooth, key="train/loss")),
+    ("share of replay (%)", partial(_smooth, key="rod/replay_share", scale=100.0)),
+    ("held-out adaptation loss, sources alike (nats)", partial(_held_out, role="adaptation")),
+    ("held-out replay loss, sources alike (nats)", partial(_held_out, role="replay")),
 )

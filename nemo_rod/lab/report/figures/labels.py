@@ -92,6 +92,8 @@ def place_labels(
             cost += _ON_A_MARK * _inside(marks, box, _MARK_RADIUS * scale)
             # limited, so that the covered length of a line hardly matters
             cost += min(_ON_A_LINE, _inside(lines, box, scale))
+            if cost >= cheapest:
+                continue  # before the slow part
             if len(own):  # the leader may run along lines, or through other marks
                 others = marks[(marks != own[0]).any(axis=1)]
                 from_lines = np.abs(own[:, None] - lines[None]).max(axis=-1, initial=0)

@@ -33,6 +33,12 @@ _TITLES: dict[Measure, str] = {
 _X_TITLE = "adaptation loss (nats per token)"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SIGNS = {"multiplier": "m", "kappa": "\u03ba"}
+_CIRCLE = ("o", 7.5)
+# kind of arm -> marker and its size, other than a circle
+_MARKERS = {
+    "rod": ("*", 17.0), "rod_variant": ("*", 11.0), "merge": ("D", 6.0), "max_replay": ("s", 7.5),
+    "control": ("v", 7.5), "ablation": ("^", 7.5), "other": ("^", 7.5),
+}  # fmt: skip
 _TINTS = ("fixed-0", "rod", "fixed-2", "fixed-4", "merge", "other")  # for m = 1.5, 2, 4, 8, ...
 
 
@@ -121,16 +127,6 @@ def components(results: Results) -> Figure | None:
     return draw_planes([Plane(results, [*names, "rod"])])
 
 
-def pool_size(results: Results) -> Figure | None:
-    """Draws arms by candidate multiplier m, and the replay share that emerges."""
-    return _swept(results, "multiplier")
-
-
-def weighting(results: Results) -> Figure | None:
-    """Draws arms by weight kappa of the replay scores, and the share that emerges."""
-    return _swept(results, "kappa")
-
-
 def budgets(results: Results) -> Figure | None:
     """Draws fixed replay and RoD at the common budget and at others."""
     arms = results["arms"]
@@ -158,8 +154,8 @@ def transfer(results: Results) -> Figure | None:
     return draw_planes([Plane(results, names, replicates=results["replicates"])])
 
 
-def _swept(results: Results, key: str) -> Figure | None:
-    """Draws a plane of the arms that differ in `key`, and their replay share by tenths."""
+def swept(results: Results, key: Literal["multiplier", "kappa"]) -> Figure | None:
+    """Draws a plane of the arms that differ in one key, and their replay share by tenths."""
     arms = results["arms"]
     names = varying(arms, key)
     if len(names) < 2 or not points_of(arms, names, "val_forgetting"):
@@ -218,10 +214,10 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
         if is_log:
             _draw_chord(axes, replicate, alpha=0.25)
         for name, point in points_of(replicate["arms"], plane.names, plane.measure).items():
-            arm = parse_arm(name)
+            marker, size = _MARKERS.get(parse_arm(name).kind, _CIRCLE)
             axes.plot(
-                *point, _marker(arm), color=arm_colour(name, replicate["arms"]), alpha=0.35,
-                markersize=_marker_size(arm) * 0.6, markeredgewidth=0, zorder=3,
+                *point, marker, color=arm_colour(name, replicate["arms"]), alpha=0.35,
+                markersize=size * 0.6, markeredgewidth=0, zorder=3,
             )  # fmt: skip
     lines = _draw_chord(axes, results) if is_log else []
     names = list(results["arms"])
@@ -234,8 +230,9 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
     labels = []
     for name, point in points.items():
         arm, is_open = _as_drawn(results, name)
+        marker, size = _MARKERS.get(arm.kind, _CIRCLE)
         axes.plot(
-            *point, _marker(arm), color=arm_colour(arm.name, names), markersize=_marker_size(arm),
+            *point, marker, color=arm_colour(arm.name, names), markersize=size,
             markerfacecolor=light("surface") if is_open else None,
             markeredgewidth=1.2 if is_open else 0, zorder=5,
         )  # fmt: skip
@@ -248,9 +245,17 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
             *point, "x", color=arm_colour(name, names), markersize=6, markeredgewidth=1.3, zorder=4
         )
     labels.sort(key=lambda label: not label.bold)
-    if plane.show_gap and is_log:
-        gap_labels, gap_line = _draw_gap(axes, results)
-        labels, lines = labels + gap_labels, lines + gap_line
+    gap = results["comparisons"].get("rod", {}).get("gap")
+    if plane.show_gap and gap is not None:  # from RoD to the chord at equal forgetting
+        colour, (loss, forgetting) = light("rod"), points["rod"]
+        ends = [(loss, forgetting), (loss - gap, forgetting)]
+        axes.plot(
+            *zip(*ends, strict=True), color=colour, linewidth=1.2, linestyle=(0, (2, 1.5)), zorder=4
+        )
+        axes.plot(loss - gap, forgetting, "|", color=colour, markersize=7, zorder=4)
+        end = min(loss - gap, axes.get_xlim()[1])  # an extended chord may end outside the axes
+        labels.append(Label(end, forgetting, f"{signed(3)(gap)} at equal F_val", colour))
+        lines += _along(ends)
     place_labels(axes, labels, avoid=lines, size=FONT_SIZE)
 
 
@@ -283,17 +288,6 @@ def _set_limits(axes: Axes, points: Sequence[Point], measure: Measure) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _marker(arm: ArmName) -> str:
-    return {
-        "rod": "*", "rod_variant": "*", "merge": "D", "max_replay": "s", "control": "v",
-        "ablation": "^", "other": "^",
-    }.get(arm.kind, "o")  # fmt: skip
-
-
-def _marker_size(arm: ArmName) -> float:
-    return {"rod": 17.0, "rod_variant": 11.0, "merge": 6.0}.get(arm.kind, 7.5)
-
-
 def _draw_chord(axes: Axes, results: Results, alpha: float = 1.0) -> list[Point]:
     """Draws the chord and returns points along it, for labels to avoid."""
     chord = chord_of(results["arms"], results["chord"])
@@ -314,22 +308,3 @@ def _along(path: Sequence[Point], is_log: bool = True) -> list[Point]:
             height = f0 ** (1 - t) * f1**t if is_log else f0 + t * (f1 - f0)
             points.append((float(x0 + t * (x1 - x0)), float(height)))
     return points
-
-
-def _draw_gap(axes: Axes, results: Results) -> tuple[list[Label], list[Point]]:
-    """Draws the gap from RoD to the chord at equal forgetting; returns its label and its line."""
-    chord = chord_of(results["arms"], results["chord"])
-    gap = results["comparisons"].get("rod", {}).get("gap")
-    if chord is None or gap is None:
-        return [], []
-    rod = results["arms"]["rod"]
-    loss, forgetting = rod["adapt_loss"], rod["val_forgetting"]
-    axes.plot(
-        [loss, loss - gap], [forgetting] * 2, color=light("rod"), linewidth=1.2,
-        linestyle=(0, (2, 1.5)), zorder=4,
-    )  # fmt: skip
-    axes.plot(loss - gap, forgetting, "|", color=light("rod"), markersize=7, zorder=4)
-    text = f"{signed(3)(gap)} at equal F_val"
-    line = _along([(loss, forgetting), (loss - gap, forgetting)])
-    end = min(loss - gap, axes.get_xlim()[1])  # an extended chord may be reached outside the axes
-    return [Label(end, forgetting, text, light("rod"))], line

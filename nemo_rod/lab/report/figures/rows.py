@@ -12,16 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nemo_rod.lab.report.arm_names import filter_kinds, frontier_arms, parse_arm
-from nemo_rod.lab.report.figures.canvas import (
-    BOTTOM,
-    FONT_SIZE,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    add_axes,
-    new_figure,
-)
+from nemo_rod.lab.report.figures import canvas
+from nemo_rod.lab.report.figures.canvas import BOTTOM, FONT_SIZE, TOP, add_axes, new_figure
 from nemo_rod.lab.report.figures.labels import label_width, shorten
 from nemo_rod.lab.report.paper import paper
 from nemo_rod.lab.report.results import Results
@@ -44,7 +36,7 @@ def capabilities(results: Results) -> Figure | None:
     rows = len(groups) * (len(names) + 1 + _GAP)
     height = BOTTOM + TOP + rows * _ROW
     figure = new_figure(height)
-    box = (left, BOTTOM, WIDTH - left - RIGHT - 0.2, height - BOTTOM - TOP)
+    box = (left, BOTTOM, canvas.WIDTH - left - canvas.RIGHT - 0.2, height - BOTTOM - TOP)
     axes = add_axes(figure, box, "change of accuracy against the base model (points)", "")
     theirs = paper()["fig:qwen_task_forgetting"].get(results["recipe"], {})
     row, places = 0.0, []
@@ -81,7 +73,7 @@ def seeds(results: Results) -> Figure | None:
     below = _SHARE if len(shares) > 1 else 0.0
     each = BOTTOM + TOP + rows
     figure = new_figure(2 * each + below)
-    width = WIDTH - left - RIGHT
+    width = canvas.WIDTH - left - canvas.RIGHT
     for i, (measure, title) in enumerate(_OVER_SEEDS.items()):
         y = below + BOTTOM + each * (1 - i)
         axes = add_axes(figure, (left, y, width, rows), title, "")
@@ -100,7 +92,7 @@ def seeds(results: Results) -> Figure | None:
             )  # fmt: skip
         _name_rows(axes, range(len(names)), labels, len(names))
     if below:
-        box = (LEFT, BOTTOM, WIDTH - LEFT - RIGHT, below - BOTTOM - TOP)
+        box = (canvas.LEFT, BOTTOM, canvas.WIDTH - canvas.LEFT - canvas.RIGHT, below - BOTTOM - TOP)
         axes = add_axes(figure, box, "tenth of the run", "replay share of RoD (%)")
         share_RD, tenth_D = 100 * np.array(shares), np.arange(1, len(shares[0]) + 1)
         low_D, high_D, colour = share_RD.min(axis=0), share_RD.max(axis=0), light("rod")

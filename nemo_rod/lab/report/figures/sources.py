@@ -181,7 +181,9 @@ def sampling_ratio(settings: Sequence[Shown]) -> Figure | None:
                 ends, fit[1] + fit[0] * ends, color=light("rod"), linewidth=1.3,
                 linestyle=(0, (4, 2)), zorder=2,
             )  # fmt: skip
-            avoid = [(px, fit[1] + fit[0] * px) for px in np.linspace(ends[0], ends[1], 60).tolist()]
+            avoid = [
+                (px, fit[1] + fit[0] * px) for px in np.linspace(ends[0], ends[1], 60).tolist()
+            ]
         axes.plot(x, y, "o", color=light("rod"), markersize=7, markeredgewidth=0, zorder=5)
         labels = [
             Label(px, py, shorten(name), light("ink"))

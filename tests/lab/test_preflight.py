@@ -1,4 +1,4 @@
-"""What a rehearsal finds wrong in a recipe before it makes anything, each with its sentence."""
+"""Checks of a recipe before a rehearsal makes anything: every problem has its sentence."""
 
 from __future__ import annotations
 
@@ -15,41 +15,43 @@ import pytest
 from command_line import composed, nemo_rod
 
 from nemo_rod.config import Config
-from nemo_rod.lab.rehearsal import first_documents
-from nemo_rod.lab.rehearsal.looks import (
-    NotLooked,
-    look_at_access,
-    look_at_class,
-    look_at_documents,
-    look_at_layout,
-    look_at_separator,
-    look_at_tokenizer,
+from nemo_rod.lab.rehearsal import preflight
+from nemo_rod.lab.rehearsal.preflight import (
+    NotChecked,
+    check_access,
+    check_class,
+    check_documents,
+    check_layout,
+    check_separator,
+    check_tokenizer,
 )
 from nemo_rod.lab.rehearsal.special_tokens import SpecialTokens, special_tokens, write_tokenizer
 
 NEMOTRON_3 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16"
 
 
-def test_a_wrong_end_of_documents_is_found() -> None:
-    qwen = composed("recipe=german_qwen3_5_4b")
-    assert look_at_separator(qwen) == "id 248044, <|endoftext|>, as known here, not read"
+QWEN = "recipe=german_qwen3_5_4b"
+
+
+def test_a_wrong_end_of_documents_is_refused() -> None:
+    assert check_separator(composed(QWEN)) == "id 248044, <|endoftext|>, as known here, not read"
     config = composed("recipe=german_nemotron_3_nano_30b_a3b")
     config.domain.tokenizer = NEMOTRON_3
-    # the recipe says so
-    assert look_at_separator(config) == "id 2, </s>, as known here, not read"
+    # the recipe names the id
+    assert check_separator(config) == "id 2, </s>, as known here, not read"
     config.domain.eod = None
     with pytest.raises(ValueError) as refused:
-        look_at_separator(config)
+        check_separator(config)
     assert str(refused.value) == (
         "Documents would end with id 11 (<|im_end|>), but in the pretraining of "
         f"{NEMOTRON_3} they ended with id 2 (</s>, as known here, not read): set domain.eod=2."
     )
 
 
-def test_a_tokenizer_of_another_model_is_found() -> None:
-    config = composed("recipe=german_qwen3_5_4b", "domain.tokenizer=Qwen/Qwen3-0.6B-Base")
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    config = composed(QWEN, "domain.tokenizer=Qwen/Qwen3-0.6B-Base")
     with pytest.raises(ValueError) as refused:
-        look_at_tokenizer(config)
+        check_tokenizer(config)
     assert str(refused.value) == (
         "domain.tokenizer=Qwen/Qwen3-0.6B-Base is the tokenizer of another model than "
         "model.hf=Qwen/Qwen3.5-4B-Base (<|endoftext|> is id 151643, the model has it at 248044, as "
@@ -58,26 +60,26 @@ def test_a_tokenizer_of_another_model_is_found() -> None:
     )
     config.domain.tokenizer = NEMOTRON_3  # no token in common
     with pytest.raises(ValueError, match="of another model"):
-        look_at_tokenizer(config)
+        check_tokenizer(config)
 
 
 def test_renamed_special_tokens_have_to_be_accepted() -> None:
     config = composed("recipe=german_nemotron_3_nano_30b_a3b")
-    assert look_at_tokenizer(config) == (
+    assert check_tokenizer(config) == (
         "nvidia/NVIDIA-Nemotron-Nano-12B-v2-Base, with the ids of "
         f"{NEMOTRON_3}, as known here, not read"
     )
     config.model.special_tokens = "same"
     with pytest.raises(ValueError, match=r"\(<SPECIAL_10>, .*set model\.special_tokens=renamed"):
-        look_at_tokenizer(config)
+        check_tokenizer(config)
 
 
 def test_a_tokenizer_in_a_folder_is_read(tmp_path: Path) -> None:
     write_tokenizer(special_tokens(NEMOTRON_3), tmp_path)
-    found = special_tokens(str(tmp_path))
-    assert found.eos == "<|im_end|>" and found.ids["<|im_end|>"] == 11
-    assert found.separator == "</s>"  # what its EOS does not say
-    assert found.small_ids()["</s>"] == 2
+    tokens = special_tokens(str(tmp_path))
+    assert tokens.eos == "<|im_end|>" and tokens.ids["<|im_end|>"] == 11
+    assert tokens.separator == "</s>"  # which is not its EOS
+    assert tokens.small_ids()["</s>"] == 2
 
 
 def in_the_cache(name: str, tokens: SpecialTokens, cache: Path) -> None:
@@ -99,24 +101,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def test_a_tokenizer_in_the_hubs_cache_is_read_before_the_table_is_believed(cache: Path) -> None:
+def test_a_tokenizer_in_the_hubs_cache_precedes_the_table(cache: Path) -> None:
     own, other = "Qwen/Qwen3.5-4B-Base", "Qwen/Qwen3.5-9B-Base"
-    config = composed("recipe=german_qwen3_5_4b", f"domain.tokenizer={other}")
-    assert look_at_tokenizer(config) == f"{other}, with the ids of {own}, as known here, not read"
+    config = composed(QWEN, f"domain.tokenizer={other}")
+    assert check_tokenizer(config) == f"{other}, with the ids of {own}, as known here, not read"
     tokens = special_tokens(own)
     in_the_cache(own, tokens, cache)
-    assert look_at_tokenizer(config).endswith("not read")  # one of the two was not
+    assert check_tokenizer(config).endswith("not read")  # one of the two was not
     in_the_cache(other, tokens, cache)
-    assert look_at_tokenizer(config) == f"{other}, with the ids of {own}"
-    assert look_at_separator(config) == "id 248044, <|endoftext|>"
-    # a publisher who changes a token is believed, not the table
+    assert check_tokenizer(config) == f"{other}, with the ids of {own}"
+    assert check_separator(config) == "id 248044, <|endoftext|>"
+    # if a publisher changes a token, the cache counts, not the table
     shutil.rmtree(cache / "models--Qwen--Qwen3.5-9B-Base")
     moved = {name: number + 1 for name, number in tokens.ids.items()}
     in_the_cache(other, SpecialTokens(moved, "<|im_end|>", None), cache)
     with pytest.raises(ValueError, match="is id 248045, the model has it at 248044\\)"):
-        look_at_tokenizer(config)
-    with pytest.raises(ValueError) as refused:  # what the table knows is not what its EOS says
-        look_at_separator(config)
+        check_tokenizer(config)
+    with pytest.raises(ValueError) as refused:  # the separator of the table is not its EOS
+        check_separator(config)
     assert str(refused.value) == (
         "Documents would end with id 248047 (<|im_end|>), but in the pretraining of Qwen/Qwen3.5"
         "-4B-Base they ended with id 248045 (<|endoftext|>): set domain.eod=248045."
@@ -133,15 +135,15 @@ def test_half_a_tokenizer_in_the_cache_is_not_read(cache: Path) -> None:
         special_tokens("/not/there")
 
 
-def test_what_ended_the_documents_of_an_unknown_model_is_not_guessed(cache: Path) -> None:
+def test_the_separator_of_an_unknown_model_is_not_guessed(cache: Path) -> None:
     tokens = SpecialTokens({"<end>": 7, "<stop>": 8}, "<stop>", None)
     in_the_cache("some/model", tokens, cache)
-    config = composed("recipe=german_qwen3_5_4b", "model.hf=some/model")
-    with pytest.raises(NotLooked, match=r"end with id 8 \(<stop>\); what ended them .* not known"):
-        look_at_separator(config)
+    config = composed(QWEN, "model.hf=some/model")
+    with pytest.raises(NotChecked, match=r"end with id 8 \(<stop>\); the separator .* not known"):
+        check_separator(config)
     config.domain.eod = 7  # on purpose
-    with pytest.raises(NotLooked, match=r"end with id 7 \(<end>\); what ended them"):
-        look_at_separator(config)
+    with pytest.raises(NotChecked, match=r"end with id 7 \(<end>\); the separator in"):
+        check_separator(config)
 
 
 def dataset(folder: Path, *records: dict[str, str]) -> str:
@@ -151,7 +153,7 @@ def dataset(folder: Path, *records: dict[str, str]) -> str:
 
 
 def with_sources(**sources: dict[str, str]) -> Config:
-    config = composed("recipe=german_qwen3_5_4b")
+    config = composed(QWEN)
     shared = {"role": "replay", "kind": "huggingface"}
     set_sources(config, {name: {**shared, **keys} for name, keys in sources.items()})
     return config
@@ -178,21 +180,21 @@ def set_sources(config: Config, sources: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_a_source_without_a_document_is_found(
+def test_a_source_without_a_document_is_refused(
     keys: dict[str, str], sentence: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("datasets")
     path = dataset(tmp_path / "news", {"body": "Größe", "language": "de"})
     right = {"path": path, "text_field": "body", "filter": 'language == "de"'}
-    assert look_at_documents(with_sources(news=right)) == (
+    assert check_documents(with_sources(news=right)) == (
         "the first document of 1 of 1 datasets was read"
     )
     with pytest.raises(ValueError) as refused:
-        look_at_documents(with_sources(first=right, news={**right, **keys}))
+        check_documents(with_sources(first=right, news={**right, **keys}))
     assert str(refused.value).startswith(sentence.format(path=path))
 
 
-def test_documents_that_cannot_be_reached_are_not_looked_at(
+def test_documents_out_of_reach_are_not_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("datasets")
@@ -200,23 +202,23 @@ def test_documents_that_cannot_be_reached_are_not_looked_at(
     monkeypatch.setattr(hf_api.api, "endpoint", "http://127.0.0.1:9")
     here = {"path": dataset(tmp_path / "news", {"text": "Größe"})}
     config = with_sources(remote={"path": "some/dataset"}, news=here)
-    with pytest.raises(NotLooked, match="of 1 of 2 datasets was read; remote: the hub does not"):
-        look_at_documents(config)
+    with pytest.raises(NotChecked, match="of 1 of 2 datasets was read; remote: the hub does not"):
+        check_documents(config)
     sources = config.domain.sources
-    sources["news"]["text_field"] = "body"  # what is here is still looked at
+    sources["news"]["text_field"] = "body"  # what is here is still checked
     set_sources(config, sources)
     with pytest.raises(ValueError, match="no field 'body'"):
-        look_at_documents(config)
+        check_documents(config)
 
 
-def test_looking_for_a_first_document_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_a_document_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
-    none = [{"text": "Größe", "language": "de"}] * first_documents.RECORDS
+    none = [{"text": "Größe", "language": "de"}] * preflight.RECORDS
     config = with_sources(
         news={"path": dataset(tmp_path / "news", *none), "filter": 'language == "fr"'}
     )
-    with pytest.raises(NotLooked, match=r"0 of 1 .*; news: its filter drops the first 1,000 rec"):
-        look_at_documents(config)
+    with pytest.raises(NotChecked, match=r"0 of 1 .*; news: its filter drops the first 1,000 rec"):
+        check_documents(config)
     answer = threading.Event()
 
     class Silent:
@@ -224,66 +226,60 @@ def test_looking_for_a_first_document_ends(tmp_path: Path, monkeypatch: pytest.M
             answer.wait()
             yield "late"
 
-    monkeypatch.setattr(first_documents, "open_inputs", lambda _: [Silent()])
-    found = first_documents.first_documents(config.domain.specs, seconds=0.1)
+    monkeypatch.setattr(preflight, "open_inputs", lambda _: [Silent()])
+    unread = preflight.first_documents(config.domain.specs, seconds=0.1)
     answer.set()
-    assert found == {"news": "not read within 0.1 seconds"}
+    assert unread == {"news": "not read within 0.1 seconds"}
 
 
-def test_the_recipes_of_other_runs_are_found(tmp_path: Path) -> None:
+def test_the_recipes_of_other_runs_are_named(tmp_path: Path) -> None:
     run = ("recipe=german_qwen3_5_9b", f"run_dir={tmp_path}/run", "dry_run=true")
-    found = nemo_rod("rehearse", *run)
-    assert "other runs: german_qwen3_5_4b" in found.stdout, found.stderr
-    assert found.returncode == 0 and not [*tmp_path.iterdir()]
+    done = nemo_rod("rehearse", *run)
+    assert "other runs: german_qwen3_5_4b" in done.stdout, done.stderr
+    assert done.returncode == 0 and not [*tmp_path.iterdir()]
     variant = "variants.rod_transfer.curriculum=runs/thesis"
-    found = nemo_rod("rehearse", *run, variant, "arms=[rod_transfer]")
-    assert found.returncode == 1
-    assert "other runs: runs/thesis names no recipe, so the run that it holds" in found.stdout
+    done = nemo_rod("rehearse", *run, variant, "arms=[rod_transfer]")
+    assert done.returncode == 1
+    assert "other runs: runs/thesis names no recipe, so the run that it holds" in done.stdout
 
 
-def test_a_layout_that_does_not_divide_is_found() -> None:
-    config = composed("recipe=german_qwen3_5_4b")
+def test_a_layout_that_does_not_divide_is_refused() -> None:
+    config = composed(QWEN)
     config.parallel.pipeline = 3
     with pytest.raises(
-        ValueError, match="pipeline=3 x virtual_pipeline=1 does not divide num_hidden_layers=32"
+        ValueError, match="pipeline=3 x virtual_pipeline=1 does not divide num_hidden"
     ):
-        look_at_layout(config)
-    assert look_at_layout(composed("recipe=german_qwen3_5_4b")).startswith("8 B200 on 1 node")
+        check_layout(config)
+    assert check_layout(composed(QWEN)).startswith("8 B200 on 1 node")
 
 
-def test_a_class_that_cannot_be_loaded_is_found(tmp_path: Path) -> None:
+def test_a_class_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    config = composed("recipe=german_qwen3_5_4b", f"model.hf={tmp_path}")
-    with pytest.raises(NotLooked):
-        look_at_class(config)
-    described = {"architectures": ["FancyForCausalLM"], "model_type": "fancy"}
-    (tmp_path / "config.json").write_text(json.dumps(described))
-    with pytest.raises(ValueError, match="is of the class FancyForCausalLM, which the installed"):
-        look_at_class(config)
-    (tmp_path / "config.json").write_text(json.dumps({**described, "auto_map": {}}))
-    with pytest.raises(ValueError, match=r"or set model\.trust_remote_code=true"):
-        look_at_class(config)
+    config = composed(QWEN, f"model.hf={tmp_path}")
+    with pytest.raises(NotChecked):
+        check_class(config)
+    fancy = {"architectures": ["FancyForCausalLM"], "model_type": "fancy"}
+    for described, sentence in (
+        (fancy, "is of the class FancyForCausalLM, which the installed"),
+        ({**fancy, "auto_map": {}}, r"or set model\.trust_remote_code=true"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(described))
+        with pytest.raises(ValueError, match=sentence):
+            check_class(config)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
-    assert look_at_class(config) == "Qwen3ForCausalLM"
+    assert check_class(config) == "Qwen3ForCausalLM"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers what the hub answers about access: one gated dataset, one that it does not know."""
+    """Answers as the hub does about access: one dataset is gated, one does not exist."""
 
     def do_GET(self) -> None:
-        for name, status, code in (
-            ("Nemotron-CC-v2", 403, "GatedRepo"),
-            ("finewiki", 404, "RepoNotFound"),
-        ):
-            if name in self.path:
-                self.send_response(status)
-                self.send_header("X-Error-Code", code)
-                self.end_headers()
-                return
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
+        refusals = {"Nemotron-CC-v2": (403, "GatedRepo"), "finewiki": (404, "RepoNotFound")}
+        status, code = next((r for name, r in refusals.items() if name in self.path), (200, ""))
+        self.send_response(status)
+        self.send_header("X-Error-Code" if code else "Content-Type", code or "application/json")
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(b"" if code else b"{}")
 
     def log_message(self, *_: object) -> None:
         pass
@@ -301,25 +297,25 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
-def test_a_missing_token_for_a_gated_set_is_found(hub: None) -> None:
-    config = composed("recipe=german_qwen3_5_4b")
-    sources = config.domain.sources
-    set_sources(config, {name: sources[name] for name in ("web", "pdf")})
+def test_a_missing_token_for_a_gated_set_is_named(hub: None) -> None:
+    def access(*names: str) -> str:
+        config = composed(QWEN)
+        set_sources(config, {name: config.domain.sources[name] for name in names})
+        return check_access(config)
+
     with pytest.raises(ValueError) as refused:
-        look_at_access(config)
+        access("web", "pdf")
     assert str(refused.value) == (
         "The dataset nvidia/Nemotron-CC-v2 is gated, and this account may not read it: accept its "
         "terms on the hub, and set HF_TOKEN to a token of that account."
     )
-    set_sources(config, {name: sources[name] for name in ("wikipedia",)})
-    with pytest.raises(ValueError, match="knows no dataset HuggingFaceFW/finewiki"):
-        look_at_access(config)
-    set_sources(config, {name: sources[name] for name in ("pdf",)})
-    assert look_at_access(config) == "2 repositories of the hub can be read"
+    with pytest.raises(ValueError, match="has no dataset HuggingFaceFW/finewiki"):
+        access("wikipedia")
+    assert access("pdf") == "2 repositories of the hub can be read"
 
 
-def test_without_a_network_access_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_access_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     hf_api = pytest.importorskip("huggingface_hub.hf_api")
     monkeypatch.setattr(hf_api.api, "endpoint", "http://127.0.0.1:9")
-    with pytest.raises(NotLooked, match="the hub does not answer"):
-        look_at_access(composed("recipe=german_qwen3_5_4b"))
+    with pytest.raises(NotChecked, match="the hub does not answer"):
+        check_access(composed(QWEN))

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nemo_rod.config import Config, Optimisation, Scoring, section
+from nemo_rod.config import Config, section
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
 from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
-from nemo_rod.lab.plan.fits import refuse_full_host, refuse_what_does_not_fit
-from nemo_rod.lab.plan.flops import forward_flops, recomputed_share
-from nemo_rod.lab.plan.memory import GIB, Load, Memory, check_layout, memory_per_gpu
+from nemo_rod.lab.plan.memory import GIB, Load, Memory, check_layout, check_memory, memory_per_gpu
 from nemo_rod.lab.plan.plan_text import format_plan
 from nemo_rod.lab.plan.section import Plan
-from nemo_rod.lab.plan.shapes import Shape, read_shape
-from nemo_rod.lab.plan.speed import Processor, Speed, processor
+from nemo_rod.lab.plan.shapes import Shape, forward_flops, read_shape, recomputed_share
+from nemo_rod.lab.plan.speed import processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works, trained_stages
 from nemo_rod.lab.tasks.section import Tasks
 from nemo_rod.run.prepared_blocks import unpinned
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, ArmSettings
 
+_ASSUMED = ("offload_rate", "expert_imbalance", "memory_reserve", "tokenise_rate", "read_rate")
+
 
 def plan(config: Config) -> None:
     """Prints the plan and, without `dry_run`, writes it to `plan.json` in the run folder.
 
-    A layout that does not fit is refused after that.
+    Raises:
+        ValueError: if the layout cannot run, or does not fit; the latter after printing.
     """
     result = make_plan(config)
     if not config.dry_run:
@@ -36,36 +38,50 @@ def plan(config: Config) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_json(run_dir / "plan.json", result.as_dict())
     print(format_plan(result))
-    refuse_what_does_not_fit(result.memory)
-    refuse_full_host(config, result.memory)
+    check_memory(config, result.memory)
 
 
 def check_before_submitting(config: Config) -> None:
-    """Refuses a layout that cannot run on its cluster, if the model's shape is known."""
-    if config.cluster.gpu is None:
-        return
-    try:
-        shape = model_shape(config)
-    except ValueError:
-        return
-    for memory in _memories(config, shape).values():
-        refuse_what_does_not_fit(memory)
-        refuse_full_host(config, memory)
+    """Refuses a layout that cannot run on its cluster, if the model's shape is known.
+
+    Raises:
+        ValueError: if the layout cannot run or does not fit.
+    """
+    shape = None
+    if config.cluster.gpu is not None:
+        with suppress(ValueError):
+            shape = model_shape(config)
+    if shape is not None:
+        for memory in _memories(config, shape).values():
+            check_memory(config, memory)
 
 
 def make_plan(config: Config) -> PlanResult:
-    """Plans a recipe from its configuration, and from its block store if there is one."""
-    shape = model_shape(config)
-    size, memories = config.domain.block_size, _memories(config, shape)
+    """Plans a recipe from its configuration, and from its block store if there is one.
+
+    Raises:
+        ValueError: if the layout cannot run, or the model, its processor or a corpus is not known.
+    """
+    shape, parallel, size = model_shape(config), config.parallel, config.domain.block_size
+    memories, assumed = _memories(config, shape), section(config, Plan)
     profile = processor(config, has_experts=shape.has_experts)
-    blocks = corpus_blocks(config)
-    works = stage_works(config, shape, blocks)
-    trained = trained_stages(config)
-    setups = [
-        _setup(config, shape, profile, trained.get(work.name, config), memories.get(work.name))
-        for work in works
-    ]
-    planned = list(zip(works, setups, strict=True))
+    blocks, trained = corpus_blocks(config), trained_stages(config)
+    planned = []
+    for work in stage_works(config, shape, blocks):
+        settings: ArmSettings | Config = trained.get(work.name, config)
+        memory = memories.get(work.name)
+        setup = Setup(
+            forward_flops=forward_flops(shape, size),
+            flops_per_second=profile.peak_tflops * 1e12 * profile.utilisation,
+            backward=profile.backward,
+            recomputed=recomputed_share(shape, size, settings.train.recompute),
+            parallel=parallel,
+            block_size=size,
+            micro_batch_size=settings.train.micro_batch_size,
+            scoring_micro_batch_size=settings.scoring.micro_batch_size,
+            host_seconds=memory.host / assumed.offload_rate if memory else 0.0,
+        )
+        planned.append((work, setup))
     costs = [cost(work, setup, shape) for work, setup in planned]
     return PlanResult(
         recipe=config.recipe,
@@ -88,7 +104,7 @@ def make_plan(config: Config) -> PlanResult:
             "utilisation": profile.utilisation,
             "backward": profile.backward,
             "source": profile.source,
-            **{key: getattr(section(config, Plan), key) for key in _ASSUMED},
+            **{key: getattr(assumed, key) for key in _ASSUMED},
         },
         memory=max(memories.values(), key=lambda memory: memory.total),
         stages=costs,
@@ -98,9 +114,6 @@ def make_plan(config: Config) -> PlanResult:
             *_measured(config, costs, profile.utilisation),
         ],
     )
-
-
-_ASSUMED = ("offload_rate", "expert_imbalance", "memory_reserve", "tokenise_rate", "read_rate")
 
 
 def model_shape(config: Config) -> Shape:
@@ -146,66 +159,35 @@ def _layout(config: Config) -> dict[str, Any]:
 
 
 def _memories(config: Config, shape: Shape) -> dict[str, Memory]:
-    """Returns the memory of the fullest GPU, as the recipe says and by every stage that trains.
+    """Returns the memory of the fullest GPU by stage that trains; by recipe if none does.
 
-    A layout that cannot run is refused.
+    Raises:
+        ValueError: if the layout cannot run.
     """
-    layout, gpus = config.parallel, config.cluster.gpus_per_node
-    check_layout(shape, layout, block_size=config.domain.block_size, gpus_per_node=gpus)
-    trained: Mapping[str, ArmSettings | Config] = trained_stages(config)
-    return {
-        name: _memory(config, shape, settings.train, settings.scoring)
-        for name, settings in (trained or {config.recipe: config}).items()
-    }
-
-
-def _memory(config: Config, shape: Shape, train: Optimisation, scoring: Scoring) -> Memory:
-    parallel, cluster = config.parallel, config.cluster
-    split = parallel.distributed_optimizer
-    load = Load(
-        precision=config.model.precision,
-        block_size=config.domain.block_size,
-        micro_batch_size=train.micro_batch_size,
-        num_micro_batches=train.batch_size // (train.micro_batch_size * parallel.data),
-        scoring_micro_batch_size=scoring.micro_batch_size,
-        split_optimizer=bool(cluster.gpu) if split is None else split,
-        expert_imbalance=section(config, Plan).expert_imbalance,
-        reserve=section(config, Plan).memory_reserve,
-        recompute=train.recompute,
-        grad_reduce=train.grad_reduce,
-        precision_aware=train.precision_aware_optimizer,
-        offload=train.optimizer_offload,
-    )
-    limit = cluster.gpu_memory_gib * GIB or None
-    return memory_per_gpu(shape, parallel, load, limit)
-
-
-def _setup(
-    config: Config,
-    shape: Shape,
-    profile: Processor,
-    settings: ArmSettings | Config,
-    memory: Memory | None,
-) -> Setup:
-    """Returns how a stage runs: as its arm's own settings say, or else as the recipe's."""
-    parallel, size, train = config.parallel, config.domain.block_size, settings.train
-    speed = Speed(
-        forward_flops=forward_flops(shape, size),
-        processes=parallel.world_size,
-        flops_per_second=profile.peak_tflops * 1e12 * profile.utilisation,
-        backward=profile.backward,
-        recomputed=recomputed_share(shape, size, train.recompute),
-        pipeline=parallel.pipeline,
-        virtual_pipeline=parallel.virtual_pipeline,
-    )
-    return Setup(
-        speed=speed,
-        parallel=parallel,
-        block_size=size,
-        micro_batch_size=train.micro_batch_size,
-        scoring_micro_batch_size=settings.scoring.micro_batch_size,
-        host_seconds=memory.host / section(config, Plan).offload_rate if memory else 0.0,
-    )
+    parallel, cluster, assumed = config.parallel, config.cluster, section(config, Plan)
+    size, gpus = config.domain.block_size, cluster.gpus_per_node
+    check_layout(shape, parallel, block_size=size, gpus_per_node=gpus)
+    split, memories = parallel.distributed_optimizer, {}
+    trained: Mapping[str, ArmSettings | Config] = trained_stages(config) or {config.recipe: config}
+    for name, settings in trained.items():
+        train = settings.train
+        load = Load(
+            precision=config.model.precision,
+            block_size=size,
+            micro_batch_size=train.micro_batch_size,
+            num_micro_batches=train.batch_size // (train.micro_batch_size * parallel.data),
+            scoring_micro_batch_size=settings.scoring.micro_batch_size,
+            split_optimizer=bool(cluster.gpu) if split is None else split,
+            expert_imbalance=assumed.expert_imbalance,
+            reserve=assumed.memory_reserve,
+            recompute=train.recompute,
+            grad_reduce=train.grad_reduce,
+            precision_aware=train.precision_aware_optimizer,
+            offload=train.optimizer_offload,
+        )
+        limit = cluster.gpu_memory_gib * GIB or None
+        memories[name] = memory_per_gpu(shape, parallel, load, limit)
+    return memories
 
 
 def _savings(
@@ -214,14 +196,12 @@ def _savings(
     selecting = [(work, setup) for work, setup in planned if work.pool_size]
     if not selecting:
         return []
-    hours = {found.name: found.gpu_hours for found in costs}
+    hours = {stage.name: stage.gpu_hours for stage in costs}
     references = sum(hours[name] for name in hours if name.startswith("references_"))
     steps = {work.name: work.steps for work, _ in selecting}
-    scoring = sum(
-        found.scoring_seconds * steps[found.name] for found in costs if found.name in steps
-    )
+    scoring = sum(stage.scoring_seconds * steps.get(stage.name, 0) for stage in costs)
     shorter = [e for e in (4, 2) if e < min(work.eighths for work, _ in selecting)]
-    processes = selecting[0][1].speed.processes
+    processes = selecting[0][1].parallel.world_size
     savings = [
         *(prefix_saving(selecting, shape, eighths) for eighths in shorter),
         Saving(
@@ -233,7 +213,7 @@ def _savings(
     if hours.keys() >= {*own}:  # arms may have other references alone
         savings.append(
             Saving(
-                what="take a smaller model's specialist as reference, less what that costs; "
+                what="take a smaller model's specialist as reference, less the cost of that; "
                 f"here it is also the arm {SPECIALIST}",
                 gpu_hours=sum(hours[name] for name in own),
             )
@@ -266,7 +246,7 @@ def _notes(
     if config.scoring.precision is not None:
         notes.append(
             f"scoring.precision={config.scoring.precision} is planned at the speed of "
-            "model.precision: what it saves has not been measured."
+            "model.precision: its saving has not been measured."
         )
     if keys := unpinned(config):
         notes.append(
@@ -279,10 +259,10 @@ def _notes(
         corpus = blocks["num_adaptation"] + blocks["num_replay"]
         seconds = config.train.steps * setup.scoring_seconds(pool) + setup.scoring_seconds(corpus)
         unit = "process" if config.cluster.gpu is None else "GPU"
+        hours = seconds / 3600 * config.parallel.world_size
         notes.append(
-            f"no arm selects here; an arm that did would cost "
-            f"{seconds / 3600 * setup.speed.processes:,.1f} {unit}-hours more, for scoring and "
-            "reference losses."
+            f"no arm selects here; an arm that did would cost {hours:,.1f} {unit}-hours more, for "
+            "scoring and reference losses."
         )
     return notes
 
