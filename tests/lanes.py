@@ -113,9 +113,9 @@ LANES = (
         only=(
             *("tests/project/test_upstream.py", "tests/megatron/test_forward_only.py"),
             *("tests/megatron/test_identity.py", "tests/megatron/test_layouts.py"),
-            *("tests/lab/test_shapes.py"),
-            *("tests/lab/test_merging_architectures.py", "tests/hosts/test_units.py"),
-            *("tests/hosts/test_refusals.py", "tests/commands/test_cli.py"),
+            *("tests/lab/test_shapes.py", "tests/lab/test_merging_architectures.py"),
+            *("tests/hosts/test_units.py", "tests/hosts/test_refusals.py"),
+            "tests/commands/test_cli.py",
         ),
         marker="fast",
     ),

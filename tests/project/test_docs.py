@@ -108,6 +108,11 @@ def test_make_targets_exist() -> None:
     assert [call for call, (first, *_) in calls("make").items() if first not in known] == []
 
 
+def test_files_of_lanes_exist() -> None:
+    files = [file for lane in lanes.LANES for file in lane.only]
+    assert files and [file for file in files if not (ROOT / file).is_file()] == []
+
+
 def test_subcommands_exist() -> None:
     known = {"--help", *re.findall(r"nemo-rod +([a-z]+)", nemo_rod("--help").stdout)}
     used = calls("nemo-rod").items()
