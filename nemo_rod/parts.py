@@ -54,7 +54,7 @@ OURS: dict[str, dict[str, str]] = {
         "evaluate": "nemo_rod.run.evaluate:evaluate_stages",
         "report": "nemo_rod.lab.report.stage:report_stages",
     },
-    # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.evaluate.Measurement
+    # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.measurements
     "measurements": {"losses": "nemo_rod.run.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
     # (Config) -> None: refuses, before a run is submitted, what cannot work there
     "checks": {"memory": "nemo_rod.lab.plan.command:check_before_submitting"},

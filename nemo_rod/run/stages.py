@@ -23,6 +23,7 @@ from nemo_rod.run.arm_references import ArmReferences
 from nemo_rod.run.base_model import checkpoint_digest
 from nemo_rod.run.handover import HandOver, Inputs, Stage, flatten, in_order
 from nemo_rod.run.launch import launcher_of
+from nemo_rod.run.measurements import measured_files
 from nemo_rod.run.model_jobs import ModelJobs, decided, trained_as
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import REFERENCES, SPECIALIST, trained_arms
@@ -90,8 +91,6 @@ class Stages:
     def make_base(self) -> Stage:
         """Returns the stage of the base: trained here, or a link to the pretrained checkpoint."""
         model, optimisation = self.config.model, self.config.pretrain
-
-        from nemo_rod.run.evaluate import measured_files
 
         def inputs() -> Inputs:
             compared = dataclasses.asdict(model)
