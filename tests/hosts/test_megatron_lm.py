@@ -17,7 +17,6 @@ import pytest
 from places import ROOT, WORKERS
 from swap_in_oracle import BATCH, MULTIPLIER, RECIPES, Jobs, answers
 
-from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.selection import References
 
 sys.path.insert(0, str(RECIPES / "megatron_lm"))
@@ -134,13 +133,6 @@ def test_tensor_parallel_ranks_score_the_same(jobs: ScriptJobs) -> None:
         for name in ("refs_old", "refs_tp2")
     )
     np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-def test_a_job_begins_from_a_merge(jobs: ScriptJobs) -> None:
-    merge_checkpoints(jobs.root / "base", jobs.root / "specialist", jobs.root / "merged", 1.0)
-    for start in ("merged", "specialist"):
-        jobs.run(f"from_{start}", more=f"--pretrained-checkpoint {start}", steps=2)
-    jobs.assert_same_steps("from_merged", "from_specialist", "loss", "grad_norm")
 
 
 def test_a_killed_job_repeats_and_skips_nothing(jobs: ScriptJobs) -> None:
