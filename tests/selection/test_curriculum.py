@@ -150,7 +150,7 @@ def test_any_scores_and_any_choice(tmp_path_factory, scores, order):
 def test_cut_within_the_last_record(tmp_path, path):
     whole = record(tmp_path / "whole.rod", 3)
     shorter = record(tmp_path / "shorter.rod", 2)
-    for end in range(len(shorter), len(whole), 13):
+    for end in range(len(shorter), len(whole)):
         path.write_bytes(whole[:end])
         with Curriculum.open(path, read_only=True) as reader:
             check(reader, 2)
@@ -164,7 +164,7 @@ def test_cut_within_the_last_record(tmp_path, path):
 def test_flipped_bits_are_noticed(tmp_path, path):
     whole = record(tmp_path / "whole.rod", 3)
     size = (len(whole) - len(record(tmp_path / "none.rod", 0))) // 3
-    for bit in range((len(whole) - 3 * size) * 8, len(whole) * 8, 61):
+    for bit in range((len(whole) - 3 * size) * 8, len(whole) * 8, 7):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
