@@ -765,7 +765,7 @@ def with_loss(source: str, value: float) -> Callable[[bytes], bytes]:
     return damage
 
 
-TOO_FEW = r" holds \d+ steps, but .*arm\.json \D*23: restore"
+TOO_FEW = r" holds \d+ steps, but .*arm\.json has steps=23: restore"
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_a_cut_curriculum_of_a_finished_arm_is_refused(run_dir: Path, tmp_path: 
         partial(command, "curriculum", "diff", run_dir / "arms" / "rod" / "curriculum.rod", cut),
         transfer.pools,
     ):
-        with pytest.raises(ValueError, match=r"rod holds 21 steps, but its arm\.json tells of 25"):
+        with pytest.raises(ValueError, match=r"rod holds 21 steps, but its arm\.json has steps=25"):
             use()
     assert not (arm / "curriculum.parquet").exists()
 

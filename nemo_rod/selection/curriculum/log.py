@@ -130,7 +130,7 @@ class Curriculum:
             steps = read_json(arm, "kind", "steps")["steps"]
             if steps != len(curriculum):
                 raise ValueError(
-                    f"{path} holds {len(curriculum)} steps, but its arm.json tells of {steps}: "
+                    f"{path} holds {len(curriculum)} steps, but its arm.json has steps={steps}: "
                     "restore the file from a copy, or train the arm again"
                 )
         return curriculum
