@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -108,13 +109,18 @@ class Bench:
         return [seconds, *others]
 
     def scorer(
-        self, micro_batch: int | None = None, *, precision: str | None = None
+        self,
+        micro_batch: int | None = None,
+        *,
+        eighths: int = 8,
+        precision: str | None = None,
     ) -> MegatronScorer:
         return MegatronScorer(
             self.training.chunks,
             self.store,
             self.groups,
             micro_batch_size=micro_batch or self.s.scoring_micro_batch,
+            length=self.s.seq * eighths // 8,
             precision=precision,
         )
 
@@ -122,9 +128,14 @@ class Bench:
         counts = (self.store.num_adaptation, self.store.num_replay)
         arm = make_arm(
             "rod", num_adaptation=counts[0], num_replay=counts[1], batch_size=self.s.batch,
-            seed=0, multiplier=MULTIPLIER, balance="expected", kappa=1.0, eighths=eighths,
+            seed=0, multiplier=MULTIPLIER, balance="expected", kappa=1.0,
+            prefix=str(Fraction(eighths, 8)),
         )  # fmt: skip
-        chooses = Selector.for_arm(arm, self.store, References.open(self.references, self.store))
+        chooses = Selector.for_arm(
+            arm,
+            self.store,
+            References.open(self.references, self.store, length=self.s.seq * eighths // 8),
+        )
         size = self.s.scoring_micro_batch
         return RoDSelector(chooses, self.store, scoring_micro_batch_size=size)
 
@@ -181,16 +192,16 @@ def steps(bench: Bench) -> None:
     for eighths in (8, 4, 2, 1):
         tokens = MULTIPLIER * trained * eighths / 8
         flops = tokens * s.shape.forward_flops(s.vocab, s.seq * eighths // 8)
-        scorer = bench.scorer()
+        scorer = bench.scorer(eighths=eighths)
 
-        def score(scorer: MegatronScorer = scorer, eighths: int = eighths) -> object:
-            return scorer.part_sums(bench.pool, eighths)
+        def score(scorer: MegatronScorer = scorer) -> object:
+            return scorer.losses(bench.pool)
 
         name = f"scoring {eighths}/8"
         beside = [pass_alone] if eighths == 8 else []
         seconds, *others = bench.time(name, score, tokens, flops, *beside)
         _, passes = scoring_passes(
-            len(bench.pool), micro_batch_size=s.scoring_micro_batch, replicas=1, eighths=eighths
+            len(bench.pool), micro_batch_size=s.scoring_micro_batch, replicas=1, share=eighths / 8
         )
         point = _point(name, bench, seconds, tokens=tokens, flops=flops, passes=passes)
         bench.points.append(point)
@@ -224,7 +235,7 @@ def _fp8(bench: Bench, score: Callable[[], object], tokens: float, flops: float)
         return
 
     def in_fp8() -> object:
-        return scorer.part_sums(bench.pool)
+        return scorer.losses(bench.pool)
 
     fp8, seconds = bench.time("scoring 8/8 in fp8", in_fp8, tokens, flops, score)
     bench.add(Row("fp8_over_bf16: candidates a second", seconds / fp8, "x"))
@@ -282,16 +293,17 @@ def _without_scoring(bench: Bench, ids: np.ndarray, plain: Callable[[], object])
 def exactness(bench: Bench) -> None:
     """How much a block's score depends on what it is scored with, in nats per token."""
     s = bench.s
-    base = bench.scorer().part_sums(bench.pool)
-    again = bench.scorer().part_sums(bench.pool)
+    base = bench.scorer().losses(bench.pool)
+    again = bench.scorer().losses(bench.pool)
     bench.add(under("score moves: same call twice", np.abs(again - base).max(), "nats", 0.0))
     for size in (1, 2, 8):
-        other = bench.scorer(size).part_sums(bench.pool)
-        moved = np.abs(other.sum(1) - base.sum(1)).max() / s.seq
+        other = bench.scorer(size).losses(bench.pool)
+        moved = np.abs(other - base).max()
         bench.add(Row(f"score moves: micro-batch {s.scoring_micro_batch} -> {size}", moved, "nats"))
     for eighths in (4, 2, 1):
-        part = bench.scorer().part_sums(bench.pool, eighths).sum(1)
-        moved = np.abs(part - base[:, :eighths].sum(1)).max() / (s.seq * eighths / 8)
+        part = bench.scorer(eighths=eighths).losses(bench.pool)
+        cut = bench.scorer().losses_at(bench.pool, [s.seq, s.seq * eighths // 8])[:, 1]
+        moved = np.abs(part - cut).max()
         bench.add(Row(f"score moves: {eighths}/8 alone or in the whole", moved, "nats"))
 
 
@@ -305,7 +317,7 @@ def slices(bench: Bench) -> None:
             scorer = bench.scorer()
 
             def score(scorer: MegatronScorer = scorer) -> object:
-                return scorer.part_sums(bench.pool)
+                return scorer.losses(bench.pool)
 
             (seconds,) = timed(s.repeats, score)
         bench.add(Row(f"logits in slices of {mib} MiB: time", 1e3 * seconds, "ms"))

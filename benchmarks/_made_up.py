@@ -32,15 +32,14 @@ def make_store(folder: Path, *, length: int, blocks: int) -> BlockStore:
 def make_references(folder: Path, store: BlockStore) -> list[Path]:
     """References of made-up losses, the same on every machine."""
     folders = []
+    lengths = [store.block_size // n for n in (1, 2, 4, 8)]
     for role in ROLES:
-        manifest = role_manifest(store, role, model="made up", precision="fp32")
+        manifest = role_manifest(store, role, model="made up", lengths=lengths, precision="fp32")
         out, ids = folder / role, np.arange(manifest.start, manifest.stop)
         out.mkdir(parents=True)
-        sums = np.random.default_rng(0).random((len(ids), 8), dtype=np.float32)
+        losses = np.random.default_rng(0).random((len(ids), len(lengths)), dtype=np.float32)
         writer = ReferenceWriter(out, rank=0, manifest=manifest)
-        writer.append(
-            ids, (5.5 * store.block_size / 8 + sums).astype(np.float32), store.hashes(ids)
-        )
+        writer.append(ids, 5.5 + losses / store.block_size, store.hashes(ids))
         writer.close()
         compact(out, manifest=manifest, hashes=store.hashes)
         folders.append(out)

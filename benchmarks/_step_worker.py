@@ -31,7 +31,7 @@ from nemo_rod.selection.references import References
 WARM_UP = 4  # rounds
 # plain has transfer and rod beside it, whatever the turn begins with
 KINDS = ("transfer", "plain", "rod", "prefix_half", "prefix_quarter", "forward")
-EIGHTHS = {"rod": 8, "prefix_half": 4, "prefix_quarter": 2}
+PREFIXES = {"rod": "1", "prefix_half": "1/2", "prefix_quarter": "1/4"}
 
 
 class Clock:
@@ -129,7 +129,7 @@ def main() -> None:
     plain_arm = dataclasses.replace(arm, balance="corpus", multiplier=1.0, kappa=None)
     transfer_arm = dataclasses.replace(plain_arm, recorded=str(folders[0]))
     selectors = {"plain": selecting(plain_arm), "transfer": selecting(transfer_arm)} | {
-        kind: selecting(dataclasses.replace(arm, eighths=e)) for kind, e in EIGHTHS.items()
+        kind: selecting(dataclasses.replace(arm, prefix=p)) for kind, p in PREFIXES.items()
     }
     wrapped = {kind: s.wrap(loop.train_step) for kind, s in selectors.items()}
     wrapped["forward"] = with_forward_alone(

@@ -46,11 +46,11 @@ from nemo_rod.selection import (
 )
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.references.folder import (
-    RECORD,
     SCHEMA,
     hash_heads,
     manifest_digest,
     record_checks,
+    record_type,
 )
 
 NUM_CANDIDATES = 2048
@@ -120,25 +120,26 @@ class HashStore:
 def write_references(folder: Path, size: int) -> None:
     """Write a complete folder of references, and the store's hashes beside it."""
     create = partial(np.lib.format.open_memmap, mode="w+")
-    sums = create(folder / "sums.npy", dtype=np.float32, shape=(size, 8))
+    losses = create(folder / "loss.npy", dtype=np.float32, shape=(size, 1))
     heads = create(folder / "hash.npy", dtype=np.uint64, shape=(size,))
     checks = create(folder / "check.npy", dtype=np.uint32, shape=(size,))
     hashes = create(folder / "store.npy", dtype=np.uint8, shape=(size, 16))
     rng = np.random.default_rng(0)
     for first in range(0, size, ROWS_AT_A_TIME):
         part = slice(first, min(first + ROWS_AT_A_TIME, size))
-        rows = np.zeros(part.stop - first, dtype=RECORD)
+        rows = np.zeros(part.stop - first, dtype=record_type([BLOCK_SIZE]))
         hashes[part] = rng.integers(0, 256, (len(rows), 16), dtype=np.uint8)
         rows["id"] = np.arange(part.start, part.stop)
-        rows["sums"] = rng.random((len(rows), 8), dtype=np.float32)
+        rows["loss"] = rng.random((len(rows), 1), dtype=np.float32)
         rows["head"] = hash_heads(hashes[part])
-        sums[part], heads[part], checks[part] = rows["sums"], rows["head"], record_checks(rows)
+        losses[part], heads[part], checks[part] = rows["loss"], rows["head"], record_checks(rows)
     store = HashStore(folder / "store.npy")
     manifest = ReferenceManifest(
         model="benchmark",
         tokenizer=store.tokenizer_fingerprint,
         store=store.digest,
         block_size=BLOCK_SIZE,
+        lengths=(BLOCK_SIZE,),
         start=0,
         stop=size,
         precision="fp32",
@@ -158,13 +159,13 @@ def lookups(name: str, size: int, goal: float, setting: Setting) -> Iterator[Row
     # Otherwise: join by hash on the sorted hashes, as for keys whose place is not known.
     store, keys = HashStore(setting.folder / "store.npy"), _keys(size)
     heads = np.load(setting.folder / "hash.npy")
-    sums = np.load(setting.folder / "sums.npy", mmap_mode="r")
+    losses = np.load(setting.folder / "loss.npy", mmap_mode="r")
     order = np.argsort(heads)
     heads = heads[order]
 
     def join(number: int) -> object:
         wanted = hash_heads(store.hashes(keys[number]))
-        return sums[order[np.searchsorted(heads, wanted)]].sum(axis=1, dtype=np.float64)
+        return losses[order[np.searchsorted(heads, wanted)]]
 
     yield Row(f"lookup_ms_{name}.searchsorted", median_ms(join, 100), "ms")
 

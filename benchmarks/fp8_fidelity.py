@@ -32,7 +32,6 @@ from nemo_rod.selection import Joint, reducible_loss
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.choice import choose
 from nemo_rod.selection.fidelity import fidelity
-from nemo_rod.selection.references import block_loss
 
 SEEDS = (0, 1, 2)
 LENGTH, VOCABULARY, BATCH = 64, 256, 16
@@ -141,7 +140,7 @@ class Study:
         chunks = training.chunks
         scorer = MegatronScorer(chunks, self.store, self.groups, micro_batch_size=2 * BATCH)
         with rounded(chunks, None if name is None else ROUNDINGS[name]):
-            return block_loss(scorer.part_sums(ids), LENGTH)
+            return scorer.losses(ids)
 
     def rod(self, by: str | None) -> tuple[list[dict[str, dict[str, float]]], list[float]]:
         """Trains RoD by scores of a precision; compares the others if `by` is None.

@@ -69,7 +69,7 @@ def _measure(pipe, vocabulary: int, sliced: bool) -> None:
     whole = patch.object(scoring_pass, "sliced_logits", lambda *_: nullcontext())
     slices = nullcontext() if sliced else whole
     with slices, peak_beyond() as peak:
-        (sums,) = scoring_pass.scoring_pass(
+        (losses,) = scoring_pass.scoring_pass(
             get_forward_backward_func(),
             [model],
             scoring_pass.plain_forward_step,
@@ -78,7 +78,7 @@ def _measure(pipe, vocabulary: int, sliced: bool) -> None:
             seq_length=TOKENS,
             micro_batch_size=1,
         )
-    assert sums.isfinite().all()
+    assert losses.isfinite().all()
     pipe.send(peak[0])
     pipe.close()
     os._exit(0)

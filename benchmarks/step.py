@@ -138,12 +138,13 @@ def make_job(folder: Path, case: Case) -> Path:
 
 def made_up_references(folder: Path, store: BlockStore, role: str) -> str:
     """What is chosen does not matter for the time."""
-    manifest = role_manifest(store, role, model="benchmark", precision="fp32")
+    lengths = [store.block_size // n for n in (1, 2, 4)]
+    manifest = role_manifest(store, role, model="benchmark", lengths=lengths, precision="fp32")
     out, ids = folder / "references" / role, np.arange(manifest.start, manifest.stop)
     out.mkdir(parents=True)
-    sums = np.random.default_rng(0).random((len(ids), 8), dtype=np.float32)
+    losses = np.random.default_rng(0).random((len(ids), len(lengths)), dtype=np.float32)
     writer = ReferenceWriter(out, rank=0, manifest=manifest)
-    writer.append(ids, sums, store.hashes(ids))
+    writer.append(ids, losses, store.hashes(ids))
     writer.close()
     compact(out, manifest=manifest, hashes=store.hashes)
     return str(out)

@@ -136,13 +136,13 @@ class Selection:
             "policy_name": self.policy,
             "policy_options": self.policy_options or None,
             "score_name": self.score,
-            "eighths": scoring.eighths,
+            "prefix": scoring.prefix,
             "scored_every": None if scoring.every == 1 else scoring.every,
         }
 
     def scored(self, scoring: Scoring) -> float:
         """Returns the candidates scored per trained block; a prefix counts as its share of one."""
-        share = scoring.eighths / 8 / scoring.every if scoring.every else 0.0
+        share = scoring.part / scoring.every if scoring.every else 0.0
         return self.multiplier * share
 
 
@@ -181,9 +181,9 @@ class Scoring:
     precision: str | None = one_of(None, "fp8")  # of that pass and of references; null: the model's
 
     @property
-    def eighths(self) -> int:
-        """Eighths of every candidate that are scored; references store losses in eighths, too."""
-        return int(8 * Fraction(self.prefix))
+    def part(self) -> float:
+        """Scored share of a candidate, as a number."""
+        return float(Fraction(self.prefix))
 
 
 @dataclass

@@ -68,6 +68,7 @@ class ReferenceJob(ModelJob):
     model: str  # Hugging Face checkpoint
     role: str  # "adaptation" or "replay"
     model_digest: str  # digest of the checkpoint's weights
+    lengths: list[int]  # scored tokens of a block, from its start: one loss for each
     scoring_precision: str | None = None  # of the pass; None for `precision`
 
 

@@ -21,7 +21,6 @@ from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.progress import Progress
-from nemo_rod.selection import block_loss
 from nemo_rod.selection.references.folder import role_manifest
 
 
@@ -37,7 +36,13 @@ def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
     refuse_unavailable(job.scoring_precision)
     store = BlockStore(job.blocks, on_read=heartbeat.announce)
     precision = arithmetic(job.precision, job.scoring_precision)
-    manifest = role_manifest(store, job.role, model=job.model_digest, precision=precision)
+    manifest = role_manifest(
+        store,
+        job.role,
+        model=job.model_digest,
+        lengths=job.lengths,
+        precision=precision,
+    )
     scorer = _scorer(job, job.model, store, heartbeat, job.scoring_precision)
     write_references(scorer, out, manifest=manifest, name=job.name)
 
@@ -50,7 +55,7 @@ def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:
     progress = Progress(job.name, len(job.models), unit="models")
     for number, (name, model) in enumerate(job.models.items()):
         scorer = _scorer(job, model, store, heartbeat)
-        loss = block_loss(scorer.part_sums(ids), store.block_size).astype(np.float64)
+        loss = scorer.losses(ids).astype(np.float64)
         if is_recorder():
             result: dict[str, Any] = {"loss": {}, "blocks": {}}
             for index, entry in enumerate(store.sources):

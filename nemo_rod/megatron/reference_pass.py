@@ -32,12 +32,12 @@ def is_complete(out: Path) -> bool:
 
 
 def write_references(
-    losses: MegatronScorer, out: Path, *, manifest: ReferenceManifest, name: str
+    scorer: MegatronScorer, out: Path, *, manifest: ReferenceManifest, name: str
 ) -> None:
     """Scores the blocks that the manifest names and writes their losses. Collective.
 
     Args:
-        losses: the scorer, whose store has the blocks.
+        scorer: the scorer, whose store has the blocks.
         out: folder of the references.
         manifest: the range of blocks and how their losses are computed.
         name: title of the progress line.
@@ -45,21 +45,23 @@ def write_references(
     ids = np.arange(manifest.start, manifest.stop)
     packed = from_recorder(lambda: np.packbits(~np.isin(ids, logged_ids(out, manifest))))
     missing = np.unpackbits(packed, count=len(ids)).astype(bool)
-    groups = losses.groups
-    # one rank per replica writes, as all have the same sums
+    groups = scorer.groups
+    # one rank per replica writes, as all have the same losses
     writes = all(g.rank() == g.size() - 1 for g in (groups.pp, groups.tp, groups.cp))
     writer = ReferenceWriter(out, rank=groups.dp.rank(), manifest=manifest) if writes else None
     progress = Progress(name, len(ids), unit="blocks")
     done = len(ids) - int(missing.sum())
     progress.start(done)
-    size = losses.micro_batch_size
+    size = scorer.micro_batch_size
     for part in whole_micro_batches(missing, size, groups.dp.size()):
-        rows, sums = losses.own_part_sums(ids[part])
+        rows, own_losses = scorer.own_losses_at(ids[part], manifest.lengths)
         if writer is not None:
-            assert sums is not None, "the writing rank is of the last stage"
+            assert own_losses is not None, "the writing rank is of the last stage"
             own = rows_to_write(part, missing, rows)
             own_ids = ids[part[rows[own]]]
-            writer.append(own_ids, sums[own], losses.store.hashes(own_ids))
+            # a sample without targets is never chosen
+            found = np.where(np.isneginf(own_losses), np.float32(0), own_losses)
+            writer.append(own_ids, found[own], scorer.store.hashes(own_ids))
         if is_recorder():
             done += int(missing[np.unique(part)].sum())
             progress.step(done)
@@ -67,7 +69,7 @@ def write_references(
         writer.close()
     dist.barrier()
     if is_recorder():
-        compact(out, manifest=manifest, hashes=losses.store.hashes)
+        compact(out, manifest=manifest, hashes=scorer.store.hashes)
 
 
 def whole_micro_batches(missing: Mask, size: int, replicas: int) -> Iterator[np.ndarray]:

@@ -111,6 +111,7 @@ class RoDSelector:
                     self.store,
                     groups,
                     micro_batch_size=self.scoring_micro_batch_size,
+                    length=self.selector.length,
                     beat=self.beat,
                     precision=self.scoring_precision,
                 )

@@ -69,7 +69,12 @@ def train(
     references: ReferenceLosses | None = None
     if job.references:  # made by the same pass as the job's own scores
         precision = arithmetic(job.precision, job.scoring_precision)
-        references = References.open(job.references, store, precision=precision)
+        references = References.open(
+            job.references,
+            store,
+            length=job.arm.scored_length(store.block_size),
+            precision=precision,
+        )
     chooser = Selector.for_arm(job.arm, store, references, job.on_nonfinite)  # type: ignore[arg-type]
     selector = RoDSelector(
         chooser,
@@ -99,7 +104,7 @@ def train(
         provider,
         scoring=job.scoring_micro_batch_size,
         training=job.optimisation.micro_batch_size,
-        eighths=job.arm.eighths,
+        is_prefix=job.arm.scored_part < 1,
     )
     if chooser.averages is not None:
         refuse_dropout(provider)

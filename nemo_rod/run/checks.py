@@ -137,7 +137,7 @@ def _check_trained(config: Config, arm: ArmSettings) -> None:
             "precision: set one of them."
         )
     multiple = 8 * parallel.context * (parallel.tensor if parallel.sequence else 1)
-    tokens = config.domain.block_size * scoring.eighths // 8
+    tokens = int(config.domain.block_size * scoring.part)
     if tokens % multiple:
         raise ValueError(
             f"scoring.precision={scoring.precision} needs a multiple of {multiple} scored tokens "
@@ -180,8 +180,8 @@ def _check_scoring(where: str, scoring: Scoring, config: Config) -> None:
             "since averages by source are of whole blocks."
         )
     parallel, block_size = config.parallel, config.domain.block_size
-    length, shares = block_size * scoring.eighths // 8, sequence_shares(parallel)
-    if scoring.eighths < 8 and length % shares:
+    length, shares = int(block_size * scoring.part), sequence_shares(parallel)
+    if scoring.part < 1 and length % shares:
         raise ValueError(
             f"{where}.prefix={scoring.prefix} leaves {length} tokens of domain.block_size="
             f"{block_size}, which this layout cannot divide: parallel.context={parallel.context} "

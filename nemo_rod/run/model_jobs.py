@@ -158,7 +158,7 @@ class ModelJobs:
             "batch_size": arm.batch_size,
             "block_size": block_size,
             "multiplier": arm.num_candidates / arm.batch_size,
-            "scored_eighths": arm.eighths,
+            "scored_prefix": arm.prefix,
             "scored_every": 1 if arm.scored_every is None else arm.scored_every,
             "pools": arm.balance,
             "retention": arm.retention if arm.balance == "corpus" else None,

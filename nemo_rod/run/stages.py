@@ -26,7 +26,7 @@ from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.measurements import measured_files
 from nemo_rod.run.model_jobs import ModelJobs, decided, trained_as
 from nemo_rod.run.run_folder import RunFolder
-from nemo_rod.run.variants import REFERENCES, SPECIALIST, trained_arms
+from nemo_rod.run.variants import REFERENCES, SPECIALIST, scored_lengths, trained_arms
 
 
 class Stages:
@@ -138,7 +138,7 @@ class Stages:
     def reference(self, name: str) -> Stage:
         """Returns the stage that scores all blocks of one role with one model (`REFERENCES`)."""
         arm, role = REFERENCES[name]
-        precision = self.config.scoring.precision
+        precision, lengths = self.config.scoring.precision, scored_lengths(self.config)
 
         def inputs() -> Inputs:
             made_of: Inputs = {
@@ -148,6 +148,8 @@ class Stages:
             }
             if precision is not None:
                 made_of["scoring.precision"] = precision
+            if lengths[1:]:
+                made_of["scoring.prefix"] = lengths[1:]
             return made_of | self.launcher.inputs(self.config, scoring=True)
 
         def make(folder: Path) -> dict[str, Any]:
@@ -157,6 +159,7 @@ class Stages:
                 model=str(self.results.checkpoint(arm)),
                 role=role,
                 model_digest=self.results.weights(arm),
+                lengths=lengths,
                 scoring_precision=precision,
             )
             self.jobs.run(job, folder)

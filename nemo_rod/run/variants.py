@@ -143,6 +143,13 @@ def trained_arms(config: Config) -> list[ArmSettings]:
     return list(found.values())
 
 
+def scored_lengths(config: Config) -> list[int]:
+    """Returns the scored tokens of a block for which the arms need references, descending."""
+    size = config.domain.block_size
+    parts = {1.0} | {arm.scoring.part for arm in trained_arms(config) if arm.scores}
+    return sorted((int(size * part) for part in parts), reverse=True)
+
+
 def _chain(config: Config, name: str) -> tuple[str, list[Variant]]:
     """Returns the root arm of the paper, and the variants from it down to `name`."""
     chain: list[Variant] = []

@@ -30,7 +30,6 @@ from nemo_rod.selection.references import ReferenceLosses as ReferenceLosses
 from nemo_rod.selection.references import ReferenceManifest as ReferenceManifest
 from nemo_rod.selection.references import References as References
 from nemo_rod.selection.references import ReferenceWriter as ReferenceWriter
-from nemo_rod.selection.references import block_loss as block_loss
 from nemo_rod.selection.references import compact as compact
 from nemo_rod.selection.references import logged_ids as logged_ids
 from nemo_rod.selection.references import remove_logs as remove_logs

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
 from typing import Any
 
 from nemo_rod import parts
@@ -30,7 +31,7 @@ from nemo_rod.selection.curriculum.log import Curriculum
 from nemo_rod.selection.curriculum.recorded_pools import FollowedPools, GroupedBy, RecordedPools
 from nemo_rod.selection.estimates import SourceAverages
 from nemo_rod.selection.policies import FixedShare, Policy, Score, TakeAll, Within
-from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses
+from nemo_rod.selection.references import ReferenceLosses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Arm:
     policy_name: str = "joint"  # registered policy that chooses from the scores (`nemo_rod.parts`)
     policy_options: dict[str, Any] | None = None  # arguments of a registered policy
     score_name: str = "reducible_loss"  # registered score, of losses and reference losses
-    eighths: int = NUM_PARTS  # how many leading eighths of every candidate are scored
+    prefix: str = "1"  # scored share of every candidate, from its start, such as "1/4"
     # Steps between two scoring passes, 0 for none after the first: at other steps, scores are
     # estimated from averages by source. None scores at every step.
     scored_every: int | None = None
@@ -125,7 +126,16 @@ class Arm:
         """Candidates scored per step, on average; a prefix counts as its fraction of one."""
         if not self.policy().needs_scores:
             return 0.0
-        return self.num_candidates * self.eighths / NUM_PARTS * self.scored_share
+        return self.num_candidates * self.scored_part * self.scored_share
+
+    def scored_length(self, block_size: int) -> int:
+        """Returns the scored tokens of a candidate, from its start."""
+        return int(block_size * self.scored_part)
+
+    @property
+    def scored_part(self) -> float:
+        """Scored share of every candidate."""
+        return float(Fraction(self.prefix))
 
     @property
     def scored_share(self) -> float:

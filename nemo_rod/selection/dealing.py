@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nemo_rod.selection.arrays import Ids
-from nemo_rod.selection.references import NUM_PARTS
 
 
 def deal(chosen_K: Ids, *, micro_batch_size: int, replicas: int) -> list[Ids]:
@@ -31,7 +30,7 @@ def scoring_passes(
     replicas: int,
     pipeline: int = 1,
     chunks: int = 1,
-    eighths: int = NUM_PARTS,
+    share: float = 1.0,
 ) -> tuple[int, int]:
     """Splits blocks into forward passes.
 
@@ -47,7 +46,7 @@ def scoring_passes(
         replicas: Data-parallel size.
         pipeline: Pipeline stages.
         chunks: Model chunks of a stage.
-        eighths: Leading eighths of every block that are scored.
+        share: Scored share of every block.
 
     Returns:
         Blocks in one pass of one replica, and passes of each replica. Together they may exceed
@@ -55,7 +54,7 @@ def scoring_passes(
     """
     per_replica, size = -(-num_blocks // replicas), micro_batch_size
     if pipeline == 1:
-        size = size * NUM_PARTS // eighths
+        size = int(size / share)
     if passes := -(-per_replica // size):
         size = -(-per_replica // passes)
     unit = pipeline if chunks > 1 else 1

@@ -1,9 +1,5 @@
 """How faithful cheaper scores are: the choices that they would have made from the same pool.
 
-Scoring whole candidates yields the loss of every eighth of them, and so the exact score of every
-prefix, at no extra cost. A run that scores in full thus shows the choice of each `scoring.prefix`
-at the same step, on its own data.
-
 Shape suffixes: C = candidates.
 """
 
@@ -17,8 +13,6 @@ import numpy as np
 from nemo_rod.selection.arrays import Floats
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.policies import Policy
-
-PREFIXES = {"half": 4, "quarter": 2, "eighth": 1}  # in eighths of a block
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_rod.selection.blocks import Blocks
-from nemo_rod.selection.references import block_loss
 from nemo_rod.selection.selector import BlockScorer
 
 START_FILE = "validation_start.json"  # of a run's folder: the losses before its first step
@@ -21,8 +20,7 @@ def source_losses(scorer: BlockScorer, store: Blocks, *, num_blocks: int) -> dic
         + np.arange(min(source.count, num_blocks))
         for source in store.sources
     }
-    sums = scorer.part_sums(np.concatenate(list(ids.values())))
-    loss = block_loss(sums, store.block_size).astype(np.float64)
+    loss = scorer.losses(np.concatenate(list(ids.values()))).astype(np.float64)
     starts = np.cumsum([0, *(len(part) for part in ids.values())])
     return {
         name: float(loss[start:stop].mean())

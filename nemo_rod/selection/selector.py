@@ -24,21 +24,20 @@ from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Pool, Pools
 from nemo_rod.selection.choice import Choice, OnNonfinite, choose, choose_by_estimates
 from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.fidelity import PREFIXES, fidelity, fidelity_metrics
+from nemo_rod.selection.fidelity import fidelity, fidelity_metrics
 from nemo_rod.selection.policies import Policy, Score, reducible_loss
-from nemo_rod.selection.references import NUM_PARTS, ReferenceLosses, block_loss
+from nemo_rod.selection.references import ReferenceLosses
 
-COMPARED_EVERY = 10  # steps between comparisons with the choices that prefixes would have made
 T = TypeVar("T")
 
 
 class BlockScorer(Protocol):
     """Scores blocks with the current model."""
 
-    def part_sums(self, block_ids: Ids, eighths: int = NUM_PARTS) -> Nats:
-        """Returns the sums of the token losses over each of the first eighths of each block.
+    def losses(self, block_ids: Ids) -> Nats:
+        """Returns the losses of blocks over the length that the references have.
 
-        Nats, float32 [C, eighths].
+        Nats per token, float32 [C].
         """
 
 
@@ -76,12 +75,8 @@ class Selector:
     pools: Pools
     policy: Policy
     batch_size: int  # blocks trained on in one step (K)
-    block_size: int  # tokens per block (S)
     references: ReferenceLosses | None = None
     on_nonfinite: OnNonfinite = "refuse"  # see `choose`
-    # How many leading eighths of every candidate are scored. Its score is that of this prefix: the
-    # model's loss minus the reference loss on the same tokens.
-    eighths: int = NUM_PARTS
     averages: SourceAverages | None = None  # estimates scores between scoring passes
     score: Score = reducible_loss
 
@@ -111,13 +106,16 @@ class Selector:
             pools=arm.pools(store),
             policy=arm.policy(),
             batch_size=arm.batch_size,
-            block_size=store.block_size,
             references=references,
             on_nonfinite=on_nonfinite,
-            eighths=arm.eighths,
             averages=arm.averages(store),
             score=arm.score(),
         )
+
+    @property
+    def length(self) -> int | None:
+        """Scored tokens of a candidate: those of its reference loss; None if none is scored."""
+        return self.references.length if self.references and self.policy.needs_scores else None
 
     def choose(self, step: int, scorer: BlockScorer) -> Choice:
         """Draws, scores and selects: the paper's algorithm 1 up to the update.
@@ -135,8 +133,7 @@ class Selector:
             estimate_C = self.averages.estimate(pool)
             return choose_by_estimates(estimate_C, pool, self.policy, self.batch_size)
         drawn = time.perf_counter()
-        sums = scorer.part_sums(pool.block_ids, self.eighths)
-        loss_C = block_loss(sums, self.block_size, self.eighths)
+        loss_C = scorer.losses(pool.block_ids)
         scored = time.perf_counter()
         choice = choose(
             pool,
@@ -149,23 +146,20 @@ class Selector:
         ).preceded_by(lookup=drawn - start, scoring=scored - drawn)
         if self.averages is not None:
             return self._compared_with_estimates(choice, self.averages)
-        if self.eighths == NUM_PARTS and step % COMPARED_EVERY == 0:
-            return self._compared_with_prefixes(choice, sums)
         return choice
 
-    def learn(self, choice: Choice, sums: Nats) -> Choice:
+    def learn(self, choice: Choice, loss_K: Nats) -> Choice:
         """Updates the averages with the training losses of a step chosen by estimated scores.
 
         Args:
             choice: The choice of that step.
-            sums: Sums of the token losses over the eighths of each chosen block, from the forward
-                pass of the update, nats, float32 [K, 8].
+            loss_K: Losses of the chosen blocks, from the forward pass of the update, nats per
+                token, float32 [K].
 
         Returns:
             The choice with these losses; NaN for candidates that were not chosen.
         """
         assert self.averages is not None and self.references is not None
-        loss_K = block_loss(sums, self.block_size)
         score_K = self.score(loss_K, self.references[choice.block_ids])
         self.averages.observe(choice.pool.step, choice.block_ids, score_K)
         loss_C = np.full(len(choice.pool.block_ids), np.nan, dtype=np.float32)
@@ -181,7 +175,7 @@ class Selector:
         ):
             return pool, None
         assert self.references is not None
-        return pool, self.references.prefix(pool.block_ids, self.eighths)
+        return pool, self.references[pool.block_ids]
 
     def _compared_with_estimates(self, choice: Choice, averages: SourceAverages) -> Choice:
         """Adds the comparison with estimated scores, and updates the averages with the real ones.
@@ -195,21 +189,3 @@ class Selector:
             compared = fidelity_metrics("averages", fidelity(choice, estimate_C, self.policy))
         averages.observe(choice.pool.step, choice.pool.block_ids, choice.score)
         return replace(choice, compared=compared)
-
-    def _compared_with_prefixes(self, choice: Choice, sums: Nats) -> Choice:
-        """Adds the comparison with the scores of every prefix of the candidates."""
-        start = time.perf_counter()
-        assert self.references is not None and choice.score is not None
-        compared: dict[str, float | None] = {}
-        for name, eighths in PREFIXES.items():
-            loss_C = block_loss(sums, self.block_size, eighths)
-            reference_C = self.references.prefix(choice.pool.block_ids, eighths)
-            score_C = self.score(loss_C, reference_C)
-            # some prefixes of a broken block are finite, others are not
-            if np.isfinite(score_C[np.isfinite(choice.score)]).all():
-                result = fidelity(choice, score_C, self.policy)
-                compared |= fidelity_metrics(f"prefix/{name}", result)
-        selection = choice.seconds["selection"] + time.perf_counter() - start
-        return replace(
-            choice, seconds={**choice.seconds, "selection": selection}, compared=compared
-        )

@@ -83,9 +83,11 @@ def test_what_cannot_run_is_refused(overrides: list[str], sentence: str) -> None
         composed("recipe=toy", *overrides)
 
 
-@pytest.mark.parametrize(("prefix", "eighths"), [("1", 8), ("1/2", 4), ("1/4", 2), ("1/8", 1)])
-def test_a_prefix_is_typed_as_a_share(prefix: str, eighths: int) -> None:
-    assert Scoring(prefix=prefix).eighths == eighths
+@pytest.mark.parametrize(
+    ("prefix", "part"), [("1", 1), ("1/2", 0.5), ("1/4", 0.25), ("1/8", 0.125)]
+)
+def test_a_prefix_is_typed_as_a_share(prefix: str, part: float) -> None:
+    assert Scoring(prefix=prefix).part == part
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ def read_references(root: Path) -> None:
 
 def resume_references(root: Path) -> None:
     store = BlockStore(root / "run/blocks")
-    manifest = role_manifest(store, "replay", model="x", precision="fp32")
+    manifest = role_manifest(
+        store, "replay", model="x", lengths=[store.block_size], precision="fp32"
+    )
     folder = root / "run/references/unfinished"
     logged_ids(folder, manifest)
     ReferenceWriter(folder, 0, manifest=manifest).close()

@@ -36,7 +36,7 @@ MODELS = {
         "options": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
     },
 }  # fmt: skip
-BODIES = ("sums", "again", "prefixes", "as_in_training", "leaves_no_trace", "take_all", "rod")
+BODIES = ("losses", "again", "prefixes", "as_in_training", "leaves_no_trace", "take_all", "rod")
 Run = Callable[..., dict[str, Any]]
 
 if GPUS == 0:
@@ -84,13 +84,12 @@ def test_losses_and_choices_are_those_of_a_cpu(
 ) -> None:
     """In fp32 without TF32; nats per token."""
     gpu = found("fp32", BODIES)
-    assert gpu["sums"] == {"device": "cuda", "finite": True}
+    assert gpu["losses"] == {"device": "cuda", "finite": True}
     hidden = {**EXACT, "CUDA_VISIBLE_DEVICES": ""}
     values = json.dumps(MODELS["fp32"])
-    torchrun(1, WORKER, gpu["out"], values, "sums", timeout=400, env=hidden, fresh=True)
-    on_gpu, on_cpu = (np.load(gpu["out"] / f"sums_{kind}.npz") for kind in ("cuda", "cpu"))
-    eighth = SMALL["length"] / 8
-    np.testing.assert_allclose(on_gpu["sums"] / eighth, on_cpu["sums"] / eighth, rtol=0, atol=1e-4)
+    torchrun(1, WORKER, gpu["out"], values, "losses", timeout=400, env=hidden, fresh=True)
+    on_gpu, on_cpu = (np.load(gpu["out"] / f"losses_{kind}.npz") for kind in ("cuda", "cpu"))
+    np.testing.assert_allclose(on_gpu["losses"], on_cpu["losses"], rtol=0, atol=1e-4)
     np.testing.assert_allclose(on_gpu["scores"], on_cpu["scores"], rtol=0, atol=1e-4)
     assert on_gpu["ids"].tolist() == on_cpu["ids"].tolist()
 
@@ -152,12 +151,11 @@ def test_scoring_in_fp8_leaves_training_alone(found: Run) -> None:
 @pytest.mark.parametrize("layout", [{}, {"tensor": 2}], ids=["data", "tensor"])
 def test_two_gpus_have_the_losses_of_one(found: Run, layout: dict[str, int]) -> None:
     alone = found("fp32", BODIES)["out"]
-    two = found("fp32", ("sums", "again", "rod"), processes=2, **layout)
+    two = found("fp32", ("losses", "again", "rod"), processes=2, **layout)
     assert two["again"]["same"] and two["rod"] == STOCK
     if not layout:  # the same weights; two tensor-parallel ranks draw their own
-        one, other = (np.load(out / "sums_cuda.npz") for out in (alone, two["out"]))
-        eighth = SMALL["length"] / 8
-        np.testing.assert_allclose(one["sums"] / eighth, other["sums"] / eighth, rtol=0, atol=1e-4)
+        one, other = (np.load(out / "losses_cuda.npz") for out in (alone, two["out"]))
+        np.testing.assert_allclose(one["losses"], other["losses"], rtol=0, atol=1e-4)
         assert one["ids"].tolist() == other["ids"].tolist()
 
 

@@ -150,10 +150,10 @@ def _merge(base: Path, adapted: Path, out: Path, lam: float) -> None:
 
 def _write_logs(blocks: Path, folder: Path, role: str, model: str) -> list[ReferenceWriter]:
     store = BlockStore(blocks)
-    manifest = role_manifest(store, role, model=model, precision="fp32")
+    manifest = role_manifest(store, role, model=model, lengths=[store.block_size], precision="fp32")
     writer = ReferenceWriter(folder, 0, manifest=manifest)
     ids = np.arange(manifest.start, manifest.stop)
-    writer.append(ids, _Random(7).part_sums(ids), store.hashes(ids))
+    writer.append(ids, _Random(7).losses(ids)[:, None], store.hashes(ids))
     return [writer]
 
 
@@ -174,5 +174,5 @@ class _Random:
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
 
-    def part_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
-        return self.random.random((len(block_ids), eighths), dtype=np.float32) * 4
+    def losses(self, block_ids: np.ndarray) -> np.ndarray:
+        return self.random.random(len(block_ids), dtype=np.float32) * 4

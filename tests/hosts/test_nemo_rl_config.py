@@ -107,11 +107,11 @@ def test_what_cannot_run_is_refused(key: str, value: Any, sentence: str) -> None
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize("eighths", [4, 8])
+@pytest.mark.parametrize("prefix", ["1/2", "1"])
 @pytest.mark.parametrize("job", [True, False])
-def test_an_arm_is_built_from_a_job_or_from_the_keys(job: bool, eighths: int) -> None:
-    arm = rod_arm(eighths=eighths)
-    config = changed("rod.scoring.prefix", "1" if job or eighths == 8 else "1/2")
+def test_an_arm_is_built_from_a_job_or_from_the_keys(job: bool, prefix: str) -> None:
+    arm = rod_arm(prefix=prefix)
+    config = changed("rod.scoring.prefix", "1" if job else prefix)
     variant = dataclasses.asdict(arm) if job else None
     config["rod"] |= {"arm": "rod", "seed": 5, "variant": variant}
     assert inputs.build_arm(config, STORE) == arm
@@ -224,7 +224,7 @@ def optimised(**changes: Any) -> Optimisation:
 
 
 def test_training_job_in_nemo_rls_terms() -> None:
-    arm = rod_arm(eighths=2)
+    arm = rod_arm(prefix="1/4")
     values = translated(
         arm=arm,
         optimisation=optimised(),
@@ -348,7 +348,9 @@ def test_references_of_another_model_are_refused(
 ) -> None:
     old = source("old", [write(tmp_path / "old.jsonl", texts(50, 1))])
     store, out = run(tmp_path / "blocks", [old]), tmp_path / "references"
-    manifest = role_manifest(store, "replay", model="old", precision="bf16")
+    manifest = role_manifest(
+        store, "replay", model="old", lengths=[store.block_size], precision="bf16"
+    )
     ids = np.arange(manifest.start, manifest.stop)
     writer = ReferenceWriter(out, rank=0, manifest=manifest)
     writer.append(ids, np.ones((len(ids), 8), np.float32), store.hashes(ids))
@@ -408,7 +410,7 @@ def test_tflops_are_of_scoring_too_and_need_a_count() -> None:
     loss = np.ones(8, dtype=np.float32)
     choice = choose(pool, Joint(), 4, loss, 0 * loss)
     workers: Any = SimpleNamespace(update_flops=lambda num_blocks: 2e12 * num_blocks)
-    half = rod_arm(eighths=4)
+    half = rod_arm(prefix="1/2")
     expected = {"throughput/model_tflops_per_gpu": pytest.approx(8 * (1 + 2 / 2 / 3) / 2 / 2)}
     for metrics in ({"timing/train/total": 2.0}, {"timing/train/total": 2.0, "flops": 8e12}):
         assert model_speed(workers, choice, metrics, half, 2) == expected

@@ -76,7 +76,7 @@ def test_only_layout_and_memory_may_change(key: str, value: object, resumes: boo
     assert (digest({key: value}) == digest()) is resumes
 
 
-@pytest.mark.parametrize("change", [{"kappa": 2.0}, {"multiplier": 4.0}, {"eighths": 4}])
+@pytest.mark.parametrize("change", [{"kappa": 2.0}, {"multiplier": 4.0}, {"prefix": "1/2"}])
 def test_the_arm_of_a_hand_written_configuration_may_not_change(change: dict[str, Any]) -> None:
     assert digest(**change) != digest()
 

@@ -102,19 +102,19 @@ def test_reading_a_corpus_needs_the_gpus_and_preparing_it_does_not() -> None:
 def test_scoring_a_prefix_saves_its_share_and_the_attention_to_what_follows() -> None:
     whole, half = forward_flops(SHAPE, 1000), forward_flops(SHAPE, 1000, prefix=500)
     setup = replace(SETUP, forward_flops=whole)
-    saved = prefix_saving([(ROD, setup)], SHAPE, 4)
+    saved = prefix_saving([(ROD, setup)], SHAPE, 2)
     seconds = 10 * 64 * (1000 * whole - 500 * half) / 4e12
     assert saved.gpu_hours == pytest.approx(seconds * 4 / 3600)
     assert saved.what == "score the first 500 tokens of a block alone: scoring.prefix=1/2"
-    prefix = replace(ROD, eighths=4)
+    prefix = replace(ROD, scored_part=0.5)
     plain, half_scored = cost(ROD, setup, SHAPE), cost(prefix, setup, SHAPE)
     assert plain.gpu_hours - half_scored.gpu_hours == pytest.approx(saved.gpu_hours)
     assert half_scored.scored_tokens == plain.scored_tokens / 2 == 10 * 64 * 500
     assert half_scored.flops == pytest.approx(10 * (3 * 32 * 1000 * whole + 64 * 500 * half))
     # seen from there, another half of the tokens is left to spare
-    further = prefix_saving([(prefix, setup)], SHAPE, 2)
+    further = prefix_saving([(prefix, setup)], SHAPE, 4)
     assert further.gpu_hours + saved.gpu_hours == pytest.approx(
-        prefix_saving([(ROD, setup)], SHAPE, 2).gpu_hours
+        prefix_saving([(ROD, setup)], SHAPE, 4).gpu_hours
     )
 
 
@@ -137,7 +137,7 @@ def test_passes_hold_all_blocks_and_little_else(replicas: int, pipeline: int, ch
     for blocks, most, eighths in product((1, 5, 16, 33, 256), (1, 2, 4, 7), (1, 2, 4, 8)):
         per_pass, passes = scoring_passes(
             blocks, micro_batch_size=most, replicas=replicas, pipeline=pipeline, chunks=chunks,
-            eighths=eighths,
+            share=eighths / 8,
         )  # fmt: skip
         unit = pipeline if chunks > 1 else 1
         assert passes % unit == 0
@@ -172,7 +172,7 @@ def test_the_plan_counts_the_passes_that_run(
     layout: dict[str, int], size: int, eighths: int, blocks: int, expected: tuple[float, int]
 ) -> None:
     setup = replace(
-        SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, eighths=eighths
+        SETUP, parallel=Parallel(**layout), scoring_micro_batch_size=size, scored_part=eighths / 8
     )
     assert setup.padded(blocks) == expected
 

@@ -63,6 +63,7 @@ def write_references(folder: Path, store: BlockStore, start: int, stop: int) -> 
         tokenizer=store.tokenizer_fingerprint,
         store=store.digest,
         block_size=S,
+        lengths=(S, S // 4),
         start=start,
         stop=stop,
         precision="fp32",
@@ -70,11 +71,11 @@ def write_references(folder: Path, store: BlockStore, start: int, stop: int) -> 
     ids = np.arange(start, stop)
     with ReferenceWriter(folder, 0, manifest=manifest) as writer:
         half = ids[: len(ids) // 2]
-        writer.append(half, np.full((len(half), 8), 4.0), store.hashes(half))
+        writer.append(half, np.full((len(half), 2), [4.0, 5.0]), store.hashes(half))
     shutil.copytree(folder, folder.with_name("unfinished"))
     with ReferenceWriter(folder, 1, manifest=manifest) as writer:
         rest = ids[len(ids) // 2 :]
-        writer.append(rest, np.full((len(rest), 8), 8.0), store.hashes(rest))
+        writer.append(rest, np.full((len(rest), 2), [8.0, 9.0]), store.hashes(rest))
     compact(folder, manifest=manifest, hashes=store.hashes)
 
 
@@ -226,12 +227,9 @@ def test_references_finished_and_not(run_dir: Path) -> None:
     start, stop = store.num_adaptation, len(store)
     assert ["references", f"blocks [{start}, {stop}) of {S} tokens"] in shown
     assert ["model", "model-1, in fp32"] in shown
-    least, most = f"{4 * 8 / (S - 1):.4f}", f"{8 * 8 / (S - 1):.4f}"
-    assert shown[-1][0] == least and shown[-1][-1] == most
-    eighth = S // 8
-    (by_eighths,) = [row[1:] for row in shown if row[:1] == ["by eighths"]]
-    mean = (4 * ((stop - start) // 2) + 8 * ((stop - start + 1) // 2)) / (stop - start)
-    assert by_eighths == [*[f"{mean / eighth:.3f}"] * 7, f"{mean / (eighth - 1):.3f}"]
+    assert shown[-1][0] == "4.0000" and shown[-1][-1] == "8.0000"
+    mean = (5 * ((stop - start) // 2) + 9 * ((stop - start + 1) // 2)) / (stop - start)
+    assert [f"of the first {S // 4} tokens", f"{mean:.4f}"] in shown
 
     unfinished = run_dir / "references" / "unfinished"
     shown = lines(inspect(unfinished))
@@ -428,14 +426,14 @@ def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
     (copy / "arms" / "rod" / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"arms/rod/manifest.json is damaged"):
         inspect(copy / "arms" / "rod")
-    path = copy / "references" / "base" / "sums.npy"
+    path = copy / "references" / "base" / "loss.npy"
     sums = np.load(path)
     sums[0] = np.nan
     np.save(path, sums)
     with pytest.raises(ValueError, match="not finite"):
         inspect(path.parent)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"sums.npy cannot be read"):
+    with pytest.raises(ValueError, match=r"loss.npy cannot be read"):
         inspect(path.parent)
 
 

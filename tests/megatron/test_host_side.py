@@ -89,13 +89,14 @@ def test_losses_of_training_are_fetched_after_the_optimizer_has_its_work(
 
         def gathered(self, num_blocks: int, size: int) -> np.ndarray:
             order.append(f"fetch {num_blocks} in {size}")
-            return np.zeros((num_blocks, 8), dtype=np.float32)
+            return np.zeros(num_blocks, dtype=np.float32)
 
     choice = SimpleNamespace(block_ids=np.arange(4), is_estimated=True)
     selector: Any = SimpleNamespace(
         policy=SimpleNamespace(needs_scores=True),
+        length=8,
         choose=lambda step, scorer: choice,
-        learn=lambda made, sums: order.append(f"learn {sums.shape}") or "learned",
+        learn=lambda made, losses: order.append(f"learn {losses.shape}") or "learned",
     )
     monkeypatch.setattr(rod_selector, "TrainingLosses", Captured)
     monkeypatch.setattr(rod_selector, "MegatronScorer", lambda *_, **__: None)
@@ -115,5 +116,5 @@ def test_losses_of_training_are_fetched_after_the_optimizer_has_its_work(
     schedule = lambda **_: order.append("backward")  # noqa: E731
     wrapped = ours.wrap(train_step)
     assert wrapped(schedule, state, replica) == "result"
-    assert order == ["backward", "backward", "optimizer", "fetch 4 in 2", "learn (4, 8)"]
+    assert order == ["backward", "backward", "optimizer", "fetch 4 in 2", "learn (4,)"]
     assert ours.choice == "learned"

@@ -22,7 +22,7 @@ from nemo_rod.corpus import BlockStore
 from nemo_rod.selection import Pool, References
 from nemo_rod.selection.estimates import SourceAverages
 
-PREFIX, ESTIMATED = {"eighths": 2}, {"scored_every": 5}
+PREFIX, ESTIMATED = {"prefix": "1/4"}, {"scored_every": 5}
 Single = Callable[..., list[Any]]
 
 
@@ -236,20 +236,20 @@ def scores(torchrun: Torchrun, processes: int, *arguments: object) -> list[list[
         pytest.param(1, 1, 2, 0, marks=pytest.mark.layouts),
     ],
 )
-def test_the_model_reads_a_prefix_alone_and_gives_its_part_of_the_sums(
+def test_the_model_reads_a_prefix_alone_and_gives_the_loss_of_that_part(
     torchrun: Torchrun, replicas: int, tensor: int, pipeline: int, sequence: int
 ) -> None:
     layout = (tensor, pipeline, sequence)
     for rows in scores(torchrun, replicas * tensor * pipeline, "prefix", *layout):
-        assert [row["eighths"] for row in rows] == [8, 4, 2, 1]
+        assert [row["tokens"] for row in rows] == [64, 32, 16, 8]
         assert [row["slice"] >= 64 for row in rows] == [False, True, True, True]
         for row in rows:
-            assert row["shape"] == [7, row["eighths"]]
+            assert row["shape"] == [7]
             # two whole blocks go together; of prefixes as many as have their tokens, evenly
             count = -(-7 // replicas)
-            passes = -(-count // (2 if pipeline > 1 else 2 * 8 // row["eighths"]))
-            size = 2 if pipeline > 1 or row["eighths"] == 8 else -(-count // passes)
-            assert row["read"] == [[size, 8 * row["eighths"]]] * passes
+            passes = -(-count // (2 if pipeline > 1 else 2 * 64 // row["tokens"]))
+            size = 2 if pipeline > 1 or row["tokens"] == 64 else -(-count // passes)
+            assert row["read"] == [[size, row["tokens"]]] * passes
             assert row["difference"] < 1e-5 * row["largest"]
 
 

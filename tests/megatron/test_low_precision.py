@@ -148,7 +148,7 @@ def test_jobs_are_refused_before_they_read_anything(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^scoring\.precision=fp8 needs a GPU"):
         train(TrainJob(**common, arm={}, optimisation=steps))
     with pytest.raises(ValueError, match=r"^scoring\.precision=fp8 needs a GPU"):
-        reference(ReferenceJob(**common, role="replay", model_digest="m"))
+        reference(ReferenceJob(**common, role="replay", model_digest="m", lengths=[1]))
     assert not any(tmp_path.iterdir())
 
 
@@ -167,7 +167,9 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
     assert arithmetic("bf16", None) == "bf16"
     made = {"adaptation": arithmetic("bf16", "fp8"), "replay": "bf16"}
     for role, precision in made.items():
-        manifest = role_manifest(blocks, role, model="m", precision=precision)
+        manifest = role_manifest(
+            blocks, role, model="m", lengths=[blocks.block_size], precision=precision
+        )
         out, ids = tmp_path / role, np.arange(manifest.start, manifest.stop)
         out.mkdir()
         writer = ReferenceWriter(out, rank=0, manifest=manifest)

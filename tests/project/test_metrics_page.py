@@ -8,18 +8,14 @@ import numpy as np
 from places import ROOT
 
 from nemo_rod.selection import Joint, Pool, choose, selection_metrics
-from nemo_rod.selection.fidelity import PREFIXES, Fidelity, fidelity_metrics
+from nemo_rod.selection.fidelity import Fidelity, fidelity_metrics
 
 OF_CALLERS = {  # of the update, the trainer and the journal
     *("train/loss", "train/grad_norm", "train/lr", "memory/peak_gib", "rod/overhead"),
     *("throughput/tokens_per_second", "throughput/model_tflops_per_gpu"),
     *(f"timing/train/{part}" for part in ("scoring", "update", "lookup", "selection", "total")),
     "validation/<role>/<source>/loss",
-    *(
-        name
-        for compared in ("prefix/<length>", "averages")
-        for name in fidelity_metrics(compared, Fidelity(1.0, 0.0, 1.0))
-    ),
+    *fidelity_metrics("averages", Fidelity(1.0, 0.0, 1.0)),
 }
 
 
@@ -47,12 +43,6 @@ def test_the_page_has_every_metric_of_a_step() -> None:
         if "OTHER" not in name
     }
     assert documented() == logged | OF_CALLERS
-
-
-def test_the_lengths_of_prefixes_are_named() -> None:
-    text = (ROOT / "docs" / "watching.md").read_text()
-    (line,) = [line for line in text.splitlines() if line.startswith("| `rod/prefix/<length>/")]
-    assert all(f"`{length}`" in line for length in PREFIXES)
 
 
 def test_its_own_reading_of_the_table() -> None:

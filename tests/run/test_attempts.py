@@ -241,8 +241,8 @@ def test_the_losses_of_a_model_are_written_whole_or_not_at_all(
     from nemo_rod.megatron import forward_jobs
 
     class Scorer:
-        def part_sums(self, ids: np.ndarray) -> np.ndarray:
-            return np.full((len(ids), 8), 15 / 8, np.float32)  # of 15 next tokens
+        def losses(self, ids: np.ndarray) -> np.ndarray:
+            return np.ones(len(ids), np.float32)
 
     monkeypatch.setattr(forward_jobs, "_scorer", lambda *_: Scorer())
     monkeypatch.setattr(forward_jobs, "is_recorder", lambda: True)

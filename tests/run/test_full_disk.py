@@ -87,7 +87,7 @@ writer = ReferenceWriter(disk, 0, manifest=m)
 try:
     for first in range(0, 4000, 100):
         part = ids[first : first + 100]
-        writer.append(part, sums_of(part), store.hashes(part))
+        writer.append(part, losses_of(part), store.hashes(part))
     writer.close()
     compact(disk, manifest=m, hashes=store.hashes)
 except OSError as error:
@@ -96,10 +96,10 @@ except OSError as error:
 make_room()
 writer = ReferenceWriter(disk, 0, manifest=m)
 left = np.setdiff1d(ids, writer.done)
-writer.append(left, sums_of(left), store.hashes(left))
+writer.append(left, losses_of(left), store.hashes(left))
 writer.close()
 compact(disk, manifest=m, hashes=store.hashes)
-assert np.array_equal(References.open([disk], store)[ids], block_loss(sums_of(ids), S))
+assert np.array_equal(References.open([disk], store)[ids], losses_of(ids)[:, 0])
 """
 
 
@@ -107,7 +107,7 @@ assert np.array_equal(References.open([disk], store)[ids], block_loss(sums_of(id
     ("kib", "file", "kept"),
     [
         (100, "rank-00000.log", 1900),  # 52 bytes a block: the log itself does not fit
-        (208, ".compact.tmp/sums.npy", 4000),  # nor, here, the arrays beside it
+        (208, ".compact.tmp/loss.npy", 4000),  # nor, here, the arrays beside it
         (340, ".compact.tmp/hash.npy", 4000),
         (372, ".compact.tmp/check.npy", 4000),
     ],

@@ -96,7 +96,9 @@ def test_held_out_losses_need_no_worker_of_nemo_rl(
     jobs = ModelJobs(config, RunFolder(tmp_path, "toy"))
     common = jobs.common("evaluate", tmp_path)
     jobs.run(EvaluateJob(**common, models={"base": "hf"}), tmp_path)
-    jobs.run(ReferenceJob(**common, model="hf", role="replay", model_digest=""), tmp_path)
+    jobs.run(
+        ReferenceJob(**common, model="hf", role="replay", model_digest="", lengths=[16]), tmp_path
+    )
     assert ran == ["here", "ray"]
 
 

@@ -24,9 +24,6 @@ class References:
     def __getitem__(self, block_ids: np.ndarray) -> np.ndarray:
         return (np.asarray(block_ids) / 100).astype(np.float32)
 
-    def prefix(self, block_ids: np.ndarray, eighths: int) -> np.ndarray:
-        return self[block_ids]
-
 
 def source_index(block_ids: np.ndarray) -> np.ndarray:
     return np.searchsorted(STARTS, block_ids, side="right") - 1
@@ -149,7 +146,7 @@ def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
     )  # fmt: skip
     estimator, rng = averages(every=4), np.random.default_rng(2)
     selector = Selector(
-        pools=pools, policy=Joint(), batch_size=BATCH, block_size=SIZE,
+        pools=pools, policy=Joint(), batch_size=BATCH,
         references=References(), averages=estimator,
     )  # fmt: skip
     curriculum = Curriculum.create(tmp_path / "curriculum.rod", header)
@@ -157,9 +154,9 @@ def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
     class Scorer:
         calls = 0
 
-        def part_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
+        def losses(self, block_ids: np.ndarray) -> np.ndarray:
             self.calls += 1
-            return rng.gamma(8.0, 0.5, (len(block_ids), 8)).astype(np.float32)
+            return rng.gamma(8.0, 0.5, len(block_ids)).astype(np.float32)
 
     scorer = Scorer()
     for step in range(10):
@@ -167,12 +164,11 @@ def test_what_was_recorded_brings_the_averages_back(tmp_path: Path) -> None:
         assert choice.is_estimated == (step % 4 != 0)
         if choice.is_estimated:
             assert np.isnan(choice.loss).all()
-            sums = rng.gamma(8.0, 0.5, (BATCH, 8)).astype(np.float32)
-            choice = selector.learn(choice, sums)
+            losses = rng.gamma(8.0, 0.5, BATCH).astype(np.float32)
+            choice = selector.learn(choice, losses)
             known = np.isfinite(choice.loss)
             assert np.flatnonzero(known).tolist() == choice.chosen.tolist()
-            expected = sums.sum(axis=1) / (SIZE - 1)
-            np.testing.assert_allclose(choice.loss[known], expected, rtol=1e-6)
+            np.testing.assert_array_equal(choice.loss[known], losses)
         elif step:  # what estimates would have chosen of the same pool
             assert 0 <= choice.compared["rod/averages/overlap"] <= 1
         curriculum.append(choice)

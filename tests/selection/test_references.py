@@ -21,16 +21,21 @@ from hypothesis import strategies as st
 from nemo_rod.selection.references import (
     References,
     ReferenceWriter,
-    block_loss,
     compact,
     logged_ids,
-    num_targets,
     remove_logs,
 )
-from nemo_rod.selection.references.folder import RECORD, ReferenceManifest, holds, role_manifest
+from nemo_rod.selection.references.folder import (
+    ReferenceManifest,
+    holds,
+    record_type,
+    role_manifest,
+)
 from nemo_rod.selection.references.lookup import HashIndex
 
 S = 64
+LENGTHS = (64, 32, 16)
+RECORD = record_type(LENGTHS)
 
 
 def refused(sentence: str) -> AbstractContextManager[object]:
@@ -58,21 +63,27 @@ class ArrayStore:
 
 def manifest(start, stop, **values):
     default = {"model": "model-1", "tokenizer": "tokenizer-1", "store": "store-1"}
-    default |= {"block_size": S, "start": start, "stop": stop, "precision": "fp32"}
+    default |= {
+        "block_size": S,
+        "lengths": LENGTHS,
+        "start": start,
+        "stop": stop,
+        "precision": "fp32",
+    }
     return ReferenceManifest(**(default | values))
 
 
-def sums_of(block_ids):
-    """Partial sums that only these blocks have, float32 [C, 8]."""
+def losses_of(block_ids):
+    """Losses that only these blocks have, float32 [C, 3]."""
     ids = np.asarray(block_ids, dtype=np.float64)[:, None]
-    return (10 + np.sin(ids * 8 + np.arange(8))).astype(np.float32)
+    return (10 + np.sin(ids * 8 + np.arange(3))).astype(np.float32)
 
 
-def write(folder, rank, block_ids, m, store=None, sums=None):
+def write(folder, rank, block_ids, m, store=None, losses=None):
     ids = np.asarray(block_ids)
     store = store or ArrayStore(m.stop)
     with ReferenceWriter(folder, rank, manifest=m, sync_every=3) as writer:
-        writer.append(ids, sums_of(ids) if sums is None else sums, store.hashes(ids))
+        writer.append(ids, losses_of(ids) if losses is None else losses, store.hashes(ids))
 
 
 def complete(folder, start, stop, **values):
@@ -86,36 +97,7 @@ def complete(folder, start, stop, **values):
 def check(folder, ids, store=None):
     """Compares the references of a folder with those that were written."""
     losses = References.open([folder], store or ArrayStore(len(ids)))[ids]
-    assert np.array_equal(losses, block_loss(sums_of(ids), S))
-
-
-# --- from partial sums to losses
-
-
-@given(st.lists(st.lists(st.floats(0, 1e4, width=32), min_size=8, max_size=8), max_size=6))
-def test_block_loss_is_the_mean_over_the_targets(sums):
-    sums_C8 = np.array(sums, dtype=np.float32).reshape(-1, 8)
-    for eighths in range(1, 9):
-        loss_C = block_loss(sums_C8, S, eighths)
-        assert loss_C.dtype == np.float32
-        targets = S - 1 if eighths == 8 else eighths * S // 8
-        assert num_targets(S, eighths) == targets
-        exact = [sum(map(float, row[:eighths])) / targets for row in sums_C8]
-        assert loss_C.tolist() == np.array(exact).astype(np.float32).tolist()
-        # To the bit, whatever the layout in memory and the blocks beside it.
-        assert np.array_equal(loss_C, block_loss(np.asfortranarray(sums_C8), S, eighths))
-        alone = [block_loss(sums_C8[i : i + 1], S, eighths)[0] for i in range(len(sums_C8))]
-        assert np.array_equal(loss_C, np.array(alone, dtype=np.float32))
-
-
-def test_chunks_hold_the_targets_they_say():
-    token_loss = np.random.default_rng(0).random((5, S)).astype(np.float32)
-    token_loss[:, -1] = 0  # the last position predicts nothing
-    sums_C8 = token_loss.reshape(5, 8, S // 8).sum(axis=2)
-    assert np.allclose(block_loss(sums_C8, S), token_loss[:, :-1].mean(axis=1), rtol=1e-6)
-    for eighths in range(1, 8):
-        prefix = token_loss[:, : eighths * S // 8].mean(axis=1)
-        assert np.allclose(block_loss(sums_C8, S, eighths), prefix, rtol=1e-6)
+    assert np.array_equal(losses, losses_of(ids)[:, 0])
 
 
 # --- writing
@@ -127,14 +109,19 @@ def test_ranks_write_and_everything_is_found(tmp_path):
     store = ArrayStore(50)
     references = References.open([tmp_path / "base", tmp_path / "specialist"], store)
     ids = np.random.default_rng(0).integers(0, 50, 200)
-    expected_C = block_loss(sums_of(ids), S)
+    expected_C = losses_of(ids)[:, 0]
     assert len(references) == 50 and references.block_size == S
     assert [m.model for m in references.manifests] == ["model-1", "model-2"]
     assert np.array_equal(references[ids], expected_C)
     assert references[ids].dtype == np.float32
     assert np.array_equal(references[[]], np.empty(0, np.float32))
-    for eighths in range(1, 9):
-        assert np.array_equal(references.prefix(ids, eighths), block_loss(sums_of(ids), S, eighths))
+    folders = [tmp_path / "base", tmp_path / "specialist"]
+    for column, length in enumerate(LENGTHS):
+        beginning = References.open(folders, store, length=length)
+        assert beginning.length == length and beginning.digest == references.digest
+        assert np.array_equal(beginning[ids], losses_of(ids)[:, column])
+    with refused(r"of the first 64, 32, 16 tokens of a block, but candidates are scored by 8: "):
+        References.open(folders, store, length=8)
     assert np.array_equal(references.find(store.hashes(ids)), ids)
     references.verify()
     again = References.open([tmp_path / "specialist", tmp_path / "base"], store)
@@ -150,7 +137,7 @@ def test_the_digest_names_the_content_not_the_way_there(tmp_path):
     complete(tmp_path / "c", 0, 12, model="model-2")
     a, b, c = (References.open([tmp_path / name]).digest for name in "abc")
     assert a == b != c
-    assert (tmp_path / "a" / "sums.npy").read_bytes() == (tmp_path / "b" / "sums.npy").read_bytes()
+    assert (tmp_path / "a" / "loss.npy").read_bytes() == (tmp_path / "b" / "loss.npy").read_bytes()
 
 
 def test_a_writer_goes_on_where_it_was(tmp_path):
@@ -176,7 +163,7 @@ def test_a_log_cut_within_its_last_record(tmp_path):  # at every byte: test_reco
             compact(folder, manifest=m, hashes=store.hashes)
         with ReferenceWriter(folder, 0, manifest=m) as writer:
             assert writer.done.tolist() == [0, 1, 2, 3, 4]
-            writer.append([5], sums_of([5]), store.hashes(np.array([5])))
+            writer.append([5], losses_of([5]), store.hashes(np.array([5])))
         assert (folder / "rank-00000.log").read_bytes() == whole
         compact(folder, manifest=m, hashes=store.hashes)
         check(folder, range(6))
@@ -188,7 +175,7 @@ def test_a_flipped_bit_in_a_log_costs_its_block_only(tmp_path):
     write(tmp_path, 0, range(6), m)
     path = tmp_path / "rank-00000.log"
     data = bytearray(path.read_bytes())
-    data[-4 * (RECORD.itemsize + 4) + 20] ^= 1  # in the sums of block 2
+    data[-4 * (RECORD.itemsize + 4) + 20] ^= 1  # in the losses of block 2
     path.write_bytes(data)
     assert logged_ids(tmp_path, m).tolist() == [0, 1, 3, 4, 5]
     with refused(r"no valid loss of 1 of 6 blocks .* is block 2: score again"):
@@ -204,10 +191,10 @@ def test_copies_that_agree_are_one_and_copies_that_do_not_are_refused(tmp_path, 
     write(tmp_path / "same", ranks[0], range(4), m)
     write(tmp_path / "same", ranks[1], [2, 2, 0], m)
     compact(tmp_path / "same", manifest=m, hashes=store.hashes)
-    other = sums_of([2])
-    other[0, 7] = np.nextafter(other[0, 7], np.float32(99))
+    other = losses_of([2])
+    other[0, 2] = np.nextafter(other[0, 2], np.float32(99))
     write(tmp_path / "other", ranks[0], range(4), m)
-    write(tmp_path / "other", ranks[1], [2], m, sums=other)
+    write(tmp_path / "other", ranks[1], [2], m, losses=other)
     with refused("holds another loss for block 2 than was read before"):
         compact(tmp_path / "other", manifest=m, hashes=store.hashes)
     assert list((tmp_path / "other").glob("rank-*.log"))  # what was written is still there
@@ -216,15 +203,15 @@ def test_copies_that_agree_are_one_and_copies_that_do_not_are_refused(tmp_path, 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_losses_that_are_not_finite_are_refused(tmp_path, bad, monkeypatch):
     m = manifest(0, 4)
-    sums = sums_of(range(4))
-    sums[2, 5] = bad
+    losses = losses_of(range(4))
+    losses[2, 1] = bad
     with refused(r"scoring pass has losses that are not finite .* block 2: "):
-        write(tmp_path, 0, range(4), m, sums=sums)
+        write(tmp_path, 0, range(4), m, losses=losses)
     assert logged_ids(tmp_path, m).tolist() == []
     # Also in logs that were written without that check.
     with monkeypatch.context() as patch:
-        patch.setattr("nemo_rod.selection.references.rank_log.check_sums", lambda *_: None)
-        write(tmp_path, 0, range(4), m, sums=sums)
+        patch.setattr("nemo_rod.selection.references.rank_log.check_losses", lambda *_: None)
+        write(tmp_path, 0, range(4), m, losses=losses)
     with refused(r"rank-00000.log has losses that are not finite .* block 2: "):
         compact(tmp_path, manifest=m, hashes=ArrayStore(4).hashes)
 
@@ -253,13 +240,13 @@ def test_compacting_begins_again_after_a_crash(tmp_path):
     write(tmp_path, 0, range(4), m)
     (tmp_path / ".compact.tmp").mkdir()
     (tmp_path / ".compact.tmp" / "hash.npy").write_bytes(b"half")
-    (tmp_path / "sums.npy").write_bytes(b"moved before the crash")
+    (tmp_path / "loss.npy").write_bytes(b"moved before the crash")
     with refused("does not exist: run `nemo-rod reference` to the end"):
         References.open([tmp_path], store)
     compact(tmp_path, manifest=m, hashes=store.hashes)
     check(tmp_path, range(4))
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        *("check.npy", "hash.npy", "manifest.json", "sums.npy")
+        *("check.npy", "hash.npy", "loss.npy", "manifest.json")
     ]
 
 
@@ -278,13 +265,14 @@ def test_what_a_crash_after_compacting_leaves_is_removed(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("model", "x"), ("tokenizer", "x"), ("store", "x"), ("block_size", 128), ("stop", 9)],
+    [("model", "x"), ("tokenizer", "x"), ("store", "x"), ("lengths", (64,)), ("stop", 9)],
 )
 def test_a_log_of_something_else_is_refused_by_name(tmp_path, name, value):
     m = manifest(0, 4)
     write(tmp_path, 0, range(4), m)
     other = replace(m, **{name: value})
-    sentence = f"rank-00000.log was written with {name} .* \\(expected {value!r}\\): finish it"
+    expected = re.escape(repr(value))
+    sentence = f"rank-00000.log was written with {name} .* \\(expected {expected}\\): finish it"
     for use in (
         lambda: ReferenceWriter(tmp_path, 0, manifest=other),
         lambda: logged_ids(tmp_path, other),
@@ -295,8 +283,9 @@ def test_a_log_of_something_else_is_refused_by_name(tmp_path, name, value):
 
 
 def test_manifests_that_make_no_sense():
-    with refused("block size is 100, expected a multiple of 8"):
-        manifest(0, 4, block_size=100)
+    for lengths in ((), (65,), (0,), (32, 64), (64, 64), (64, "32")):
+        with refused(r"lengths is .*, expected"):
+            manifest(0, 4, lengths=lengths)
     with refused(r"block ids \[4, 4\) hold no block"):
         manifest(4, 4)
 
@@ -310,7 +299,7 @@ left = np.setdiff1d(np.arange(4000), writer.done)
 store = ArrayStore(4000)
 for first in range(0, len(left), 7):
     ids = left[first : first + 7]
-    writer.append(ids, sums_of(ids), store.hashes(ids))
+    writer.append(ids, losses_of(ids), store.hashes(ids))
     print(ids[-1], flush=True)
 """
 
@@ -382,10 +371,10 @@ def test_a_store_with_other_content_is_noticed_at_the_lookup(tmp_path):
         references[[4, 5]]
 
 
-@pytest.mark.parametrize("name", ["sums.npy", "hash.npy", "check.npy"])
+@pytest.mark.parametrize("name", ["loss.npy", "hash.npy", "check.npy"])
 def test_every_flipped_bit_is_noticed_at_the_lookup(tmp_path, name):
     references = References.open([complete(tmp_path, 0, 3)], ArrayStore(3))  # maps the files
-    row = {"sums.npy": 32, "hash.npy": 8, "check.npy": 4}[name]
+    row = {"loss.npy": 12, "hash.npy": 8, "check.npy": 4}[name]
     with open(tmp_path / name, "r+b", buffering=0) as file:
         whole = file.read()
         for bit in range((len(whole) - 3 * row) * 8, len(whole) * 8):
@@ -401,7 +390,7 @@ def test_every_flipped_bit_is_noticed_at_the_lookup(tmp_path, name):
     references.verify()
 
 
-@pytest.mark.parametrize("name", ["sums.npy", "hash.npy", "check.npy"])
+@pytest.mark.parametrize("name", ["loss.npy", "hash.npy", "check.npy"])
 def test_files_that_were_cut_lost_or_swapped_do_not_open(tmp_path, name):
     complete(tmp_path, 0, 4)
     file = tmp_path / name
@@ -415,8 +404,8 @@ def test_files_that_were_cut_lost_or_swapped_do_not_open(tmp_path, name):
         with refused(f"{name} cannot be read"):
             References.open([tmp_path], ArrayStore(4))
         file.write_bytes(whole)
-    np.save(file, np.zeros((3, 8), np.float32))
-    with refused(rf"{name} holds float32\[3, 8\], expected"):
+    np.save(file, np.zeros((3, 3), np.float32))
+    with refused(rf"{name} holds float32\[3, 3\], expected"):
         References.open([tmp_path], ArrayStore(4))
 
 
@@ -427,7 +416,7 @@ def test_manifests_on_disk(tmp_path):
     file.write_text(json.dumps(content | {"stage": "score", "inputs": {}}))
     References.open([tmp_path], ArrayStore(4))  # others may add what is theirs
     file.write_text(json.dumps(content | {"schema": "rod-references-0"}))
-    with refused("has schema 'rod-references-0', expected 'rod-references-1'"):
+    with refused("has schema 'rod-references-0', expected 'rod-references-2'"):
         References.open([tmp_path], ArrayStore(4))
     for text, sentence in (
         ("{", "is damaged (not valid JSON: "),
@@ -459,7 +448,7 @@ def test_lookups_by_hash_without_a_store(tmp_path):
     ids = np.array([20, 5, 8, 39, 20])
     hashes = ArrayStore(40).hashes(ids)
     assert np.array_equal(references.find(hashes), ids)
-    assert np.array_equal(references.sums(ids), sums_of(ids))
+    assert np.array_equal(references.losses(ids), losses_of(ids)[:, 0])
     hashes = np.concatenate([hashes, ArrayStore(99).hashes(np.array([2]))])
     with refused("1 of 6 blocks have no reference, the first is at position 5"):
         references.find(hashes)
@@ -489,9 +478,9 @@ def test_the_manifest_of_a_role_covers_its_blocks():
     store = ArrayStore(10)
     store.num_adaptation = 4
     for role, start, stop in (("adaptation", 0, 4), ("replay", 4, 10)):
-        covered = role_manifest(store, role, model="m", precision="fp32")
+        covered = role_manifest(store, role, model="m", lengths=[S], precision="fp32")
         assert (covered.start, covered.stop) == (start, stop)
     store.num_adaptation = 10
     for role in ("replay", "code"):
         with refused(f"no block of role '{role}'"):
-            role_manifest(store, role, model="m", precision="fp32")
+            role_manifest(store, role, model="m", lengths=[S], precision="fp32")

@@ -1,4 +1,4 @@
-"""The selector: prefixes against a plain sort of the same scores, and steps prepared ahead."""
+"""The selector against a plain sort of the same scores, and steps prepared ahead."""
 
 from __future__ import annotations
 
@@ -19,75 +19,44 @@ REFERENCE_TOKENS = RNG.gamma(2.0, 0.8, (CANDIDATES, SIZE - 1)).astype(np.float32
 IS_REPLAY = RNG.random(CANDIDATES) < 0.5
 
 
-def sums_of(tokens: np.ndarray) -> np.ndarray:
-    return np.pad(tokens, ((0, 0), (0, 1))).reshape(CANDIDATES, 8, -1).sum(axis=-1)
-
-
 class Everything:
-    """The one pool, and the partial sums of all of its blocks."""
+    """The one pool, and the losses of all of its blocks."""
 
-    size = CANDIDATES
+    size, length = CANDIDATES, SIZE
 
     def pool(self, step: int) -> Pool:
         return Pool(step, np.arange(CANDIDATES), IS_REPLAY)
 
-    def prefix(self, block_ids: np.ndarray, eighths: int) -> np.ndarray:
-        end = min(SIZE * eighths // 8, SIZE - 1)
-        return REFERENCE_TOKENS[block_ids, :end].mean(axis=1)
+    def __getitem__(self, block_ids: np.ndarray) -> np.ndarray:
+        return REFERENCE_TOKENS[block_ids].mean(axis=1)
 
-    def part_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
-        return sums_of(LOSS_TOKENS)[block_ids, :eighths]
-
-
-def chosen_by(eighths: int, kappa: float) -> tuple[list[int], np.ndarray]:
-    """By the mean over the targets of the prefix, and Python's stable sort."""
-    end = SIZE * eighths // 8
-    score = LOSS_TOKENS[:, :end].mean(axis=1) - REFERENCE_TOKENS[:, :end].mean(axis=1)
-    weighted = np.where(IS_REPLAY, kappa * score, score)
-    return sorted(sorted(range(CANDIDATES), key=lambda i: -weighted[i])[:CHOSEN]), score
+    def losses(self, block_ids: np.ndarray) -> np.ndarray:
+        return LOSS_TOKENS[block_ids].mean(axis=1)
 
 
-def selector(*, eighths: int, kappa: float = 0.5) -> Selector:
+def selector(*, kappa: float = 0.5) -> Selector:
     every = Everything()
     return Selector(
         pools=every,
         policy=Joint(kappa),
         batch_size=CHOSEN,
-        block_size=SIZE,
         references=every,  # type: ignore[arg-type]
-        eighths=eighths,
     )
 
 
-@pytest.mark.parametrize("eighths", [8, 4, 2, 1])
-def test_a_prefix_is_chosen_by_its_own_mean(eighths: int) -> None:
-    choice = selector(eighths=eighths).choose(0, Everything())
-    expected, score = chosen_by(eighths, 0.5)
+def test_the_highest_weighted_scores_are_chosen() -> None:
+    one = selector()
+    choice = one.choose(0, Everything())
+    score = LOSS_TOKENS.mean(axis=1) - REFERENCE_TOKENS.mean(axis=1)
+    weighted = np.where(IS_REPLAY, 0.5 * score, score)
+    expected = sorted(sorted(range(CANDIDATES), key=lambda i: -weighted[i])[:CHOSEN])
     assert choice.chosen.tolist() == expected
     np.testing.assert_allclose(choice.score, score, atol=1e-5)
-
-
-def test_a_full_run_tells_what_every_prefix_would_have_chosen() -> None:
-    compared = selector(eighths=8).choose(0, Everything()).compared
-    full, score = chosen_by(8, 0.5)
-    for name, eighths in (("half", 4), ("quarter", 2), ("eighth", 1)):
-        chosen, prefix_score = chosen_by(eighths, 0.5)
-        overlap = len(set(chosen) & set(full)) / CHOSEN
-        drift = (IS_REPLAY[chosen].sum() - IS_REPLAY[full].sum()) / CHOSEN
-        ranks = [np.argsort(np.argsort(values)) for values in (score, prefix_score)]
-        assert compared[f"rod/prefix/{name}/overlap"] == pytest.approx(overlap)
-        assert compared[f"rod/prefix/{name}/share_drift"] == pytest.approx(drift)
-        correlation = np.corrcoef(ranks)[0, 1]
-        assert compared[f"rod/prefix/{name}/rank_correlation"] == pytest.approx(correlation)
-        assert 0.4 < overlap < 1  # the test saw prefixes that choose otherwise
-
-
-def test_a_run_that_scores_a_prefix_knows_no_more() -> None:
-    assert selector(eighths=4).choose(0, Everything()).compared == {}
+    assert one.length == SIZE and choice.compared == {}
 
 
 def test_the_same_scores_are_perfectly_faithful() -> None:
-    choice = selector(eighths=8).choose(0, Everything())
+    choice = selector().choose(0, Everything())
     same = fidelity(choice, choice.score, Joint(0.5))
     assert (same.overlap, same.share_drift) == (1, 0)
     assert same.rank_correlation == pytest.approx(1)
@@ -117,7 +86,7 @@ class WatchedReferences:
         self.damaged = damaged
         self.lookups: list[tuple[list[int], bool]] = []
 
-    def prefix(self, block_ids: np.ndarray, eighths: int) -> np.ndarray:
+    def __getitem__(self, block_ids: np.ndarray) -> np.ndarray:
         if self.damaged in block_ids:
             raise ValueError(f"the reference of block {self.damaged} is damaged")
         in_thread = threading.current_thread() is not threading.main_thread()
@@ -128,13 +97,13 @@ class WatchedReferences:
 class Scorer:
     """Nothing costs the model anything."""
 
-    def part_sums(self, block_ids: np.ndarray, eighths: int = 8) -> np.ndarray:
-        return np.zeros((len(block_ids), eighths), dtype=np.float32)
+    def losses(self, block_ids: np.ndarray) -> np.ndarray:
+        return np.zeros(len(block_ids), dtype=np.float32)
 
 
 def watched(references: WatchedReferences) -> Selector:
     return Selector(
-        pools=POOLS, policy=Joint(), batch_size=4, block_size=16, eighths=4,
+        pools=POOLS, policy=Joint(), batch_size=4,
         references=references,  # type: ignore[arg-type]
     )  # fmt: skip
 

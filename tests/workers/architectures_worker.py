@@ -71,12 +71,12 @@ def scored(hf: Path, parallel: Parallel, out: Path, changes: dict[str, Any]) -> 
         if parallel_state.is_initialized():
             parallel_state.destroy_model_parallel()
         return {"refused": str(refusal)}
-    losses, ids = scorer(model, STORE), np.arange(BLOCKS)
-    sums = {eighths: losses.part_sums(ids, eighths).tolist() for eighths in (8, 4, 1)}
+    ids, lengths = np.arange(BLOCKS), (BLOCK_SIZE, BLOCK_SIZE // 2, BLOCK_SIZE // 8)
+    losses = {n: scorer(model, STORE, length=n).losses(ids).tolist() for n in lengths}
     save_hf(bridge, model, out)
     dist.barrier()
     parallel_state.destroy_model_parallel()
-    return {"sums": sums, "provider": type(provider).__name__, "objective": objective(model)}
+    return {"losses": losses, "provider": type(provider).__name__, "objective": objective(model)}
 
 
 def main() -> None:

@@ -83,37 +83,38 @@ class Case:
         return Selector.for_arm(arm, store, References.open(references, store))
 
 
-def sums(case: Case) -> dict[str, Any]:
-    """Losses of a pool and the ids chosen from it; OUT/sums.npz of two devices are compared."""
+def losses(case: Case) -> dict[str, Any]:
+    """Losses of a pool and the ids chosen from it; OUT/losses.npz of two devices are compared."""
     model = case.model()
     selector = case.selector("rod")
     choice = selector.choose(0, case.scorer(model))
-    found = case.scorer(model).part_sums(case.pool())
+    found = case.scorer(model).losses(case.pool())
     scores, ids = choice.score, choice.block_ids
-    np.savez(case.folder / f"sums_{model_device(model)}.npz", sums=found, scores=scores, ids=ids)
+    np.savez(
+        case.folder / f"losses_{model_device(model)}.npz", losses=found, scores=scores, ids=ids
+    )
     return {"device": model_device(model), "finite": bool(np.isfinite(found).all())}
 
 
 def again(case: Case) -> dict[str, Any]:
     """The same call twice; and with other numbers of blocks in a micro-batch."""
     model = case.model()
-    first, second = (case.scorer(model).part_sums(case.pool()) for _ in range(2))
+    first, second = (case.scorer(model).losses(case.pool()) for _ in range(2))
     per_token = {}
     for size in (1, 2, 8):
-        other = case.scorer(model, micro_batch_size=size).part_sums(case.pool())
-        per_token[size] = float(np.abs(other - first).sum(1).max() / case.length)
+        other = case.scorer(model, micro_batch_size=size).losses(case.pool())
+        per_token[size] = float(np.abs(other - first).max())
     return {"same": bool((first == second).all()), "moves": per_token}
 
 
 def prefixes(case: Case) -> dict[str, Any]:
-    """Largest difference of prefixes from the same eighths of whole blocks, nats per token."""
-    scorer = case.scorer(case.model())
-    whole = scorer.part_sums(case.pool())
+    """Largest difference of prefixes from the same parts of whole blocks, nats per token."""
+    model, lengths = case.model(), [case.length // n for n in (1, 2, 4, 8)]
+    cut = case.scorer(model).losses_at(case.pool(), lengths)
     moves = {}
-    for eighths in (4, 2, 1):
-        part = scorer.part_sums(case.pool(), eighths)
-        off = np.abs(part - whole[:, :eighths]).max()
-        moves[eighths] = float(off / (case.length / 8))
+    for column, length in enumerate(lengths[1:], 1):
+        alone = case.scorer(model, length=length).losses(case.pool())
+        moves[length] = float(np.abs(alone - cut[:, column]).max())
     return {"moves": moves}
 
 
@@ -121,12 +122,11 @@ def as_in_training(case: Case) -> dict[str, Any]:
     """Largest difference of scores from the losses of a training step, nats per token."""
     model, ids = case.model(), case.pool(BATCH)
     training = one.Training(model, case.store, case.groups, micro_batch_size=2)
-    scored = case.scorer(model, micro_batch_size=2).part_sums(ids)
+    scored = case.scorer(model, micro_batch_size=2).losses(ids)
     heard = TrainingLosses(training.forward_step, case.groups)
     replicas, rank = case.groups.dp.size(), case.groups.dp.rank()
     training.plain(ids.reshape(-1, 2)[rank::replicas].ravel(), heard.forward_step)
-    off = np.abs(scored - heard.gathered(BATCH, 2)).max()
-    return {"moves": float(off / (case.length / 8))}
+    return {"moves": float(np.abs(scored - heard.gathered(BATCH, 2)).max())}
 
 
 def leaves_no_trace(case: Case) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def leaves_no_trace(case: Case) -> dict[str, Any]:
     before = training.state()
     MegatronScorer(
         training.chunks, case.store, case.groups, micro_batch_size=4
-    ).part_sums(case.pool())  # fmt: skip
+    ).losses(case.pool())  # fmt: skip
     if case.spoil:
         torch.rand(1)
     after = training.state()
@@ -158,15 +158,15 @@ def rod(case: Case) -> dict[str, Any]:
 def fp8_scoring(case: Case) -> dict[str, Any]:
     """Scores in FP8 beside the model's own; and the same comparison of steps as `rod`."""
     model = case.model()
-    own = case.scorer(model).part_sums(case.pool()).sum(1)
-    low = case.scorer(model, precision="fp8").part_sums(case.pool()).sum(1)
-    back = case.scorer(model).part_sums(case.pool()).sum(1)
+    own = case.scorer(model).losses(case.pool())
+    low = case.scorer(model, precision="fp8").losses(case.pool())
+    back = case.scorer(model).losses(case.pool())
     found = _against_stock(case, "rod", precision="fp8")
     ranks = [np.argsort(np.argsort(values)) for values in (own, low)]
     return {
         **found,
         "other scores": bool((own != low).any()),
-        "moves": float(np.abs(own - low).max() / case.length),
+        "moves": float(np.abs(own - low).max()),
         "rank correlation": float(np.corrcoef(*ranks)[0, 1]),
         "own again": bool((own == back).all()),
     }
@@ -176,15 +176,15 @@ def overlap(case: Case) -> dict[str, Any]:
     """How scores move when tensor-parallel products overlap with their communication."""
     from transformer_engine.pytorch import UserBufferQuantizationMode, initialize_ub
 
-    plain = case.scorer(case.model()).part_sums(case.pool())
+    plain = case.scorer(case.model()).losses(case.pool())
     shape = [4 * case.length, one.SIZES[case.size].hidden]  # tokens of a micro-batch
     modes = [UserBufferQuantizationMode.NONE]
     initialize_ub(
         shape=shape, tp_size=case.tensor, quantization_modes=modes, bootstrap_backend="nccl"
     )
     model = case.model(options={"tp_comm_overlap": True})
-    overlapped = case.scorer(model).part_sums(case.pool())
-    return {"moves": float(np.abs(overlapped - plain).sum(1).max() / case.length)}
+    overlapped = case.scorer(model).losses(case.pool())
+    return {"moves": float(np.abs(overlapped - plain).max())}
 
 
 def memory(case: Case) -> dict[str, Any]:
@@ -194,9 +194,9 @@ def memory(case: Case) -> dict[str, Any]:
     model = case.model(vocabulary=case.large_vocabulary, length=length)
     scorer = case.scorer(model, store, micro_batch_size=1)
     ids = np.zeros(1, dtype=np.int64)
-    scorer.part_sums(ids[:1])  # kernels that are chosen at the first call
+    scorer.losses(ids[:1])  # kernels that are chosen at the first call
     with peak_beyond() as peak:
-        scorer.part_sums(ids)
+        scorer.losses(ids)
     whole = 4 * length * case.large_vocabulary / one.GIB
     return {"gib": peak[0], "all logits gib": whole}
 
@@ -204,7 +204,7 @@ def memory(case: Case) -> dict[str, Any]:
 def _against_stock(case: Case, arm: str, precision: str | None = None) -> dict[str, Any]:
     from nemo_rod.megatron.rod_selector import RoDSelector
 
-    ends, chosen, losses = [], [], []
+    ends, chosen, ended = [], [], []
     for kind in ("ours", "stock"):
         one.tensor_parallel.model_parallel_cuda_manual_seed(11, force_reset_rng=True)
         torch.manual_seed(11)
@@ -224,12 +224,12 @@ def _against_stock(case: Case, arm: str, precision: str | None = None) -> dict[s
                 dealt = ids.reshape(-1, 2)[rank::replicas].ravel()
                 training.plain(dealt)
         ends.append(training.state())
-        losses.append(case.scorer(model).part_sums(case.pool()))
-    begin = case.scorer(case.model()).part_sums(case.pool())
+        ended.append(case.scorer(model).losses(case.pool()))
+    begin = case.scorer(case.model()).losses(case.pool())
     return {
         "differs": differences(*ends),
-        "same losses": bool((losses[0] == losses[1]).all()),
-        "trained": bool((losses[0] != begin).all()),
+        "same losses": bool((ended[0] == ended[1]).all()),
+        "trained": bool((ended[0] != begin).all()),
         "steps": len(chosen),
     }
 
@@ -263,7 +263,7 @@ def exact() -> Iterator[None]:
 BODIES: dict[str, Callable[[Case], dict[str, Any]]] = {
     body.__name__: body
     for body in (
-        sums, again, prefixes, as_in_training, leaves_no_trace, take_all, rod, fp8_scoring,
+        losses, again, prefixes, as_in_training, leaves_no_trace, take_all, rod, fp8_scoring,
         overlap, memory,
     )
 }  # fmt: skip

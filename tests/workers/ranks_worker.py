@@ -40,13 +40,13 @@ class TwoCandidates:
 def chosen_one_ulp_apart(groups: Any) -> list[int]:
     """What is chosen of four blocks with one loss, of which rank 1 finds the last one dearer."""
     from nemo_rod.megatron.scoring.scorer import on_every_rank
-    from nemo_rod.selection import Joint, Pool, block_loss
+    from nemo_rod.selection import Joint, Pool
     from nemo_rod.selection.choice import choose
 
-    sums = torch.ones(4, 8)
+    losses = torch.ones(4, 1)
     if groups.tp.rank() == 1:
-        sums[3] = torch.nextafter(sums[3], torch.tensor(2.0))
-    loss = block_loss(on_every_rank([sums], 4, 8, groups)[0].numpy(), BLOCK_SIZE)
+        losses[3] = torch.nextafter(losses[3], torch.tensor(2.0))
+    loss = on_every_rank([losses], 4, 1, groups).flatten().numpy()
     pool = Pool(STEP, np.arange(4), np.zeros(4, dtype=bool))
     return choose(pool, Joint(), 2, loss, np.zeros_like(loss)).chosen.tolist()
 

@@ -34,7 +34,10 @@ class RandomBlocks:
         return every[block_ids].astype(np.int32)
 
 
-def scorer(model: list, store: Any) -> Any:
+LENGTHS = (64, 32, 16, 8)  # of blocks of 64 tokens
+
+
+def scorer(model: list, store: Any, *, length: int | None = None) -> Any:
     """The package's scorer of a model in the current layout, with micro-batches of two blocks."""
     from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -46,6 +49,7 @@ def scorer(model: list, store: Any) -> Any:
         store,
         ProcessGroupCollection.use_mpu_process_groups(),
         micro_batch_size=2,
+        length=length,
         batches=lambda ids, size: micro_batches(store, ids, size),
     )
 
@@ -102,28 +106,27 @@ def prefix(tensor: int, pipeline: int, sequence: int) -> None:
         pipeline_dtype=torch.float32,
         init_method_std=0.5,  # so that blocks and positions differ
     )
-    losses = scorer([model], store)
 
     def note_shape(_: object, arguments: tuple, named: dict) -> None:
         read.append(list(named["input_ids"].shape))
 
     model.register_forward_pre_hook(note_shape, with_kwargs=True)
     ids = np.array([5, 0, 3, 6, 1, 4, 2])
-    whole = losses.part_sums(ids)
+    cut = dict(zip(LENGTHS, scorer([model], store).losses_at(ids, LENGTHS).T, strict=True))
     # of two blocks as many bytes as a slice of 4 of their 64 tokens may have
     small = 4 * 2 * 4 * store.vocabulary // tensor
-    for eighths, max_bytes in ((8, small), *((e, logits.MAX_LOGITS_BYTES) for e in (4, 2, 1))):
+    for tokens, max_bytes in ((64, small), *((n, logits.MAX_LOGITS_BYTES) for n in LENGTHS[1:])):
         read.clear()
         with patch.object(logits, "MAX_LOGITS_BYTES", max_bytes):
             length = logits.slice_length(2, store.vocabulary // tensor)
-            sums = losses.part_sums(ids, eighths)
+            losses = scorer([model], store, length=tokens).losses(ids)
         report(
-            eighths=eighths,
+            tokens=tokens,
             slice=length,
-            shape=sums.shape,
+            shape=losses.shape,
             read=read,
-            largest=float(np.abs(whole[:, :eighths]).max()),
-            difference=float(np.abs(sums - whole[:, :eighths]).max()),
+            largest=float(np.abs(cut[tokens]).max()),
+            difference=float(np.abs(losses - cut[tokens]).max()),
         )
 
 
@@ -158,11 +161,12 @@ def context(size: int) -> None:
     )
     store = RandomBlocks(6, 64, 11)
     model = OnePositionAtATime(config, store.vocabulary)
-    losses, ids = scorer([model], store), np.array([5, 0, 3, 2, 1, 4])
+    ids = np.array([5, 0, 3, 2, 1, 4])
     tokens = store.tokens(ids)
     loss = model.table.numpy()[tokens[:, :-1], tokens[:, 1:]] * (1 + np.arange(63))
-    expected = np.pad(loss, ((0, 0), (0, 1))).reshape(len(ids), 8, -1).sum(axis=-1)
-    differences = [losses.part_sums(ids, e) - expected[:, :e] for e in (8, 4, 2)]
+    differences = [
+        scorer([model], store, length=n).losses(ids) - loss[:, :n].mean(axis=1) for n in LENGTHS[:3]
+    ]
     report(largest_difference=max(float(np.abs(one).max()) for one in differences))
 
 
@@ -185,7 +189,7 @@ def heads() -> None:
 
     count("output layer", model.output_layer)
     count("head", model.mtp.layers[0])
-    expected, sums = (scorer([one], store).part_sums(ids) for one in (plain, model))
+    expected, losses = (scorer([one], store).losses(ids) for one in (plain, model))
     scoring = dict(calls)
     (batch,) = micro_batches(store, ids, 4)  # type: ignore[arg-type]
     model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
@@ -196,7 +200,7 @@ def heads() -> None:
         refuse_other_losses([model])
     except ValueError as error:
         refused = str(error)
-    same = bool((expected == sums).all())
+    same = bool((expected == losses).all())
     report(same=same, scoring=scoring, training=training, refused=refused)
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from nemo_rod import cpu  # noqa: F401  `cuda()` on a machine without a GPU
 from nemo_rod.hosts.swap_in.host_selector import StreamSelector
 from nemo_rod.hosts.swap_in.stream import broadcast_from_readers, winners
-from nemo_rod.megatron.scoring.scoring_pass import partial_sums
+from nemo_rod.megatron.scoring.scoring_pass import loss_sums, mean_losses
 
 SIZE, DRAWN, LENGTH = 2, 6, 5
 
@@ -79,18 +79,17 @@ def masked() -> None:
     rng = np.random.default_rng(1)
     token_loss, mask = rng.random((4, 16)), rng.random((4, 16)) < 0.7
     mask[2] = False
-    reference_sums = rng.random((4, 8)).astype(np.float32)
-    output = partial_sums(torch.tensor(mask).float(), torch.tensor(token_loss).float())
-    selector = SimpleNamespace(references=SimpleNamespace(sums=lambda ids: reference_sums[ids]))
+    references = rng.random(4).astype(np.float32)
+    sums = loss_sums(torch.tensor(mask).float(), torch.tensor(token_loss).float())
+    (output,) = mean_losses([sums])
+    selector = SimpleNamespace(references=SimpleNamespace(losses=lambda ids: references[ids]))
     pairs = StreamSelector._loss_pair(selector, np.array([3, 2, 1, 0]), [output[:2], output[2:]])
     for row, (loss, reference) in enumerate(pairs):
         if row == 2:
             assert loss == -np.inf and np.isfinite(reference)
             continue
         np.testing.assert_allclose(loss, token_loss[row][mask[row]].mean(), rtol=1e-6)
-        np.testing.assert_allclose(
-            reference, reference_sums[3 - row].sum() / mask[row].sum(), rtol=1e-6
-        )
+        assert reference == references[3 - row]
 
 
 if __name__ == "__main__":

@@ -49,9 +49,9 @@ class Workers:
         """Returns held-out losses, `validation/<role>/<source>/loss`."""
         return self.call("rod_validate")
 
-    def part_sums(self, block_ids: np.ndarray) -> np.ndarray:
-        """Returns the partial sums of whole blocks, which references need, float32 `[C, 8]`."""
-        return self.call("rod_part_sums", block_ids=block_ids)
+    def losses_at(self, block_ids: np.ndarray, lengths: tuple[int, ...]) -> np.ndarray:
+        """Returns the losses of blocks over several lengths, for references, float32 `[C, L]`."""
+        return self.call("rod_losses_at", block_ids=block_ids, lengths=lengths)
 
     def update_flops(self, num_blocks: int) -> float | None:
         """Returns the FLOPs of training on blocks, by the policy's own counter if it has one."""

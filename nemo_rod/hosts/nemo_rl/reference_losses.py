@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nemo_rod.config import Scoring
 from nemo_rod.hosts.nemo_rl.inputs import open_store
 from nemo_rod.hosts.nemo_rl.policy import Workers, make_policy
 from nemo_rod.hosts.nemo_rl.settings import short_precision
@@ -31,10 +32,12 @@ def write_reference(config: dict[str, Any]) -> None:
     rod, policy_cfg = config["rod"], config["policy"]
     out = Path(rod["out"])
     store = open_store(config)
+    scoring, size = Scoring(**rod["scoring"]), store.block_size
     manifest = role_manifest(
         store,
         str(rod["role"]),
         model=rod["model_digest"] or policy_cfg["model_name"],
+        lengths=sorted({size, int(size * scoring.part), *rod["lengths"]}, reverse=True),
         precision=short_precision(policy_cfg),
     )
     cure = "name another folder as rod.out, or remove it to compute it again."
@@ -46,7 +49,7 @@ def write_reference(config: dict[str, Any]) -> None:
     policy_cfg["megatron_cfg"]["train_iters"] = 1  # required, although nothing is trained
     policy, cluster = make_policy(config, train=False)
     try:
-        micro_batch_size = rod["scoring"]["micro_batch_size"]
+        micro_batch_size = scoring.micro_batch_size
         task = Task(blocks=rod["blocks"], scoring_micro_batch_size=micro_batch_size)
         workers = Workers(policy, task, stall_seconds=rod["stall_seconds"])
         missing = ~np.isin(ids, logged_ids(out, manifest))
@@ -60,8 +63,8 @@ def write_reference(config: dict[str, Any]) -> None:
             if (
                 pending.any()
             ):  # score the whole part, so that a block always has the same neighbours
-                sums = workers.part_sums(part)
-                writer.append(part[pending], sums[pending], store.hashes(part[pending]))
+                losses = workers.losses_at(part, manifest.lengths)
+                writer.append(part[pending], losses[pending], store.hashes(part[pending]))
             progress.step(start + len(part))
         writer.close()
     finally:

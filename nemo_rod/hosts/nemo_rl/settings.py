@@ -48,6 +48,7 @@ class RoD:
     tokenizer: str | None = None  # of the blocks; null: policy.tokenizer.name
     eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS
     trust_remote_code: bool = False  # NeMo-RL runs code beside a checkpoint: true if you trust it
+    lengths: list[int] = field(default_factory=list)  # tokens of scored prefixes, in references
     model_digest: str | None = None  # digest of the scored weights, for the references' manifest
     worker: str | None = MISSING  # full name of the Ray worker class
     stall_seconds: float = key(1800.0, ">= 0")  # without an answer, after which to end; 0: never

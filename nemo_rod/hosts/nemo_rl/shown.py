@@ -18,7 +18,6 @@ from nemo_rod.loggers import (
 from nemo_rod.selection import Choice
 from nemo_rod.selection.arms import Arm
 from nemo_rod.selection.competition import model_tflops
-from nemo_rod.selection.references import NUM_PARTS
 
 
 def use_loggers(section: dict[str, Any], out: Path) -> Prepared:
@@ -65,6 +64,6 @@ def model_speed(
     flops = metrics.pop("flops", None) or workers.update_flops(len(choice.chosen))
     if not flops:
         return {}
-    share, seconds = arm.eighths / NUM_PARTS, metrics["timing/train/total"]
+    share, seconds = arm.scored_part, metrics["timing/train/total"]
     tflops = model_tflops(choice, flops, seconds, scored_share=share)
     return {"throughput/model_tflops_per_gpu": tflops / num_gpus}

@@ -71,10 +71,11 @@ class RoDWorkerMixin:
                 get_model_config(self._rod_chunks()[0]),
                 scoring=task.scoring_micro_batch_size,
                 training=self.cfg["train_micro_batch_size"],
-                eighths=task.arm.eighths,
+                is_prefix=task.arm.scored_part < 1,
             )
             folders, store = task.references, self._rod_store
-            references = References.open(folders, store) if folders else None
+            length = task.arm.scored_length(store.block_size)
+            references = References.open(folders, store, length=length) if folders else None
             self._rod_selector = Selector.for_arm(task.arm, store, references, task.on_nonfinite)
 
     def rod_step(self, *, step: int) -> dict[str, Any] | None:
@@ -89,7 +90,7 @@ class RoDWorkerMixin:
         from nemo_rod.megatron.ranks import peak_memory, refuse_different_choices
 
         store, selector = self._rod_store, self._rod_selector
-        choice = selector.choose(step, self._rod_scorer(store))
+        choice = selector.choose(step, self._rod_scorer(store, selector.length))
         refuse_different_choices(choice)
         group = self._rod_groups().dp
         size = self.cfg["train_micro_batch_size"]
@@ -113,17 +114,19 @@ class RoDWorkerMixin:
         scorer = self._rod_scorer(held_out)
         return source_losses(scorer, held_out, num_blocks=self._rod_task.validation_blocks)
 
-    def rod_part_sums(self, *, block_ids: np.ndarray) -> np.ndarray | None:
+    def rod_losses_at(
+        self, *, block_ids: np.ndarray, lengths: tuple[int, ...]
+    ) -> np.ndarray | None:
         """Scores blocks, whose ids are int64 `[C]`.
 
         Returns:
-            On the last rank the sums of the token losses over eighths of each block, float32
-            `[C, 8]` in nats; None on the others.
+            On the last rank the losses over the first `lengths` tokens of each block, float32
+            `[C, L]` in nats per token; None on the others.
         """
         import torch.distributed as dist
 
-        sums = self._rod_scorer(self._rod_store).part_sums(block_ids)
-        return sums if dist.get_rank() == dist.get_world_size() - 1 else None
+        losses = self._rod_scorer(self._rod_store).losses_at(block_ids, lengths)
+        return losses if dist.get_rank() == dist.get_world_size() - 1 else None
 
     def rod_export(self, *, folder: str) -> None:
         """Writes the weights as a Hugging Face checkpoint."""
@@ -134,7 +137,7 @@ class RoDWorkerMixin:
         gather_weights(self._rod_chunks(), no_pass_follows=True)
         save_hf(self.megatron_bridge, self._rod_chunks(), Path(folder))  # type: ignore[attr-defined]
 
-    def _rod_scorer(self, store: BlockStore) -> Any:
+    def _rod_scorer(self, store: BlockStore, length: int | None = None) -> Any:
         from nemo_rod.megatron.scoring.scorer import MegatronScorer
 
         return MegatronScorer(
@@ -142,6 +145,7 @@ class RoDWorkerMixin:
             store,
             self._rod_groups(),
             micro_batch_size=self._rod_task.scoring_micro_batch_size,
+            length=length,
         )
 
     def _rod_chunks(self) -> list[Any]:

@@ -31,9 +31,7 @@ from nemo_rod.hosts.swap_in.roles import Roles, assign_roles, name_sources
 from nemo_rod.selection import SourceRow
 
 # Part of a reference manifest: references of a block store have other targets.
-LOSS_DEFINITION = (
-    "mean next-token loss of the sample's targets under its loss mask, nats, 8 partial sums, fp32"
-)
+LOSS_DEFINITION = "mean next-token loss of the sample's targets under its loss mask, nats, fp32"
 
 
 class Blend:

@@ -36,7 +36,6 @@ from nemo_rod.megatron.scoring.forward_only import replaced
 from nemo_rod.megatron.scoring.scoring_pass import scoring_pass
 from nemo_rod.selection import Choice, Policy, Pool, References, choose
 from nemo_rod.selection.curriculum.log import PADDING_ID
-from nemo_rod.selection.references.block_loss import mean_loss
 
 Record = Callable[[Choice, np.ndarray], None]
 
@@ -164,12 +163,8 @@ class StreamSelector:
     def _loss_pair(self, id_c: np.ndarray, outputs: list[torch.Tensor]) -> np.ndarray:
         """Returns this replica's losses and reference losses, in nats per token, `[c, 2]`."""
         assert self.references is not None
-        output_c9 = torch.cat(outputs).cpu().numpy()
-        num_targets_c = output_c9[:, -1]
-        some_c = np.maximum(num_targets_c, 1)
-        loss_c = mean_loss(output_c9[:, :-1], some_c)
-        loss_c[num_targets_c == 0] = -np.inf  # no targets: padding, which is never chosen
-        return np.stack([loss_c, mean_loss(self.references.sums(id_c), some_c)], axis=1)
+        loss_c = torch.cat(outputs)[:, 0].cpu().numpy()
+        return np.stack([loss_c, self.references.losses(id_c)], axis=1)
 
 
 def _like(iterators: Any, chunks: list[list[Batch] | None]) -> Any:

@@ -86,11 +86,6 @@ def refuse_job(
     for enabled, feature, reason, cure in features:
         if enabled:
             raise ValueError(f"Selection does not work with {feature}: it {reason}; {cure}.")
-    if sample_length % 8:
-        raise ValueError(
-            f"{length_key}{sample_length}: expected a multiple of 8, for the 8 partial sums of "
-            "each sample's loss."
-        )
     if prefixes is not None:
         assign_roles(prefixes, roles)
 

@@ -78,6 +78,7 @@ class HostReferenceJob(Job):
             tokenizer=blend.tokenizer_fingerprint,
             store=blend.digest,
             block_size=blend.block_size,
+            lengths=(blend.block_size,),
             start=start,
             stop=stop,
             precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),

@@ -123,7 +123,7 @@ def inspect(
         return describe_curriculum(path)
     if begin.startswith(rank_log.LOG_MAGIC):
         return describe_reference_logs(path)
-    if {"sums.npy", "manifest.json"} <= files:
+    if {"loss.npy", "manifest.json"} <= files:
         return describe_references(path)
     if rank_log.log_paths(path):
         return describe_reference_logs(path)

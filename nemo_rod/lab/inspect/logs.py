@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from nemo_rod.commands.text import facts, table, tenths
-from nemo_rod.selection import Curriculum, ReferenceManifest, block_loss
+from nemo_rod.selection import Curriculum, ReferenceManifest
 from nemo_rod.selection.curriculum.log import PADDING_ID
-from nemo_rod.selection.references.folder import NUM_PARTS, open_folder
+from nemo_rod.selection.references.folder import open_folder
 from nemo_rod.selection.references.rank_log import log_paths, open_log, recovered
 
 _SAMPLE = 1 << 20  # number of blocks whose losses are read, evenly spaced
@@ -19,25 +19,26 @@ _DIGESTS = ("tokenizer", "references", "config", "seed")
 def describe_references(path: Path) -> str:
     """Returns a complete folder of references: the origin of the losses, and their distribution."""
     folder = open_folder(path)
-    stride = -(-len(folder.sums) // _SAMPLE)
-    sums = np.asarray(folder.sums[::stride])
-    loss = block_loss(sums, folder.manifest.block_size).astype(np.float64)
+    stride = -(-len(folder.losses) // _SAMPLE)
+    by_length = np.asarray(folder.losses[::stride]).astype(np.float64)
+    loss = by_length[:, 0]
     if not np.isfinite(loss).all():
         raise ValueError(
-            f"{path / 'sums.npy'} has losses that are not finite, the first of the block in row "
+            f"{path / 'loss.npy'} has losses that are not finite, the first of the block in row "
             f"{int(np.argmin(np.isfinite(loss))) * stride}: restore the folder from a copy, or "
             "remove it to compute it again"
         )
-    eighth = folder.manifest.block_size // NUM_PARTS
-    targets = np.array([eighth] * (NUM_PARTS - 1) + [eighth - 1])  # the last token has no target
-    by_eighth = sums.mean(axis=0, dtype=np.float64) / targets
+    prefixes = [
+        (f"of the first {length} tokens", f"{mean:.4f}")
+        for length, mean in zip(folder.manifest.lengths, by_length.mean(axis=0), strict=True)
+    ]
     quantiles = np.quantile(loss, (0, 0.25, 0.5, 0.75, 1))
     about = facts(
         [
             *_about_references(folder.manifest),
             ("digest", folder.digest),
             ("mean loss", f"{loss.mean():.4f} nats a token, over {len(loss):,} blocks"),
-            ("by eighths", "  ".join(f"{value:.3f}" for value in by_eighth)),
+            *prefixes[1:],
         ]
     )
     spread = table(
@@ -52,7 +53,7 @@ def describe_reference_logs(path: Path) -> str:
     rows, scored = [], []
     for file in logs:
         log, manifest = open_log(file)
-        records, valid = recovered(log)
+        records, valid = recovered(log, manifest)
         scored.append(records["id"][valid])
         rows.append([file.name, f"{log.count:,}", f"{int((~valid).sum()):,}"])
         log.close()

@@ -21,7 +21,7 @@ class Work:
     steps: int = 0  # number of updates
     batch_size: int = 0  # blocks per update
     pool_size: int = 0  # candidates scored per update; 0 if none
-    eighths: int = 8  # scored eighths of every candidate
+    scored_part: float = 1.0  # scored share of every candidate
     scored_share: float = 1.0  # share of the updates whose candidates are scored
     read: float = 0.0  # blocks read once, forward only
     cpu_seconds: float = 0.0  # time of work without a GPU
@@ -61,7 +61,7 @@ class Setup:
     block_size: int  # tokens per block
     micro_batch_size: int  # see `config.Optimisation`
     scoring_micro_batch_size: int  # see `config.Scoring`
-    eighths: int = 8  # scored eighths of every block
+    scored_part: float = 1.0  # scored share of every block
     # time of an update of the optimizer on the host; 0 if it is on the GPU
     host_seconds: float = 0.0
 
@@ -86,7 +86,7 @@ class Setup:
             replicas=self.parallel.data,
             pipeline=self.parallel.pipeline,
             chunks=self.parallel.virtual_pipeline,
-            eighths=self.eighths,
+            share=self.scored_part,
         )
         return float(size * passes * self.parallel.data), passes
 
@@ -99,18 +99,18 @@ class Setup:
         """Returns the FLOPs of a forward-only pass over blocks, padding included."""
         return self.padded(num_blocks)[0] * self.block_size * self.forward_flops
 
-    def for_prefix(self, shape: Shape, eighths: int) -> Setup:
-        """Returns the setup of a pass over the first eighths of every block."""
-        if eighths == 8:
+    def for_prefix(self, shape: Shape, part: float) -> Setup:
+        """Returns the setup of a pass over a share of every block, from its start."""
+        if part == 1:
             return self
-        size = self.block_size * eighths // 8
+        size = int(self.block_size * part)
         flops = forward_flops(shape, self.block_size, prefix=size)
-        return replace(self, block_size=size, eighths=eighths, forward_flops=flops)
+        return replace(self, block_size=size, scored_part=part, forward_flops=flops)
 
 
 def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
     """Returns the cost of one stage."""
-    candidates, size = setup.for_prefix(shape, work.eighths), setup.block_size
+    candidates, size = setup.for_prefix(shape, work.scored_part), setup.block_size
     scoring = update = 0.0
     flops = setup.scoring_flops(work.read)
     seconds = work.cpu_seconds + setup.scoring_seconds(work.read)
@@ -147,17 +147,17 @@ class Saving:
     gpu_hours: float
 
 
-def prefix_saving(planned: Sequence[tuple[Work, Setup]], shape: Shape, eighths: int) -> Saving:
-    """Returns the saving of stages from scoring only the first eighths of every block."""
+def prefix_saving(planned: Sequence[tuple[Work, Setup]], shape: Shape, divisor: int) -> Saving:
+    """Returns the saving of stages from scoring only the first `1 / divisor` of every block."""
     hours = 0.0
     for work, setup in planned:
-        now = setup.for_prefix(shape, work.eighths).scoring_seconds(work.pool_size)
-        shorter = setup.for_prefix(shape, eighths)
+        now = setup.for_prefix(shape, work.scored_part).scoring_seconds(work.pool_size)
+        shorter = setup.for_prefix(shape, 1 / divisor)
         saved = now - shorter.scoring_seconds(work.pool_size)
         hours += work.steps * work.scored_share * saved * setup.parallel.world_size / 3600
     return Saving(
         what=f"score the first {shorter.block_size:,} tokens of a block alone: "
-        f"scoring.prefix=1/{8 // eighths}",
+        f"scoring.prefix=1/{divisor}",
         gpu_hours=hours,
     )
 

@@ -16,7 +16,7 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
 
 BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
-REFERENCE_BYTES = 44  # per block: sums, hash, checksum
+REFERENCE_BYTES = 16  # per block: loss, hash, checksum
 BLOCK_BYTES = 36  # per block besides its tokens: hash and index
 CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # per parameter: weights, fp32 weights, two moments
 
@@ -99,7 +99,7 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
                     steps=train.steps,
                     batch_size=train.batch_size,
                     pool_size=pool,
-                    eighths=arm.eighths,
+                    scored_part=arm.scored_part,
                     scored_share=arm.scored_share,
                     disk=weights + config.checkpoint.keep * checkpoint + curriculum,
                 )

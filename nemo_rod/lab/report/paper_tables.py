@@ -22,7 +22,6 @@ from nemo_rod.lab.report.table import (
     signed,
     times,
 )
-from nemo_rod.selection.fidelity import PREFIXES
 
 _MEASURES = {
     "adapt_loss": ("adaptation loss", decimals(3)),
@@ -32,18 +31,14 @@ _MEASURES = {
 }
 
 
-_PREFIX_NAMES = {eighths: name for name, eighths in PREFIXES.items()}
 # gap: an arm's adaptation loss less that of the chord of fixed replay at equal F_val;
-# kept: its gap over RoD's, for equal trained tokens; the last three columns are of RoD's own steps
+# kept: its gap over RoD's, for equal trained tokens
 _CHEAPER = (
     Column("adapt_loss", "Adaptation loss (nats)", decimals(3)),
     Column("val_forgetting", "Forgetting F_val (nats)", decimals(3)),
     Column("replay_share", "Replay share", percent),
     Column("gap", "Against fixed replay of equal F_val (nats)", signed(4)),
     Column("kept", "Kept of RoD's gain", percent),
-    Column("overlap", "Same choice, in RoD's steps", percent),
-    Column("share_drift", "Its replay share, less RoD's", signed(3)),
-    Column("rank_correlation", "Rank correlation of scores", decimals(2)),
 )
 
 
@@ -137,8 +132,7 @@ def capabilities_table(results: Results) -> Table:
 def cheaper_table(results: Results) -> Table:
     """Returns RoD and every arm that scores less: means over seeds, and their range.
 
-    Shows the cost of each, the share of RoD's gain that it keeps, and the agreement of its prefix
-    with whole candidates in RoD's own steps.
+    Shows the cost of each, and the share of RoD's gain that it keeps.
     """
     runs = [results, *results["replicates"]]
     by_run: list[dict[str, dict[str, Any]]] = []
@@ -154,8 +148,7 @@ def cheaper_table(results: Results) -> Table:
             if rod and gap is not None and rod["trained_tokens"] == arm["trained_tokens"]:
                 whole = comparisons["rod"]["gap"]
                 row["kept"] = gap / whole if whole < 0 else None
-            prefix = _PREFIX_NAMES.get(arm["design"]["scored_eighths"], "")
-            by_run[-1][name] = {**row, **run["prefixes"].get(prefix, {})}
+            by_run[-1][name] = row
     rows = []
     for name in in_order(name for run in by_run for name in run):
         values = [run[name] for run in by_run if name in run]

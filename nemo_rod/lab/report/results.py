@@ -10,7 +10,6 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     replay_share               mean over steps of chosen replay blocks / K
     sampling_ratio_by_source   share among chosen replay / share among replay candidates
     profile                    fits over sources, see `profiles_of`
-    prefixes                   mean effect of scoring only a prefix, over RoD's steps
 
 Comparisons with fixed replay use the chord (`chord.py`) through the fixed arms and the no-replay
 arm, which is a fixed share of zero, at equal trained tokens and at equal compute.
@@ -97,7 +96,6 @@ def results_of(run: Run) -> dict[str, Any]:
             for name, arm in run.arms.items()
         },
         "costs": costs,
-        "prefixes": run.arms["rod"].prefixes if "rod" in run.arms else {},
         "sources": run.block_counts,
         "base_loss_by_source": run.arms["base"].loss["replay"] if "base" in run.arms else None,
         "disagreements": run.disagreements,

@@ -26,7 +26,7 @@ from nemo_rod.lab.report.history import History, read_history
 ROLES = ("adaptation", "replay")
 # Keys of `arm.json` on an arm's design, in contrast to its costs.
 DESIGN = (
-    "of", "steps", "budget", "multiplier", "scored_eighths", "retention", "kappa", "share",
+    "of", "steps", "budget", "multiplier", "scored_prefix", "retention", "kappa", "share",
     "adaptation", "replay", "follow", "follow_by", "curriculum", "references",
 )  # fmt: skip
 
@@ -35,12 +35,12 @@ _NUMBER = (int, float)
 # Types of facts, besides null.
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("seed", "steps", "batch_size", "block_size"), (int,)),
-    **dict.fromkeys(("trained_tokens", "scored_tokens", "scored_eighths"), (int,)),
+    **dict.fromkeys(("trained_tokens", "scored_tokens"), (int,)),
     **dict.fromkeys(("compute", "wall_seconds", "budget", "multiplier"), _NUMBER),
     **dict.fromkeys(("retention", "kappa"), _NUMBER),
     "share": (*_NUMBER, str),
     **dict.fromkeys(("kind", "of", "adaptation", "replay", "follow", "follow_by"), (str,)),
-    "curriculum": (str,),
+    **dict.fromkeys(("curriculum", "scored_prefix"), (str,)),
     "references": (list,),
 }
 
@@ -58,8 +58,6 @@ class Arm:
         facts: Design and costs by the keys of `arm.json`: updates, tokens, plain steps (a forward
             pass of one trained batch counts 1/3), seconds. Zero costs for the base.
             Also `seconds_per_step`, the median over the run; None if unknown.
-        prefixes: Mean effects of scoring only a prefix, by prefix and measure
-            (`selection/fidelity.py`); empty if unknown.
         history: Blocks drawn and chosen; None for arms that do not train.
     """
 
@@ -69,7 +67,6 @@ class Arm:
     tasks: dict[str, Any] | None
     blocks: str | None
     facts: Mapping[str, Any]
-    prefixes: dict[str, dict[str, float]]
     history: History | None
 
     @property
@@ -221,11 +218,6 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         for key, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 metrics.setdefault(key, []).append(float(value))
-    prefixes: dict[str, dict[str, float]] = {}
-    for key, values in metrics.items():
-        if key.startswith("rod/prefix/"):
-            prefix, measure = key.split("/")[2:]
-            prefixes.setdefault(prefix, {})[measure] = statistics.fmean(values)
     seconds = metrics.get("timing/train/total")
     tasks = None
     if tasks_file.is_file():
@@ -237,7 +229,6 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         tasks=tasks,
         blocks=blocks,
         facts={**facts, "seconds_per_step": statistics.median(seconds) if seconds else None},
-        prefixes=prefixes,
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
     )
 

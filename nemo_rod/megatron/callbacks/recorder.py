@@ -18,7 +18,6 @@ from nemo_rod.progress import Progress
 from nemo_rod.selection import Choice, CurriculumHeader
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.curriculum.journal import Journal, number
-from nemo_rod.selection.references import NUM_PARTS
 
 
 @dataclass(eq=False)
@@ -75,7 +74,8 @@ class Recorder(Callback):
     def _training(self, context: CallbackContext, choice: Choice) -> dict[str, float | None]:
         """Returns the metrics of the update: losses, rates, times and memory."""
         seconds, parts = self.selector.step_seconds, choice.seconds
-        scored_share = self.selector.selector.eighths / NUM_PARTS
+        size = self.header.block_size
+        scored_share = (self.selector.selector.length or size) / size
         operations = num_floating_point_operations(context.state.cfg, len(choice.chosen))
         tflops = model_tflops(choice, operations, seconds, scored_share=scored_share)
         timing = {**parts, "update": seconds - sum(parts.values()), "total": seconds}

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 from nemo_rod.megatron.ranks import from_recorder
 from nemo_rod.megatron.scoring.scorer import on_every_rank
-from nemo_rod.megatron.scoring.scoring_pass import partial_sums
+from nemo_rod.megatron.scoring.scoring_pass import loss_sums, mean_losses
 from nemo_rod.selection import Curriculum, ReferenceLosses
 from nemo_rod.selection.estimates import SourceAverages
-from nemo_rod.selection.references import NUM_PARTS
 
 
 class TrainingLosses:
@@ -37,7 +35,7 @@ class TrainingLosses:
 
         def capture_losses(output: torch.Tensor, **options: Any) -> Any:
             mask = loss_function.args[0]
-            self._sums.append(partial_sums(mask, output.detach(), cp=self._groups.cp))
+            self._sums.append(loss_sums(mask, output.detach(), cp=self._groups.cp))
             return loss_function(output, **options)
 
         return output, capture_losses
@@ -46,15 +44,12 @@ class TrainingLosses:
         """Gathers the losses of a batch's K blocks, dealt to replicas in turn. Collective.
 
         Returns:
-            Sums over eighths of each block, in the order of the batch, in nats, float32 `[K, 8]`.
+            Losses of whole blocks, in the order of the batch, nats per token, float32 `[K]`.
         """
-        if self._groups.cp.size() > 1:
-            for sums in self._sums:
-                dist.all_reduce(sums, group=self._groups.cp)
-        own, replicas = [sums[:, :NUM_PARTS] for sums in self._sums], self._groups.dp.size()
-        gathered = on_every_rank(own, num_blocks // replicas, NUM_PARTS, self._groups)
-        by_replica = gathered.view(replicas, -1, micro_batch_size, NUM_PARTS)
-        return by_replica.transpose(0, 1).reshape(num_blocks, NUM_PARTS).cpu().numpy()
+        own, replicas = mean_losses(self._sums, self._groups.cp), self._groups.dp.size()
+        gathered = on_every_rank(own, num_blocks // replicas, 1, self._groups)
+        by_replica = gathered.view(replicas, -1, micro_batch_size)
+        return by_replica.transpose(0, 1).reshape(num_blocks).cpu().numpy()
 
 
 def refuse_dropout(config: Any) -> None:

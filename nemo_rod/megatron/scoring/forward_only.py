@@ -14,7 +14,6 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-from nemo_rod.selection.references import NUM_PARTS
 from nemo_rod.upstream.changes import old_cuda_graph_flags
 
 
@@ -93,20 +92,20 @@ def refuse_unsafe(
             raise ValueError(f"Selection does not work with {feature}: it {why}; set {instead}.")
 
 
-def refuse_other_shapes(config: Any, *, scoring: int, training: int, eighths: int) -> None:
+def refuse_other_shapes(config: Any, *, scoring: int, training: int, is_prefix: bool) -> None:
     """Refuses micro-batches of scoring that do not fit the buffers of training's.
 
     Args:
         config: the model's configuration.
         scoring: blocks in a micro-batch of scoring.
         training: blocks in one of training.
-        eighths: leading eighths of every block that are scored.
+        is_prefix: whether only the beginning of every block is scored.
 
     Raises:
         ValueError: communication overlaps with products in buffers for one shape, and the shapes
             differ.
     """
-    if overlaps_tensor_parallel(config) and (scoring, eighths) != (training, NUM_PARTS):
+    if overlaps_tensor_parallel(config) and (is_prefix or scoring != training):
         raise ValueError(
             "Selection does not work with tp_comm_overlap if micro-batches of scoring differ from "
             "those of training: its buffers have only the shape of training's; set "

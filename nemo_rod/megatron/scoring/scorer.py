@@ -1,13 +1,11 @@
 """Losses of blocks under the current weights: a forward-only pass under TP, PP, CP, EP and DP.
 
-Shapes: C blocks, S tokens per block. A block's loss is kept as 8 partial sums (paper,
-"Sequence-level loss and reference caching"), so that the loss of any prefix of a multiple of S/8
-tokens needs no further pass.
+Shapes: C blocks, S tokens per block, L scored lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +27,6 @@ from nemo_rod.megatron.scoring.low_precision import low_precision, refuse_unfit
 from nemo_rod.megatron.scoring.scoring_pass import ForwardStep, plain_forward_step, scoring_pass
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.dealing import scoring_passes
-from nemo_rod.selection.references import NUM_PARTS
 
 
 class MegatronScorer:
@@ -39,6 +36,7 @@ class MegatronScorer:
         model: the model's chunks on this rank, wrapped for data parallelism or not.
         store: the store that holds the blocks.
         groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp` are used).
+        length: leading tokens of a block that are scored; None for all, S.
         micro_batch_size: blocks in one forward pass of one replica; it may differ from training's.
             A pass holds more prefixes, up to the same number of tokens.
         beat: heartbeat, called after every micro-batch.
@@ -59,6 +57,7 @@ class MegatronScorer:
         groups: Any,
         *,
         micro_batch_size: int,
+        length: int | None = None,
         beat: Callable[[], None] = lambda: None,
         batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
         forward_step: ForwardStep | None = None,
@@ -66,6 +65,7 @@ class MegatronScorer:
     ) -> None:
         self.model, self.store, self.groups = model, store, groups
         self.micro_batch_size, self.beat = micro_batch_size, beat
+        self.length = length or store.block_size
         self.batches = batches
         self.forward_step = forward_step or partial(plain_forward_step, cp=groups.cp)
         self.config = get_model_config(model[0])
@@ -74,39 +74,48 @@ class MegatronScorer:
         refuse_unfit(model, precision)
         self.precision = precision
 
-    def part_sums(self, block_ids: np.ndarray, eighths: int = NUM_PARTS) -> np.ndarray:
-        """Computes partial sums of the token losses of blocks. Collective over all ranks.
-
-        Args:
-            block_ids: ids of the blocks, int64 `[C]`, the same on every rank.
-            eighths: leading eighths of every block that go through the model.
-
-        Returns:
-            Sums over eighths of each block, in nats, float32 `[C, eighths]`, the same on every
-            rank.
-        """
-        share, outputs = self._forward(block_ids, eighths)
-        gathered = on_every_rank(outputs, len(share), eighths, self.groups)
-        return gathered.view(-1, eighths)[: len(block_ids)].cpu().numpy()
-
-    def own_part_sums(self, block_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Computes partial sums of this replica's share of blocks. Collective over all ranks.
+    def losses(self, block_ids: np.ndarray) -> np.ndarray:
+        """Returns the losses of blocks over the scored length. Collective over all ranks.
 
         Args:
             block_ids: ids of the blocks, int64 `[C]`, the same on every rank.
 
         Returns:
-            The places of the share in `block_ids`, int64 `[c]`, which may be empty, and its sums,
-            float32 `[c, 8]` in nats; None instead of the sums on all ranks but those of the last
-            stage.
+            Nats per token, float32 `[C]`, the same on every rank.
         """
-        share, outputs = self._forward(block_ids)
+        return self.losses_at(block_ids, [self.length])[:, 0]
+
+    def losses_at(self, block_ids: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+        """Returns the losses of blocks over several lengths, cut from one pass; see `losses`.
+
+        Returns:
+            Nats per token, float32 `[C, L]`, the same on every rank.
+        """
+        share, outputs = self._forward(block_ids, lengths)
+        gathered = on_every_rank(outputs, len(share), len(lengths), self.groups)
+        return gathered.flatten(0, 1)[: len(block_ids)].cpu().numpy()
+
+    def own_losses_at(
+        self, block_ids: np.ndarray, lengths: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns the losses of this replica's share of blocks. Collective over all ranks.
+
+        Args:
+            block_ids: ids of the blocks, int64 `[C]`, the same on every rank.
+            lengths: leading tokens of a block that a loss covers.
+
+        Returns:
+            The places of the share in `block_ids`, int64 `[c]`, which may be empty, and its losses
+            in nats per token, float32 `[c, L]`; None instead of the losses on all ranks but those
+            of the last stage.
+        """
+        share, outputs = self._forward(block_ids, lengths)
         start = self.groups.dp.rank() * len(share)
         places = np.arange(start, max(start, min(start + len(share), len(block_ids))))
-        sums = torch.cat(outputs)[: len(places)].cpu().numpy() if outputs else None
-        return places, sums
+        losses = torch.cat(outputs)[: len(places)].cpu().numpy() if outputs else None
+        return places, losses
 
-    def _share(self, block_ids: np.ndarray, eighths: int) -> tuple[np.ndarray, int]:
+    def _share(self, block_ids: np.ndarray, length: int) -> tuple[np.ndarray, int]:
         """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
         count, replicas = len(block_ids), self.groups.dp.size()
         if overlaps_tensor_parallel(self.config):  # then a smaller micro-batch does not run
@@ -117,18 +126,18 @@ class MegatronScorer:
             replicas=replicas,
             pipeline=self.groups.pp.size(),
             chunks=len(self.model),
-            eighths=eighths,
+            share=length / self.store.block_size,
         )
         padded = np.resize(block_ids, size * passes * replicas)
         start = self.groups.dp.rank() * size * passes
         return padded[start : start + size * passes], size
 
     def _forward(
-        self, block_ids: np.ndarray, eighths: int = NUM_PARTS
+        self, block_ids: np.ndarray, lengths: Sequence[int]
     ) -> tuple[np.ndarray, list[torch.Tensor]]:
-        """Returns this replica's share of blocks, padded, and its sums per micro-batch."""
-        share, size = self._share(block_ids, eighths)
-        length = self.store.block_size * eighths // NUM_PARTS
+        """Returns this replica's share of blocks, padded, and its losses per micro-batch."""
+        length = max(lengths)
+        share, size = self._share(block_ids, length)
         if self.batches is not None:
             batches = prefixes(self.batches(share, size), length)
         else:
@@ -148,7 +157,7 @@ class MegatronScorer:
                 self.forward_step,
                 beat=self.beat,
                 cp=self.groups.cp,
-                num_parts=eighths,
+                lengths=lengths,
                 data_iterator=per_chunk if len(per_chunk) > 1 else per_chunk[0],
                 num_microbatches=len(share) // size,
                 seq_length=length,
@@ -156,35 +165,35 @@ class MegatronScorer:
                 pg_collection=self.groups,
                 **pipeline,
             )
-        return share, [output[:, :eighths] for output in outputs]
+        return share, outputs
 
 
 def on_every_rank(
-    outputs: list[torch.Tensor], count: int, num_parts: int, groups: Any
+    outputs: list[torch.Tensor], count: int, columns: int, groups: Any
 ) -> torch.Tensor:
-    """Gathers the sums of every replica's last stage on every rank. Collective.
+    """Gathers the losses of every replica's last stage on every rank. Collective.
 
     Args:
-        outputs: sums, float32 `[b, num_parts]` per micro-batch; empty on other stages.
+        outputs: losses, float32 `[b, columns]` per micro-batch; empty on other stages.
         count: rows per replica, over all its micro-batches.
-        num_parts: number of columns.
+        columns: losses of a block.
         groups: Megatron's process groups (`tp`, `cp`, `pp` and `dp` are used).
 
     Returns:
-        float32 `[replicas, count, num_parts]`, bit-identical on every rank.
+        float32 `[replicas, count, columns]`, bit-identical on every rank.
     """
     dp, pp = groups.dp, groups.pp
-    sums = torch.empty(count, num_parts, dtype=torch.float32).cuda()
+    own = torch.empty(count, columns, dtype=torch.float32).cuda()
     if outputs:
-        torch.cat(outputs, out=sums)
-        # each of these ranks has computed its own sums, which may differ in the last bit
+        torch.cat(outputs, out=own)
+        # each of these ranks has computed its own losses, which may differ in the last bit
         for group in (groups.tp, groups.cp):
             if group.size() > 1:
-                dist.broadcast(sums, group=group, group_src=0)
+                dist.broadcast(own, group=group, group_src=0)
     if pp.size() > 1:  # only the last stage has losses
-        dist.broadcast(sums, group=pp, group_src=pp.size() - 1)
+        dist.broadcast(own, group=pp, group_src=pp.size() - 1)
     if dp.size() == 1:
-        return sums[None]
-    gathered = torch.empty(dp.size() * count, num_parts, dtype=torch.float32).cuda()
-    dist.all_gather_into_tensor(gathered, sums, group=dp)
-    return gathered.view(dp.size(), count, num_parts)
+        return own[None]
+    gathered = torch.empty(dp.size() * count, columns, dtype=torch.float32).cuda()
+    dist.all_gather_into_tensor(gathered, own, group=dp)
+    return gathered.view(dp.size(), count, columns)

@@ -1,11 +1,12 @@
 """Runs a trainer's schedule forward-only for the losses of its samples.
 
-Shapes: B samples per micro-batch, S tokens per sample, s of them on this context-parallel rank.
+Shapes: B samples per micro-batch, S tokens per sample, s of them on this context-parallel rank, L
+scored lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,6 @@ from megatron.core.utils import get_model_config
 from nemo_rod.megatron.batches import Batch
 from nemo_rod.megatron.scoring.forward_only import forward_only
 from nemo_rod.megatron.scoring.logits import sliced_logits
-from nemo_rod.selection.references import NUM_PARTS
 
 # (micro-batches, chunk of the model) -> the chunk's output and the mask of its losses
 ForwardStep = Callable[[Any, Any], tuple[Any, torch.Tensor]]
@@ -29,7 +29,7 @@ def scoring_pass(
     *,
     beat: Callable[[], None] = lambda: None,
     cp: dist.ProcessGroup | None = None,
-    num_parts: int = NUM_PARTS,
+    lengths: Sequence[int] | None = None,
     **options: Any,
 ) -> list[torch.Tensor]:
     """Runs a trainer's schedule forward-only for the losses of its samples.
@@ -40,19 +40,20 @@ def scoring_pass(
         forward_step: function that runs the model on a micro-batch.
         beat: heartbeat, called after every micro-batch.
         cp: the context-parallel group, if `forward_step` returns only this rank's positions.
-        num_parts: number of equal parts of every sample over which losses are summed.
+        lengths: leading positions of every sample that are averaged, one loss for each; by default
+            all positions.
         options: further arguments of the schedule.
 
     Returns:
-        float32 `[b, num_parts + 1]` per micro-batch on ranks of the last pipeline stage, nothing
-        elsewhere: the sums of the token losses over the parts of each sample, in nats, and the
-        number of targets.
+        float32 `[b, L]` per micro-batch on ranks of the last pipeline stage, nothing elsewhere: the
+        mean loss over the targets of each sample (paper, Eq. "sequence loss"), in nats; -inf for a
+        sample without targets, as padding is.
     """
 
     def step(batches: Any, chunk: Any, *_: Any) -> tuple:
         output, loss_mask = forward_step(batches, chunk)
         beat()
-        return output, partial(partial_sums, loss_mask, cp=cp, num_parts=num_parts)
+        return output, partial(loss_sums, loss_mask, cp=cp, lengths=lengths)
 
     with forward_only(model, get_model_config(model[0])), sliced_logits(model):
         outputs = schedule(
@@ -62,10 +63,7 @@ def scoring_pass(
             collect_non_loss_data=True,
             **options,
         )
-    if cp is not None and cp.size() > 1:
-        for output in outputs:
-            dist.all_reduce(output, group=cp)
-    return outputs
+    return mean_losses(outputs, cp)
 
 
 def plain_forward_step(
@@ -84,24 +82,38 @@ def plain_forward_step(
     return output, batch["loss_mask"]
 
 
-def partial_sums(
+def loss_sums(
     loss_mask: torch.Tensor,
     loss: torch.Tensor,
     non_loss_data: bool = True,
     *,
     cp: dist.ProcessGroup | None = None,
-    num_parts: int = NUM_PARTS,
+    lengths: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Reduces token losses `[b, s]` to sums and a target count, float32 `[b, num_parts + 1]`.
+    """Reduces token losses `[b, s]` to sums and numbers of targets, float64 `[b, L, 2]`.
 
+    Sums in float64 do not depend on their order in the digits of float32: a block's loss is the
+    same alone, as the beginning of a longer pass and in any layout, as far as its token losses are.
     Under context parallelism, they cover only this rank's positions.
     """
-    mask = loss_mask.view(loss.shape).float()
-    masked = loss.float() * mask
+    mask = loss_mask.view(loss.shape).double()
+    both = torch.stack([loss.double() * mask, mask], dim=-1)
     if cp is not None and cp.size() > 1:
-        masked = at_their_places(masked, cp)
-    sums = masked.view(len(loss), num_parts, -1).sum(dim=-1)
-    return torch.cat([sums, mask.sum(dim=-1, keepdim=True)], dim=1)
+        both = at_their_places(both, cp)
+    return torch.stack([both[:, :end].sum(dim=1) for end in lengths or [both.shape[1]]], dim=1)
+
+
+def mean_losses(
+    sums: Sequence[torch.Tensor], cp: dist.ProcessGroup | None = None
+) -> list[torch.Tensor]:
+    """Returns losses float32 `[b, L]` of `loss_sums` per micro-batch. Collective over `cp`."""
+    means = []
+    for both in sums:
+        if cp is not None and cp.size() > 1:
+            dist.all_reduce(both, group=cp)
+        loss, targets = both.unbind(dim=-1)
+        means.append(torch.where(targets > 0, loss / targets, -torch.inf).float())
+    return means
 
 
 def own_positions(whole_BS: torch.Tensor, cp: dist.ProcessGroup) -> torch.Tensor:

@@ -1,17 +1,13 @@
 """Reference losses: the loss of a block under the specialist, or the untouched base model.
 
-    writer.append(block_ids, sums)         rank_log.py: one log per rank, while blocks are scored
+    writer.append(block_ids, losses)       rank_log.py: one log per rank, while blocks are scored
     compact(folder)                        rank_log.py: turns logs into arrays, dense by block id
-    folder.sums, folder.heads              folder.py: a complete folder and its manifest
+    folder.losses, folder.heads            folder.py: a complete folder and its manifest
     references[block_ids]                  lookup.py: by id, or by content
-    block_loss(sums, ...)                  block_loss.py: eighths of a block -> nats per token
 
 All of it needs NumPy alone.
 """
 
-from nemo_rod.selection.references.block_loss import block_loss as block_loss
-from nemo_rod.selection.references.block_loss import num_targets as num_targets
-from nemo_rod.selection.references.folder import NUM_PARTS as NUM_PARTS
 from nemo_rod.selection.references.folder import ReferenceManifest as ReferenceManifest
 from nemo_rod.selection.references.lookup import ReferenceLosses as ReferenceLosses
 from nemo_rod.selection.references.lookup import References as References

@@ -1,16 +1,17 @@
 """The on-disk format of references: the record of a block, a folder's arrays and its manifest.
 
-A folder is complete once it has `manifest.json`, and then holds `ARRAYS`, dense by block id: the
-partial sums of the token losses, the head of the block's hash, and the checksum of the block's
+A folder is complete once it has `manifest.json`, and then holds arrays dense by block id: the
+losses over every scored length, the head of the block's hash, and the checksum of the block's
 record in its log. The manifest may have more keys than are read here.
 
-Shape suffixes: C = blocks, N = all blocks of a folder.
+Shape suffixes: C = blocks, N = all blocks of a folder, L = scored lengths.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from tokenize import TokenError
@@ -24,16 +25,9 @@ from nemo_rod.selection.arrays import Bytes, Nats, Records
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.curriculum.record_log import crc32_rows
 
-NUM_PARTS = 8
-LOSS_DEFINITION = "mean next-token loss of the block, nats, 8 partial sums, fp32"
-SCHEMA = "rod-references-1"
-RECORD = np.dtype([("id", "<u8"), ("sums", "<f4", (NUM_PARTS,)), ("head", "<u8")])
-# Of every file: its dtype, and the shape of one block's entry.
-ARRAYS: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
-    "sums": (np.float32, (NUM_PARTS,)),
-    "hash": (np.uint64, ()),
-    "check": (np.uint32, ()),
-}
+LOSS_DEFINITION = "mean next-token loss of the first tokens of the block, nats, fp32"
+SCHEMA = "rod-references-2"
+FILES = ("loss", "hash", "check")
 _CURE = "restore the folder from a copy, or remove it to compute it again"
 ROWS = 1 << 20  # blocks handled at a time, which bounds the memory
 
@@ -45,18 +39,19 @@ class ReferenceManifest:
     model: str  # digest of the reference model's weights
     tokenizer: str  # fingerprint of the tokenizer
     store: str  # digest of the block store
-    block_size: int  # tokens per block, a multiple of 8
+    block_size: int  # tokens per block
+    lengths: tuple[int, ...]  # scored tokens of a block, from its start, descending
     start: int  # first block id
     stop: int  # block id after the last
     precision: str  # arithmetic of the forward pass, such as "bf16"
     loss: str = LOSS_DEFINITION
 
     def __post_init__(self) -> None:
-        if self.block_size < NUM_PARTS or self.block_size % NUM_PARTS:
-            raise ValueError(
-                f"the block size is {self.block_size}, expected a multiple of {NUM_PARTS}: "
-                "references keep the loss of every eighth of a block"
-            )
+        object.__setattr__(self, "lengths", tuple(self.lengths))
+        if not all(type(n) is int and 0 < n <= self.block_size for n in self.lengths):
+            raise ValueError(f"lengths is {self.lengths}, expected tokens of a block")
+        if [*self.lengths] != sorted({*self.lengths}, reverse=True) or not self.lengths:
+            raise ValueError(f"lengths is {self.lengths}, expected descending numbers of tokens")
         if not 0 <= self.start < self.stop:
             raise ValueError(f"block ids [{self.start}, {self.stop}) hold no block to score")
 
@@ -74,7 +69,21 @@ class ReferenceManifest:
         )
 
 
-def role_manifest(store: Blocks, role: str, *, model: str, precision: str) -> ReferenceManifest:
+def record_type(lengths: Sequence[int]) -> np.dtype:
+    """Returns the type of a block's record in a log."""
+    return np.dtype([("id", "<u8"), ("loss", "<f4", (len(lengths),)), ("head", "<u8")])
+
+
+def array_types(manifest: ReferenceManifest) -> dict[str, tuple[npt.DTypeLike, tuple[int, ...]]]:
+    """Returns the dtype of every file, and its shape."""
+    rows = manifest.num_blocks
+    loss = (np.float32, (rows, len(manifest.lengths)))
+    return {"loss": loss, "hash": (np.uint64, (rows,)), "check": (np.uint32, (rows,))}
+
+
+def role_manifest(
+    store: Blocks, role: str, *, model: str, lengths: Sequence[int], precision: str
+) -> ReferenceManifest:
     """Returns the manifest of references for all blocks of a role; see `ReferenceManifest`.
 
     Raises:
@@ -95,6 +104,7 @@ def role_manifest(store: Blocks, role: str, *, model: str, precision: str) -> Re
         tokenizer=store.tokenizer_fingerprint,
         store=store.digest,
         block_size=store.block_size,
+        lengths=tuple(lengths),
         start=start,
         stop=stop,
         precision=precision,
@@ -108,7 +118,7 @@ class Folder:
     path: Path
     manifest: ReferenceManifest
     digest: str
-    sums: Nats
+    losses: Nats  # [N, L]
     heads: npt.NDArray[np.uint64]
     checks: npt.NDArray[np.uint32]
 
@@ -136,8 +146,8 @@ def open_folder(path: Path) -> Folder:
         digest: str = content["digest"]
         digest.encode()
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, (dtype, entry) in ARRAYS.items():
-        array_file, shape = path / f"{name}.npy", (manifest.num_blocks, *entry)
+    for name, (dtype, shape) in array_types(manifest).items():
+        array_file = path / f"{name}.npy"
         try:
             array = np.lib.format.open_memmap(array_file, mode="r")  # no archive
         except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
@@ -148,7 +158,7 @@ def open_folder(path: Path) -> Folder:
                 f"{np.dtype(dtype)}{list(shape)}: {_CURE}"
             )
         arrays[name] = array
-    return Folder(path, manifest, digest, arrays["sums"], arrays["hash"], arrays["check"])
+    return Folder(path, manifest, digest, arrays["loss"], arrays["hash"], arrays["check"])
 
 
 def holds(path: Path, manifest: ReferenceManifest, *, cure: str) -> bool:
@@ -175,7 +185,7 @@ def read_manifest(path: Path, values: dict[str, Any]) -> ReferenceManifest:
     with interpreting(path, cure="restore it from a copy, or remove it to compute it again"):
         manifest = ReferenceManifest(**values)
         for field in fields(ReferenceManifest):
-            kind = int if field.type == "int" else str
+            kind = {"int": int, "str": str}.get(str(field.type), tuple)
             if type(value := getattr(manifest, field.name)) is not kind:
                 raise TypeError(f"{field.name} is {value!r}, expected {kind.__name__}")
     return manifest

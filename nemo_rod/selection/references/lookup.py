@@ -19,18 +19,16 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.arrays import Bytes, Ids, Nats, Records
+from nemo_rod.selection.arrays import Bytes, Ids, Nats
 from nemo_rod.selection.blocks import HashedBlocks
-from nemo_rod.selection.references.block_loss import block_loss
 from nemo_rod.selection.references.folder import (
-    ARRAYS,
-    NUM_PARTS,
-    RECORD,
+    FILES,
     Folder,
     hash_heads,
     manifest_digest,
     open_folder,
     record_checks,
+    record_type,
 )
 
 
@@ -38,17 +36,14 @@ class ReferenceLosses(Protocol):
     """The interface that scoring needs of references."""
 
     digest: str  # of all of them, hex
+    length: int  # tokens of a block, from its start, that a loss covers
 
     @property
     def files(self) -> list[Path]:
         """The files that lookups read at random, each once."""
 
-    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
-        """Returns reference losses over the first eighths of blocks, nats per token [C]."""
-
     def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
-        """Returns reference losses of whole blocks, nats per token, float32 [C]."""
-        return self.prefix(block_ids, NUM_PARTS)
+        """Returns reference losses of blocks, nats per token, float32 [C]."""
 
 
 class References(ReferenceLosses):
@@ -57,9 +52,9 @@ class References(ReferenceLosses):
     Its `manifests` are one per folder, by ascending first block.
     """
 
-    def __init__(self, folders: list[Folder], store: HashedBlocks | None) -> None:
+    def __init__(self, folders: list[Folder], store: HashedBlocks | None, length: int) -> None:
         """Use `open`."""
-        self._folders, self._store = folders, store
+        self._folders, self._store, self.length = folders, store, length
         self._starts = np.array([folder.manifest.start for folder in folders])
         self.manifests = tuple(folder.manifest for folder in folders)
         self.block_size = self.manifests[0].block_size
@@ -72,6 +67,7 @@ class References(ReferenceLosses):
         paths: Iterable[str | Path],
         store: HashedBlocks | None = None,
         *,
+        length: int | None = None,
         precision: str | None = None,
     ) -> Self:
         """Opens one or more compacted folders.
@@ -79,7 +75,8 @@ class References(ReferenceLosses):
         Args:
             paths: The folders, in any order.
             store: The block store that they must belong to and cover; None allows `find` and
-                `sums` only.
+                `losses` only.
+            length: Scored tokens of a block; None for whole blocks.
             precision: Arithmetic of the caller's scoring pass; None accepts any.
 
         Raises:
@@ -106,6 +103,13 @@ class References(ReferenceLosses):
                         f"{file} is of {name} {value!r}, expected {right!r}: score again with this "
                         "run's inputs, or point the run at the scored ones"
                     )
+            if (length or its.block_size) not in its.lengths:
+                raise ValueError(
+                    f"{file} is of the first {', '.join(map(str, its.lengths))} tokens of a block, "
+                    f"but candidates are scored by {length or its.block_size}: score the "
+                    "references again with this scoring.prefix among the recipe's arms, or set it "
+                    "to one of those"
+                )
             if precision not in (None, its.precision):
                 raise ValueError(
                     f"{file} is of precision {its.precision!r}, but candidates are scored in "
@@ -129,34 +133,34 @@ class References(ReferenceLosses):
                 f"block {covered} of {len(store)} has no reference; there are those of "
                 f"{_ranges(folders)}: name the missing folder, or score these blocks"
             )
-        return cls(folders, store)
+        return cls(folders, store, length or first.block_size)
 
     @property
     def files(self) -> list[Path]:
         """The files that lookups read at random."""
-        return [folder.path / f"{name}.npy" for folder in self._folders for name in ARRAYS]
+        return [folder.path / f"{name}.npy" for folder in self._folders for name in FILES]
 
     def __len__(self) -> int:
         """Returns the number of blocks with a reference."""
         return sum(manifest.num_blocks for manifest in self.manifests)
 
-    def prefix(self, block_ids: npt.ArrayLike, eighths: int) -> Nats:
-        """Returns reference losses over the first eighths of the blocks; see `block_loss`.
+    def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
+        """Returns reference losses over the first `length` tokens, nats per token, float32 [C].
 
         Raises:
             ValueError: A block has no reference, a damaged one, or one of different content.
         """
-        assert self._store is not None, "opened without a store: use find and sums"
+        assert self._store is not None, "opened without a store: use find and losses"
         block_ids = np.asarray(block_ids, dtype=np.int64)
-        records_C = self._records(block_ids)
-        same_C = hash_heads(self._store.hashes(block_ids)) == records_C["head"]
+        loss_C, head_C = self._records(block_ids)
+        same_C = hash_heads(self._store.hashes(block_ids)) == head_C
         if not same_C.all():
             raise ValueError(
                 f"the reference of block {block_ids[np.argmin(same_C)]} is of other content than "
                 f"the block store holds ({(~same_C).sum()} of {len(same_C)} looked up): the "
                 "store's files were changed; prepare and score again"
             )
-        return block_loss(records_C["sums"], self.block_size, eighths)
+        return loss_C
 
     def find(self, hashes: Bytes) -> Ids:
         """Returns the ids of blocks known only by content.
@@ -186,18 +190,18 @@ class References(ReferenceLosses):
         part_C = np.searchsorted(begins, index_C, side="right") - 1
         return index_C - begins[part_C] + self._starts[part_C]
 
-    def sums(self, block_ids: npt.ArrayLike) -> Nats:
-        """Returns the partial sums of the token losses of blocks, nats, float32 [C, 8].
+    def losses(self, block_ids: npt.ArrayLike) -> Nats:
+        """Returns reference losses of blocks whose hashes are known to be right; see `find`.
 
         Raises:
             ValueError: A block has no reference, or a damaged one.
         """
-        return self._records(np.asarray(block_ids, dtype=np.int64))["sums"]
+        return self._records(np.asarray(block_ids, dtype=np.int64))[0]
 
     def verify(self) -> None:
         """Reads all contents; refuses any that do not match a folder's digest."""
         for folder in self._folders:
-            if manifest_digest(folder.manifest, folder.sums, folder.heads) != folder.digest:
+            if manifest_digest(folder.manifest, folder.losses, folder.heads) != folder.digest:
                 raise ValueError(
                     f"{folder.path} does not have the content its manifest.json names (digest): "
                     "restore the folder from a copy, or remove it to compute it again"
@@ -207,27 +211,28 @@ class References(ReferenceLosses):
     def _by_head(self) -> HashIndex:
         return HashIndex(np.concatenate([folder.heads for folder in self._folders]))
 
-    def _records(self, block_ids: Ids) -> Records:
-        """Gathers the records of blocks and verifies their checksums."""
+    def _records(self, block_ids: Ids) -> tuple[Nats, npt.NDArray[np.uint64]]:
+        """Gathers the losses and heads of blocks, [C] each, and verifies their checksums."""
         part_C = np.searchsorted(self._starts, block_ids, side="right") - 1
-        records_C = np.zeros(block_ids.shape, dtype=RECORD)
-        check_C = np.zeros(block_ids.shape, dtype=np.uint32)
-        records_C["id"] = block_ids
-        present_C = np.zeros(block_ids.shape, dtype=bool)
+        loss_C = np.zeros(block_ids.shape, dtype=np.float32)
+        head_C = np.zeros(block_ids.shape, dtype=np.uint64)
+        present_C, whole_C = np.zeros((2, *block_ids.shape), dtype=bool)
         for number, folder in enumerate(self._folders):
+            lengths = folder.manifest.lengths
             here = np.flatnonzero((part_C == number) & (block_ids < folder.manifest.stop))
             rows = block_ids[here] - folder.manifest.start
+            records_c = np.zeros(here.shape, dtype=record_type(lengths))
             # `take` gathers rows several times faster than fancy indexing.
-            records_C["sums"][here] = folder.sums.take(rows, axis=0)
-            records_C["head"][here] = folder.heads.take(rows)
-            check_C[here] = folder.checks.take(rows)
+            records_c["id"], records_c["loss"] = block_ids[here], folder.losses.take(rows, axis=0)
+            records_c["head"] = head_C[here] = folder.heads.take(rows)
+            loss_C[here] = records_c["loss"][:, lengths.index(self.length)]
+            whole_C[here] = record_checks(records_c) == folder.checks.take(rows)
             present_C[here] = True
         if not present_C.all():
             raise ValueError(
                 f"block {block_ids[np.argmin(present_C)]} has no reference; there are those of "
                 f"{_ranges(self._folders)}: score the missing blocks"
             )
-        whole_C = record_checks(records_C) == check_C
         if not whole_C.all():
             raise ValueError(
                 f"the reference of block {block_ids[np.argmin(whole_C)]} is damaged (checksum, "
@@ -235,7 +240,7 @@ class References(ReferenceLosses):
                 f"{', '.join(str(folder.path) for folder in self._folders)}: "
                 "restore the folder from a copy, or remove it to compute it again"
             )
-        return records_C
+        return loss_C, head_C
 
 
 class HashIndex:

@@ -3,7 +3,7 @@
 Reference models never change, so each block is scored once (paper, Appendix A, "Reference-loss
 caching"). A rank appends to `rank-00000.log` (a record log, `record_log.py`), little-endian:
 
-    block id u64 | 8 partial sums f32 | first 8 bytes of the block hash u64 | crc32 u32
+    block id u64 | loss over every length f32 | first 8 bytes of the block hash u64 | crc32 u32
 
 Ranks may join, leave, die and overlap: `compact` needs every block once at least, and bitwise equal
 copies. Its folder is valid only once `manifest.json` exists; until then the logs stay.
@@ -28,24 +28,23 @@ from nemo_rod.files import move_whole, with_advice, write_whole
 from nemo_rod.selection.arrays import Bytes, Ids, Mask, Records
 from nemo_rod.selection.curriculum.record_log import RecordLog
 from nemo_rod.selection.references.folder import (
-    ARRAYS,
-    RECORD,
     ROWS,
     SCHEMA,
     ReferenceManifest,
+    array_types,
     hash_heads,
     manifest_digest,
     read_manifest,
     record_checks,
+    record_type,
     row_bytes,
 )
 
 LOG_MAGIC = b"RODREF01"
-_RECORD_SIZE = RECORD.itemsize + 4  # with the checksum
 
 
 class ReferenceWriter:
-    """Appends the partial sums of scored blocks to the log of one rank, begun or resumed.
+    """Appends the losses of scored blocks to the log of one rank, begun or resumed.
 
     Args:
         folder: Folder of the references.
@@ -62,30 +61,29 @@ class ReferenceWriter:
     ) -> None:
         path = Path(folder) / f"rank-{rank:05d}.log"
         if not path.exists():
-            RecordLog.create(path, LOG_MAGIC, asdict(manifest), _RECORD_SIZE)
+            RecordLog.create(path, LOG_MAGIC, asdict(manifest), _record_size(manifest))
         self.manifest, self._sync_every, self._unsynced = manifest, sync_every, 0
         self._log, _ = open_log(path, expect=manifest, read_only=False)
-        records_N, valid_N = recovered(self._log)
+        records_N, valid_N = recovered(self._log, manifest)
         self.done: Ids = np.unique(records_N["id"][valid_N].astype(np.int64))
 
-    def append(self, block_ids: npt.ArrayLike, sums_C8: npt.ArrayLike, hashes: Bytes) -> None:
+    def append(self, block_ids: npt.ArrayLike, losses_CL: npt.ArrayLike, hashes: Bytes) -> None:
         """Adds scored blocks.
 
         Args:
             block_ids: int64 [C].
-            sums_C8: Partial sums of the token losses, nats, float32 [C, 8]; chunk c holds the
-                targets with index in [c*S/8, (c+1)*S/8) of the S-1 next-token targets.
+            losses_CL: Losses over the manifest's lengths, nats per token, float32 [C, L].
             hashes: Block hashes, uint8 [C, 16].
 
         Raises:
-            ValueError: A sum that is not finite, or a block id outside the manifest's range.
+            ValueError: A loss that is not finite, or a block id outside the manifest's range.
             OSError: The write failed, e.g. on a full disk; the log is unchanged.
         """
         block_ids = np.asarray(block_ids, dtype=np.int64)
-        records_C = np.zeros(block_ids.shape, dtype=RECORD)
-        records_C["id"], records_C["sums"] = block_ids, sums_C8
+        records_C = np.zeros(block_ids.shape, dtype=record_type(self.manifest.lengths))
+        records_C["id"], records_C["loss"] = block_ids, losses_CL
         records_C["head"] = hash_heads(hashes)
-        check_sums(records_C, "the scoring pass")
+        check_losses(records_C, "the scoring pass")
         _check_range(records_C, self.manifest, self._log.path)
         self._unsynced += len(records_C)
         sync = self._unsynced >= self._sync_every
@@ -137,12 +135,12 @@ def compact(
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        arrays = _new_arrays(work, manifest.num_blocks)
+        arrays = _new_arrays(work, manifest)
         present = np.zeros(manifest.num_blocks, dtype=bool)
         for path in logs:
             for records_N in _valid_records(path, manifest):
                 _check_range(records_N, manifest, path)
-                check_sums(records_N, str(path))
+                check_losses(records_N, str(path))
                 ids = records_N["id"].astype(np.int64)
                 same_N = hash_heads(hashes(ids)) == records_N["head"]
                 if not same_N.all():
@@ -159,7 +157,7 @@ def compact(
                 f"{len(logs)} logs, the first is block {manifest.start + missing[0]}: score again, "
                 "which scores only the missing blocks"
             )
-        digest = manifest_digest(manifest, arrays["sums"], arrays["hash"])
+        digest = manifest_digest(manifest, arrays["loss"], arrays["hash"])
         for name, array in arrays.items():
             array.flush()
             move_whole(work / f"{name}.npy", folder / f"{name}.npy")
@@ -189,7 +187,12 @@ def open_log(
     path: Path, *, expect: ReferenceManifest | None = None, read_only: bool = True
 ) -> tuple[RecordLog, ReferenceManifest]:
     """Opens a log, with the manifest in its header; refuses any but the expected one."""
-    log = RecordLog(path, LOG_MAGIC, lambda header: _RECORD_SIZE, read_only=read_only)
+    log = RecordLog(
+        path,
+        LOG_MAGIC,
+        lambda header: _record_size(read_manifest(path, header)),
+        read_only=read_only,
+    )
     manifest = read_manifest(path, log.header)
     if expect is not None and manifest != expect:
         raise ValueError(
@@ -199,15 +202,15 @@ def open_log(
     return log, manifest
 
 
-def recovered(log: RecordLog) -> tuple[Records, Mask]:
+def recovered(log: RecordLog, manifest: ReferenceManifest) -> tuple[Records, Mask]:
     """Returns a log's records [N] up to the last valid one, and which are valid, bool [N]."""
     valid_N = log.recover()
-    return log.payload().view(RECORD).reshape(-1), valid_N
+    return log.payload().view(record_type(manifest.lengths)).reshape(-1), valid_N
 
 
-def check_sums(records_N: Records, origin: str) -> None:
+def check_losses(records_N: Records, origin: str) -> None:
     """Refuses records with non-finite losses."""
-    finite_N = np.isfinite(records_N["sums"]).all(axis=1)
+    finite_N = np.isfinite(records_N["loss"]).all(axis=1)
     if not finite_N.all():
         raise ValueError(
             f"{origin} has losses that are not finite for {(~finite_N).sum()} blocks, the first is "
@@ -229,19 +232,23 @@ def _check_range(records_N: Records, manifest: ReferenceManifest, path: Path) ->
 def _valid_records(path: Path, manifest: ReferenceManifest) -> Iterator[Records]:
     """Yields the valid records of a log in batches."""
     log, _ = open_log(path, expect=manifest)
-    records_N, valid_N = recovered(log)
+    records_N, valid_N = recovered(log, manifest)
     for first in range(0, len(records_N), ROWS):
         yield np.array(records_N[first : first + ROWS][valid_N[first : first + ROWS]])
     log.close()
 
 
-def _new_arrays(work: Path, size: int) -> dict[str, np.memmap]:
+def _record_size(manifest: ReferenceManifest) -> int:
+    return record_type(manifest.lengths).itemsize + 4  # with the checksum
+
+
+def _new_arrays(work: Path, manifest: ReferenceManifest) -> dict[str, np.memmap]:
     """Creates the dense arrays and allocates disk space for all of them."""
     arrays = {}
-    for name, (dtype, shape) in ARRAYS.items():
+    for name, (dtype, shape) in array_types(manifest).items():
         path = work / f"{name}.npy"
         try:
-            arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, (size, *shape))
+            arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
             # Writing to a memory map on a full disk would kill the process with a signal.
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -258,11 +265,11 @@ def _merge(
     rows, first = np.unique(row_N, return_index=True)
     first = first[~present[rows]]
     new = row_N[first]
-    arrays["sums"][new] = records_N["sums"][first]
+    arrays["loss"][new] = records_N["loss"][first]
     arrays["hash"][new] = records_N["head"][first]
     arrays["check"][new] = record_checks(records_N[first])
     present[new] = True
-    same_N = (arrays["sums"][row_N] == records_N["sums"]).all(axis=1)
+    same_N = (arrays["loss"][row_N] == records_N["loss"]).all(axis=1)
     if not same_N.all():
         block_id = start + int(row_N[np.argmin(same_N)])
         raise ValueError(
