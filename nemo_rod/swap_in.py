@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from nemo_rod.hosts.swap_in import install as install
+    from nemo_rod.hosts.swap_in import reference as reference
+    from nemo_rod.hosts.swap_in import score as score
+else:
 
-def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("nemo_rod.hosts.swap_in"), name)
+    def __getattr__(name: str) -> Any:
+        return getattr(importlib.import_module("nemo_rod.hosts.swap_in"), name)

@@ -35,6 +35,7 @@ class Choice:
     seconds: dict[str, float] = field(default_factory=dict)
     is_estimated: bool = False  # without a model (`estimates.py`)
     excluded: int = 0  # number of candidates whose score was not finite
+    reference: Nats | None = None  # float32 `[C]`; None without a scoring pass
     # Metrics of the choices that cheaper scores would have made (`fidelity.py`).
     compared: dict[str, float | None] = field(default_factory=dict)
 
@@ -102,7 +103,10 @@ def choose(
     chosen = _selected(policy, score_C, pool, batch_size)
     tau = threshold(policy.weigh(score_C, pool.is_replay), chosen)
     seconds = {"selection": time.perf_counter() - start}
-    return Choice(pool, loss_C, score_C, chosen, tau, seconds, excluded=int(bad_C.sum()))
+    excluded = int(bad_C.sum())
+    return Choice(
+        pool, loss_C, score_C, chosen, tau, seconds, excluded=excluded, reference=reference_C
+    )
 
 
 def choose_by_estimates(score_C: Nats, pool: Pool, policy: Policy, batch_size: int) -> Choice:

@@ -3,7 +3,7 @@
 One sort of the scores serves every quantile, so that the cost does not grow with the sources.
 
 Shape suffixes: C = candidates, K = chosen, F = candidates with a finite score, G = groups,
-3 = quantiles.
+Q = quantiles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nemo_rod.selection.arrays import Ids
 from nemo_rod.selection.choice import Choice
 
-QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 ROLES = ("adaptation", "replay")
 
 FORWARD = 1 / 3  # of the operations of training: a backward pass costs two forward ones
@@ -56,10 +56,19 @@ def selection_metrics(choice: Choice, source_C: Ids, names: Sequence[str]) -> Me
         # one pass for roles and sources: every score counts in a group of either kind
         group_2F = np.concatenate([is_replay_F, len(ROLES) + source_C[order_F]])
         groups = _spread(np.concatenate([score_F, score_F]), group_2F, len(ROLES) + len(names))
-        metrics["rod/replay_above_zero"] = _mean(score_F[is_replay_F] > 0)
-        metrics["rod/rho_chosen"] = _mean(score_F[is_chosen_F])
-        metrics["rod/rho_dropped"] = _mean(score_F[~is_chosen_F])
+        among = {
+            **{"adaptation": ~is_replay_F, "replay": is_replay_F},
+            **{"chosen": is_chosen_F, "dropped": ~is_chosen_F},
+        }
+        metrics |= {
+            f"rod/rho_{name}": _mean(score_F[among[name]]) for name in ("chosen", "dropped")
+        }
+        for loss, value_C in (("loss", choice.loss), ("reference", choice.reference)):
+            if value_C is not None and not choice.is_estimated:
+                value_F = value_C[order_F].astype(np.float64)
+                metrics |= {f"rod/{loss}_{n}": _mean(value_F[of_F]) for n, of_F in among.items()}
         for role, group in zip(ROLES, groups, strict=False):
+            metrics[f"rod/{role}_above_zero"] = group["above_zero"]
             metrics[f"rod/rho_{role}"] = group["mean"]
             metrics |= {f"rod/rho_{role}_{quantile}": group[quantile] for quantile in QUANTILES}
         for name, group in zip(names, groups[len(ROLES) :], strict=True):
@@ -96,28 +105,32 @@ def _mean(values: npt.NDArray[np.generic]) -> float | None:
 def _spread(
     score_F: npt.NDArray[np.float64], group_F: npt.NDArray[np.generic], num_groups: int
 ) -> list[Metrics]:
-    """Returns "mean" and quantiles of every group, interpolated as NumPy's; None for an empty one.
+    """Returns the mean, the share above zero and quantiles of every group; None for an empty one.
 
-    The scores, in nats, are finite and ascend within every group; groups are in [0, G).
+    Quantiles are interpolated as NumPy's. The scores, in nats, are finite and ascend within every
+    group; groups are in [0, G).
     """
-    empty: Metrics = dict.fromkeys(("mean", *QUANTILES))
+    empty: Metrics = dict.fromkeys(("mean", "above_zero", *QUANTILES))
     if not len(score_F):
         return [empty] * num_groups
     # NumPy sorts 16-bit integers by radix, which is stable and several times as fast
     group_F = group_F.astype(np.int16 if num_groups < 2**15 else np.int64)
     count_G = np.bincount(group_F, minlength=num_groups)
     grouped_F = score_F[np.argsort(group_F, kind="stable")]
-    mean_G = np.bincount(group_F, score_F, num_groups) / np.maximum(count_G, 1)
+    mean_G, above_G = (
+        np.bincount(group_F, value_F, num_groups) / np.maximum(count_G, 1)
+        for value_F in (score_F, score_F > 0)
+    )
     last_G = np.maximum(count_G - 1, 0)
-    place_3G = np.array(list(QUANTILES.values()))[:, None] * last_G
-    low_3G = place_3G.astype(np.int64)
+    place_QG = np.array(list(QUANTILES.values()))[:, None] * last_G
+    low_QG = place_QG.astype(np.int64)
     start_G = np.cumsum(count_G) - count_G
     # an empty group may begin behind the last score
-    first_3G = np.minimum(start_G + low_3G, len(score_F) - 1)
-    second_3G = np.minimum(start_G + np.minimum(low_3G + 1, last_G), len(score_F) - 1)
-    below_3G = grouped_F[first_3G]
-    quantile_3G = below_3G + (place_3G - low_3G) * (grouped_F[second_3G] - below_3G)
-    rows = zip(mean_G.tolist(), *quantile_3G.tolist(), strict=True)
+    first_QG = np.minimum(start_G + low_QG, len(score_F) - 1)
+    second_QG = np.minimum(start_G + np.minimum(low_QG + 1, last_G), len(score_F) - 1)
+    below_QG = grouped_F[first_QG]
+    quantile_QG = below_QG + (place_QG - low_QG) * (grouped_F[second_QG] - below_QG)
+    rows = zip(mean_G.tolist(), above_G.tolist(), *quantile_QG.tolist(), strict=True)
     return [
         dict(zip(empty, row, strict=True)) if count else empty
         for row, count in zip(rows, count_G.tolist(), strict=True)

@@ -21,7 +21,8 @@ def choice_of(score: list[float], source: list[int], k: int) -> tuple[Choice, np
     source_C = np.array(source, dtype=np.int64)
     pool = Pool(0, np.arange(len(source)), REPLAY_OF[source_C])
     loss_C = np.array(score, dtype=np.float32)
-    return choose(pool, Joint(), k, loss_C, 0 * np.ones_like(loss_C)), source_C
+    reference_C = np.linspace(0, 1, len(score), dtype=np.float32)
+    return choose(pool, Joint(), k, loss_C, reference_C), source_C
 
 
 def check(metrics: dict[str, float | None], prefix: str, scores: np.ndarray, join: str) -> None:
@@ -32,6 +33,10 @@ def check(metrics: dict[str, float | None], prefix: str, scores: np.ndarray, joi
             assert value == pytest.approx(float(np.quantile(scores, share)), abs=1e-12)
         else:
             assert value is None
+    above = metrics[
+        f"{prefix.replace('rho_', '')}_above_zero" if join == "_" else f"{prefix}/above_zero"
+    ]
+    assert above == (pytest.approx(float((scores > 0).mean())) if len(scores) else None)
     mean = metrics[prefix if join == "_" else f"{prefix}/mean"]
     assert mean == (pytest.approx(float(scores.mean()), abs=1e-12) if len(scores) else None)
 
@@ -63,8 +68,19 @@ def test_every_figure_is_that_of_a_plain_count(
     lost = [score for place, score in enumerate(score_C) if place not in winners]
     assert metrics["rod/rho_chosen"] == pytest.approx(np.mean(won), abs=1e-12)
     assert metrics["rod/rho_dropped"] == (pytest.approx(np.mean(lost), abs=1e-12) if lost else None)
-    above = [score > 0 for score in score_C[is_replay_C]]
-    assert metrics["rod/replay_above_zero"] == (pytest.approx(np.mean(above)) if above else None)
+    is_chosen_C = np.isin(np.arange(len(rows)), choice.chosen)
+    for group, mask in (
+        *(("adaptation", ~is_replay_C), ("replay", is_replay_C)),
+        *(("chosen", is_chosen_C), ("dropped", ~is_chosen_C)),
+    ):
+        for name, value_C in (("loss", choice.loss), ("reference", choice.reference)):
+            assert value_C is not None
+            mean = (
+                pytest.approx(float(value_C[mask].astype(np.float64).mean()))
+                if mask.any()
+                else None
+            )
+            assert metrics[f"rod/{name}_{group}"] == mean
 
 
 def test_padding_and_excluded_candidates_do_not_compete() -> None:

@@ -25,13 +25,55 @@ and the resume offset of the train split by the multiplier; it passes the job's 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, Unpack, overload
 
 from nemo_rod import parts
+
+if TYPE_CHECKING:
+    from nemo_rod.hosts.swap_in.job import Installed
+    from nemo_rod.selection import Policy
 
 MULTIPLIER = 2  # candidates per trained sample, by default
 
 
+class _Data(TypedDict, total=False):
+    roles: Required[Mapping[str, str] | Mapping[int, str]]
+    multiplier: float
+
+
+class InstallOptions(_Data, total=False):
+    """Options of `install`."""
+
+    references: Sequence[str | Path]
+    policy: Policy
+    out: str | Path
+
+
+class ReferenceOptions(_Data, total=False):
+    """Options of `reference`."""
+
+    role: Required[Literal["adaptation", "replay"]]
+    out: Required[str | Path]
+    checkpoint: str | Path
+
+
+@overload
+def install(
+    host: Literal["megatron_bridge"], cfg: Any, /, **options: Unpack[InstallOptions]
+) -> Installed: ...
+@overload
+def install(host: Literal["megatron_lm"], /, **options: Unpack[InstallOptions]) -> Installed: ...
+@overload
+def install(
+    host: Literal["nemo2"],
+    model: Any,
+    data: Any,
+    trainer: Any,
+    /,
+    **options: Unpack[InstallOptions],
+) -> Installed: ...
 def install(host: str, *args: Any, **options: Any) -> Any:
     """Makes a job select its training samples: swaps the selector into its host's training loop.
 
@@ -56,10 +98,35 @@ def install(host: str, *args: Any, **options: Any) -> Any:
         ValueError: the host is unknown; its version or a feature is not supported; or the roles,
             multiplier or references do not fit the job. Megatron-LM's features and roles are
             checked inside `pretrain`, before the model is built.
+
+    Example:
+        >>> roles = {"/data/legal": "adaptation", "/data/old": "replay"}
+        >>> references = ["references/legal", "references/old"]
+        >>> nemo_rod.install("megatron_bridge", cfg, roles=roles, references=references)
+        >>> pretrain(cfg, forward_step)
     """
     return parts.load("hosts", host).install(*args, **options)
 
 
+@overload
+def reference(
+    host: Literal["megatron_bridge"],
+    cfg: Any,
+    forward_step: Callable[..., Any],
+    /,
+    **options: Unpack[ReferenceOptions],
+) -> None: ...
+@overload
+def reference(host: Literal["megatron_lm"], /, **options: Unpack[ReferenceOptions]) -> None: ...
+@overload
+def reference(
+    host: Literal["nemo2"],
+    model: Any,
+    data: Any,
+    trainer: Any,
+    /,
+    **options: Unpack[ReferenceOptions],
+) -> None: ...
 def reference(host: str, *args: Any, **options: Any) -> None:
     """Writes a checkpoint's losses on all samples of one role that a job may draw.
 
@@ -80,6 +147,11 @@ def reference(host: str, *args: Any, **options: Any) -> None:
 
     Raises:
         ValueError: the host is unknown; there is no such checkpoint; or selection refuses the job.
+
+    Example:
+        >>> from nemo_rod import swap_in
+        >>> options = {"roles": roles, "role": "replay", "out": "references/old"}
+        >>> swap_in.reference("megatron_bridge", cfg, forward_step, **options)
     """
     parts.load("hosts", host).reference(*args, **options)
 
@@ -91,4 +163,4 @@ def score(host: str, *args: Any, **options: Any) -> None:
         DeprecationWarning,
         stacklevel=2,
     )
-    reference(host, *args, **options)
+    parts.load("hosts", host).reference(*args, **options)

@@ -1,0 +1,252 @@
+"""The blocks that a training loop of plain PyTorch trains on, chosen at every step.
+
+Shape suffixes: K = blocks of a step over all replicas, B = blocks of a batch, S = tokens per block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.files import digest
+from nemo_rod.hosts.plain_torch.scorer import TorchScorer
+from nemo_rod.selection import (
+    Candidates,
+    Choice,
+    CurriculumHeader,
+    Joint,
+    OnNonfinite,
+    Policy,
+    References,
+    Selector,
+    SourceRow,
+)
+from nemo_rod.selection.candidates import Pools
+from nemo_rod.selection.curriculum.journal import Journal
+from nemo_rod.selection.dealing import deal
+
+
+class RoDBatches:
+    """Iterates over the batches of this process; a step's are chosen when its first is asked for.
+
+    Each step takes `batch_size / (micro_batch_size * replicas)` batches, whose gradients the loop
+    adds up. A batch is what a causal language model of transformers takes: `input_ids` and `labels`
+    of whole blocks, int64 `[B, S]`, on the model's device.
+
+    The iterator must not be read ahead of the optimizer, or blocks are scored with old weights:
+    give it to the loop as it is, not through `accelerator.prepare` or a `DataLoader`.
+
+    Args:
+        model: the model that the loop trains: a causal language model of Hugging Face, possibly
+            wrapped in `DistributedDataParallel` or sharded by FSDP2 (`fully_shard`).
+        store: the store that holds the blocks.
+        references: reference losses of the store; None for a policy that needs no scores.
+        steps: number of optimizer steps.
+        batch_size: blocks trained on in one step, over all replicas (K).
+        micro_batch_size: blocks of a batch (B); by default one batch a step.
+        scoring_micro_batch_size: blocks in one forward pass of scoring; by default as a batch.
+        policy: turns scores into the chosen blocks; by default `Joint()`.
+        pools: candidates of every step; by default `Candidates` of the store with their defaults.
+        on_nonfinite: what to do about a score that is not finite, "refuse" or "exclude".
+        out: folder of `curriculum.rod` and `metrics.jsonl`, written by the first rank; None for no
+            record. Files of a run that began before are kept as `curriculum.rod.1` and so on.
+        group: process group of the replicas; by default all processes, if there are several.
+
+    Attributes:
+        next_step: the step of the next batch; a checkpoint must keep it (`state_dict`).
+        choice: the choice of the last step.
+
+    Raises:
+        ValueError: the model, store, references, sizes or pools do not fit each other.
+
+    Example:
+        >>> store = BlockStore("runs/legal/blocks")
+        >>> references = References.open(["references/legal", "references/base"], store)
+        >>> batches = RoDBatches(model, store, references, steps=100, batch_size=32, out="rod")
+        >>> for batch in batches:
+        ...     loss = model(**batch).loss
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     batches.end_step({"train/loss": loss.item()})
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        store: BlockStore,
+        references: References | None = None,
+        *,
+        steps: int,
+        batch_size: int,
+        micro_batch_size: int | None = None,
+        scoring_micro_batch_size: int | None = None,
+        policy: Policy | None = None,
+        pools: Pools | None = None,
+        on_nonfinite: OnNonfinite = "refuse",
+        out: str | Path | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.store, self.references, self.steps, self.group = store, references, steps, group
+        self.scorer = TorchScorer(model, store, micro_batch_size=1, group=group)
+        replicas = self.scorer.replicas
+        self.micro_batch_size = micro_batch_size or batch_size // replicas
+        self.scorer.micro_batch_size = scoring_micro_batch_size or self.micro_batch_size
+        if self.micro_batch_size < 1 or batch_size % (self.micro_batch_size * replicas):
+            raise ValueError(
+                f"batch_size is {batch_size}, expected a multiple of micro_batch_size="
+                f"{self.micro_batch_size} x {replicas} replicas: change one of the three."
+            )
+        self.pools = pools or Candidates(
+            num_adaptation=store.num_adaptation,
+            num_replay=store.num_replay,
+            batch_size=batch_size,
+        )
+        self.policy = policy or Joint()
+        self.selector = Selector(
+            pools=self.pools,
+            policy=self.policy,
+            batch_size=batch_size,
+            block_size=store.block_size,
+            references=references,
+            on_nonfinite=on_nonfinite,
+        )
+        self.out = None if out is None else Path(out)
+        self.next_step = 0
+        self.choice: Choice | None = None
+        self._journal: Journal | None = None  # of the first rank
+        self._is_open = False
+        self._began: float | None = None  # when the step under way began; None between steps
+
+    def __len__(self) -> int:
+        """Returns the number of batches of all steps in this process."""
+        return self.steps * self._batches_per_step
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns what a checkpoint must keep, after it has ended the step.
+
+        Example:
+            >>> torch.save({"batches": batches.state_dict()}, "checkpoint.pt")
+        """
+        self.end_step()
+        return {"step": self.next_step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continues after the step of a checkpoint; later steps of the record are dropped.
+
+        Example:
+            >>> batches.load_state_dict(torch.load("checkpoint.pt")["batches"])
+        """
+        self.next_step, self._is_open = state["step"], False
+
+    def end_step(self, metrics: Mapping[str, float] | None = None) -> None:
+        """Writes the metrics of the step that was trained on, before a checkpoint names it.
+
+        It is called by itself when the next batch is asked for, and does nothing if the step has
+        ended or some of its batches are still to come.
+
+        Args:
+            metrics: further metrics of the step, such as `{"train/loss": 2.1}`, in nats per token.
+
+        Example:
+            >>> batches.end_step({"train/loss": 2.1, "train/lr": 1e-5})
+        """
+        choice = self.choice
+        if self._began is None or choice is None or choice.pool.step >= self.next_step:
+            return
+        total = time.perf_counter() - self._began
+        self._began = None
+        if self._journal is not None:
+            seconds = {**choice.seconds, "update": total - sum(choice.seconds.values())}
+            timing = {**seconds, "total": total}
+            row = {f"timing/train/{part}": value for part, value in timing.items()}
+            self._journal.append(choice.pool.step, choice, {**row, **(metrics or {})})
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Yields the batches of this process, from `next_step` on. Collective over the replicas.
+
+        Raises:
+            ValueError: a score is not finite, replicas chose different blocks, or the record is of
+                another run.
+        """
+        while self.next_step < self.steps:
+            self._began, step = time.perf_counter(), self.next_step
+            self.choice = choice = self._choose(step)
+            shares = deal(
+                choice.block_ids,
+                micro_batch_size=self.micro_batch_size,
+                replicas=self.scorer.replicas,
+            )
+            own = shares[self.scorer.rank].reshape(-1, self.micro_batch_size)
+            try:
+                for number, block_ids in enumerate(own, start=1):
+                    tokens = torch.from_numpy(self.store.checked_tokens(block_ids))
+                    tokens_BS = tokens.to(self.scorer.device).long()
+                    if number == len(own):  # a checkpoint after it continues with the next step
+                        self.next_step = step + 1
+                    yield {"input_ids": tokens_BS, "labels": tokens_BS.clone()}
+            finally:
+                self.end_step()
+
+    def _choose(self, step: int) -> Choice:
+        """Chooses and records the blocks of a step, the same ones on every rank."""
+        if not self._is_open:
+            self._journal = self.scorer.on_all_ranks(
+                lambda: self._open(step) if self.scorer.rank == 0 else None
+            )
+            self._is_open = True
+        choice = self.selector.choose(step, self.scorer)
+        if self.references is not None and self.policy.needs_scores:
+            self._check_precision(self.references)
+        ids = choice.block_ids.astype("<i8").tobytes()
+        if len(set(self.scorer.gathered(digest(ids)))) > 1:
+            raise ValueError(
+                f"step {step}: replicas chose different blocks, where all must choose the same: "
+                "their files or software differ; give all the same and resume."
+            )
+        if self._journal is not None:
+            self._journal.begin(choice)
+        return choice
+
+    def _check_precision(self, references: References) -> None:
+        for manifest in references.manifests:
+            if manifest.precision != self.scorer.precision:
+                raise ValueError(
+                    f"the references are of precision {manifest.precision!r}, but the model scores "
+                    f"in {self.scorer.precision!r}: write them with the model as it is trained."
+                )
+
+    def _open(self, step: int) -> Journal | None:
+        """Opens the record at a step; files that this run does not continue are moved aside."""
+        if self.out is None:
+            return None
+        self.out.mkdir(parents=True, exist_ok=True)
+        names = ("curriculum.rod", "metrics.jsonl")
+        present = [self.out / name for name in names if step == 0 and (self.out / name).exists()]
+        number = next(n for n in count(1) if not any(Path(f"{p}.{n}").exists() for p in present))
+        for path in present:
+            path.rename(f"{path}.{number}")
+        decided_by = repr((self.policy, self.pools, self.selector.on_nonfinite))
+        header = CurriculumHeader(
+            num_candidates=self.pools.size,
+            num_chosen=self.selector.batch_size,
+            block_size=self.store.block_size,
+            store=self.store.digest,
+            tokenizer=self.store.tokenizer_fingerprint,
+            references=self.references.digest if self.references else "",
+            config=digest(decided_by.encode()),
+            seed=getattr(self.pools, "seed", 0),
+            sources=tuple(SourceRow(s.name, s.role, s.start, s.count) for s in self.store.sources),
+            scored=self.policy.needs_scores,
+        )
+        return Journal(self.out, header, step=step)
+
+    @property
+    def _batches_per_step(self) -> int:
+        return self.selector.batch_size // (self.micro_batch_size * self.scorer.replicas)

@@ -1,0 +1,98 @@
+"""Reference losses of a store, by a model in plain PyTorch (paper, "reference caching")."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.hosts.plain_torch.scorer import TorchScorer
+from nemo_rod.selection import ReferenceWriter, compact, logged_ids
+from nemo_rod.selection.arrays import Ids
+from nemo_rod.selection.references.folder import holds, role_manifest
+
+_PASSES_PER_WRITE = 8  # passes of every replica between two writes
+
+
+def write_references(
+    model: torch.nn.Module,
+    store: BlockStore,
+    out: str | Path,
+    *,
+    role: str,
+    micro_batch_size: int,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Writes a model's losses on all blocks of a role. Collective over the replicas.
+
+    After an interruption, the same call resumes; a complete folder is left as it is.
+
+    Args:
+        model: the specialist for "adaptation", the model that training starts from for "replay";
+            its precision and its wrapping as in the training that will use the references.
+        store: the store that holds the blocks.
+        out: folder of the references.
+        role: "adaptation" or "replay".
+        micro_batch_size: blocks in one forward pass of one replica.
+        group: process group of the replicas; by default all processes, if there are several.
+
+    Raises:
+        ValueError: the folder holds references of another model, store or precision, or a loss is
+            not finite.
+
+    Example:
+        >>> write_references(base, store, "references/base", role="replay", micro_batch_size=8)
+    """
+    scorer = TorchScorer(model, store, micro_batch_size=micro_batch_size, group=group)
+    scorer.losses(np.array([0]))  # tells the precision
+    manifest = role_manifest(
+        store, role, model=weights_digest(scorer.model), precision=scorer.precision
+    )
+    folder, writes = Path(out), scorer.rank == 0
+    cure = "name another folder, or remove it to compute it again"
+    if scorer.on_all_ranks(lambda: holds(folder, manifest, cure=cure)):
+        return
+
+    def begin() -> tuple[ReferenceWriter, Ids] | None:
+        if not writes:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        logged = logged_ids(folder, manifest)
+        missing = np.setdiff1d(np.arange(manifest.start, manifest.stop), logged)
+        return ReferenceWriter(folder, rank=0, manifest=manifest), missing
+
+    begun = scorer.on_all_ranks(begin)
+    sent = [begun and begun[1]]
+    if scorer.replicas > 1:
+        dist.broadcast_object_list(sent, group=group, group_src=0)
+    missing, writer = sent[0], begun and begun[0]
+    assert missing is not None
+    size = _PASSES_PER_WRITE * micro_batch_size * scorer.replicas
+    for start in range(0, len(missing), size):
+        part = missing[start : start + size]
+        loss_C = scorer.losses(part)
+        if writer is not None:
+            writer.append(part, scorer.as_sums(loss_C), store.hashes(part))
+
+    def finish() -> None:
+        if writer is not None:
+            writer.close()
+            compact(folder, manifest=manifest, hashes=store.hashes)
+
+    scorer.on_all_ranks(finish)
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Returns the hex digest of a model's weights, whole or sharded by FSDP2. Collective if so."""
+    state = hashlib.blake2b(digest_size=16)
+    for name, weight in model.named_parameters():
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        state.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
+        flat = whole.detach().cpu().contiguous().view(-1)
+        state.update(flat.view(torch.uint8).numpy().data)
+    return state.hexdigest()

@@ -1,0 +1,246 @@
+"""Plain PyTorch chooses what the Megatron road chooses, in one process, under DDP and FSDP2."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from places import ROOT, WORKERS
+from tiny import STEPS, Setting, metric
+from torch.nn.functional import cross_entropy
+
+from nemo_rod.config import Parallel
+from nemo_rod.hosts.plain_torch import RoDBatches, TorchScorer
+from nemo_rod.hosts.plain_torch import scorer as scoring
+from nemo_rod.selection import Curriculum, References
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+WORKER = WORKERS / "plain_torch_worker.py"
+EXAMPLES = ROOT / "docs" / "examples" / "plain_torch"
+
+
+class Runs:
+    """The Megatron road's run, and runs of the worker with its learning rates."""
+
+    def __init__(self, root: Path, tiny: Setting, torchrun: Callable[..., list[str]]) -> None:
+        self.root, self.tiny, self.torchrun = root, tiny, torchrun
+        self.megatron = tiny.rod("single", Parallel())
+        self.lrs = metric(tiny.root / "single", "train/lr")
+
+    def run(self, processes: int, *runs: dict[str, Any]) -> None:
+        common = {"model": str(self.tiny.base), "kind": "one"}
+        training = {"references": list(map(str, self.tiny.references)), "lrs": self.lrs}
+        every = [
+            {**common, **({} if "role" in run else training), **run, "out": str(self.root / name)}
+            for run in runs
+            if (name := run["out"])
+        ]
+        spec = self.root / f"{every[0]['out']}.json"
+        spec.write_text(json.dumps({"blocks": str(self.tiny.blocks), "runs": every}))
+        if processes == 1:
+            subprocess.run([sys.executable, str(WORKER), str(spec)], check=True, timeout=280)
+        else:
+            self.torchrun(processes, WORKER, spec, fresh=True)
+
+    def records(self, name: str) -> list[Any]:
+        return list(Curriculum.open(self.root / name / "curriculum.rod", read_only=True))
+
+    def assert_same_choices(self, name: str, expected: list[Any]) -> None:
+        actual = self.records(name)
+        assert len(actual) == len(expected) == STEPS
+        for ours, theirs in zip(actual, expected, strict=True):
+            assert ours.block_ids.tolist() == theirs.block_ids.tolist()
+            assert ours.chosen.tolist() == theirs.chosen.tolist(), ours.step
+            np.testing.assert_allclose(ours.loss, theirs.loss, rtol=0, atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, tiny: Setting, torchrun: Callable[..., list[str]]
+) -> Runs:
+    runs = Runs(tmp_path_factory.mktemp("plain_torch"), tiny, torchrun)
+    specialist = {"model": str(tiny.specialist), "role": "adaptation"}
+    own = [str(runs.root / name) for name in ("specialist", "base")]
+    script = [sys.executable, EXAMPLES / "references.py"]
+    inputs = [tiny.base, tiny.blocks, "replay", runs.root / "base"]
+    subprocess.run(list(map(str, [*script, *inputs])), check=True, timeout=280)
+    runs.run(
+        1,
+        {"out": "specialist", **specialist},
+        {"out": "one"},
+        {"out": "resumed", "stop": 7},
+        {"out": "resumed"},
+        {"out": "own_references", "references": own},
+    )
+    runs.run(
+        2,
+        {"out": "ddp", "kind": "ddp"},
+        {"out": "fsdp2", "kind": "fsdp2"},
+        {"out": "fsdp2_base", "kind": "fsdp2", "role": "replay"},
+    )
+    return runs
+
+
+def test_it_chooses_what_megatron_chooses(runs: Runs) -> None:
+    runs.assert_same_choices("one", runs.megatron)
+    ours = metric(runs.root / "one", "train/loss")
+    theirs = metric(runs.tiny.root / "single", "train/loss")
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["resumed", "ddp", "fsdp2"])
+def test_choices_are_those_of_one_process(name: str, runs: Runs) -> None:
+    runs.assert_same_choices(name, runs.records("one"))
+    assert metric(runs.root / name, "step") == list(range(STEPS))
+
+
+def test_its_references_are_those_of_megatron(runs: Runs) -> None:
+    ids = np.arange(len(runs.tiny.store))
+    ours = References.open([runs.root / "specialist", runs.root / "base"], runs.tiny.store)
+    theirs = References.open(runs.tiny.references, runs.tiny.store)
+    np.testing.assert_allclose(ours[ids], theirs[ids], rtol=0, atol=2e-6)
+    sharded = References.open([runs.root / "specialist", runs.root / "fsdp2_base"], runs.tiny.store)
+    np.testing.assert_allclose(sharded[ids], ours[ids], rtol=0, atol=2e-6)
+    assert sharded.manifests[1] == ours.manifests[1]  # the same weights, however they are split
+    runs.assert_same_choices("own_references", runs.records("one"))
+
+
+def test_replay_scores_zero_at_the_base(runs: Runs) -> None:
+    (first, *_) = runs.records("own_references")
+    is_replay = first.block_ids >= runs.tiny.store.num_adaptation
+    np.testing.assert_allclose(first.score[is_replay], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("script", ["loop.py", "trainer.py"])
+def test_examples_train_and_resume(script: str, runs: Runs, tmp_path: Path) -> None:
+    """The second call, in two processes, continues from the checkpoint of the first."""
+    inputs = (runs.tiny.base, runs.tiny.blocks, *runs.tiny.references, tmp_path)
+    options = ["--steps", "{}", "--save-every", "2"] if script == "loop.py" else ["{}"]
+    one = [sys.executable, EXAMPLES / script, *inputs, *(o.format("4") for o in options)]
+    subprocess.run(list(map(str, one)), check=True, timeout=280)
+    words = [option.format("6") for option in options]
+    runs.torchrun(2, EXAMPLES / script, *inputs, *words, fresh=True)
+    assert metric(tmp_path / "rod", "step") == list(range(6))
+    assert all(loss > 0 for loss in metric(tmp_path / "rod", "train/loss"))
+    records = list(Curriculum.open(tmp_path / "rod" / "curriculum.rod", read_only=True))
+    assert len(records) == 6 and len(records[0].chosen) == 8
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
+class RandomBlocks:
+    """A store of random tokens."""
+
+    root, block_size, vocab_size = Path("made_up"), 24, 64
+
+    def tokens(self, block_ids: np.ndarray) -> np.ndarray:
+        every = np.random.default_rng(0).integers(0, 64, (5, self.block_size))
+        return every[block_ids].astype(np.int32)
+
+
+def model(kind: str, **options: Any) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**sizes, **options}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "in_slices"),
+    [
+        ("llama", {}, True),
+        ("llama", {"tie_word_embeddings": True, "attention_dropout": 0.5}, True),
+        ("gemma2", {"final_logit_softcapping": 2.0}, False),
+        ("cohere", {"logit_scale": 0.25}, False),
+        ("granite", {"logits_scaling": 4.0}, False),
+    ],
+)
+def test_losses_are_those_of_transformers(
+    kind: str, options: dict[str, Any], in_slices: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In slices of five positions; a cap or a scale on the logits makes it keep them whole."""
+    monkeypatch.setattr(scoring, "MAX_LOGITS_BYTES", 5 * 4 * 2 * 64)
+    store: Any = RandomBlocks()
+    scored = model(kind, **options).train()
+    for parameter in scored.parameters():
+        parameter.data.mul_(3)  # losses far from uniform
+    scorer = TorchScorer(scored, store, micro_batch_size=2)
+    ids = np.array([4, 0, 2, 2, 1])
+    actual = scorer.losses(ids)
+    assert scored.training and scorer.precision == "fp32"
+    tokens = torch.from_numpy(store.tokens(ids)).long()
+    logits = scored.eval()(tokens).logits[:, :-1]
+    expected = cross_entropy(logits.mT.double(), tokens[:, 1:], reduction="none").mean(1)
+    np.testing.assert_allclose(actual, expected.detach(), rtol=0, atol=2e-6)
+    assert scorer._in_slices == in_slices
+    assert "forward" not in vars(scored.get_output_embeddings())
+
+
+@pytest.mark.parametrize(
+    ("cast", "autocast", "precision"),
+    [(torch.bfloat16, False, "bf16"), (torch.float32, True, "bf16 over fp32")],
+)
+def test_the_precision_is_that_of_the_pass(
+    cast: torch.dtype, autocast: bool, precision: str
+) -> None:
+    scored = model("llama").to(cast)
+    scorer = TorchScorer(scored, RandomBlocks(), micro_batch_size=4)  # type: ignore[arg-type]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        scorer.losses(np.arange(4))
+        assert scorer.precision == precision
+        tokens = torch.zeros(1, 8, dtype=torch.long)
+        scored(input_ids=tokens, labels=tokens).loss.backward()  # casts have gradients again
+    assert all(parameter.grad is not None for parameter in scored.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"batch_size": 9, "micro_batch_size": 2},
+            "batch_size is 9, expected a multiple of micro_",
+        ),
+        ({"model": torch.nn.Linear(1, 1)}, "Linear has no get_output_embeddings(), so its output"),
+        ({"model": "small"}, "has 64 tokens, but the blocks in"),
+        ({"references": None}, "Joint chooses by reducible loss: give the reference losses"),
+        ({"bf16": True}, "of precision 'fp32', but the model scores in 'bf16'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str, runs: Runs) -> None:
+    change = dict(change)
+    store = runs.tiny.store
+    options: dict[str, Any] = {
+        "model": model("llama", vocab_size=256),
+        "references": References.open(runs.tiny.references, store),
+        "batch_size": 8,
+        **change,
+    }
+    if options["model"] == "small":
+        options["model"] = model("llama")
+    if options.pop("bf16", False):
+        options["model"].to(torch.bfloat16)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        next(iter(RoDBatches(store=store, steps=2, **options)))
+
+
+def test_a_run_that_begins_again_keeps_the_record(runs: Runs, tmp_path: Path) -> None:
+    references = References.open(runs.tiny.references, runs.tiny.store)
+    for seconds in range(2):
+        batches = RoDBatches(
+            model("llama", vocab_size=256), runs.tiny.store, references, steps=2, batch_size=8,
+            out=tmp_path,
+        )  # fmt: skip
+        assert len(list(batches)) == 2
+        assert (tmp_path / "curriculum.rod.1").exists() == (seconds == 1)
+    assert metric(tmp_path, "step") == [0, 1]
