@@ -8,7 +8,7 @@ import numpy as np
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.sources import ROLES
-from nemo_rod.selection import ReferenceWriter, compact
+from nemo_rod.selection import ReferenceWriter
 from nemo_rod.selection.references.folder import role_manifest
 
 
@@ -35,12 +35,11 @@ def make_references(folder: Path, store: BlockStore) -> list[Path]:
     lengths = [store.block_size // n for n in (1, 2, 4, 8)]
     for role in ROLES:
         manifest = role_manifest(store, role, model="made up", lengths=lengths, precision="fp32")
-        out, ids = folder / role, np.arange(manifest.start, manifest.stop)
-        out.mkdir(parents=True)
+        out = folder / role
+        writer = ReferenceWriter(out, manifest, store.hashes)
+        ids = writer.missing
         losses = np.random.default_rng(0).random((len(ids), len(lengths)), dtype=np.float32)
-        writer = ReferenceWriter(out, rank=0, manifest=manifest)
-        writer.append(ids, 5.5 + losses / store.block_size, store.hashes(ids))
+        writer.append(ids, 5.5 + losses / store.block_size)
         writer.close()
-        compact(out, manifest=manifest, hashes=store.hashes)
         folders.append(out)
     return folders

@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -39,19 +38,12 @@ from nemo_rod.selection import (
     Curriculum,
     CurriculumHeader,
     Joint,
-    ReferenceManifest,
     References,
     SourceRow,
     threshold,
 )
 from nemo_rod.selection.choice import Choice
-from nemo_rod.selection.references.folder import (
-    SCHEMA,
-    hash_heads,
-    manifest_digest,
-    record_checks,
-    record_type,
-)
+from nemo_rod.selection.references.folder import ReferenceManifest, ReferenceWriter, hash_heads
 
 NUM_CANDIDATES = 2048
 BLOCK_SIZE = 4096
@@ -120,19 +112,11 @@ class HashStore:
 def write_references(folder: Path, size: int) -> None:
     """Write a complete folder of references, and the store's hashes beside it."""
     create = partial(np.lib.format.open_memmap, mode="w+")
-    losses = create(folder / "loss.npy", dtype=np.float32, shape=(size, 1))
-    heads = create(folder / "hash.npy", dtype=np.uint64, shape=(size,))
-    checks = create(folder / "check.npy", dtype=np.uint32, shape=(size,))
     hashes = create(folder / "store.npy", dtype=np.uint8, shape=(size, 16))
     rng = np.random.default_rng(0)
     for first in range(0, size, ROWS_AT_A_TIME):
         part = slice(first, min(first + ROWS_AT_A_TIME, size))
-        rows = np.zeros(part.stop - first, dtype=record_type([BLOCK_SIZE]))
-        hashes[part] = rng.integers(0, 256, (len(rows), 16), dtype=np.uint8)
-        rows["id"] = np.arange(part.start, part.stop)
-        rows["loss"] = rng.random((len(rows), 1), dtype=np.float32)
-        rows["head"] = hash_heads(hashes[part])
-        losses[part], heads[part], checks[part] = rows["loss"], rows["head"], record_checks(rows)
+        hashes[part] = rng.integers(0, 256, (part.stop - first, 16), dtype=np.uint8)
     store = HashStore(folder / "store.npy")
     manifest = ReferenceManifest(
         model="benchmark",
@@ -144,12 +128,15 @@ def write_references(folder: Path, size: int) -> None:
         stop=size,
         precision="fp32",
     )
-    content = {"schema": SCHEMA, **asdict(manifest), "digest": manifest_digest(manifest)}
-    (folder / "manifest.json").write_text(json.dumps(content))
+    writer = ReferenceWriter(folder, manifest, store.hashes)
+    while len(writer.missing):
+        ids = writer.missing[:ROWS_AT_A_TIME]
+        writer.append(ids, rng.random((len(ids), 1), dtype=np.float32))
+    writer.close()
 
 
 def lookups(name: str, size: int, goal: float, setting: Setting) -> Iterator[Row]:
-    """Reference losses of a step's candidates, with the hashes and checksums compared."""
+    """Reference losses of a step's candidates, with the hashes compared."""
     write_references(setting.folder, size)
     # A process of its own, in which nothing but the lookups takes memory.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -158,8 +145,8 @@ def lookups(name: str, size: int, goal: float, setting: Setting) -> Iterator[Row
     yield under(f"lookup_private_mb_{name}", megabytes, "MB", 20)
     # Otherwise: join by hash on the sorted hashes, as for keys whose place is not known.
     store, keys = HashStore(setting.folder / "store.npy"), _keys(size)
-    heads = np.load(setting.folder / "hash.npy")
-    losses = np.load(setting.folder / "loss.npy", mmap_mode="r")
+    losses = np.random.default_rng(0).random(size, dtype=np.float32)
+    heads = hash_heads(store.hashes(np.arange(size)))
     order = np.argsort(heads)
     heads = heads[order]
 

@@ -41,7 +41,7 @@ from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
 from nemo_rod.corpus.sources import ROLES
 from nemo_rod.jobs import TrainJob, write_job
 from nemo_rod.run.base_model import initialise_base
-from nemo_rod.selection import Joint, ReferenceWriter, compact
+from nemo_rod.selection import Joint, ReferenceWriter
 from nemo_rod.selection.arms import make_arm
 from nemo_rod.selection.references.folder import role_manifest
 
@@ -140,13 +140,12 @@ def made_up_references(folder: Path, store: BlockStore, role: str) -> str:
     """What is chosen does not matter for the time."""
     lengths = [store.block_size // n for n in (1, 2, 4)]
     manifest = role_manifest(store, role, model="benchmark", lengths=lengths, precision="fp32")
-    out, ids = folder / "references" / role, np.arange(manifest.start, manifest.stop)
-    out.mkdir(parents=True)
+    out = folder / "references" / role
+    writer = ReferenceWriter(out, manifest, store.hashes)
+    ids = writer.missing
     losses = np.random.default_rng(0).random((len(ids), len(lengths)), dtype=np.float32)
-    writer = ReferenceWriter(out, rank=0, manifest=manifest)
-    writer.append(ids, losses, store.hashes(ids))
+    writer.append(ids, losses)
     writer.close()
-    compact(out, manifest=manifest, hashes=store.hashes)
     return str(out)
 
 

@@ -70,6 +70,7 @@ class ReferenceJob(ModelJob):
     model_digest: str  # digest of the checkpoint's weights
     lengths: list[int]  # scored tokens of a block, from its start: one loss for each
     scoring_precision: str | None = None  # of the pass; None for `precision`
+    wanted: str = ""  # file of the blocks to score, bool [blocks of the store] (.npy); "": all
 
 
 @dataclass

@@ -51,6 +51,10 @@ def block_hash(source: str, tokens: ArrayLike) -> bytes:
     The input is the length in bytes of the UTF-8 source name as u32, the name, and the tokens [S]
     as u32, all little-endian, with the personalisation ``rod-blk-v1``. The length prefix
     distinguishes ("ab", "c...") from ("a", "bc...").
+
+    Example:
+        >>> block_hash("legal", [1, 2, 3]).hex()[:8]
+        '97e4bb2d'
     """
     return _named(source, token_bytes(tokens))
 
@@ -72,6 +76,10 @@ def is_holdout(tokens: ArrayLike, *, fraction: float = 0.01, seed: int = 42) -> 
         tokens: Token ids of a block or a document, [S].
         fraction: Fraction that is held out, in [0, 1].
         seed: Seed that selects what is held out, in [0, 2**128).
+
+    Example:
+        >>> [is_holdout([block, 0], fraction=0.5) for block in range(4)]
+        [False, True, False, False]
     """
     rows = np.asarray(tokens)[None]
     return bool(holdout_mask(rows, fraction=fraction, seed=seed)[0])

@@ -63,6 +63,10 @@ def pack(
 
     The partial block at the end is dropped; it is the `rest` of a `Packer`.
 
+    Example:
+        >>> list(pack([[5, 6], [7, 8, 9]], block_size=4, eod_id=0))
+        [array([5, 6, 0, 7], dtype=int32)]
+
     Args:
         documents: Token ids of each document, without EOD.
         block_size: Tokens per block (S).

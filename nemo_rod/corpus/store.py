@@ -64,6 +64,10 @@ class BlockStore:
     Opening reads the manifests and checks the sizes of all files and the hashes of each source's
     first and last block; `checked_tokens` checks what it reads, and `verify` everything.
 
+    Example:
+        >>> BlockStore("runs/legal/blocks").tokens([0, 7]).shape
+        (2, 4096)
+
     Args:
         root: The store's folder.
         split: ``train`` or ``holdout``.

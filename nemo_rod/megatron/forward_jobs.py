@@ -16,23 +16,20 @@ from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, ModelJob, ReferenceJ
 from nemo_rod.megatron.gaps import save_hf
 from nemo_rod.megatron.models import build
 from nemo_rod.megatron.ranks import from_all_ranks, is_recorder
-from nemo_rod.megatron.reference_pass import is_complete, write_references
+from nemo_rod.megatron.reference_pass import write_references
 from nemo_rod.megatron.scoring.low_precision import refuse_unavailable
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.megatron.watch import UNWATCHED, Heartbeat
 from nemo_rod.progress import Progress
-from nemo_rod.selection.references.folder import role_manifest
+from nemo_rod.selection.references.folder import holds, role_manifest
 
 
 def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
-    """Writes a model's losses on all training blocks of one role (paper, "reference caching").
+    """Writes a model's losses on training blocks of one role (paper, "reference caching").
 
     Raises:
         ValueError: this machine lacks the precision of the pass.
     """
-    out = Path(job.out)
-    if is_complete(out):  # an earlier run was interrupted only during the hand-over
-        return
     refuse_unavailable(job.scoring_precision)
     store = BlockStore(job.blocks, on_read=heartbeat.announce)
     precision = arithmetic(job.precision, job.scoring_precision)
@@ -43,8 +40,11 @@ def reference(job: ReferenceJob, heartbeat: Heartbeat = UNWATCHED) -> None:
         lengths=job.lengths,
         precision=precision,
     )
+    wanted = np.load(job.wanted)[manifest.start : manifest.stop] if job.wanted else None
+    if holds(Path(job.out), manifest, wanted, cure="remove it to compute it again."):
+        return  # an earlier run was interrupted only during the hand-over
     scorer = _scorer(job, job.model, store, heartbeat, job.scoring_precision)
-    write_references(scorer, out, manifest=manifest, name=job.name)
+    write_references(scorer, Path(job.out), manifest=manifest, name=job.name, wanted=wanted)
 
 
 def evaluate(job: EvaluateJob, heartbeat: Heartbeat = UNWATCHED) -> None:

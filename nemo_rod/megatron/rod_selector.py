@@ -30,6 +30,10 @@ from nemo_rod.selection.dealing import deal
 class RoDSelector:
     """Makes a trainer train on the blocks that a `Selector` chooses at every step.
 
+    Example:
+        >>> with RoDSelector(Selector.for_arm(arm, store, references), store).installed():
+        ...     pretrain(config, forward_step)
+
     Args:
         selector: chooses the blocks of a step.
         store: store that holds the blocks.

@@ -7,7 +7,7 @@ from pathlib import Path
 from nemo_rod.run.handover import Inputs, outputs
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import SPECIALIST, ArmSettings
-from nemo_rod.selection.references.folder import open_folder
+from nemo_rod.selection.references.folder import Folder
 
 
 class ArmReferences:
@@ -27,5 +27,5 @@ class ArmReferences:
         for folder in self.folders:
             outputs(folder, made_by=self.results.command("reference"))
         if self.lent is not None:  # its name dates from a list, and stays for finished arms
-            return {"references.0": open_folder(self.lent).manifest.model}
+            return {"references.0": Folder.open(self.lent).manifest.model}
         return {"specialist": self.results.weights(SPECIALIST)} if self.folders else {}

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nemo_rod.config import Config, Optimisation, Scoring
 from nemo_rod.files import digest, read_lines, share, write_json
 from nemo_rod.jobs import Job, TrainJob, write_job
@@ -14,9 +16,10 @@ from nemo_rod.loggers import logger_names
 from nemo_rod.run.handover import outputs
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.run_folder import RunFolder
-from nemo_rod.run.variants import ArmSettings, arm_settings
-from nemo_rod.selection import Curriculum, replay_share
+from nemo_rod.run.variants import ArmSettings, arm_settings, trained_arms
+from nemo_rod.selection import Candidates, Curriculum, replay_share
 from nemo_rod.selection.arms import Arm, make_arm
+from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.convergence import Rule
 
 _OF_THE_MACHINE = ("recompute", "grad_reduce", "precision_aware_optimizer", "optimizer_offload")
@@ -85,6 +88,23 @@ class ModelJobs:
             follow_by = (variant.follow_by or "role") if variant.follow else None
             changed |= {"kappa": None, "recorded": str(file), "follow_by": follow_by}
         return dataclasses.replace(arm, **changed)
+
+    def drawn(self, blocks: dict[str, Any] | None = None) -> Mask:
+        """Returns which blocks the arms that score can draw, bool [blocks of the store].
+
+        The blocks are those of the store, or planned counts.
+        """
+        counted = blocks or self.results.block_counts()
+        steps: dict[Candidates, int] = {}
+        for settings in trained_arms(self.config):
+            if settings.scores:
+                # of its candidates alone: recorded shares and curricula do not matter
+                pools = self.arm(settings.name, counted).candidates
+                steps[pools] = max(steps.get(pools, 0), settings.train.steps)
+        drawn = np.zeros(counted["num_adaptation"] + counted["num_replay"], dtype=bool)
+        for pools, number in steps.items():
+            drawn |= pools.drawn(number)
+        return drawn
 
     def recorded(self, settings: ArmSettings) -> Path | None:
         """Returns the file of the curriculum that an arm trains on; None if there is none."""

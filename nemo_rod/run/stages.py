@@ -16,6 +16,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nemo_rod import parts
 from nemo_rod.config import Config
 from nemo_rod.jobs import ReferenceJob
@@ -27,6 +29,7 @@ from nemo_rod.run.measurements import measured_files
 from nemo_rod.run.model_jobs import ModelJobs, decided, trained_as
 from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.variants import REFERENCES, SPECIALIST, scored_lengths, trained_arms
+from nemo_rod.selection.references.folder import Folder
 
 
 class Stages:
@@ -148,12 +151,11 @@ class Stages:
             }
             if precision is not None:
                 made_of["scoring.precision"] = precision
-            if lengths[1:]:
-                made_of["scoring.prefix"] = lengths[1:]
             return made_of | self.launcher.inputs(self.config, scoring=True)
 
         def make(folder: Path) -> dict[str, Any]:
             self.check_pretrained()
+            np.save(folder / "wanted.npy", self.jobs.drawn())
             job = ReferenceJob(
                 **self.jobs.common(f"references/{name}", folder),
                 model=str(self.results.checkpoint(arm)),
@@ -161,17 +163,47 @@ class Stages:
                 model_digest=self.results.weights(arm),
                 lengths=lengths,
                 scoring_precision=precision,
+                wanted=str(folder / "wanted.npy"),
             )
             self.jobs.run(job, folder)
+            (folder / "wanted.npy").unlink()
             return {}
 
-        title = f"score every {role} block with {'the base' if arm == 'base' else 'the specialist'}"
+        title = f"score {role} blocks with {'the base' if arm == 'base' else 'the specialist'}"
         folder = self.results.reference(name)
-        return HandOver(f"references_{name}", folder, inputs, make, self._note()).stage(
+        stage = HandOver(f"references_{name}", folder, inputs, make, self._note()).stage(
             f"reference arm={arm}",
             title,
             needs=("prepare", arm),
         )
+
+        def is_done() -> bool:
+            return stage.is_done() and self.has_losses(folder, lengths)
+
+        def run() -> None:
+            if stage.is_there():  # another arm, seed or length of the run draws more
+                make(folder)
+            else:
+                stage.run()
+
+        return dataclasses.replace(stage, is_done=is_done, run=run)
+
+    def has_losses(self, folder: Path, lengths: list[int]) -> bool:
+        """Returns whether references have every block that the arms can draw.
+
+        Raises:
+            ValueError: if they lack a scored length.
+        """
+        references = Folder.open(folder)
+        manifest = references.manifest
+        if lacking := [n for n in lengths if n not in manifest.lengths]:
+            raise ValueError(
+                f"{folder} has losses over the first {', '.join(map(str, manifest.lengths))} "
+                f"tokens of a block, not {lacking[0]}, as scoring.prefix asks for: add "
+                f"rebuild=[references_{folder.name}] to score again, or choose another run_dir."
+            )
+        wanted = self.jobs.drawn()[manifest.start : manifest.stop]
+        return bool(references.present()[wanted].all())
 
     def train(self, name: str) -> Stage:
         """Returns the stage that trains an arm."""

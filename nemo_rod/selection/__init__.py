@@ -30,7 +30,4 @@ from nemo_rod.selection.references import ReferenceLosses as ReferenceLosses
 from nemo_rod.selection.references import ReferenceManifest as ReferenceManifest
 from nemo_rod.selection.references import References as References
 from nemo_rod.selection.references import ReferenceWriter as ReferenceWriter
-from nemo_rod.selection.references import compact as compact
-from nemo_rod.selection.references import logged_ids as logged_ids
-from nemo_rod.selection.references import remove_logs as remove_logs
 from nemo_rod.selection.selector import Selector as Selector

@@ -24,6 +24,7 @@ from fractions import Fraction
 from typing import Any
 
 from nemo_rod import parts
+from nemo_rod.selection.arrays import Mask
 from nemo_rod.selection.blocks import Blocks
 from nemo_rod.selection.candidates import Balance, Candidates, Pools, retention_for_share
 from nemo_rod.selection.curriculum.header import CurriculumHeader, SourceRow
@@ -67,11 +68,15 @@ class Arm:
             ValueError: The recorded curriculum is missing or was recorded with another store.
         """
         if self.recorded is None:
-            return self._drawn
+            return self.candidates
         curriculum = Curriculum.open(self.recorded, read_only=True)
         if self.follow_by is None:
             return RecordedPools(curriculum, store)
-        return FollowedPools(self._drawn, curriculum, by=self.follow_by, store=store)
+        return FollowedPools(self.candidates, curriculum, by=self.follow_by, store=store)
+
+    def drawn(self, steps: int) -> Mask:
+        """Returns which blocks are candidates in its first steps, bool [blocks of the store]."""
+        return self.candidates.drawn(steps)
 
     def policy(self) -> Policy:
         """Returns the rule that chooses the batch from a pool."""
@@ -106,12 +111,12 @@ class Arm:
     @property
     def num_candidates(self) -> int:
         """Candidates per step (C); does not require a recorded curriculum to exist yet."""
-        return self.batch_size if self.recorded is not None else self._drawn.size
+        return self.batch_size if self.recorded is not None else self.candidates.size
 
     @property
     def epoch_blocks(self) -> int:
         """Blocks in one pass over the data of a plain arm: its "epoch"."""
-        return self._drawn.epoch_size
+        return self.candidates.epoch_size
 
     def compute(self, steps: int) -> float:
         """Returns the cost of a run in plain steps, of which a forward pass of a batch is 1/3.
@@ -145,7 +150,8 @@ class Arm:
         return 1 / self.scored_every if self.scored_every else 0.0
 
     @property
-    def _drawn(self) -> Candidates:
+    def candidates(self) -> Candidates:
+        """The stream that it draws its pools from, unless they are recorded."""
         names = [item.name for item in fields(Candidates)]
         return Candidates(**{name: getattr(self, name) for name in names})
 

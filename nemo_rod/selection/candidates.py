@@ -37,7 +37,12 @@ Balance = Literal["exact", "expected", "corpus", "replay"]
 
 @dataclass(frozen=True)
 class Pool:
-    """The candidate blocks of one step."""
+    """The candidate blocks of one step.
+
+    Example:
+        >>> Pool(step=0, block_ids=np.array([3, 8]), is_replay=np.array([False, True])).block_ids
+        array([3, 8])
+    """
 
     step: int  # optimizer step, from 0
     block_ids: Ids  # int64 [C]
@@ -58,6 +63,11 @@ class Pools(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
     """Stateless candidate stream over a block store; see the module docstring.
+
+    Example:
+        >>> candidates = Candidates(num_adaptation=6, num_replay=4, batch_size=2, balance="exact")
+        >>> candidates.pool(step=0).is_replay.sum(), candidates.size
+        (np.int64(2), 4)
 
     Raises:
         ValueError: A value is out of range, or the store cannot serve the balance.
@@ -135,22 +145,41 @@ class Candidates:
     def pool(self, step: int) -> Pool:
         """Returns the `size` candidates of a step, counted from 0."""
         assert step >= 0, f"pool of step {step}"
-        ids = self._exact(step) if self.balance == "exact" else self._stream(step)
+        exact = self.balance == "exact"
+        ids = self._exact(step) if exact else self._stream(step * self.size, self.size)
         return Pool(step=step, block_ids=ids, is_replay=ids >= self.num_adaptation)
 
-    def _exact(self, step: int) -> Ids:
+    def drawn(self, steps: int) -> Mask:
+        """Returns which blocks are candidates in the first steps, bool [blocks of the store]."""
+        drawn = np.zeros(self.num_adaptation + self.num_replay, dtype=bool)
+        if self.balance == "exact":
+            drawn[self._roles(0, steps)] = True
+        else:  # no later epoch draws other blocks
+            drawn[self._stream(0, min(steps * self.size, self.epoch_size))] = True
+        return drawn
+
+    def _roles(self, first: int, steps: int) -> Ids:
+        """Returns the candidates of several steps under balance "exact", role by role."""
         num_replay = self.size // 2
         adaptation, replay = (
-            _draw(step * count, count, size, self._permuted(role, size))
+            _draw(
+                first * count,
+                min(steps * count, max(count, size)),
+                size,
+                self._permuted(role, size),
+            )
             for role, count, size in (
                 ("adaptation", self.size - num_replay, self.num_adaptation),
                 ("replay", num_replay, self.num_replay),
             )
         )
-        ids = np.concatenate([adaptation, self.num_adaptation + replay])
+        return np.concatenate([adaptation, self.num_adaptation + replay])
+
+    def _exact(self, step: int) -> Ids:
+        ids = self._roles(step, 1)
         return ids[permute(np.arange(self.size), self.size, derive_key(self.seed, "pool", step))]
 
-    def _stream(self, step: int) -> Ids:
+    def _stream(self, start: int, count: int) -> Ids:
         permuted = self._permuted("stream", self.epoch_size)
 
         def blocks(epoch: int, index: Ids) -> Ids:
@@ -162,7 +191,7 @@ class Candidates:
             ids[is_replay] = self.num_adaptation + self._replay_slots(epoch, slots)
             return ids
 
-        return _draw(step * self.size, self.size, self.epoch_size, blocks)
+        return _draw(start, count, self.epoch_size, blocks)
 
     def _replay_slots(self, epoch: int, slot_n: Ids) -> Ids:
         """Maps the replay slots of an epoch to replay blocks, counted from 0.

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from nemo_rod.selection.arrays import Ids
+from nemo_rod.selection.references import ReferenceManifest
+
+_BATCHES_PER_CALL = 8  # micro-batches of a replica in one call for reference losses
 
 
 def deal(chosen_K: Ids, *, micro_batch_size: int, replicas: int) -> list[Ids]:
@@ -59,3 +66,30 @@ def scoring_passes(
         size = -(-per_replica // passes)
     unit = pipeline if chunks > 1 else 1
     return size, unit * -(-per_replica // (size * unit))
+
+
+def whole_micro_batches(
+    missing: Ids, manifest: ReferenceManifest, size: int, replicas: int
+) -> Iterator[Ids]:
+    """Yields ids of missing blocks in whole micro-batches, some for every replica at a time.
+
+    No micro-batch reaches into the next part: what is missing of a part is scored with the same
+    neighbours after any interruption and with any number of replicas, so that its losses are
+    bit-identical even where neighbours matter in the last bits, as with FP8 or experts. The last
+    micro-batch of a part is padded with repeats of its last block, and the last group with repeats
+    of a micro-batch, so that all replicas have equally many.
+
+    Args:
+        missing: ids of the blocks that are still to be scored, ascending.
+        manifest: the parts of the references.
+        size: blocks in a micro-batch.
+        replicas: data-parallel size.
+    """
+    ends = np.searchsorted(manifest.part_of(missing), np.arange(manifest.num_parts), side="right")
+    parts = [part for part in np.split(missing, ends[:-1]) if len(part)]
+    padded = [np.pad(part, (0, -len(part) % size), mode="edge") for part in parts]
+    if padded:
+        batches = np.concatenate(padded).reshape(-1, size)
+        for start in range(0, len(batches), _BATCHES_PER_CALL * replicas):
+            group = batches[start : start + _BATCHES_PER_CALL * replicas]
+            yield np.pad(group, ((0, -len(group) % replicas), (0, 0)), mode="edge").ravel()

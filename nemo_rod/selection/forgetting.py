@@ -37,6 +37,10 @@ def validation_forgetting(
     Each difference is clipped at zero before the sum, so an improvement on one source cannot
     compensate for forgetting on another.
 
+    Example:
+        >>> validation_forgetting({"web": 2.5, "code": 1.0}, {"web": 2.0, "code": 1.5})
+        0.25
+
     Raises:
         ValueError: Sources differ, a loss is not finite, or the weights cannot be normalised.
     """

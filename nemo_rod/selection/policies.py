@@ -63,6 +63,10 @@ def reducible_loss(loss_C: Floats, reference_C: Floats) -> Nats:
 
     Losses are those of the current and of the reference model, nats per token [C]. Scores are
     float32 [C], and exactly 0 where both losses are equal.
+
+    Example:
+        >>> reducible_loss(np.array([2.5, 1.0]), np.array([2.0, 1.0]))
+        array([0.5, 0. ], dtype=float32)
     """
     losses: Nats = np.asarray(loss_C, dtype=np.float32)
     references: Nats = np.asarray(reference_C, dtype=np.float32)
@@ -80,7 +84,12 @@ def threshold(weighted_C: Floats | None, chosen: Ids) -> float:
 
 @dataclass(frozen=True)
 class Joint(Policy):
-    """Chooses the k highest scores: adaptation and replay compete for the same slots."""
+    """Chooses the k highest scores: adaptation and replay compete for the same slots.
+
+    Example:
+        >>> Joint(kappa=1.0).select(np.array([0.1, 0.4, 0.3]), np.array([False, False, True]), 2)
+        array([1, 2])
+    """
 
     kappa: float = 1.0  # value of one nat of forgetting in nats of learning; scales replay scores
     needs_scores = True
@@ -109,6 +118,10 @@ class FixedShare(Policy):
 
     Of either role, "random" takes the first blocks of the pool (which is shuffled), "rho" those
     with the highest scores.
+
+    Example:
+        >>> FixedShare(0.5).select(None, np.array([False, False, True, True]), 2)
+        array([0, 2])
     """
 
     share: float  # fraction of replay in the batch
@@ -148,7 +161,12 @@ class FixedShare(Policy):
 
 @dataclass(frozen=True)
 class TakeAll(Policy):
-    """Takes the whole pool: plain training on a corpus stream or on a recorded curriculum."""
+    """Takes the whole pool: plain training on a corpus stream or on a recorded curriculum.
+
+    Example:
+        >>> TakeAll().select(None, np.array([False, True]), 2)
+        array([0, 1])
+    """
 
     needs_scores = False
 

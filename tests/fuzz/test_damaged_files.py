@@ -45,7 +45,7 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.selection import Curriculum, References
 from nemo_rod.selection.arms import Arm, curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal
-from nemo_rod.selection.references import ReferenceWriter, logged_ids
+from nemo_rod.selection.references import ReferenceWriter
 from nemo_rod.selection.references.folder import role_manifest
 
 pytestmark = pytest.mark.fuzz
@@ -95,9 +95,7 @@ def resume_references(root: Path) -> None:
     manifest = role_manifest(
         store, "replay", model="x", lengths=[store.block_size], precision="fp32"
     )
-    folder = root / "run/references/unfinished"
-    logged_ids(folder, manifest)
-    ReferenceWriter(folder, 0, manifest=manifest).close()
+    ReferenceWriter(root / "run/references/unfinished", manifest, store.hashes)
 
 
 def resume_evaluation(root: Path) -> None:
@@ -203,8 +201,8 @@ READERS = {
     "block store": Reader(("run/blocks/**/*",), read_store, 14_000),
     "references": Reader(("run/references/*/*.npy", "run/references/*/manifest.json"),
                          read_references, 8_000),
-    "logs of references": Reader(("run/references/unfinished/*.log",), resume_references, 8_000,
-                                 writes=True),
+    "unfinished references": Reader(("run/references/unfinished/*",), resume_references, 8_000,
+                                    writes=True),
     "curricula": Reader(("run/arms/rod/curriculum.rod", "run/arms/rod/arm.json"),
                         read_curricula, 8_000),
     "followed curriculum": Reader(("run/arms/rod/curriculum.rod",), follow_curriculum, 4_000),

@@ -27,7 +27,7 @@ from nemo_rod.run.launch.render import write_files
 from nemo_rod.run.launch.slurm import Slurm
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages
-from nemo_rod.selection import References, ReferenceWriter, Selector, compact
+from nemo_rod.selection import References, ReferenceWriter, Selector
 from nemo_rod.selection.arms import curriculum_header
 from nemo_rod.selection.curriculum.journal import Journal
 from nemo_rod.selection.references.folder import role_manifest
@@ -73,8 +73,7 @@ def make_run(run_dir: Path) -> None:
     shutil.copy(run_dir / "arms" / "rod" / "evaluation.json", measured / "rod.json")
     (measured / ".inputs.json").write_text(json.dumps({"rod": MEASURED_WITH}))
     unfinished = run_dir / "references" / "unfinished"
-    (log,) = _write_logs(run_dir / "blocks", unfinished, "replay", "x")
-    log.close()
+    _write_references(run_dir / "blocks", unfinished, "replay", "x")
 
 
 def make_texts(folder: Path) -> None:
@@ -112,10 +111,7 @@ def _run(jobs: ModelJobs, job: Job, folder: Path) -> None:
     if isinstance(job, TrainJob):
         _train(job, folder)
     elif isinstance(job, ReferenceJob):
-        *_, writer = _write_logs(jobs.results.blocks, folder, job.role, job.model_digest)
-        writer.close()
-        store = BlockStore(jobs.results.blocks)
-        compact(folder, manifest=writer.manifest, hashes=store.hashes)
+        _write_references(jobs.results.blocks, folder, job.role, job.model_digest).close()
     else:
         _evaluate(job, folder)
 
@@ -148,13 +144,14 @@ def _merge(base: Path, adapted: Path, out: Path, lam: float) -> None:
     _write_weights(Path(out), lam)
 
 
-def _write_logs(blocks: Path, folder: Path, role: str, model: str) -> list[ReferenceWriter]:
+def _write_references(blocks: Path, folder: Path, role: str, model: str) -> ReferenceWriter:
     store = BlockStore(blocks)
-    manifest = role_manifest(store, role, model=model, lengths=[store.block_size], precision="fp32")
-    writer = ReferenceWriter(folder, 0, manifest=manifest)
-    ids = np.arange(manifest.start, manifest.stop)
-    writer.append(ids, _Random(7).losses(ids)[:, None], store.hashes(ids))
-    return [writer]
+    lengths = [store.block_size]
+    manifest = role_manifest(store, role, model=model, lengths=lengths, precision="fp32")
+    writer = ReferenceWriter(folder, manifest, store.hashes)
+    ids = writer.missing
+    writer.append(ids, _Random(7).losses(ids)[:, None])
+    return writer
 
 
 def _evaluate(job: EvaluateJob, folder: Path) -> None:

@@ -143,6 +143,7 @@ class Setting:
 
     def reference(self, name: str, model: Path, role: str) -> Path:
         out, options = self.root / "references" / name, {"role": role, "model_digest": name}
+        options["lengths"] = [64, 32, 16]
         job = self.write(ReferenceJob, name, out, model=str(model), **options)
         self.torchrun(1, "nemo_rod.megatron", job)
         return out

@@ -129,7 +129,7 @@ def test_tensor_parallel_ranks_score_the_same(jobs: ScriptJobs) -> None:
     jobs.run("x", more=LAYOUTS["tp2"], processes=2, lines=lines)
     half = MULTIPLIER * STEPS * BATCH // 2
     one, other = (
-        References.open([jobs.root / name]).sums(np.arange(half, 2 * half))
+        References.open([jobs.root / name]).losses(np.arange(half, 2 * half))
         for name in ("refs_old", "refs_tp2")
     )
     np.testing.assert_allclose(one, other, rtol=1e-5)

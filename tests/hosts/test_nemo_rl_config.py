@@ -27,7 +27,7 @@ from nemo_rod.hosts.nemo_rl.shown import model_speed
 from nemo_rod.hosts.nemo_rl.worker import update_metrics
 from nemo_rod.jobs import ReferenceJob, TrainJob
 from nemo_rod.loggers import LOGGERS
-from nemo_rod.selection import Joint, Pool, ReferenceWriter, TakeAll, choose, compact
+from nemo_rod.selection import Joint, Pool, ReferenceWriter, TakeAll, choose
 from nemo_rod.selection.arms import Arm, make_arm
 from nemo_rod.selection.competition import model_tflops
 from nemo_rod.selection.dealing import deal
@@ -351,13 +351,12 @@ def test_references_of_another_model_are_refused(
     manifest = role_manifest(
         store, "replay", model="old", lengths=[store.block_size], precision="bf16"
     )
-    ids = np.arange(manifest.start, manifest.stop)
-    writer = ReferenceWriter(out, rank=0, manifest=manifest)
-    writer.append(ids, np.ones((len(ids), 8), np.float32), store.hashes(ids))
+    writer = ReferenceWriter(out, manifest, store.hashes)
+    writer.append(writer.missing, np.ones((len(writer.missing), 1), np.float32))
     writer.close()
-    compact(out, manifest=manifest, hashes=store.hashes)
     monkeypatch.setattr(reference_losses, "open_store", lambda config: store)
-    rod = {"out": str(out), "role": "replay", "model_digest": None}
+    rod = {"out": str(out), "role": "replay", "model_digest": None, "wanted": None}
+    rod |= {"lengths": [], "scoring": {"micro_batch_size": 1}}
     policy = {"model_name": "old", "precision": "bfloat16"}
     reference_losses.write_reference({"rod": rod, "policy": policy})  # complete: nothing to do
     with pytest.raises(ValueError, match=r"references with .*model.*remove it to compute it again"):
@@ -366,6 +365,7 @@ def test_references_of_another_model_are_refused(
 
 def test_scoring_job_in_nemo_rls_terms() -> None:
     job: dict[str, Any] = {"kind": ReferenceJob, "role": "replay", "model_digest": "abc"}
+    job["lengths"] = [16]
     values = translated(**job, gpus_per_node=4)
     assert values["cluster"] == {"gpus_per_node": 4, "num_nodes": 2}
     rod = OmegaConf.merge(OmegaConf.structured(RoD), values["rod"])

@@ -187,6 +187,16 @@ def test_losses_are_those_of_transformers(
     assert "forward" not in vars(scored.get_output_embeddings())
 
 
+@pytest.mark.parametrize("length", [6, 23, 24])
+def test_prefixes_have_the_losses_of_their_own_targets(length: int) -> None:
+    store: Any = RandomBlocks()
+    scored = model("llama").eval()
+    actual = TorchScorer(scored, store, micro_batch_size=2, length=length).losses(np.arange(5))
+    tokens = torch.from_numpy(store.tokens(np.arange(5))).long()
+    loss = cross_entropy(scored(tokens).logits[:, :-1].mT, tokens[:, 1:], reduction="none")
+    np.testing.assert_allclose(actual, loss[:, :length].mean(1).detach(), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("cast", "autocast", "precision"),
     [(torch.bfloat16, False, "bf16"), (torch.float32, True, "bf16 over fp32")],

@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from nemo_rod.lab.report import build_report, format_checks
 from nemo_rod.lab.report.arm_names import parse_arm
 from nemo_rod.lab.report.build_report import judged
-from nemo_rod.lab.report.figures import FIGURES
+from nemo_rod.lab.report.figures import FIGURES, during_training
+from nemo_rod.lab.report.figures import plane as plane_module
 from nemo_rod.lab.report.figures.canvas import inline_svg, new_figure
 from nemo_rod.lab.report.figures.labels import Label, place_labels
 from nemo_rod.lab.report.figures.plane import frontier
@@ -29,6 +30,7 @@ from nemo_rod.lab.report.page import summarise
 from nemo_rod.lab.report.paper_tables import cheaper_table
 from nemo_rod.lab.report.results import profiles_of, results_of
 from nemo_rod.lab.report.run_files import read_run
+from nemo_rod.lab.report.style import light
 from nemo_rod.lab.report.table import arms_table
 from nemo_rod.lab.report.under_way import parts_of
 from nemo_rod.lab.report.verdicts import judge_across_seeds
@@ -58,9 +60,10 @@ LOSSES: dict[str, tuple[tuple[float, float], tuple[float, ...]]] = {
     "rod_compute_matched": ((1.97, 2.15), (0.12, 0.18, 0.13, 0.15)),
 }
 ARM_KEYS = {
-    "adapt_loss", "val_forgetting", "task_forgetting", "capability_change",
-    "forgetting_by_source", "replay_share", "share_by_decile", "sampling_ratio_by_source",
-    "trained_tokens", "scored_tokens", "compute", "wall_seconds", "seed", "design",
+    "adapt_loss", "val_forgetting", "mean_adapt_loss", "mean_forgetting", "task_forgetting",
+    "capability_change", "forgetting_by_source", "replay_share", "share_by_decile",
+    "sampling_ratio_by_source", "trained_tokens", "scored_tokens", "compute", "wall_seconds",
+    "seed", "design",
 }  # fmt: skip
 
 
@@ -93,7 +96,9 @@ def write_run(
             edit(folder / "blocks" / role / source / "holdout" / "manifest.json", count=2)
     fake = FakeRun(folder)
     for arm in arms:
-        adaptation, forgotten = LOSSES.get(arm, (tuple(BASE_ADAPTATION.values()), (0.0,) * 4))
+        adaptation, forgotten = LOSSES.get(
+            arm, (tuple(BASE_ADAPTATION.values()), (0.0,) * len(BASE))
+        )
         moved = np.add(adaptation, shift if arm == "rod" else 0.0).tolist()
         loss = {
             "adaptation": dict(zip(BASE_ADAPTATION, moved, strict=True)),
@@ -229,6 +234,11 @@ def test_losses_and_forgetting(fake: FakeRun, results: dict[str, Any]) -> None:
         assert arm["val_forgetting"] == pytest.approx(f_val(name), rel=1e-12)
         assert list(arm["forgetting_by_source"].values()) == pytest.approx(forgotten, rel=1e-9)
         assert arm["task_forgetting"] is None
+        losses, _ = LOSSES[name]
+        capped = [max(0.0, value) for value in forgotten]
+        assert (arm["mean_adapt_loss"], arm["mean_forgetting"]) == pytest.approx(
+            (np.mean(losses), np.mean(capped)), rel=1e-9
+        )
     base = results["arms"]["base"]
     assert base["val_forgetting"] == 0 and base["compute"] == 0 and base["replay_share"] is None
 
@@ -528,6 +538,56 @@ def test_arms_of_two_panels_are_labelled_in_one(results: dict[str, Any], plane: 
     wide, near = ({text.get_text() for text in axes.texts} & arms for axes in plane.axes[:2])
     assert wide & near == {"no replay", "RoD"}
     assert arms - {"base"} == wide | near
+
+
+def texts_of(axes: Any) -> set[str]:
+    return {text.get_text() for text in axes.texts}
+
+
+def test_figures_mark_annealing_and_passes_and_show_merges_in_an_inset(tmp_path: Path) -> None:
+    arms = ("base", "no_replay", "fixed_10", "merge_0.4", "merge_0.8", "rod")
+    fake = write_run(tmp_path / "run", arms=arms)
+    rates = [
+        min(step / 4, 1.0) * (1.0 if step < 17 else 0.9 ** (step - 16)) for step in range(STEPS)
+    ]
+    file = fake.file("rod", "metrics.jsonl")
+    file.write_text("".join(f'{{"step": {t}, "train/lr": {lr}}}\n' for t, lr in enumerate(rates)))
+    run = read_run(fake.folder)
+    assert run.arms["rod"].facts["anneals_at"] == 17
+    assert run.arms["fixed_10"].facts["anneals_at"] is None
+    shown = [(run, judged(run))]
+    share = during_training.replay_share(shown)
+    both = during_training.scores(shown)
+    assert share is not None and both is not None
+    scores, below = both.axes
+    assert {"1\N{MULTIPLICATION SIGN}", "annealing"} <= texts_of(scores) & texts_of(below)
+    assert "annealing" in texts_of(share.axes[0])
+    heights = {text.get_text(): text.xyann[1] for text in scores.texts if text.get_text()}
+    assert heights["annealing"] < heights["1\N{MULTIPLICATION SIGN}"] - 9  # a line below
+    assert [line.get_xdata()[0] for line in below.lines[-1:]] == [17]
+    figure = plane_module.settings_frontier([(run, {**shown[0][1], "replicates": []})])
+    assert figure is not None
+    (inset,) = figure.axes[0].child_axes
+    assert texts_of(inset) == {"merge 0.4", "merge 0.8"}
+    assert "merge 0.4" not in texts_of(figure.axes[0])
+
+
+def test_sources_of_the_paper_have_the_colours_of_their_categories(
+    results: dict[str, Any],
+) -> None:
+    arms = dict(results["arms"])
+    for name, arm in arms.items():
+        renamed = {"code": "scientific_code", "wiki": "wiki_rewrite"}
+        for key in ("forgetting_by_source", "sampling_ratio_by_source"):
+            values = arm[key] or {}
+            arm = {**arm, key: {renamed.get(o, o): value for o, value in values.items()} or None}
+        arms[name] = arm
+    drawn: Any = sampling_ratio([(None, {**results, "arms": arms})])  # type: ignore[list-item]
+    colours = [line.get_color() for line in drawn.axes[0].lines if line.get_marker() == "o"]
+    roles = [light(role) for role in ("source-3", "rod", "source-0", "source-0")]
+    assert sorted(colours) == sorted(roles)
+    legend = [text.get_text()[2:] for text in drawn.texts]
+    assert legend == ["world knowledge", "code"]
 
 
 def test_labels_keep_off_lines_where_there_is_room() -> None:

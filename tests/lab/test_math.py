@@ -295,5 +295,7 @@ def test_exposures_by_counting(tmp_path: Path) -> None:
     chosen = [[0, 1], [0, 2], [2, 3], [0, 1], [0, 2]]
     steps: list[Step] = [([0, 1, 10, 15], picked, [1.0, 1.0, 0.0, 0.0]) for picked in chosen]
     history = history_of(tmp_path, steps)
-    assert exposures(history, 3) == [(1, 1), (2, 4)]
-    assert exposures(history, 7) == [] and exposures(history, 0) == []
+    assert exposures(history, history.chosen_TO, 3) == [(1, 1), (2, 4)]
+    assert (
+        exposures(history, history.chosen_TO, 7) == exposures(history, history.chosen_TO, 0) == []
+    )

@@ -20,7 +20,7 @@ from command_line import composed
 
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.jobs import ReferenceJob, TrainJob, arithmetic
-from nemo_rod.selection import References, ReferenceWriter, compact
+from nemo_rod.selection import References, ReferenceWriter
 from nemo_rod.selection.references.folder import role_manifest
 
 # importing Megatron warns of what a machine without CUDA lacks
@@ -170,12 +170,9 @@ def test_references_of_another_precision_are_refused_by_name(tmp_path: Path) -> 
         manifest = role_manifest(
             blocks, role, model="m", lengths=[blocks.block_size], precision=precision
         )
-        out, ids = tmp_path / role, np.arange(manifest.start, manifest.stop)
-        out.mkdir()
-        writer = ReferenceWriter(out, rank=0, manifest=manifest)
-        writer.append(ids, np.ones((len(ids), 8), dtype=np.float32), blocks.hashes(ids))
+        writer = ReferenceWriter(tmp_path / role, manifest, blocks.hashes)
+        writer.append(writer.missing, np.ones((len(writer.missing), 1), dtype=np.float32))
         writer.close()
-        compact(out, manifest=manifest, hashes=blocks.hashes)
     folders = [tmp_path / role for role in made]
     for precision, role, actual in (
         ("bf16", "adaptation", "fp8 over bf16"),

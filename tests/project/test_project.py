@@ -197,6 +197,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_carries_code_recipes_and_configs(wheel: Path) -> None:
     expected = {file.relative_to(ROOT).as_posix() for file in modules()}
     expected |= {f"nemo_rod/lab/report/{name}" for name in ("page.html", "paper.json")}
+    expected |= {"nemo_rod/py.typed", "nemo_rod/__init__.pyi", "nemo_rod/swap_in.pyi"}
     for folder, inside in (("recipes", "recipe/"), ("hydra_configs", "")):
         files = [path for path in (ROOT / folder).rglob("*.yaml") if path.is_file()]
         assert files, f"{folder}/ holds no .yaml file"

@@ -49,6 +49,15 @@ def oracle_pool(c: Candidates, step: int) -> list[int]:
     return row[start : start + num]
 
 
+@given(st.data(), st.integers(0, 30))
+def test_what_is_drawn_is_the_union_of_the_pools(data, steps):
+    c = data.draw(candidates())
+    expected = {i for step in range(steps) for i in c.pool(step).block_ids.tolist()}
+    drawn = c.drawn(steps)
+    assert len(drawn) == c.num_adaptation + c.num_replay
+    assert np.flatnonzero(drawn).tolist() == sorted(expected)
+
+
 @st.composite
 def candidates(draw, balances=("exact", "expected", "corpus")):
     balance = draw(st.sampled_from(balances))

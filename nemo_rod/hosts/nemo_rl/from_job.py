@@ -75,6 +75,7 @@ def nemo_rl_values(
     values: dict[str, Any] = {"rod": rod, "policy": policy, "cluster": nodes}
     if isinstance(job, ReferenceJob):
         rod |= {"role": job.role, "model_digest": job.model_digest, "steps": 1}
+        rod["wanted"] = job.wanted or None
         rod["lengths"] = [n for n in job.lengths if n < block_size]
         size = job.scoring_micro_batch_size
         policy |= {"train_global_batch_size": size * parallel.data, "train_micro_batch_size": size}

@@ -13,10 +13,9 @@ from nemo_rod.hosts.nemo_rl.policy import Workers, make_policy
 from nemo_rod.hosts.nemo_rl.settings import short_precision
 from nemo_rod.hosts.nemo_rl.worker import Task
 from nemo_rod.progress import Progress
-from nemo_rod.selection import ReferenceWriter, compact, logged_ids, remove_logs
+from nemo_rod.selection import ReferenceWriter
+from nemo_rod.selection.dealing import whole_micro_batches
 from nemo_rod.selection.references.folder import holds, role_manifest
-
-_BATCHES_PER_CALL = 8  # micro-batches per replica between two writes
 
 
 def write_reference(config: dict[str, Any]) -> None:
@@ -41,33 +40,26 @@ def write_reference(config: dict[str, Any]) -> None:
         precision=short_precision(policy_cfg),
     )
     cure = "name another folder as rod.out, or remove it to compute it again."
-    if holds(out, manifest, cure=cure):
-        remove_logs(out)
+    wanted = None
+    if rod["wanted"] is not None:
+        wanted = np.load(rod["wanted"])[manifest.start : manifest.stop]
+    if holds(out, manifest, wanted, cure=cure):
         return
-    ids = np.arange(manifest.start, manifest.stop)
-    out.mkdir(parents=True, exist_ok=True)
+    writer = ReferenceWriter(out, manifest, store.hashes, wanted)
     policy_cfg["megatron_cfg"]["train_iters"] = 1  # required, although nothing is trained
     policy, cluster = make_policy(config, train=False)
     try:
-        micro_batch_size = scoring.micro_batch_size
-        task = Task(blocks=rod["blocks"], scoring_micro_batch_size=micro_batch_size)
+        task = Task(blocks=rod["blocks"], scoring_micro_batch_size=scoring.micro_batch_size)
         workers = Workers(policy, task, stall_seconds=rod["stall_seconds"])
-        missing = ~np.isin(ids, logged_ids(out, manifest))
         replicas = policy.sharding_annotations.get_axis_size("data_parallel")
-        size = micro_batch_size * _BATCHES_PER_CALL * replicas
-        writer = ReferenceWriter(out, rank=0, manifest=manifest)
-        progress = Progress("reference", len(ids), unit="blocks", prefix="")
-        progress.start(len(ids) - int(missing.sum()))
-        for start in range(0, len(ids), size):
-            part, pending = ids[start : start + size], missing[start : start + size]
-            if (
-                pending.any()
-            ):  # score the whole part, so that a block always has the same neighbours
-                losses = workers.losses_at(part, manifest.lengths)
-                writer.append(part[pending], losses[pending], store.hashes(part[pending]))
-            progress.step(start + len(part))
+        size, done = scoring.micro_batch_size, 0
+        progress = Progress("reference", len(writer.missing), unit="blocks", prefix="")
+        progress.start(done)
+        for ids in whole_micro_batches(writer.missing, writer.manifest, size, replicas):
+            own_ids, first = np.unique(ids, return_index=True)
+            writer.append(own_ids, workers.losses_at(ids, writer.manifest.lengths)[first])
+            progress.step(done := done + len(own_ids))
         writer.close()
     finally:
         policy.worker_group.shutdown(force=True)
         cluster.shutdown()
-    compact(out, manifest=manifest, hashes=store.hashes)

@@ -48,6 +48,7 @@ class RoD:
     tokenizer: str | None = None  # of the blocks; null: policy.tokenizer.name
     eod: int | None = key(None, ">= 0")  # id that ends documents; null: the tokenizer's EOS
     trust_remote_code: bool = False  # NeMo-RL runs code beside a checkpoint: true if you trust it
+    wanted: str | None = None  # file of the blocks to score, bool [blocks of the store]; null: all
     lengths: list[int] = field(default_factory=list)  # tokens of scored prefixes, in references
     model_digest: str | None = None  # digest of the scored weights, for the references' manifest
     worker: str | None = MISSING  # full name of the Ray worker class

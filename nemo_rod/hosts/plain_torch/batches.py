@@ -46,7 +46,8 @@ class RoDBatches:
         model: the model that the loop trains: a causal language model of Hugging Face, possibly
             wrapped in `DistributedDataParallel` or sharded by FSDP2 (`fully_shard`).
         store: the store that holds the blocks.
-        references: reference losses of the store; None for a policy that needs no scores.
+        references: reference losses of the store, for the length that is to be scored; None for a
+            policy that needs no scores.
         steps: number of optimizer steps.
         batch_size: blocks trained on in one step, over all replicas (K).
         micro_batch_size: blocks of a batch (B); by default one batch a step.
@@ -94,7 +95,8 @@ class RoDBatches:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.store, self.references, self.steps, self.group = store, references, steps, group
-        self.scorer = TorchScorer(model, store, micro_batch_size=1, group=group)
+        length = references.length if references else None
+        self.scorer = TorchScorer(model, store, micro_batch_size=1, length=length, group=group)
         replicas = self.scorer.replicas
         self.micro_batch_size = micro_batch_size or batch_size // replicas
         self.scorer.micro_batch_size = scoring_micro_batch_size or self.micro_batch_size
@@ -113,7 +115,6 @@ class RoDBatches:
             pools=self.pools,
             policy=self.policy,
             batch_size=batch_size,
-            block_size=store.block_size,
             references=references,
             on_nonfinite=on_nonfinite,
         )
@@ -232,7 +233,7 @@ class RoDBatches:
         number = next(n for n in count(1) if not any(Path(f"{p}.{n}").exists() for p in present))
         for path in present:
             path.rename(f"{path}.{number}")
-        decided_by = repr((self.policy, self.pools, self.selector.on_nonfinite))
+        decided_by = repr((self.policy, self.pools, self.scorer.length, self.selector.on_nonfinite))
         header = CurriculumHeader(
             num_candidates=self.pools.size,
             num_chosen=self.selector.batch_size,

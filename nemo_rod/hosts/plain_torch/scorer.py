@@ -1,6 +1,6 @@
 """Losses of blocks under a Hugging Face causal model: a forward-only pass, split over replicas.
 
-Shape suffixes: C = blocks, B = blocks of one pass, S = tokens per block, T = S - 1 targets,
+Shape suffixes: C = blocks, B = blocks of one pass, S = their scored tokens, T = S - 1 targets,
 H = hidden size, s = positions of a slice, V = vocabulary.
 """
 
@@ -19,7 +19,6 @@ from nemo_rod.config import MAX_LOGITS_BYTES
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.selection.arrays import Ids, Nats
 from nemo_rod.selection.dealing import scoring_passes
-from nemo_rod.selection.references import NUM_PARTS
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # Returned at the last position, which has no target; float16 and bfloat16 represent it exactly.
@@ -37,6 +36,7 @@ class TorchScorer:
         model: the model.
         store: the store that holds the blocks.
         micro_batch_size: blocks in one forward pass of one replica.
+        length: leading tokens of a block that are scored; None for all, S.
         group: process group of the replicas; by default all processes, if there are several.
 
     Attributes:
@@ -57,12 +57,14 @@ class TorchScorer:
         store: BlockStore,
         *,
         micro_batch_size: int,
+        length: int | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         # Scoring needs none of the hooks of DDP, which would broadcast buffers.
         self.model: Any = model.module if isinstance(model, DistributedDataParallel) else model
         self.model = getattr(self.model, "_orig_mod", self.model)  # of torch.compile
         self.store, self.micro_batch_size, self.group = store, micro_batch_size, group
+        self.length = length or store.block_size
         several = dist.is_available() and dist.is_initialized()
         self.replicas = dist.get_world_size(group) if several else 1
         self.rank = dist.get_rank(group) if several else 0
@@ -94,8 +96,8 @@ class TorchScorer:
             block_ids: ids of the blocks, int64 `[C]`, the same on every rank.
 
         Returns:
-            Mean loss of the S - 1 next-token targets of each block (paper, Eq. "sequence loss"),
-            nats per token, float32 `[C]`, bit-identical on every rank.
+            Mean loss of the next-token targets of the first `length` tokens of each block (paper,
+            Eq. "sequence loss"), nats per token, float32 `[C]`, bit-identical on every rank.
 
         Example:
             >>> scorer.losses(np.array([3, 1]))
@@ -103,7 +105,10 @@ class TorchScorer:
         """
         # All replicas run equally many passes, which FSDP2 requires: the excess is padding.
         size, passes = scoring_passes(
-            len(block_ids), micro_batch_size=self.micro_batch_size, replicas=self.replicas
+            len(block_ids),
+            micro_batch_size=self.micro_batch_size,
+            replicas=self.replicas,
+            share=self.length / self.store.block_size,
         )
         padded = np.resize(block_ids, (self.replicas, passes, size))
         in_training = [module for module in self.model.modules() if module.training]
@@ -144,20 +149,10 @@ class TorchScorer:
             dist.all_gather_object(every, own, group=self.group)
         return every
 
-    def part_sums(self, block_ids: Ids, eighths: int = NUM_PARTS) -> Nats:
-        """Returns `losses` as the selector reads them, float32 `[C, 8]`."""
-        assert eighths == NUM_PARTS, "only whole blocks are scored"
-        return self.as_sums(self.losses(block_ids))
-
-    def as_sums(self, loss_C: Nats) -> Nats:
-        """Returns losses as references keep them: the sum over all targets, in the first part."""
-        sums_C8 = np.zeros((len(loss_C), NUM_PARTS), dtype=np.float32)
-        sums_C8[:, 0] = loss_C * (self.store.block_size - 1)
-        return sums_C8
-
     def _mean_losses(self, block_ids: Ids) -> torch.Tensor:
         """Returns the losses of the blocks of one pass, float32 `[B]`."""
-        tokens_BS = torch.from_numpy(self.store.tokens(block_ids)).to(self.device).long()
+        tokens = self.store.tokens(block_ids)[:, : self.length + 1]  # the last one is a target
+        tokens_BS = torch.from_numpy(tokens).to(self.device).long()
         if self._in_slices:
             output_BS = self._forward_in_slices(tokens_BS)
             # Models with a soft cap or a scale on their logits have applied it to the losses.

@@ -26,6 +26,7 @@ def write_references(
     *,
     role: str,
     micro_batch_size: int,
+    length: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> None:
     """Writes a model's losses on all blocks of a role. Collective over the replicas.
@@ -39,6 +40,7 @@ def write_references(
         out: folder of the references.
         role: "adaptation" or "replay".
         micro_batch_size: blocks in one forward pass of one replica.
+        length: leading tokens of a block that are scored; None for whole blocks.
         group: process group of the replicas; by default all processes, if there are several.
 
     Raises:
@@ -48,10 +50,16 @@ def write_references(
     Example:
         >>> write_references(base, store, "references/base", role="replay", micro_batch_size=8)
     """
-    scorer = TorchScorer(model, store, micro_batch_size=micro_batch_size, group=group)
+    scorer = TorchScorer(
+        model, store, micro_batch_size=micro_batch_size, length=length, group=group
+    )
     scorer.losses(np.array([0]))  # tells the precision
     manifest = role_manifest(
-        store, role, model=weights_digest(scorer.model), precision=scorer.precision
+        store,
+        role,
+        model=weights_digest(scorer.model),
+        lengths=[scorer.length],
+        precision=scorer.precision,
     )
     folder, writes = Path(out), scorer.rank == 0
     cure = "name another folder, or remove it to compute it again"
@@ -77,7 +85,7 @@ def write_references(
         part = missing[start : start + size]
         loss_C = scorer.losses(part)
         if writer is not None:
-            writer.append(part, scorer.as_sums(loss_C), store.hashes(part))
+            writer.append(part, loss_C[:, None], store.hashes(part))
 
     def finish() -> None:
         if writer is not None:

@@ -16,10 +16,9 @@ from nemo_rod.hosts.swap_in.blend import LOSS_DEFINITION
 from nemo_rod.hosts.swap_in.host_selector import losses_and_mask
 from nemo_rod.hosts.swap_in.job import Job
 from nemo_rod.hosts.swap_in.stream import without_identity
-from nemo_rod.megatron.ranks import is_recorder
 from nemo_rod.megatron.reference_pass import write_references
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
-from nemo_rod.selection import ReferenceManifest, remove_logs
+from nemo_rod.selection import ReferenceManifest
 from nemo_rod.selection.references.folder import holds
 
 
@@ -86,8 +85,6 @@ class HostReferenceJob(Job):
         )
         cure = "name another folder, or remove it to compute it again."
         if holds(self.out, manifest, cure=cure):
-            if is_recorder():
-                remove_logs(self.out)
             return
         scorer = MegatronScorer(
             model,

@@ -19,11 +19,9 @@ from nemo_rod.lab.inspect.blocks import (
 )
 from nemo_rod.lab.inspect.logs import (
     describe_curriculum,
-    describe_reference_logs,
     describe_references,
 )
 from nemo_rod.selection.curriculum import log as curriculum
-from nemo_rod.selection.references import rank_log
 
 _USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
 _DESCRIPTION = """\
@@ -121,12 +119,8 @@ def inspect(
     files = {file.name for file in path.iterdir()} if path.is_dir() else set()
     if begin.startswith(curriculum.LOG_MAGIC):
         return describe_curriculum(path)
-    if begin.startswith(rank_log.LOG_MAGIC):
-        return describe_reference_logs(path)
-    if {"loss.npy", "manifest.json"} <= files:
+    if "unfinished.json" in files or any(name.startswith("part-") for name in files):
         return describe_references(path)
-    if rank_log.log_paths(path):
-        return describe_reference_logs(path)
     if files & {"manifest.json", "inputs.json", "evaluation.json"}:
         return _describe_stage(path)
     # a run folder whose first stage has not begun has only rendered files

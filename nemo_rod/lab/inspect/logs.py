@@ -9,58 +9,39 @@ import numpy as np
 from nemo_rod.commands.text import facts, table, tenths
 from nemo_rod.selection import Curriculum, ReferenceManifest
 from nemo_rod.selection.curriculum.log import PADDING_ID
-from nemo_rod.selection.references.folder import open_folder
-from nemo_rod.selection.references.rank_log import log_paths, open_log, recovered
+from nemo_rod.selection.references.folder import Folder
 
 _SAMPLE = 1 << 20  # number of blocks whose losses are read, evenly spaced
 _DIGESTS = ("tokenizer", "references", "config", "seed")
 
 
 def describe_references(path: Path) -> str:
-    """Returns a complete folder of references: the origin of the losses, and their distribution."""
-    folder = open_folder(path)
-    stride = -(-len(folder.losses) // _SAMPLE)
-    by_length = np.asarray(folder.losses[::stride]).astype(np.float64)
-    loss = by_length[:, 0]
-    if not np.isfinite(loss).all():
-        raise ValueError(
-            f"{path / 'loss.npy'} has losses that are not finite, the first of the block in row "
-            f"{int(np.argmin(np.isfinite(loss))) * stride}: restore the folder from a copy, or "
-            "remove it to compute it again"
-        )
-    prefixes = [
-        (f"of the first {length} tokens", f"{mean:.4f}")
-        for length, mean in zip(folder.manifest.lengths, by_length.mean(axis=0), strict=True)
+    """Returns a folder of references: the origin of the losses, and their distribution."""
+    folder = Folder.open(path, unfinished=True)
+    manifest, present = folder.manifest, folder.present()
+    size = manifest.num_blocks
+    state = f"{present.sum():,} of {size:,} blocks ({present.mean():.1%})"
+    if not (path / "manifest.json").exists():
+        state += "; `nemo-rod reference` resumes"
+    about = [*_about_references(manifest), ("scored", state)]
+    scored = manifest.start + np.flatnonzero(present)
+    if not len(scored):
+        return facts(about)
+    sample = folder.records(scored[:: -(-len(scored) // _SAMPLE)])["loss"].astype(np.float64)
+    loss = sample[:, 0]
+    about += [
+        ("digest", manifest.digest),
+        ("mean loss", f"{loss.mean():.4f} nats a token, over {len(loss):,} blocks"),
+        *(
+            (f"of the first {length} tokens", f"{mean:.4f}")
+            for length, mean in zip(manifest.lengths[1:], sample.mean(axis=0)[1:], strict=True)
+        ),
     ]
     quantiles = np.quantile(loss, (0, 0.25, 0.5, 0.75, 1))
-    about = facts(
-        [
-            *_about_references(folder.manifest),
-            ("digest", folder.digest),
-            ("mean loss", f"{loss.mean():.4f} nats a token, over {len(loss):,} blocks"),
-            *prefixes[1:],
-        ]
-    )
     spread = table(
         (">least", ">25 %", ">median", ">75 %", ">most"), [[f"{q:.4f}" for q in quantiles]]
     )
-    return f"{about}\n\n{spread}"
-
-
-def describe_reference_logs(path: Path) -> str:
-    """Returns references in progress or interrupted."""
-    logs = [path] if path.is_file() else log_paths(path)
-    rows, scored = [], []
-    for file in logs:
-        log, manifest = open_log(file)
-        records, valid = recovered(log, manifest)
-        scored.append(records["id"][valid])
-        rows.append([file.name, f"{log.count:,}", f"{int((~valid).sum()):,}"])
-        log.close()
-    done, size = len(np.unique(np.concatenate(scored))), manifest.num_blocks
-    state = f"{done:,} of {size:,} blocks ({done / size:.1%}); `nemo-rod reference` resumes"
-    about = facts([*_about_references(manifest), ("scored", state)])
-    return f"{about}\n\n{table(('log', '>records', '>damaged'), rows)}"
+    return f"{facts(about)}\n\n{spread}"
 
 
 def _about_references(manifest: ReferenceManifest) -> list[tuple[str, object]]:

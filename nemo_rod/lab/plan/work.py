@@ -5,6 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from nemo_rod.config import Config, section
 from nemo_rod.corpus.sources import ROLES
 from nemo_rod.lab.merge import merge_stages
@@ -16,7 +18,7 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import REFERENCES, ArmSettings, arm_settings, trained_arms
 
 BYTES_PER_TOKEN = 4.0  # bytes of text, for caps in bytes under a tokenizer with a large vocabulary
-REFERENCE_BYTES = 16  # per block: loss, hash, checksum
+REFERENCE_BYTES = 12  # per block: hash and loss
 BLOCK_BYTES = 36  # per block besides its tokens: hash and index
 CHECKPOINT_BYTES = {"bf16": 14, "fp32": 12}  # per parameter: weights, fp32 weights, two moments
 
@@ -77,6 +79,7 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
     weights = shape.parameters * BYTES[config.model.precision]
     checkpoint = shape.parameters * CHECKPOINT_BYTES[config.model.precision]
     held = blocks["held_adaptation"] + blocks["held_replay"]
+    by_role = np.split(stages.jobs.drawn(blocks), [blocks["num_adaptation"]])
     for stage in [*stages.models(), *merge_stages(stages)]:
         name, command = stage.name, stage.command.split()[0]
         if command == "prepare":
@@ -84,7 +87,8 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
             disk = count * (4 * config.domain.block_size + BLOCK_BYTES)
             works.append(Work(name=name, cpu_seconds=_preparing(config, blocks), disk=disk))
         elif command == "reference":
-            count = blocks[f"num_{REFERENCES[name.removeprefix('references_')].role}"]
+            is_replay = REFERENCES[name.removeprefix("references_")].role == "replay"
+            count = int(by_role[is_replay].sum())
             works.append(Work(name=name, read=count, disk=count * REFERENCE_BYTES))
         elif name not in trained:  # a merge, or an existing base
             works.append(Work(name=name, disk=weights))

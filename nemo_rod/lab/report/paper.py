@@ -40,3 +40,8 @@ def category_of(source: str) -> str | None:
         if source in sources:
             return str(category)
     return None
+
+
+def category_role(category: str) -> str:
+    """Returns the role of a category's colour (`style.py`), the same in all settings."""
+    return f"source-{list(paper()['categories']).index(category)}"

@@ -5,6 +5,7 @@ Definitions (paper, appendix "Evaluation"; weights are training-block counts):
     adapt_loss                 weighted mean of the held-out losses of the adaptation sources
     forgetting_by_source       l(o) - l_base(o) per replay source, uncapped
     val_forgetting             F_val = sum_o w_o max(0, l(o) - l_base(o)), w normalised
+    mean_*                     the same with equal weights (paper, "breadth-oriented" averages)
     capability_change          accuracy less the base model's, per capability
     task_forgetting            mean over capabilities of max(0, base accuracy - accuracy)
     replay_share               mean over steps of chosen replay blocks / K
@@ -180,6 +181,10 @@ def _arm_results(run: Run, arm: Arm) -> dict[str, Any]:
     return {
         "adapt_loss": _weighted_mean(arm.loss["adaptation"], run.block_counts["adaptation"]),
         "val_forgetting": _weighted_mean(capped, run.block_counts["replay"]),
+        "mean_adapt_loss": _weighted_mean(
+            losses := arm.loss["adaptation"], dict.fromkeys(losses, 1)
+        ),
+        "mean_forgetting": _weighted_mean(capped, dict.fromkeys(capped, 1)),
         "task_forgetting": math.fsum(lost) / len(lost) if lost else None,
         "capability_change": change,
         "forgetting_by_source": forgetting,

@@ -57,7 +57,8 @@ class Arm:
         blocks: Digest of the blocks that it was evaluated on; None if unknown.
         facts: Design and costs by the keys of `arm.json`: updates, tokens, plain steps (a forward
             pass of one trained batch counts 1/3), seconds. Zero costs for the base.
-            Also `seconds_per_step`, the median over the run; None if unknown.
+            Also `seconds_per_step`, the median over the run, and `anneals_at`, the step from which
+            the learning rate falls to the end; None if unknown.
         history: Blocks drawn and chosen; None for arms that do not train.
     """
 
@@ -218,7 +219,8 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         for key, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 metrics.setdefault(key, []).append(float(value))
-    seconds = metrics.get("timing/train/total")
+    seconds, lr = metrics.get("timing/train/total"), metrics.get("train/lr", [])
+    peak = max((step for step, value in enumerate(lr) if value == max(lr)), default=0)
     tasks = None
     if tasks_file.is_file():
         tasks = read_json(tasks_file, "configuration", "capabilities", "tasks")
@@ -228,7 +230,11 @@ def _read_arm(folder: Path, block_counts: Mapping[str, Mapping[str, int]]) -> Ar
         loss=losses,
         tasks=tasks,
         blocks=blocks,
-        facts={**facts, "seconds_per_step": statistics.median(seconds) if seconds else None},
+        facts={
+            **facts,
+            "seconds_per_step": statistics.median(seconds) if seconds else None,
+            "anneals_at": peak + 1 if 0 < peak < len(lr) - 1 else None,
+        },
         history=read_history(curriculum_file) if curriculum_file.is_file() else None,
     )
 

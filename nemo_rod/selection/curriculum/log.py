@@ -67,7 +67,12 @@ class CurriculumArrays:
 
 
 class Curriculum:
-    """A curriculum on disk at `path`, opened for appending or for reading."""
+    """A curriculum on disk at `path`, opened for appending or for reading.
+
+    Example:
+        >>> for record in Curriculum.open("arms/rod/curriculum.rod", read_only=True):
+        ...     print(record.step, record.trained_on, record.threshold)
+    """
 
     def __init__(self, log: RecordLog, header: CurriculumHeader) -> None:
         """Use `create` or `open` instead."""

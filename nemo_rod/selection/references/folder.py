@@ -1,35 +1,40 @@
-"""The on-disk format of references: the record of a block, a folder's arrays and its manifest.
+"""A folder of references on disk: a manifest, and one file per range of blocks.
 
-A folder is complete once it has `manifest.json`, and then holds arrays dense by block id: the
-losses over every scored length, the head of the block's hash, and the checksum of the block's
-record in its log. The manifest may have more keys than are read here.
+    manifest.json     where the losses come from; while they are first computed, `unfinished.json`
+    part-00000.npy    the blocks [start, start + part_size): 8 bytes of the block hash, and float32
+    part-00001.npy    losses over every scored length; NaN for a block that is not scored
 
-Shape suffixes: C = blocks, N = all blocks of a folder, L = scored lengths.
+A part is renamed into place whole, with a checksum behind its array: it is done once it exists. A
+later run may fill in blocks, part by part; nothing else of a folder ever changes. The manifest may
+have more keys than are read here.
+
+Shape suffixes: C = blocks, N = blocks of a part, L = scored lengths.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.files import interpreting, read_json
-from nemo_rod.selection.arrays import Bytes, Nats, Records
+from nemo_rod.files import interpreting, read_json, write_whole
+from nemo_rod.selection.arrays import Bytes, Ids, Mask, Records
 from nemo_rod.selection.blocks import Blocks
-from nemo_rod.selection.curriculum.record_log import crc32_rows
 
 LOSS_DEFINITION = "mean next-token loss of the first tokens of the block, nats, fp32"
 SCHEMA = "rod-references-2"
-FILES = ("loss", "hash", "check")
 _CURE = "restore the folder from a copy, or remove it to compute it again"
-ROWS = 1 << 20  # blocks handled at a time, which bounds the memory
+_MANIFEST, _UNFINISHED = "manifest.json", "unfinished.json"
+_PARTS, _SMALLEST = 100, 256  # of a folder, so that an interruption costs 1 % at most; in blocks
+_CHECKSUM_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +62,37 @@ class ReferenceManifest:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks with a reference."""
+        """Number of blocks that may have a reference."""
         return self.stop - self.start
+
+    @property
+    def part_size(self) -> int:
+        """Blocks of a part, but perhaps for the last."""
+        return max(_SMALLEST, -(-self.num_blocks // _PARTS))
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return -(-self.num_blocks // self.part_size)
+
+    @property
+    def digest(self) -> str:
+        """Identity of the losses, hex: neither of the blocks nor of the lengths that are there."""
+        values = {k: v for k, v in asdict(self).items() if k != "lengths"}
+        text = json.dumps(values, sort_keys=True).encode()
+        return hashlib.blake2b(text, digest_size=16, person=b"rod-refs-v2").hexdigest()
+
+    def part_of(self, block_ids: Ids) -> Ids:
+        """Returns the part of every block, int64 [C]."""
+        return (block_ids - self.start) // self.part_size
+
+    def absent(self, number: int) -> Records:
+        """Returns the records of a part without any losses [N]."""
+        size = min(self.part_size, self.num_blocks - number * self.part_size)
+        kind = [("head", "<u8"), ("loss", "<f4", (len(self.lengths),))]
+        records_N = np.zeros(size, dtype=kind)
+        records_N["loss"] = np.nan
+        return records_N
 
     def difference(self, other: ReferenceManifest) -> str:
         """Returns a text that names every field that differs; "" if none does."""
@@ -69,22 +103,10 @@ class ReferenceManifest:
         )
 
 
-def record_type(lengths: Sequence[int]) -> np.dtype:
-    """Returns the type of a block's record in a log."""
-    return np.dtype([("id", "<u8"), ("loss", "<f4", (len(lengths),)), ("head", "<u8")])
-
-
-def array_types(manifest: ReferenceManifest) -> dict[str, tuple[npt.DTypeLike, tuple[int, ...]]]:
-    """Returns the dtype of every file, and its shape."""
-    rows = manifest.num_blocks
-    loss = (np.float32, (rows, len(manifest.lengths)))
-    return {"loss": loss, "hash": (np.uint64, (rows,)), "check": (np.uint32, (rows,))}
-
-
 def role_manifest(
     store: Blocks, role: str, *, model: str, lengths: Sequence[int], precision: str
 ) -> ReferenceManifest:
-    """Returns the manifest of references for all blocks of a role; see `ReferenceManifest`.
+    """Returns the manifest of references for the blocks of a role; see `ReferenceManifest`.
 
     Raises:
         ValueError: The store has no block of this role.
@@ -113,82 +135,170 @@ def role_manifest(
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """One compacted folder, memory-mapped."""
+    """The references of one folder, memory-mapped; a part that is not there yet is None."""
 
     path: Path
     manifest: ReferenceManifest
-    digest: str
-    losses: Nats  # [N, L]
-    heads: npt.NDArray[np.uint64]
-    checks: npt.NDArray[np.uint32]
+    parts: list[Records | None]
+
+    @classmethod
+    def open(cls, path: Path, *, unfinished: bool = False) -> Self:
+        """Maps the parts of a folder, and verifies their checksums.
+
+        Raises:
+            ValueError: The folder is unfinished (unless accepted), of another version, or damaged.
+        """
+        file = path / _MANIFEST
+        if unfinished and not file.is_file():
+            file = path / _UNFINISHED
+        if not file.is_file():
+            raise ValueError(
+                f"{file} does not exist: run `nemo-rod reference` to the end to complete {path}"
+            )
+        names = [field.name for field in fields(ReferenceManifest)]
+        schema = read_json(file, "schema")["schema"]
+        if schema != SCHEMA:
+            raise ValueError(
+                f"{file} has schema {schema!r}, expected {SCHEMA!r}: score again with this version"
+            )
+        content = read_json(file, *names)
+        with interpreting(file, cure=_CURE):
+            manifest = ReferenceManifest(**{name: content[name] for name in names})
+            for field in fields(ReferenceManifest):
+                kind = {"int": int, "str": str}.get(str(field.type), tuple)
+                if type(value := getattr(manifest, field.name)) is not kind:
+                    raise TypeError(f"{field.name} is {value!r}, expected {kind.__name__}")
+        return cls(path, manifest, [_part(path, manifest, n) for n in range(manifest.num_parts)])
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of its parts."""
+        return [_file(self.path, number) for number, p in enumerate(self.parts) if p is not None]
+
+    def records(self, block_ids: Ids) -> Records:
+        """Returns the records of blocks of its range [C]; their loss is NaN if they have none."""
+        records_C = np.repeat(self.manifest.absent(0)[:1], len(block_ids))
+        part_C = self.manifest.part_of(block_ids)
+        row_C = block_ids - self.manifest.start - part_C * self.manifest.part_size
+        order_C = np.argsort(part_C, kind="stable")
+        ends = np.searchsorted(part_C[order_C], np.arange(len(self.parts)), side="right")
+        begin = 0
+        for part, end in zip(self.parts, ends.tolist(), strict=True):
+            if part is not None and end > begin:
+                here = order_C[begin:end]
+                records_C[here] = part.take(row_C[here])
+            begin = end
+        return records_C
+
+    def present(self) -> Mask:
+        """Returns which blocks of its range have a reference, bool [stop - start]."""
+        return np.concatenate(
+            [
+                np.isfinite((self.manifest.absent(n) if part is None else part)["loss"][:, 0])
+                for n, part in enumerate(self.parts)
+            ]
+        )
 
 
-def open_folder(path: Path) -> Folder:
-    """Maps the arrays of a compacted folder.
+class ReferenceWriter:
+    """Writes the losses of blocks as they are scored, one part at a time.
+
+    Args:
+        path: Folder of the references, new, unfinished or to be filled in.
+        manifest: Provenance of the losses.
+        hashes: Returns the hashes uint8 [C, 16] of block ids int64 [C], such as `store.hashes`.
+        wanted: Blocks that must be there in the end, bool [stop - start]; None for all.
+
+    Attributes:
+        manifest: Provenance with all the lengths that the folder has, the columns of `append`.
+        missing: Ids of the blocks that are still to be scored, int64, ascending.
 
     Raises:
-        ValueError: The folder is incomplete, of another version, or malformed.
+        ValueError: The folder has losses of another model or of other data, or is damaged.
     """
-    file = path / "manifest.json"
-    if not file.is_file():
-        raise ValueError(
-            f"{file} does not exist: run `nemo-rod reference` to the end to complete {path}"
-        )
-    names = [field.name for field in fields(ReferenceManifest)]
-    content = read_json(file, "schema", "digest", *names)
-    if content["schema"] != SCHEMA:
-        raise ValueError(
-            f"{file} has schema {content['schema']!r}, expected {SCHEMA!r}: score again with this "
-            "version"
-        )
-    manifest = read_manifest(file, {name: content[name] for name in names})
-    with interpreting(file, cure=_CURE):
-        digest: str = content["digest"]
-        digest.encode()
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, (dtype, shape) in array_types(manifest).items():
-        array_file = path / f"{name}.npy"
-        try:
-            array = np.lib.format.open_memmap(array_file, mode="r")  # no archive
-        except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
-            raise ValueError(f"{array_file} cannot be read ({error}): {_CURE}") from error
-        if array.shape != shape or array.dtype != dtype:
+
+    def __init__(
+        self,
+        path: str | Path,
+        manifest: ReferenceManifest,
+        hashes: Callable[[Ids], Bytes],
+        wanted: Mask | None = None,
+    ) -> None:
+        self._path, self._hashes = Path(path), hashes
+        wanted = np.ones(manifest.num_blocks, dtype=bool) if wanted is None else wanted
+        folder = _opened(self._path, manifest, cure="finish it with the same values, or remove it")
+        if folder is None:
+            content = {"schema": SCHEMA, **asdict(manifest)}
+            text = json.dumps(content, indent=2).encode() + b"\n"
+            write_whole(self._path / _UNFINISHED, text)
+        self.manifest = manifest if folder is None else folder.manifest
+        present = np.zeros(manifest.num_blocks, dtype=bool) if folder is None else folder.present()
+        self.missing: Ids = manifest.start + np.flatnonzero(wanted & ~present)
+        self._parts = dict(enumerate(folder.parts if folder else [None] * manifest.num_parts))
+        self._begun: dict[int, Records] = {}
+
+    def append(self, block_ids: npt.ArrayLike, losses_CL: npt.ArrayLike) -> None:
+        """Adds the first missing blocks, in order; writes every part that they complete.
+
+        Args:
+            block_ids: int64 [C].
+            losses_CL: Losses over the lengths of `manifest`, nats per token, float32 [C, L].
+
+        Raises:
+            ValueError: A loss is not finite.
+            OSError: The write failed, e.g. on a full disk; the parts before it are there.
+        """
+        ids, losses_CL = np.asarray(block_ids, dtype=np.int64), np.asarray(losses_CL)
+        assert np.array_equal(ids, self.missing[: len(ids)]), "blocks out of order"
+        finite_C = np.isfinite(losses_CL).all(axis=1)
+        if not finite_C.all():
             raise ValueError(
-                f"{array_file} holds {array.dtype}{list(array.shape)}, expected "
-                f"{np.dtype(dtype)}{list(shape)}: {_CURE}"
+                f"the scoring pass has losses that are not finite for {(~finite_C).sum()} blocks, "
+                f"the first is block {ids[np.argmin(finite_C)]}: check the reference model and its "
+                "precision"
             )
-        arrays[name] = array
-    return Folder(path, manifest, digest, arrays["loss"], arrays["hash"], arrays["check"])
+        part_C, manifest = self.manifest.part_of(ids), self.manifest
+        left = self.missing[len(ids) :]
+        next_part = manifest.part_of(left[:1]).tolist()
+        for number in np.unique(part_C).tolist():
+            here = part_C == number
+            if number not in self._begun:
+                before = self._parts[number]
+                self._begun[number] = manifest.absent(number) if before is None else before.copy()
+            rows = ids[here] - manifest.start - number * manifest.part_size
+            self._begun[number]["head"][rows] = hash_heads(self._hashes(ids[here]))
+            self._begun[number]["loss"][rows] = losses_CL[here]
+            if [number] != next_part:
+                _write_part(_file(self._path, number), self._begun.pop(number))
+        self.missing = left
+
+    def close(self) -> None:
+        """Declares the folder complete."""
+        assert not len(self.missing) and not self._begun, f"{len(self.missing)} blocks are missing"
+        if (unfinished := self._path / _UNFINISHED).exists():
+            write_whole(self._path / _MANIFEST, unfinished.read_bytes())
+            unfinished.unlink()
 
 
-def holds(path: Path, manifest: ReferenceManifest, *, cure: str) -> bool:
+def holds(
+    path: Path, manifest: ReferenceManifest, wanted: Mask | None = None, *, cure: str
+) -> bool:
     """Returns whether a folder is complete, with references that have this manifest.
 
     Args:
         path: The folder.
-        manifest: Provenance of the references that it should hold.
+        manifest: Provenance of the references that it should hold; it may have further lengths.
+        wanted: Blocks that must be there, bool [stop - start]; None for all.
         cure: Remedy for a folder of other references.
 
     Raises:
-        ValueError: The folder is complete but holds other references, or is malformed.
+        ValueError: The folder holds other references, or is malformed.
     """
-    if not (path / "manifest.json").exists():
+    folder = _opened(path, manifest, cure=cure)
+    if folder is None or not (path / _MANIFEST).exists():
         return False
-    actual = open_folder(path).manifest
-    if actual != manifest:
-        raise ValueError(f"{path} holds references with {actual.difference(manifest)}: {cure}")
-    return True
-
-
-def read_manifest(path: Path, values: dict[str, Any]) -> ReferenceManifest:
-    """Returns the manifest from the values in a file; refuses values that no manifest has."""
-    with interpreting(path, cure="restore it from a copy, or remove it to compute it again"):
-        manifest = ReferenceManifest(**values)
-        for field in fields(ReferenceManifest):
-            kind = {"int": int, "str": str}.get(str(field.type), tuple)
-            if type(value := getattr(manifest, field.name)) is not kind:
-                raise TypeError(f"{field.name} is {value!r}, expected {kind.__name__}")
-    return manifest
+    present = folder.present()
+    return bool(present.all() if wanted is None else present[wanted].all())
 
 
 def hash_heads(hashes: Bytes) -> npt.NDArray[np.uint64]:
@@ -196,21 +306,49 @@ def hash_heads(hashes: Bytes) -> npt.NDArray[np.uint64]:
     return np.ascontiguousarray(hashes[:, :8]).view("<u8")[:, 0]
 
 
-def record_checks(records_C: Records) -> npt.NDArray[np.uint32]:
-    """Returns the checksums of records, uint32 [C]."""
-    return crc32_rows(row_bytes(records_C))
+def _opened(path: Path, manifest: ReferenceManifest, *, cure: str) -> Folder | None:
+    """Returns a folder, finished or not, with this manifest; None if there is none yet."""
+    if not any((path / name).exists() for name in (_MANIFEST, _UNFINISHED)):
+        return None
+    folder = Folder.open(path, unfinished=True)
+    if {*manifest.lengths} <= {*folder.manifest.lengths}:
+        manifest = replace(manifest, lengths=folder.manifest.lengths)
+    if difference := folder.manifest.difference(manifest):
+        raise ValueError(f"{path} holds references with {difference}: {cure}")
+    return folder
 
 
-def manifest_digest(manifest: ReferenceManifest, *arrays: npt.NDArray[np.generic]) -> str:
-    """Returns the hex digest of a manifest and the contents of its arrays."""
-    digest = hashlib.blake2b(digest_size=16, person=b"rod-refs-v1")
-    digest.update(json.dumps(asdict(manifest), sort_keys=True).encode())
-    for array in arrays:
-        for first in range(0, len(array), ROWS):
-            digest.update(np.ascontiguousarray(array[first : first + ROWS]).data)
-    return digest.hexdigest()
+def _file(path: Path, number: int) -> Path:
+    return path / f"part-{number:05d}.npy"
 
 
-def row_bytes(records_C: Records) -> Bytes:
-    """Returns the bytes of records of any type, uint8 [C, its size]."""
-    return np.ascontiguousarray(records_C).view(np.uint8).reshape(-1, records_C.dtype.itemsize)
+def _write_part(file: Path, records_N: Records) -> None:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, records_N)
+    data = buffer.getvalue()
+    write_whole(file, data + hashlib.blake2b(data, digest_size=_CHECKSUM_BYTES).digest())
+
+
+def _part(path: Path, manifest: ReferenceManifest, number: int) -> Records | None:
+    """Maps a part whose checksum is right; None if there is none."""
+    file, expected = _file(path, number), manifest.absent(number)
+    try:
+        size = file.stat().st_size - _CHECKSUM_BYTES
+    except FileNotFoundError:
+        return None
+    checksum = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
+    try:
+        with open(file, "rb") as stream:
+            while left := max(0, size - stream.tell()):
+                checksum.update(stream.read(min(left, 1 << 22)))
+            if stream.read() != checksum.digest():
+                raise ValueError("its checksum is another")
+        records_N: Records = np.asarray(np.lib.format.open_memmap(file, mode="r"))
+    except (OSError, ValueError, EOFError, TokenError) as error:  # headers are Python
+        raise ValueError(f"{file} cannot be read ({error}): {_CURE}") from error
+    if records_N.shape != expected.shape or records_N.dtype != expected.dtype:
+        raise ValueError(
+            f"{file} holds {records_N.dtype}{list(records_N.shape)}, expected "
+            f"{expected.dtype}{list(expected.shape)}: {_CURE}"
+        )
+    return records_N

@@ -1,8 +1,8 @@
 """Reference losses by block id: the loss under the specialist, or under the untouched base model.
 
 Folders of several reference models (`folder.py`) together cover a store: the specialist covers the
-adaptation blocks, the base model the replay blocks (paper, Eq. "RoD"). Every lookup verifies the
-checksum of the record, against corruption, and the block hash, against the store in use.
+adaptation blocks, the base model the replay blocks (paper, Eq. "RoD"). Every lookup compares the
+block hash with the store in use, and refuses a block that was not scored.
 
 Shape suffixes: C = blocks, N = all blocks of a folder.
 """
@@ -19,17 +19,9 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.arrays import Bytes, Ids, Nats
+from nemo_rod.selection.arrays import Bytes, Ids, Mask, Nats
 from nemo_rod.selection.blocks import HashedBlocks
-from nemo_rod.selection.references.folder import (
-    FILES,
-    Folder,
-    hash_heads,
-    manifest_digest,
-    open_folder,
-    record_checks,
-    record_type,
-)
+from nemo_rod.selection.references.folder import Folder, hash_heads
 
 
 class ReferenceLosses(Protocol):
@@ -45,11 +37,18 @@ class ReferenceLosses(Protocol):
     def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
         """Returns reference losses of blocks, nats per token, float32 [C]."""
 
+    def refuse_missing(self, wanted: Mask) -> None:
+        """Refuses, before a run, blocks without a reference; bool [blocks of the store]."""
+
 
 class References(ReferenceLosses):
     """Reference losses of the blocks of a store, `references[block_ids]`.
 
     Its `manifests` are one per folder, by ascending first block.
+
+    Example:
+        >>> references = References.open(["references/specialist", "references/base"], store)
+        >>> references[np.array([3, 1])]  # nats per token, float32
     """
 
     def __init__(self, folders: list[Folder], store: HashedBlocks | None, length: int) -> None:
@@ -58,7 +57,7 @@ class References(ReferenceLosses):
         self._starts = np.array([folder.manifest.start for folder in folders])
         self.manifests = tuple(folder.manifest for folder in folders)
         self.block_size = self.manifests[0].block_size
-        digests = "\n".join(folder.digest for folder in folders).encode()
+        digests = "\n".join(manifest.digest for manifest in self.manifests).encode()
         self.digest = hashlib.blake2b(digests, digest_size=16, person=b"rod-refs-v1").hexdigest()
 
     @classmethod
@@ -70,7 +69,7 @@ class References(ReferenceLosses):
         length: int | None = None,
         precision: str | None = None,
     ) -> Self:
-        """Opens one or more compacted folders.
+        """Opens one or more complete folders.
 
         Args:
             paths: The folders, in any order.
@@ -80,11 +79,10 @@ class References(ReferenceLosses):
             precision: Arithmetic of the caller's scoring pass; None accepts any.
 
         Raises:
-            ValueError: A folder is missing, incomplete, of the wrong size, or of another store,
-                tokenizer or precision; or folders overlap or leave blocks of the store without a
-                reference.
+            ValueError: A folder is missing, incomplete, damaged, or of another store,
+                tokenizer or precision; or folders overlap or leave a range of the store uncovered.
         """
-        folders = sorted(map(open_folder, map(Path, paths)), key=lambda f: f.manifest.start)
+        folders = sorted(map(Folder.open, map(Path, paths)), key=lambda f: f.manifest.start)
         if not folders:
             raise ValueError("no folder of references was given: name at least one")
         first = folders[0].manifest
@@ -138,17 +136,24 @@ class References(ReferenceLosses):
     @property
     def files(self) -> list[Path]:
         """The files that lookups read at random."""
-        return [folder.path / f"{name}.npy" for folder in self._folders for name in FILES]
+        return [file for folder in self._folders for file in folder.files]
 
     def __len__(self) -> int:
         """Returns the number of blocks with a reference."""
-        return sum(manifest.num_blocks for manifest in self.manifests)
+        return sum(int(folder.present().sum()) for folder in self._folders)
+
+    def refuse_missing(self, wanted: Mask) -> None:
+        """Refuses, before a run, a block that it will look up in vain: bool [N], by block id."""
+        present = np.zeros(len(wanted), dtype=bool)
+        for folder in self._folders:
+            present[folder.manifest.start : folder.manifest.stop] = folder.present()
+        self._refuse_absent(np.flatnonzero(wanted & ~present))
 
     def __getitem__(self, block_ids: npt.ArrayLike) -> Nats:
         """Returns reference losses over the first `length` tokens, nats per token, float32 [C].
 
         Raises:
-            ValueError: A block has no reference, a damaged one, or one of different content.
+            ValueError: A block has no reference, or one of different content.
         """
         assert self._store is not None, "opened without a store: use find and losses"
         block_ids = np.asarray(block_ids, dtype=np.int64)
@@ -176,7 +181,8 @@ class References(ReferenceLosses):
         Raises:
             ValueError: A block has no reference.
         """
-        index_C = self._by_head.find(hash_heads(np.asarray(hashes, dtype=np.uint8)))
+        ids, index = self._by_head
+        index_C = index.find(hash_heads(np.asarray(hashes, dtype=np.uint8)))
         if (index_C < 0).any():
             first = int(np.argmax(index_C < 0))
             raise ValueError(
@@ -184,63 +190,50 @@ class References(ReferenceLosses):
                 f"at position {first} with hash {bytes(hashes[first]).hex()}: score this job's "
                 "blocks, cut and tokenised as here, with the reference models"
             )
-        # the index counts blocks over all folders, whose ids may have gaps in between
-        counts = [manifest.num_blocks for manifest in self.manifests]
-        begins = np.cumsum(counts) - counts
-        part_C = np.searchsorted(begins, index_C, side="right") - 1
-        return index_C - begins[part_C] + self._starts[part_C]
+        return ids[index_C]
 
     def losses(self, block_ids: npt.ArrayLike) -> Nats:
         """Returns reference losses of blocks whose hashes are known to be right; see `find`.
 
         Raises:
-            ValueError: A block has no reference, or a damaged one.
+            ValueError: A block has no reference.
         """
         return self._records(np.asarray(block_ids, dtype=np.int64))[0]
 
-    def verify(self) -> None:
-        """Reads all contents; refuses any that do not match a folder's digest."""
-        for folder in self._folders:
-            if manifest_digest(folder.manifest, folder.losses, folder.heads) != folder.digest:
-                raise ValueError(
-                    f"{folder.path} does not have the content its manifest.json names (digest): "
-                    "restore the folder from a copy, or remove it to compute it again"
-                )
-
     @cached_property
-    def _by_head(self) -> HashIndex:
-        return HashIndex(np.concatenate([folder.heads for folder in self._folders]))
+    def _by_head(self) -> tuple[Ids, HashIndex]:
+        """The ids of all blocks with a reference, and the index of their hashes."""
+        ids = np.concatenate(
+            [f.manifest.start + np.flatnonzero(f.present()) for f in self._folders]
+        )
+        heads = [
+            p["head"][np.isfinite(p["loss"][:, 0])]
+            for f in self._folders
+            for p in f.parts
+            if p is not None
+        ]
+        return ids, HashIndex(np.concatenate(heads))
 
     def _records(self, block_ids: Ids) -> tuple[Nats, npt.NDArray[np.uint64]]:
-        """Gathers the losses and heads of blocks, [C] each, and verifies their checksums."""
-        part_C = np.searchsorted(self._starts, block_ids, side="right") - 1
-        loss_C = np.zeros(block_ids.shape, dtype=np.float32)
+        """Gathers the losses and heads of blocks, [C] each."""
+        folder_C = np.searchsorted(self._starts, block_ids, side="right") - 1
+        loss_C = np.full(block_ids.shape, np.nan, dtype=np.float32)
         head_C = np.zeros(block_ids.shape, dtype=np.uint64)
-        present_C, whole_C = np.zeros((2, *block_ids.shape), dtype=bool)
         for number, folder in enumerate(self._folders):
-            lengths = folder.manifest.lengths
-            here = np.flatnonzero((part_C == number) & (block_ids < folder.manifest.stop))
-            rows = block_ids[here] - folder.manifest.start
-            records_c = np.zeros(here.shape, dtype=record_type(lengths))
-            # `take` gathers rows several times faster than fancy indexing.
-            records_c["id"], records_c["loss"] = block_ids[here], folder.losses.take(rows, axis=0)
-            records_c["head"] = head_C[here] = folder.heads.take(rows)
-            loss_C[here] = records_c["loss"][:, lengths.index(self.length)]
-            whole_C[here] = record_checks(records_c) == folder.checks.take(rows)
-            present_C[here] = True
-        if not present_C.all():
-            raise ValueError(
-                f"block {block_ids[np.argmin(present_C)]} has no reference; there are those of "
-                f"{_ranges(self._folders)}: score the missing blocks"
-            )
-        if not whole_C.all():
-            raise ValueError(
-                f"the reference of block {block_ids[np.argmin(whole_C)]} is damaged (checksum, "
-                f"{(~whole_C).sum()} of {len(whole_C)} looked up) in "
-                f"{', '.join(str(folder.path) for folder in self._folders)}: "
-                "restore the folder from a copy, or remove it to compute it again"
-            )
+            here = np.flatnonzero((folder_C == number) & (block_ids < folder.manifest.stop))
+            records_c = folder.records(block_ids[here])
+            loss_C[here] = records_c["loss"][:, folder.manifest.lengths.index(self.length)]
+            head_C[here] = records_c["head"]
+        self._refuse_absent(block_ids[np.isnan(loss_C)])
         return loss_C, head_C
+
+    def _refuse_absent(self, block_ids: Ids) -> None:
+        if len(block_ids):
+            raise ValueError(
+                f"block {block_ids[0]} has no reference ({len(block_ids)} of those looked up); "
+                f"there are those of {_ranges(self._folders)}: run `nemo-rod reference` "
+                "with this arm among `arms`, which scores the missing blocks"
+            )
 
 
 class HashIndex:
@@ -275,4 +268,7 @@ class HashIndex:
 
 
 def _ranges(folders: list[Folder]) -> str:
-    return ", ".join(f"[{f.manifest.start}, {f.manifest.stop}) in {f.path}" for f in folders)
+    return ", ".join(
+        f"{int(f.present().sum())} blocks in [{f.manifest.start}, {f.manifest.stop}) of {f.path}"
+        for f in folders
+    )

@@ -6,8 +6,7 @@ Each returns a figure, or None if its arms were not run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
@@ -16,12 +15,16 @@ from nemo_rod.lab.report.results import Shown
 from nemo_rod.lab.report.under_way import Part
 
 Draw = Callable[[Any], Figure | None]
-_OF_RUN: dict[str, Draw] = {
+_SWEPT: dict[str, Literal["multiplier", "kappa"]] = {
+    "pool_size": "multiplier",
+    "weighting": "kappa",
+}
+_OF_RUN: dict[str, Draw | None] = {
     "frontier": plane.frontier,
     "capabilities": rows.capabilities,
     "components": plane.components,
-    "pool_size": partial(plane.swept, key="multiplier"),
-    "weighting": partial(plane.swept, key="kappa"),
+    "pool_size": None,
+    "weighting": None,
     "budgets": plane.budgets,
     "transfer": plane.transfer,
     "seeds": rows.seeds,
@@ -44,8 +47,10 @@ def draw(name: str, shown: Sequence[Shown], parts: Sequence[Part]) -> Figure | N
     """Returns a figure of the first run, or of all settings; None if its data are missing."""
     if name == "under_way":
         return during_training.under_way(parts)
-    if name in _OF_RUN:
-        return _OF_RUN[name](shown[0][1])
+    if name in _SWEPT:
+        return plane.swept(*shown[0], key=_SWEPT[name])
+    if draw_run := _OF_RUN.get(name):
+        return draw_run(shown[0][1])
     if not name.startswith("settings_"):
         shown = shown[:1]
     elif len(shown) < 2:

@@ -10,12 +10,13 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nemo_rod.lab.report.figures.canvas import FONT_SIZE, HEADING, TOP, add_axes, panels
 from nemo_rod.lab.report.figures.labels import label_right, label_width, shorten
-from nemo_rod.lab.report.history import History, finite_mean
-from nemo_rod.lab.report.paper import category_of, paper, title_of
+from nemo_rod.lab.report.history import Counts, History, finite_mean
+from nemo_rod.lab.report.paper import category_of, category_role, paper, title_of
 from nemo_rod.lab.report.results import Results, Shown
 from nemo_rod.lab.report.run_files import Run
 from nemo_rod.lab.report.style import NUM_SOURCES, light
@@ -32,8 +33,7 @@ _MAX_POINTS = 200  # of a curve
 def replay_share(shown: Sequence[Shown]) -> Figure | None:
     """Draws the replay share of the batch over training, stacked by source, with its deciles.
 
-    Sources of the paper are grouped by category. Lines mark the steps by which the number of
-    adaptation blocks trained on reached once, twice etc. the number in the store.
+    Sources of the paper are grouped by category; for the lines across see `mark_phases`.
     """
     runs = [(run, results, history, *_stacked(history)) for run, results, history in _rod(shown)]
     runs = [row for row in runs if row[4]]
@@ -74,14 +74,7 @@ def replay_share(shown: Sequence[Shown]) -> Figure | None:
                 ha="center", va="center", color=light("ink"), fontsize=FONT_SIZE,
                 fontweight="bold", zorder=6,
             )  # fmt: skip
-        num_adaptation = sum(run.block_counts["adaptation"].values())
-        for times, step in exposures(history, num_adaptation):
-            axes.axvline(step, color=light("muted"), linewidth=1, linestyle=(0, (3, 3)), zorder=4)
-            axes.annotate(
-                f"{times}\N{MULTIPLICATION SIGN}", (step, 1), (3, -2),
-                xycoords=("data", "axes fraction"), textcoords="offset points", ha="left", va="top",
-                color=light("muted"), fontsize=FONT_SIZE, zorder=6,
-            )  # fmt: skip
+        mark_phases(axes, run)
         last_B = slice(-max(len(step_B) // 10, 1), None)
         edges_O = np.concatenate([[0.0], top_BO[last_B].mean(axis=0)])
         label_right(axes, texts, list((edges_O[:-1] + edges_O[1:]) / 2), colours)
@@ -94,13 +87,36 @@ def _rod(shown: Sequence[Shown]) -> list[tuple[Run, Results, History]]:
     return [(run, results, rod.history) for run, results, rod in runs if rod.history]
 
 
-def exposures(history: History, num_adaptation: int) -> list[tuple[int, int]]:
-    """Returns the multiples of the adaptation corpus, each with the first step that reached it."""
+def mark_phases(axes: Axes, run: Run, *, arm: str = "rod") -> None:
+    """Marks passes over the adaptation blocks of a run's arm, and the start of annealing.
+
+    1x is the step by which as many adaptation blocks were trained on as the store has.
+    """
+    history, facts = run.arms[arm].history, run.arms[arm].facts
+    assert history is not None
+    passes = exposures(history, history.chosen_TO, sum(run.block_counts["adaptation"].values()))
+    marks = [(step, f"{times}\N{MULTIPLICATION SIGN}", "muted") for times, step in passes]
+    if facts.get("anneals_at") is not None:
+        marks.append((facts["anneals_at"], "annealing", "other"))
+    for step, text, colour in marks:
+        axes.axvline(step, color=light(colour), linewidth=1, linestyle=(0, (3, 3)), zorder=4)
+        axes.annotate(
+            text, (step, 1), (3, -2 - 11 * (colour == "other")),
+            xycoords=("data", "axes fraction"), textcoords="offset points", ha="left", va="top",
+            color=light(colour), fontsize=FONT_SIZE, zorder=6,
+        )  # fmt: skip
+
+
+def exposures(history: History, count_TO: Counts, num_adaptation: int) -> list[tuple[int, int]]:
+    """Returns the multiples of the adaptation corpus, each with the first step that reached it.
+
+    Counted are the blocks in `count_TO`, by step and source: those drawn, or those trained on.
+    """
     if num_adaptation <= 0:
         return []
-    trained_T = history.chosen_TO[:, ~history.is_replay_O].sum(axis=1).cumsum()
-    whole = int(trained_T[-1]) // num_adaptation
-    reached = [int(np.searchsorted(trained_T, n * num_adaptation)) for n in range(1, whole + 1)]
+    total_T = count_TO[:, ~history.is_replay_O].sum(axis=1).cumsum()
+    whole = int(total_T[-1]) // num_adaptation
+    reached = [int(np.searchsorted(total_T, n * num_adaptation)) for n in range(1, whole + 1)]
     return [(n, int(history.step_T[i])) for n, i in enumerate(reached, start=1)]
 
 
@@ -111,7 +127,7 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
     """
     steady = len(history.step_T) * history.batch_size // _BLOCKS_PER_BIN
     bins = max(_MIN_BINS, min(steady, _MAX_BINS))
-    step_B, share_BO = _binned(history, history.chosen_TO / history.batch_size, max_bins=bins)
+    step_B, share_BO = binned(history, history.chosen_TO / history.batch_size, max_bins=bins)
     bands: dict[str, Floats] = {}
     for i in np.flatnonzero(history.is_replay_O):
         name = category_of(history.source_names[i]) or history.source_names[i]
@@ -123,10 +139,10 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
     rest = by_size[len(own) :]
     order = sorted(own, key=lambda name: place[name])
     names, columns = [shorten(name) for name in own], [bands[name] for name in own]
-    # Categories have the same colour in all settings.
-    fixed = list(paper()["categories"])
+    fixed = paper()["categories"]
     colours = [
-        light(f"source-{fixed.index(name) if name in fixed else order.index(name)}") for name in own
+        light(category_role(name) if name in fixed else f"source-{order.index(name)}")
+        for name in own
     ]
     if rest:
         names.append(f"{len(rest)} others")
@@ -136,30 +152,36 @@ def _stacked(history: History) -> tuple[Floats, list[str], list[str], Floats]:
 
 
 def scores(shown: Sequence[Shown]) -> Figure | None:
-    """Draws mean scores of adaptation and replay candidates over training, and tau."""
+    """Draws mean scores of both roles' candidates and tau over training, above RoD's share."""
     runs = [row for row in _rod(shown) if row[2].is_scored]
     if not runs:
         return None
     above = HEADING * (len(shown) > 1)
     right = label_width(list(_SERIES))
-    figure, boxes = panels(len(runs), 3.2 + above, top=TOP + above, right=right)
+    figure, boxes = panels(2 * len(runs), 3.0 + above, top=TOP + above, right=right)
     title = "mean reducible loss (nats per token)"
-    for (_, results, history), box in zip(runs, boxes, strict=True):
+    for (run, results, history), box, below in zip(runs, boxes[::2], boxes[1::2], strict=True):
         heading = title_of(results["recipe"]) if above else ""
-        axes = add_axes(figure, box, "training step", title, heading=heading)
+        axes = add_axes(figure, box, "", title, heading=heading)
         ends: dict[str, float] = {}
         for name, (colour, style, attribute) in _SERIES.items():
             value_T: Floats = getattr(history, attribute)
             if not np.isfinite(value_T).any():
                 continue
-            step_B, value_B = _binned(history, value_T)
+            step_B, value_B = binned(history, value_T)
             axes.plot(
                 step_B, value_B, color=light(colour), linestyle=style, linewidth=1.8, zorder=3
             )
             ends[name] = float(value_B[np.isfinite(value_B)][-1])
         axes.axhline(0, color=light("rule"), linewidth=1, zorder=1)
-        axes.set_xlim(history.step_T[0], history.step_T[-1])
-        axes.grid(visible=False, axis="x")
+        share = add_axes(figure, below, "training step", "replay share of the batch (%)")
+        step_B, share_B = binned(history, 100 * history.share_T)
+        share.plot(step_B, share_B, color=light("rod"), linewidth=1.8, zorder=3)
+        share.set_ylim(0, 1.25 * max(1.0, float(share_B.max())))
+        for one in (axes, share):
+            one.set_xlim(history.step_T[0], history.step_T[-1])
+            one.grid(visible=False, axis="x")
+            mark_phases(one, run)
         colours = [light(_SERIES[name][0]) for name in ends]
         label_right(axes, list(ends), list(ends.values()), colours)
     return figure
@@ -172,7 +194,7 @@ _SERIES = {
 }
 
 
-def _binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tuple[Floats, Floats]:
+def binned(history: History, value_TO: Floats, max_bins: int = _MAX_BINS) -> tuple[Floats, Floats]:
     """Returns means over bins of consecutive steps: mean step [B], mean values [B, O] or [B]."""
     num_bins = min(len(history.step_T), max_bins)
     step_B = np.array([part.mean() for part in np.array_split(history.step_T, num_bins)])

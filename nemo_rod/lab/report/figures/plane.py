@@ -18,9 +18,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from nemo_rod.lab.report.arm_names import ArmName, filter_kinds, frontier_arms, parse_arm
 from nemo_rod.lab.report.designs import continued, helped, varying, with_fixed_share
 from nemo_rod.lab.report.figures.canvas import FONT_SIZE, HEADING, TOP, add_axes, panels
+from nemo_rod.lab.report.figures.during_training import binned, exposures
 from nemo_rod.lab.report.figures.labels import Label, label_right, label_width, place_labels
 from nemo_rod.lab.report.paper import paper_arms, title_of
 from nemo_rod.lab.report.results import Results, Shown, chord_of
+from nemo_rod.lab.report.run_files import Run
 from nemo_rod.lab.report.style import arm_colour, light
 from nemo_rod.lab.report.table import signed
 
@@ -55,6 +57,7 @@ class Plane:
         paths: Arms to join by a line, in order.
         replicates: Runs with other seeds, drawn faintly and without labels.
         show_gap: Whether to show RoD's gap to the chord.
+        inset: Arms that are joined by a line in an inset of the whole plane.
     """
 
     results: Results
@@ -65,6 +68,7 @@ class Plane:
     paths: Sequence[Sequence[str]] = ()
     replicates: Sequence[Results] = ()
     show_gap: bool = False
+    inset: Sequence[str] = ()
 
 
 def frontier(results: Results) -> Figure | None:
@@ -99,14 +103,23 @@ def frontier(results: Results) -> Figure | None:
 
 
 def settings_frontier(shown: Sequence[Shown]) -> Figure | None:
-    """Draws the frontier of several settings: F_val, and the forgetting of tasks if known."""
+    """Draws the frontier of several settings: F_val, and the forgetting of tasks if known.
+
+    Merges, which lie far from the other arms, are in an inset of the whole plane.
+    """
     planes = []
     for _, results in shown:
         arms = results["arms"]
         names = frontier_arms(arms)
         near = [name for name in names if _is_near(results, name)] or names
+        merges = sorted(filter_kinds(arms, "merge"), key=lambda name: parse_arm(name).value)
         title = title_of(results["recipe"])
-        planes += [Plane(results, near, measure, title) for measure in _TITLES]
+        planes += [
+            Plane(
+                results, near, measure, title, inset=merges if measure == "val_forgetting" else ()
+            )
+            for measure in _TITLES
+        ]
     return draw_planes(planes)
 
 
@@ -154,26 +167,38 @@ def transfer(results: Results) -> Figure | None:
     return draw_planes([Plane(results, names, replicates=results["replicates"])])
 
 
-def swept(results: Results, key: Literal["multiplier", "kappa"]) -> Figure | None:
-    """Draws a plane of the arms that differ in one key, and their replay share by tenths."""
+def swept(run: Run, results: Results, key: Literal["multiplier", "kappa"]) -> Figure | None:
+    """Draws a plane of the arms that differ in one key, and the replay share over their steps.
+
+    Ticks on a share mark where its candidates have passed once, twice etc. over the adaptation
+    blocks.
+    """
     arms = results["arms"]
     names = varying(arms, key)
     if len(names) < 2 or not points_of(arms, names, "val_forgetting"):
         return None
     texts = {name: f"{_SIGNS[key]} = {arms[name]['design'][key]:g}" for name in names}
-    shown = [name for name in names if arms[name]["share_by_decile"]]
+    histories = {name: run.arms[name].history for name in names}
+    shown = {name: history for name, history in histories.items() if history is not None}
     right = label_width(list(texts.values()))
     figure, boxes = panels(1 + bool(shown), 3.6, right=right)
     axes = add_axes(figure, boxes[0], _X_TITLE, _TITLES["val_forgetting"])
     draw_plane(axes, Plane(results, names, texts=texts, paths=[names]))
     if shown:
-        axes = add_axes(figure, boxes[1], "tenth of the run", "replay share (%)")
-        ends = []
-        colours = [light(_TINTS[names.index(name) % len(_TINTS)]) for name in shown]
-        for name, colour in zip(shown, colours, strict=True):
-            share = [100 * value for value in arms[name]["share_by_decile"]]
-            axes.plot(range(1, len(share) + 1), share, "o-", color=colour, markersize=3.5)
-            ends.append(share[-1])
+        axes = add_axes(figure, boxes[1], "training step", "replay share (%)")
+        ends, colours = [], []
+        num_adaptation = sum(run.block_counts["adaptation"].values())
+        for name, history in shown.items():
+            colours.append(light(_TINTS[names.index(name) % len(_TINTS)]))
+            step_B, share_B = binned(history, 100 * history.share_T)
+            axes.plot(step_B, share_B, color=colours[-1], linewidth=1.4)
+            drawn = exposures(history, history.candidates_TO, num_adaptation)
+            at = [step for _, step in drawn]
+            axes.plot(
+                at, np.interp(at, step_B, share_B), "|", color=colours[-1], markersize=11,
+                markeredgewidth=1.6,
+            )  # fmt: skip
+            ends.append(float(share_B[-1]))
         axes.set_ylim(bottom=0)
         label_right(axes, [texts[name] for name in shown], ends, colours)
     return figure
@@ -209,6 +234,8 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
     points = points_of(results["arms"], plane.names, plane.measure)
     paper = points_of(paper_arms(results["recipe"]), list(points), plane.measure)
     _set_limits(axes, [*points.values(), *paper.values()], plane.measure)
+    if points_of(results["arms"], plane.inset, plane.measure):
+        _draw_inset(axes, plane)
     is_log = plane.measure == "val_forgetting"
     for replicate in plane.replicates:
         if is_log:
@@ -257,6 +284,42 @@ def draw_plane(axes: Axes, plane: Plane) -> None:
         labels.append(Label(end, forgetting, f"{signed(3)(gap)} at equal F_val", colour))
         lines += _along(ends)
     place_labels(axes, labels, avoid=lines, size=FONT_SIZE)
+
+
+def _draw_inset(axes: Axes, plane: Plane) -> None:
+    """Draws all arms of a plane and of its inset, and the region of the axes, above the points."""
+    names = [*plane.names, *(name for name in plane.inset if name not in plane.names)]
+    points = points_of(plane.results["arms"], names, plane.measure)
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.6)  # room for it
+    inset = axes.inset_axes((0.52, 0.64, 0.48, 0.36))
+    inset.set_facecolor(light("surface"))
+    path = [points[name] for name in plane.inset if name in points]
+    inset.plot(*zip(*path, strict=True), color=light("merge"), linewidth=1, alpha=0.6)
+    for name, point in points.items():
+        arm, _ = _as_drawn(plane.results, name)
+        marker, size = _MARKERS.get(arm.kind, _CIRCLE)
+        inset.plot(
+            *point, marker, color=arm_colour(arm.name, list(plane.results["arms"])),
+            markersize=0.55 * size, markeredgewidth=0,
+        )  # fmt: skip
+    # labels of both ends lie inside: to the right of the upper left one, to the left of the other
+    for name, shift, side in (
+        (plane.inset[0], (6, 1), "left"),
+        (plane.inset[-1], (-6, -9), "right"),
+    ):
+        if name in points:
+            inset.annotate(
+                parse_arm(name).label, points[name], shift, textcoords="offset points", ha=side,
+                color=light("merge"), fontsize=FONT_SIZE - 1,
+            )  # fmt: skip
+    _set_limits(inset, list(points.values()), plane.measure)
+    box = [(left, low), (right, low), (right, high), (left, high), (left, low)]
+    inset.plot(*zip(*box, strict=True), color=light("muted"), linewidth=0.8)
+    inset.grid(visible=False)
+    inset.tick_params(which="both", labelsize=7, labelcolor=light("muted"), length=0)
+    for spine in inset.spines.values():
+        spine.set_color(light("rule"))
 
 
 def _as_drawn(results: Results, name: str) -> tuple[ArmName, bool]:

@@ -10,7 +10,15 @@ from matplotlib.figure import Figure
 
 from nemo_rod.lab.report.arm_names import filter_kinds, parse_arm
 from nemo_rod.lab.report.chord import linear_fit
-from nemo_rod.lab.report.figures.canvas import FONT_SIZE, HEADING, TOP, add_axes, panels
+from nemo_rod.lab.report.figures.canvas import (
+    FONT_SIZE,
+    HEADING,
+    LEFT,
+    TOP,
+    WIDTH,
+    add_axes,
+    panels,
+)
 from nemo_rod.lab.report.figures.labels import (
     Label,
     label_right,
@@ -19,9 +27,11 @@ from nemo_rod.lab.report.figures.labels import (
     shorten,
     spread,
 )
-from nemo_rod.lab.report.paper import paper_value, title_of
+from nemo_rod.lab.report.paper import category_of, category_role, paper, paper_value, title_of
 from nemo_rod.lab.report.results import Results, Shown, known
 from nemo_rod.lab.report.style import arm_colour, light
+
+_LINE = 0.18  # inches of a line of the legend
 
 
 def forgetting_profile(settings: Sequence[Shown]) -> Figure | None:
@@ -149,6 +159,7 @@ def sampling_ratio(settings: Sequence[Shown]) -> Figure | None:
     """Draws RoD's sampling ratio per source against two measures of the need for replay.
 
     These are, per setting, forgetting without replay and residual forgetting under fixed replay.
+    Sources of the paper have the colour of their category.
     """
     rows = []
     for _, results in settings:
@@ -161,7 +172,17 @@ def sampling_ratio(settings: Sequence[Shown]) -> Figure | None:
     if not rows:
         return None
     heading = HEADING * (len(settings) > 1)
-    figure, boxes = panels(len(rows), 3.6 + heading, top=TOP + heading)
+    used = {category_of(name) for *_, ratio in rows for name in ratio}
+    categories = [name for name in paper()["categories"] if name in used]
+    legend = _LINE * -(-len(categories) // 2)
+    figure, boxes = panels(len(rows), 3.6 + heading + legend, top=TOP + heading + legend)
+    for i, name in enumerate(categories):  # in two columns above the first axes
+        below = (0.05 + _LINE * (i // 2)) / figure.get_figheight()
+        figure.text(
+            (LEFT / 2 / WIDTH) + (i % 2) / 2, 1 - below,
+            f"\N{BLACK CIRCLE} {name}", color=light(category_role(name)), fontsize=FONT_SIZE,
+            va="top",
+        )  # fmt: skip
     for (results, label, key, by_source, ratio), box in zip(rows, boxes, strict=True):
         axes = add_axes(
             figure, box, f"forgetting under {label} (nats per token)", "sampling ratio under RoD",
@@ -184,7 +205,10 @@ def sampling_ratio(settings: Sequence[Shown]) -> Figure | None:
             avoid = [
                 (px, fit[1] + fit[0] * px) for px in np.linspace(ends[0], ends[1], 60).tolist()
             ]
-        axes.plot(x, y, "o", color=light("rod"), markersize=7, markeredgewidth=0, zorder=5)
+        for name, px, py in zip(names, x, y, strict=True):
+            category = category_of(name)
+            colour = light("rod" if category is None else category_role(category))
+            axes.plot(px, py, "o", color=colour, markersize=7, markeredgewidth=0, zorder=5)
         labels = [
             Label(px, py, shorten(name), light("ink"))
             for name, px, py in zip(names, x.tolist(), y.tolist(), strict=True)
