@@ -111,7 +111,9 @@ def _run(jobs: ModelJobs, job: Job, folder: Path) -> None:
     if isinstance(job, TrainJob):
         _train(job, folder)
     elif isinstance(job, ReferenceJob):
-        _write_references(jobs.results.blocks, folder, job.role, job.model_digest).close()
+        _write_references(
+            jobs.results.blocks, folder, job.role, job.model_digest, np.load(job.wanted)
+        ).close()
     else:
         _evaluate(job, folder)
 
@@ -144,11 +146,15 @@ def _merge(base: Path, adapted: Path, out: Path, lam: float) -> None:
     _write_weights(Path(out), lam)
 
 
-def _write_references(blocks: Path, folder: Path, role: str, model: str) -> ReferenceWriter:
+def _write_references(
+    blocks: Path, folder: Path, role: str, model: str, wanted: np.ndarray | None = None
+) -> ReferenceWriter:
     store = BlockStore(blocks)
     lengths = [store.block_size]
     manifest = role_manifest(store, role, model=model, lengths=lengths, precision="fp32")
-    writer = ReferenceWriter(folder, manifest, store.hashes)
+    if wanted is not None:
+        wanted = wanted[manifest.start : manifest.stop]
+    writer = ReferenceWriter(folder, manifest, store.hashes, wanted)
     ids = writer.missing
     writer.append(ids, _Random(7).losses(ids)[:, None])
     return writer

@@ -10,12 +10,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import made_up_run
 import numpy as np
 import pytest
 from corpus_cases import BYTE
 from made_up_run import make_run, recipe
 
 from nemo_rod.config import Config
+from nemo_rod.corpus.store import BlockStore
 from nemo_rod.files import write_json
 from nemo_rod.jobs import EvaluateJob
 from nemo_rod.lab.merge import merge_stages
@@ -23,6 +25,7 @@ from nemo_rod.run.evaluate import evaluate_stages
 from nemo_rod.run.handover import Stage, partial
 from nemo_rod.run.model_jobs import ModelJobs
 from nemo_rod.run.stages import Stages
+from nemo_rod.selection.references.folder import Folder
 
 MERGED = "merge_0.6"
 
@@ -147,6 +150,41 @@ def test_overrides_of_nemo_rl_that_decide_are_inputs(
         stage(before).move_aside()
         said = refusal_of(before, after, stage)
         assert refused in said and bool(said) == bool(refused)
+
+
+def test_references_are_of_what_can_be_drawn_and_grow(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelJobs, "run", made_up_run._run)
+    folder, store = run_dir / "references/base", BlockStore(run_dir / "blocks")
+
+    def stage(*more: str) -> tuple[Stage, np.ndarray]:
+        stages = Stages(recipe(run_dir, *more))
+        rod, steps = stages.jobs.arm("rod"), stages.config.train.steps
+        drawn = [rod.pools().pool(step).block_ids for step in range(steps)]
+        ids = np.unique(np.concatenate(drawn))
+        return stages.reference("base"), ids[ids >= store.num_adaptation]
+
+    first, drawn = stage()
+    assert first.is_done() and len(drawn) < len(store) - store.num_adaptation
+    assert np.flatnonzero(Folder.open(folder).present()).tolist() == [
+        i - store.num_adaptation for i in drawn
+    ]
+    manifest, everything = (folder / "manifest.json").read_bytes(), {*drawn.tolist()}
+    for more in ("seed=7", "train.steps=9", "selection.multiplier=4"):
+        other, ids = stage(more)
+        assert not other.is_done(), more
+        other.run()
+        assert other.is_done() and first.is_done()
+        everything |= {*ids.tolist()}
+        assert Folder.open(folder).present().sum() == len(everything)
+    assert (folder / "manifest.json").read_bytes() == manifest
+    with pytest.raises(
+        ValueError,
+        match=r"has losses over the first 16 tokens of a block, not 4, as scoring\.prefix asks "
+        r"for: add rebuild=\[references_base\]",
+    ):
+        stage("scoring.prefix=1/4")[0].is_done()
 
 
 def test_rebuild_moves_everything_measured_aside(run_dir: Path) -> None:

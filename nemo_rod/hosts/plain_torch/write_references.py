@@ -12,11 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.hosts.plain_torch.scorer import TorchScorer
-from nemo_rod.selection import ReferenceWriter, compact, logged_ids
-from nemo_rod.selection.arrays import Ids
+from nemo_rod.selection import ReferenceWriter
+from nemo_rod.selection.dealing import whole_micro_batches
 from nemo_rod.selection.references.folder import holds, role_manifest
-
-_PASSES_PER_WRITE = 8  # passes of every replica between two writes
 
 
 def write_references(
@@ -61,38 +59,29 @@ def write_references(
         lengths=[scorer.length],
         precision=scorer.precision,
     )
-    folder, writes = Path(out), scorer.rank == 0
     cure = "name another folder, or remove it to compute it again"
-    if scorer.on_all_ranks(lambda: holds(folder, manifest, cure=cure)):
+    if scorer.on_all_ranks(lambda: holds(Path(out), manifest, cure=cure)):
         return
 
-    def begin() -> tuple[ReferenceWriter, Ids] | None:
-        if not writes:
+    def begin() -> ReferenceWriter | None:
+        if scorer.rank > 0:
             return None
-        folder.mkdir(parents=True, exist_ok=True)
-        logged = logged_ids(folder, manifest)
-        missing = np.setdiff1d(np.arange(manifest.start, manifest.stop), logged)
-        return ReferenceWriter(folder, rank=0, manifest=manifest), missing
+        writer = ReferenceWriter(out, manifest, store.hashes)
+        if writer.manifest.lengths != manifest.lengths:
+            raise ValueError(f"{out} is of lengths {writer.manifest.lengths}: {cure}.")
+        return writer
 
-    begun = scorer.on_all_ranks(begin)
-    sent = [begun and begun[1]]
+    writer = scorer.on_all_ranks(begin)
+    missing = [writer.missing if writer else None]
     if scorer.replicas > 1:
-        dist.broadcast_object_list(sent, group=group, group_src=0)
-    missing, writer = sent[0], begun and begun[0]
-    assert missing is not None
-    size = _PASSES_PER_WRITE * micro_batch_size * scorer.replicas
-    for start in range(0, len(missing), size):
-        part = missing[start : start + size]
-        loss_C = scorer.losses(part)
+        dist.broadcast_object_list(missing, group=group, group_src=0)
+    assert missing[0] is not None
+    for ids in whole_micro_batches(missing[0], manifest, micro_batch_size, scorer.replicas):
+        loss_C = scorer.losses(ids)
+        own_ids, first = np.unique(ids, return_index=True)  # without padding
         if writer is not None:
-            writer.append(part, loss_C[:, None], store.hashes(part))
-
-    def finish() -> None:
-        if writer is not None:
-            writer.close()
-            compact(folder, manifest=manifest, hashes=store.hashes)
-
-    scorer.on_all_ranks(finish)
+            writer.append(own_ids, loss_C[first, None])
+    scorer.on_all_ranks(lambda: writer.close() if writer else None)
 
 
 def weights_digest(model: torch.nn.Module) -> str:
