@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,14 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
     try:
         start(task)()
     except Exception as error:  # those of the task have ended there
+        places = [
+            word.partition("=")[2] or following
+            for word, following in zip(words, [*words[1:], ""], strict=True)
+            if word.startswith(("--config-dir", "-cd"))
+        ]
+        for file in sorted(file for place in places for file in Path(place).rglob("*.yaml")):
+            if file.read_bytes().startswith(BOM_UTF8):  # Hydra then overlooks its "# @package"
+                leave(f"{file} begins with a byte-order mark: save it as UTF-8 without one.")
         leave(_composition_error(error))
 
 

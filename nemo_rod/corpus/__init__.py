@@ -1,7 +1,6 @@
 """Turns documents into blocks: reading, tokenising, packing, the block store, the holdout."""
 
 from nemo_rod.corpus.hashing import block_hash, is_holdout
-from nemo_rod.corpus.overlap import overlap_report
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.sources import SourceSpec
@@ -15,6 +14,5 @@ __all__ = [
     "block_hash",
     "is_holdout",
     "load_tokenizer",
-    "overlap_report",
     "prepare",
 ]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from nemo_rod.corpus.dedup import stored_duplicates
 from nemo_rod.corpus.documents import Documents
 from nemo_rod.corpus.encode import Batch, Encoded, Encoder, batches
+from nemo_rod.corpus.formats import ReadError
 from nemo_rod.corpus.hashing import block_hashes, holdout_mask, is_holdout
 from nemo_rod.corpus.hub import commit_on_hub
 from nemo_rod.corpus.pack import Packer
@@ -66,6 +67,8 @@ def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
         del reading[key]
     if not spec.options:
         del reading["options"]
+    inputs = Documents(spec).inputs
+    parts = [{"name": name, "bytes": size} for i in inputs for name, size in i.parts]
     return {
         "schema": SCHEMA,
         "source": spec.name,
@@ -83,7 +86,8 @@ def describe(spec: SourceSpec, settings: Settings) -> dict[str, Any]:
         "replay_ratio": settings.replay_ratio if spec.role == "replay" else None,
         "blocks_per_shard": settings.blocks_per_shard,
         "reading": reading,
-        "files": [{"name": i.name, "bytes": i.size} for i in Documents(spec).inputs],
+        "files": [{"name": i.name, "bytes": i.size} for i in inputs],
+        **({"dataset_files": parts} if parts else {}),
     }
 
 
@@ -98,7 +102,8 @@ def build_source(
         The folder to move into the store; below `folder`, which is for unfinished work.
 
     Raises:
-        ValueError: The source cannot be read, or is too small for a training and a held-out block.
+        ReadError: The source cannot be read; the work up to there is kept in `folder`.
+        ValueError: The source is too small for a training and a held-out block.
     """
     folder.mkdir(parents=True, exist_ok=True)
     build = _Build(folder, spec, settings)
@@ -118,16 +123,21 @@ def build_source(
                 lambda done: progress(done, total, f"{label}: finding duplicates"),
             )
         documents = Documents(spec, build.documents, duplicates)
-        saved = time.monotonic()
-        if not build.full:
-            for batch, encoded in encoder.encode(batches(documents)):
+        saved, last = time.monotonic(), build.documents
+        try:
+            for batch, encoded in encoder.encode(batches(documents)) if not build.full else ():
                 build.add(batch, encoded)
+                last = None if batch.goes_on else batch.state
                 progress(batch.consumed, total, label)
                 if build.full:
                     break
-                if time.monotonic() - saved >= settings.checkpoint_seconds:
-                    build.save(batch.state)
+                if last and time.monotonic() - saved >= settings.checkpoint_seconds:
+                    build.save(last)
                     saved = time.monotonic()
+        except ReadError:
+            if last:
+                build.save(last)
+            raise
         return build.finish()
     finally:
         build.close()
@@ -167,6 +177,8 @@ class _Build:
         size, eod_id = settings.block_size, settings.tokenizer.eod_id
         # [training, held out]; the second packer is idle unless whole documents are held out.
         self._packers = [Packer(size, eod_id, rest) for rest in state["rests"]]
+        self._begun = False  # whether the last document goes on in the next batch
+        self._open: list[NDArray[np.int32]] = []  # its tokens, if whole documents are held out
         self._tokens: int = state["tokens"]
         self._taken: list[int] = state["taken"]
         self._writers = [
@@ -178,31 +190,37 @@ class _Build:
 
     @property
     def full(self) -> bool:
-        """Whether the cap on tokens has been reached."""
+        """Whether no token of another document fits under the cap on tokens."""
         cap = self._spec.max_tokens
-        return cap is not None and self._tokens >= cap
+        return cap is not None and not self._begun and self._tokens >= cap - 1
 
     def add(self, batch: Batch, encoded: Encoded) -> None:
         """Packs and writes a batch, up to the cap on tokens."""
         tokens, lengths = encoded
-        documents = np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
+        parts = np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
         cap = self._spec.max_tokens
-        for number, (document, source) in enumerate(zip(documents, batch.inputs, strict=True)):
-            if cap is not None and self._tokens >= cap:
-                documents = documents[:number]
+        goes_on = batch.goes_on
+        for number, (part, source) in enumerate(zip(parts, batch.inputs, strict=True)):
+            if self.full:
+                parts, goes_on = parts[:number], False
                 break
-            if cap is not None:
-                documents[number] = document[: cap - self._tokens - 1]
-            self._tokens += len(documents[number]) + 1
-            self._taken[source] += 1
+            self._begun = goes_on and number == len(parts) - 1
+            if cap is not None and (room := cap - self._tokens - 1) < len(part) + self._begun:
+                parts[number] = part[:room]
+                self._begun = goes_on = False  # a document ends where the cap ends it
+            self._tokens += len(parts[number]) + (not self._begun)
+            self._taken[source] += not self._begun
         fraction, seed = self._settings.holdout_fraction, self._settings.holdout_seed
         if self._spec.document_holdout:
-            held = [is_holdout(d, fraction=fraction, seed=seed) for d in documents]
+            if self._open and parts:
+                parts[0] = np.concatenate([*self._open, parts[0]])
+            self._open = [parts.pop()] if goes_on else []
+            held = [is_holdout(d, fraction=fraction, seed=seed) for d in parts]
             for index, packer in enumerate(self._packers):
-                chosen = [d for d, h in zip(documents, held, strict=True) if h == bool(index)]
+                chosen = [d for d, h in zip(parts, held, strict=True) if h == bool(index)]
                 self._write(index, packer.add(chosen))
         else:
-            blocks = self._packers[0].add(documents)
+            blocks = self._packers[0].add(parts, go_on=goes_on)
             mask = holdout_mask(blocks, fraction=fraction, seed=seed)
             self._write(0, blocks[~mask])
             self._write(1, blocks[mask])

@@ -8,11 +8,8 @@ on any machine, and an interrupted pass can resume in the middle.
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,10 +22,12 @@ from nemo_rod.corpus.formats import (
     Input,
     JsonLines,
     ParquetTable,
+    ReadError,
     TextFile,
-    spread,
 )
+from nemo_rod.corpus.input_files import matching_files
 from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.files import FULL
 
 
 class Document(NamedTuple):
@@ -66,16 +65,41 @@ class Documents:
         self._started = False
 
     def __iter__(self) -> Iterator[Document]:
+        """Yields the documents.
+
+        Raises:
+            ReadError: Of whatever the reader raises, with the names of source and input.
+        """
         state = self._state
         while state["input"] < len(self.inputs) and not self._full():
             current = self.inputs[state["input"]]
             self._started = True
-            for text in current.records(state["position"]):
+            records = current.records(state["position"])
+            number = 0
+            while True:
+                try:
+                    text = next(records)
+                except StopIteration:
+                    break
+                except ReadError:
+                    raise
+                except Exception as error:  # readers of other people's raise anything
+                    if isinstance(error, OSError) and error.errno in FULL:
+                        raise
+                    reason = " ".join(str(error).split())[:600]
+                    if type(error) is not ValueError or current.place not in reason:
+                        reason = (
+                            f"{current.where()}, after {number} records of this run: "
+                            f"{type(error).__name__}: {reason}: mend or fetch it again"
+                        )
+                    raise ReadError(f"source {self.spec.name}: {reason}") from error
+                number += 1
                 taken = None if text is None else self._take(text, current.name)
                 if taken is not None:
                     yield Document(state["input"], *taken)
-                    if self._full():
-                        return
+                del text, taken  # before the next one is read: they may be long
+                if self._full():
+                    return
             state["input"] += 1
             state["position"] = None
             self._started = False
@@ -99,7 +123,7 @@ class Documents:
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
             data = text.encode("utf-8")
         if len(data) > MAX_DOCUMENT_BYTES:
-            raise ValueError(
+            raise ReadError(
                 f"source {self.spec.name}: a document of {len(data) >> 20} MiB in {where} is "
                 f"larger than {MAX_DOCUMENT_BYTES >> 20} MiB: split it"
             )
@@ -118,6 +142,9 @@ class Documents:
         if limit is not None and state["bytes"] + len(data) > limit:
             data = data[: limit - state["bytes"]]
             text = data.decode("utf-8", errors="ignore")  # drops a character cut in half
+            if not text:  # it would be an end of document without a document
+                state["bytes"] = limit
+                return None
         state["bytes"] += len(data)
         state["taken"] += 1
         return text, len(data)
@@ -138,32 +165,7 @@ def open_inputs(spec: SourceSpec) -> list[Input]:
 
 
 def read_files(spec: SourceSpec) -> list[Input]:
-    """Returns the local files of a source of kind text, jsonl or parquet, in order."""
+    """Returns the files of a source of kind text, jsonl or parquet, in order."""
     kinds = {"text": TextFile, "jsonl": JsonLines, "parquet": ParquetTable}
     extract = Extract(spec)
-    return [kinds[spec.kind](path, name, extract) for path, name in matching_files(spec)]
-
-
-def matching_files(spec: SourceSpec) -> list[tuple[Path, str]]:
-    """Returns the files of a source, in order, with names that do not depend on its location.
-
-    A name is relative to the fixed part of the glob.
-
-    Raises:
-        ValueError: A glob matches no file.
-    """
-    names: dict[str, str] = {}
-    for pattern in spec.files:
-        expanded = os.path.expanduser(pattern)
-        folder = os.path.dirname(expanded)
-        while glob.has_magic(folder):
-            folder = os.path.dirname(folder)
-        paths = [path for path in glob.glob(expanded, recursive=True) if os.path.isfile(path)]
-        if not paths:
-            raise ValueError(
-                f"source {spec.name}: no file matches {pattern!r} in {os.getcwd()}: "
-                "correct files of the source"
-            )
-        for path in paths:
-            names.setdefault(path, Path(os.path.relpath(path, folder or ".")).as_posix())
-    return [(Path(path), names[path]) for path in spread(sorted(names), spec.max_files)]
+    return [kinds[spec.kind](file, name, extract) for file, name in matching_files(spec)]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +27,8 @@ from nemo_rod.corpus.tokenizer import Tokenizer
 
 BATCH_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20
+_SPACE = re.compile(r"(?<=\S)\s(?=\S)")
+_REACH, _TRIES, _AROUND = 1 << 14, 32, 256  # characters in which to cut, cuts tried, context
 
 Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]  # concatenated tokens, tokens per document
 
@@ -38,12 +42,15 @@ class Batch:
         inputs: Index of the input of each document.
         state: `Documents.state` after the last one.
         consumed: `Documents.consumed` after the last one.
+        goes_on: Whether the last text is a piece of a document that goes on with the first text of
+            the next batch; there is no `state` then.
     """
 
     texts: list[str] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     consumed: int = 0
+    goes_on: bool = False
 
 
 def batches(documents: Documents) -> Iterator[Batch]:
@@ -53,6 +60,7 @@ def batches(documents: Documents) -> Iterator[Batch]:
         batch.texts.append(document.text)
         batch.inputs.append(document.input)
         size += document.bytes
+        del document  # before the next one is read: it may be long
         if size >= BATCH_BYTES:
             batch.state, batch.consumed = documents.state(), documents.consumed()
             yield batch
@@ -89,6 +97,14 @@ class Encoder:
                 initializer=_start_worker,
                 initargs=(self._tokenizer,),
             )
+            try:
+                self._pool.submit(os.getpid).result()
+            except BrokenProcessPool:
+                raise ValueError(
+                    f"the {self._workers} tokenising processes cannot start, as they import the "
+                    'program that calls prepare: it must be a file, with `if __name__ == "__main__"'
+                    ":` before that call; or set workers=1"
+                ) from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,13 +121,14 @@ class Encoder:
         Raises:
             BrokenProcessPool: A worker process died.
         """
+        parts = self._parts(source)
         if self._pool is None:
-            for batch in source:
+            for batch in parts:
                 yield batch, encode(self._tokenizer, batch.texts)
             return
         waiting: deque[tuple[Batch, Future[Encoded]]] = deque()
         try:
-            for batch in source:
+            for batch in parts:
                 waiting.append((batch, self._pool.submit(_work, batch.texts)))
                 if len(waiting) > 2 * self._workers:
                     first, future = waiting.popleft()
@@ -122,32 +139,69 @@ class Encoder:
             for _, future in waiting:
                 future.cancel()
 
+    def _parts(self, source: Iterator[Batch]) -> Iterator[Batch]:
+        """Yields batches, in several parts if a document is long, which bounds memory."""
+        for batch in source:
+            if all(len(text) <= PIECE_CHARS for text in batch.texts):
+                yield batch
+                continue
+            texts: list[str] = []
+            inputs: list[int] = []
+            for text, number in zip(batch.texts, batch.inputs, strict=True):
+                rest = pieces(self._tokenizer, text)
+                texts.append(next(rest))
+                inputs.append(number)
+                for piece in rest:
+                    yield Batch(texts, inputs, consumed=batch.consumed, goes_on=True)
+                    texts, inputs = [piece], [number]
+            last = Batch(texts, inputs, batch.state, batch.consumed)
+            del batch, text, rest  # before the next one is read: they are long
+            yield last
+
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
-    """Tokenises texts.
-
-    A text of more than `PIECE_CHARS` characters is tokenised in pieces, split after a line break if
-    possible: this bounds memory, at the cost of an extra token or two per split.
+    """Tokenises texts, a long one in `pieces`.
 
     Returns:
         All tokens, concatenated, int32; and the number of tokens of each text, int64.
     """
-    pieces: list[str] = []
-    ends = [0]  # in the pieces, of each text
-    for text in texts:
-        start = 0
-        while len(text) - start > PIECE_CHARS:
-            cut = text.rfind("\n", start, start + PIECE_CHARS) + 1
-            end = cut if cut > start else start + PIECE_CHARS
-            pieces.append(text[start:end])
-            start = end
-        pieces.append(text[start:])
-        ends.append(len(pieces))
-    arrays = tokenizer.encode_batch(pieces)
-    lengths = np.array([0, *map(len, arrays)], dtype=np.int64)
-    totals = np.cumsum(lengths)[ends]
-    tokens = np.concatenate([np.empty(0, dtype=np.int32), *arrays])
-    return tokens, np.diff(totals)
+    if all(len(text) <= PIECE_CHARS for text in texts):
+        arrays = tokenizer.encode_batch(texts)
+    else:
+        arrays = []
+        for text in texts:
+            data = bytearray()  # grows without a second copy
+            for piece in pieces(tokenizer, text):
+                data += tokenizer.encode_batch([piece])[0].tobytes()
+            arrays.append(np.frombuffer(data, dtype=np.int32))
+    lengths = np.array([len(array) for array in arrays], dtype=np.int64)
+    if len(arrays) == 1:
+        return arrays[0], lengths
+    return np.concatenate([np.empty(0, dtype=np.int32), *arrays]), lengths
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> Iterator[str]:
+    """Yields a text in pieces of at most `PIECE_CHARS` characters, at least one.
+
+    Their tokens are together those of the whole text, as far as the tokens around each cut show. A
+    cut is before white space; a space goes where the tokenizer would put one before each text. Only
+    a text without white space is cut elsewhere.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARS:
+        limit = start + PIECE_CHARS
+        spaces = [match.start() for match in _SPACE.finditer(text, limit - _REACH, limit)]
+        end, following = (spaces[-1] if spaces else limit,) * 2
+        for cut in [*spaces[: -_TRIES - 1 : -1], *range(limit, limit - _TRIES, -1)]:
+            before, after = text[cut - _AROUND : cut], text[cut : cut + _AROUND]
+            tried = [before + after, before, after] + [after[1:]] * after[:1].isspace()
+            whole, left, *rights = (ids.tolist() for ids in tokenizer.encode_batch(tried))
+            if whole in (fits := [left + right for right in rights]):
+                end, following = cut, cut + fits.index(whole)
+                break
+        yield text[start:end]
+        start = following
+    yield text[start:]
 
 
 _worker_tokenizer: Tokenizer  # one per worker process, set by `_start_worker`

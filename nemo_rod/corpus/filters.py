@@ -89,6 +89,8 @@ def parse_filter(text: str | None) -> tuple[Comparison, ...]:
 def lookup(record: Mapping[str, Any], field: str) -> Any:
     """Returns a field of a record, by its full name or else by following the dots.
 
+    What is below null is null: in a table, that is how the struct itself is missing.
+
     Raises:
         KeyError: The record has no such field.
     """
@@ -96,6 +98,8 @@ def lookup(record: Mapping[str, Any], field: str) -> Any:
         return record[field]
     value: Any = record
     for part in field.split("."):
+        if value is None:
+            return None
         if not isinstance(value, Mapping) or part not in value:
             raise KeyError(field)
         value = value[part]

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from nemo_rod.corpus.filters import lookup, parse_filter
+from nemo_rod.corpus.input_files import File
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.corpus.unpack import Counter, read_whole, split_lines
 
-T = TypeVar("T")
-
 MAX_DOCUMENT_BYTES = 128 << 20
+_ONE_LINE = "mend the file, one object a line (jq -c . FILE; of a list: jq -c '.[]' FILE)"
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES  # JSON may escape characters, and has other fields
+
+
+class ReadError(ValueError):
+    """A source cannot be read to its end: blocks of what came before are worth keeping."""
 
 
 class Input:
@@ -28,15 +32,24 @@ class Input:
     Args:
         name: Name in the manifest, independent of local paths.
         size: Size in bytes; None if unknown.
+        place: Where it is, for error messages; None: its name.
+
+    Attributes:
+        parts: Names and sizes of the files that it reads, if it stands for several.
     """
 
-    def __init__(self, name: str, size: int | None) -> None:
-        self.name, self.size = name, size
+    def __init__(self, name: str, size: int | None, place: str | None = None) -> None:
+        self.name, self.size, self.place = name, size, place or name
+        self.parts: list[tuple[str, int | None]] = []
         self._done = 0
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields the text of every record from `position` on (None: from the beginning)."""
         raise NotImplementedError
+
+    def where(self) -> str:
+        """Returns where it is being read, for error messages."""
+        return self.place
 
     def position(self) -> Any:
         """Returns the position after the last record: by default, the number of records read."""
@@ -87,15 +100,15 @@ def missing_field(where: str, field: str, fields: Iterable[str]) -> str:
 
 
 class _File(Input):
-    """A local file; `extract` returns the text of each of its records, if it has records."""
+    """One file; `extract` returns the text of each of its records, if it has records."""
 
-    def __init__(self, path: Path, name: str, extract: Extract) -> None:
-        super().__init__(name, path.stat().st_size)
+    def __init__(self, path: File, name: str, extract: Extract) -> None:
+        super().__init__(name, path.stat().st_size, str(path))
         self.path, self._extract = path, extract
 
 
 class TextFile(_File):
-    """A plain file (also .gz, .zst) that is one document."""
+    """A file, compressed or not, that is one document."""
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields the file's text, once."""
@@ -104,7 +117,7 @@ class TextFile(_File):
             data = read_whole(self.path, limit=MAX_DOCUMENT_BYTES)
             self._done = 1
             try:
-                yield data.decode("utf-8")
+                yield data.decode("utf-8-sig")
             except UnicodeDecodeError as error:
                 raise ValueError(
                     f"{self.path}: byte {error.start} is not UTF-8: convert the file"
@@ -116,9 +129,9 @@ class TextFile(_File):
 
 
 class JsonLines(_File):
-    """A JSON Lines file (plain, .gz or .zst) with one object with a text field per line."""
+    """A JSON Lines file, compressed or not: one object with a text field per line."""
 
-    def __init__(self, path: Path, name: str, extract: Extract) -> None:
+    def __init__(self, path: File, name: str, extract: Extract) -> None:
         super().__init__(path, name, extract)
         self._counter = Counter()
 
@@ -126,19 +139,28 @@ class JsonLines(_File):
         """Yields the text of every line; blank lines count as filtered."""
         start = self._done = int(position or 0)
         lines = split_lines(self.path, self._counter, limit=MAX_LINE_BYTES)
-        for number, line in enumerate(lines):
-            if number < start:
+        number = 0
+        for line in lines:  # enumerate would keep a long one
+            number += 1
+            if number <= start:
                 continue
-            self._done = number + 1
+            self._done = number
             if not line.strip():
                 yield None
                 continue
-            where = f"{self.path}:{number + 1}"
+            where = f"{self.path}:{number}"
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where}: not a line of JSON ({error}): mend the file") from None
-            yield self._extract(record, where)
+                raise ValueError(f"{where}: not a line of JSON ({error}): {_ONE_LINE}") from None
+            if isinstance(record, list):
+                raise ValueError(
+                    f"{where}: expected an object with fields, not a list: {_ONE_LINE}"
+                )
+            text = self._extract(record, where)
+            del line, record
+            yield text
+            del text
 
     def consumed(self) -> int:
         """Returns the number of bytes read of the file, compressed size."""
@@ -157,7 +179,8 @@ class ParquetTable(_File):
 
         self._done = int(position or 0)
         try:
-            with pyarrow.parquet.ParquetFile(self.path) as file:
+            source = self.path if isinstance(self.path, Path) else self.path.open("rb")
+            with pyarrow.parquet.ParquetFile(source) as file:
                 self._rows = file.metadata.num_rows
                 names = file.schema_arrow.names
                 columns = set()
@@ -201,32 +224,3 @@ class ParquetTable(_File):
     def consumed(self) -> int:
         """Returns the number of bytes read, estimated from the share of rows."""
         return (self.size or 0) * self._done // self._rows if self._rows else 0
-
-
-def spread(items: Sequence[T], count: int | None) -> list[T]:
-    """Returns at most `count` items, evenly spaced, including the first."""
-    if count is None or count >= len(items):
-        return list(items)
-    return [items[index * len(items) // count] for index in range(count)]
-
-
-class TextList(Input):
-    """Documents that are generated rather than read.
-
-    Args:
-        name: Name in the manifest.
-        size: Size in bytes of the data they are made from; None if there is none.
-        make: Returns the documents, the same at every call.
-    """
-
-    def __init__(self, name: str, size: int | None, make: Callable[[], Iterable[str]]) -> None:
-        super().__init__(name, size)
-        self._make = make
-
-    def records(self, position: Any) -> Iterator[str | None]:
-        """Yields every document."""
-        start = self._done = int(position or 0)
-        for number, text in enumerate(self._make()):
-            if number >= start:
-                self._done = number + 1
-                yield text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.corpus.formats import Extract, Input, spread
+from nemo_rod.corpus.formats import Extract, Input, ReadError
+from nemo_rod.corpus.input_files import folder_files, spread
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.trust import is_commit
 
@@ -15,7 +17,10 @@ ALL_SPLITS = "all"
 
 def read_dataset(spec: SourceSpec) -> list[Input]:
     """Returns the Hugging Face dataset of a source, as one input."""
-    return [HuggingFaceDataset(spec)]
+    try:
+        return [HuggingFaceDataset(spec)]
+    except ValueError as error:
+        raise ValueError(f"source {spec.name}: {error}") from None
 
 
 class HuggingFaceDataset(Input):
@@ -23,22 +28,31 @@ class HuggingFaceDataset(Input):
 
     def __init__(self, spec: SourceSpec) -> None:
         path = str(spec.path)
-        label = Path(path).name if Path(path).is_dir() else path
+        is_local = Path(path).is_dir()
+        label = Path(path).name if is_local else path
         name = f"{label}[{spec.subset or 'default'},{spec.split}]@{spec.revision or 'main'}"
-        super().__init__(name, None)
+        super().__init__(name, None, path)
+        self.parts = folder_files(Path(path)) if is_local else []
         self._spec, self._extract = spec, Extract(spec)
         self._dataset: Any = None
-        self._start: Any = None
+        self._start: Any = None  # of this reading
+        self._position: Any = None  # the last one that was asked for, and its number of rows
+        self._done_before = 0
+        self._files: list[str] = []
 
     def records(self, position: Any) -> Iterator[str | None]:
         """Yields the text of every row."""
-        self._start = position
+        self._start, self._done, self._done_before = position, 0, 0
         self._dataset = self._open()
         if position is not None:
             self._dataset.load_state_dict(position)
-        for number, record in enumerate(self._dataset):
-            place = "a row" if position is not None else f"row {number + 1}"
-            yield self._extract(record, f"{self._spec.path}, {place}")
+        self._position = self._dataset.state_dict()
+        for record in self._dataset:
+            self._done += 1
+            if self._done == 1:
+                self.position()  # before anything is written that could not be resumed
+            place = "a row" if position is not None else f"row {self._done}"
+            yield self._extract(record, f"{self.place}, {place}")
 
     def _open(self) -> Any:
         from datasets import load_dataset_builder
@@ -47,27 +61,55 @@ class HuggingFaceDataset(Input):
         spec = self._spec
         try:
             builder = load_dataset_builder(spec.path, name=spec.subset, revision=spec.revision)
-            if spec.split != ALL_SPLITS and spec.max_files is None:
-                return builder.as_streaming_dataset(spec.split)
-            all_files = builder.config.data_files
+            all_files = builder.config.data_files or {}
             names = sorted(all_files) if spec.split == ALL_SPLITS else [spec.split]
-            pairs: list[tuple[Any, Any]] = []
-            for name in names:
-                pairs += zip(all_files[name], all_files[name].origin_metadata, strict=True)
-            chosen = spread(pairs, spec.max_files)
-            files = DataFilesList([file for file, _ in chosen], [origin for _, origin in chosen])
-            builder.config.data_files = DataFilesDict({spec.split: files})
+            unique: dict[str, str] = {}  # by their own paths: each file is read once
+            for file in [file for name in names for file in all_files.get(name, ())]:
+                unique.setdefault(file if "://" in file else os.path.realpath(file), file)
+            self._files = spread([*unique.values()], spec.max_files)
+            if self._files and self._files != list(all_files.get(spec.split, ())):
+                # their origins are part of the key of a cache, which streaming does not use
+                files = DataFilesList(self._files, [("",)] * len(self._files))
+                builder.config.data_files = DataFilesDict({spec.split: files})
             return builder.as_streaming_dataset(spec.split)
-        except Exception as error:  # the library passes on any error of its many loaders
+        except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(
-                f"dataset {self.name} cannot be opened ({reason}): "
+                f"dataset {self.name} at {self.place} cannot be opened ({reason}): "
                 "check path, subset, split and revision of the source"
             ) from error
 
+    def where(self) -> str:
+        """Returns the dataset and its file, as far as the library's state tells it."""
+        state = None if self._dataset is None else self._dataset.state_dict()
+        while isinstance(state, dict) and "shard_idx" not in state:
+            state = state.get("examples_iterable")
+        number = state["shard_idx"] if isinstance(state, dict) else len(self._files)
+        return (
+            f"{self.place}, in {self._files[number]}" if number < len(self._files) else self.place
+        )
+
     def position(self) -> Any:
-        """Returns the state of the dataset."""
-        return self._start if self._dataset is None else self._dataset.state_dict()
+        """Returns the state of the dataset.
+
+        Raises:
+            ValueError: Rows were read, but the state is the same: that of datasets 5.0.0 would make
+                a resumed run begin again.
+        """
+        if self._dataset is None:
+            return self._start
+        state = self._dataset.state_dict()
+        if state == self._position and self._done > self._done_before:
+            import datasets
+
+            # Later on, the positions before may have been wrong, too: then no work is kept.
+            raise (ReadError if self._done == 1 else ValueError)(
+                f"source {self._spec.name}: {self.place}: datasets {datasets.__version__} does not "
+                "say where it reads, so that an interrupted run would read rows twice: install "
+                "another version, such as 5.0.1, and run prepare again"
+            )
+        self._position, self._done_before = state, self._done
+        return state
 
 
 def commit_on_hub(path: str, revision: str | None) -> str | None:

@@ -38,11 +38,12 @@ class Packer:
         assert len(self.rest) < block_size, "the rest of a packer is shorter than a block"
         self._eod = np.array([eod_id], dtype=np.int32)
 
-    def add(self, documents: Sequence[ArrayLike]) -> NDArray[np.int32]:
+    def add(self, documents: Sequence[ArrayLike], *, go_on: bool = False) -> NDArray[np.int32]:
         """Adds documents and returns the blocks that are now full.
 
         Args:
             documents: Token ids of each document, without EOD.
+            go_on: Whether the last one goes on with the first of the next call.
 
         Returns:
             Blocks, int32 [N, S], possibly N = 0.
@@ -50,6 +51,8 @@ class Packer:
         parts = [self.rest]
         for document in documents:
             parts += [np.asarray(document, dtype=np.int32), self._eod]
+        if go_on:
+            parts.pop()
         stream = np.concatenate(parts)
         count = len(stream) // self.block_size
         self.rest = stream[count * self.block_size :].copy()  # a view would keep the whole stream

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -22,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.corpus.build_source import Progress, Settings, build_source, describe
+from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.encode import Encoder
+from nemo_rod.corpus.formats import ReadError
 from nemo_rod.corpus.hashing import is_holdout
 from nemo_rod.corpus.pack import Packer
 from nemo_rod.corpus.resplit import RAISED, further_held_out, moved_blocks, raise_holdout, thin
@@ -131,6 +134,8 @@ class _Preparation:
                 self._listing.unlink(missing_ok=True)
                 self._discard(folder)
         for spec in self.sources:
+            open_inputs(spec)  # refuses what cannot be read at all before hours of work
+        for spec in self.sources:
             self._build(spec)
         if self.settings.replay_ratio is not None:
             self._thin_replay(self.settings.replay_ratio)
@@ -191,8 +196,9 @@ class _Preparation:
         self._listing.unlink(missing_ok=True)
         try:
             made = build_source(partial, spec, self.settings, self.encoder, self.progress)
-        except ValueError:
-            self._discard(partial)
+        except ValueError as error:
+            if not isinstance(error, ReadError) or not (partial / "state.json").exists():
+                self._discard(partial)
             raise
         self._replace(spec, made)
         self._discard(partial)
@@ -275,14 +281,24 @@ def _difference(target: Path, description: Mapping[str, Any]) -> str | None:
     """Returns the first setting in which existing blocks differ from the description."""
 
     def settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-        sizes = {f"size of {file['name']}": file["bytes"] for file in manifest["files"]}
-        return flat({**manifest, "files": [file["name"] for file in manifest["files"]], **sizes})
+        flattened, seen = flat(manifest), Counter[str]()
+        for key in {"files", "dataset_files"} & manifest.keys():
+            flattened[key] = [file["name"] for file in manifest[key]]
+            for file in manifest[key]:  # of one name, there may be several
+                seen[name := file["name"]] += 1
+                number = f" (number {seen[name]})" if seen[name] > 1 else ""
+                flattened[f"size of {name}{number}"] = file["bytes"]
+        return flattened
 
     try:
-        existing = settings(json.loads((target / "manifest.json").read_text("utf-8")))
+        found = json.loads((target / "manifest.json").read_text("utf-8"))
+        existing = settings(found)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return "their manifest.json cannot be read"
-    current = settings(json.loads(json.dumps(description)))
+    current = json.loads(json.dumps(description))
+    if "dataset_files" not in found:  # of an earlier version
+        current.pop("dataset_files", None)
+    current = settings(current)
     for key in [*current, *(key for key in existing if key.startswith("reading."))]:
         if existing.get(key) != current.get(key):
             return f"{key} was {existing.get(key)!r} and is now {current.get(key)!r}"

@@ -206,11 +206,12 @@ def _chunks(folder: Path) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]
     hashes = map_hashes(folder, count)
     rows = max(1, _BYTES_AT_ONCE // (4 * size))
     for number, length in enumerate(shard_sizes(count, manifest["blocks_per_shard"])):
-        tokens = np.memmap(shard_path(folder, number, "bin"), "<i4", "r", shape=(length, size))
-        for first in range(0, length, rows):
-            chunk = np.asarray(tokens[first : first + rows], dtype=np.int32)
-            yield chunk, np.asarray(hashes[done : done + len(chunk)])
-            done += len(chunk)
+        with shard_path(folder, number, "bin").open("rb") as shard:  # a map would grow to all of it
+            for first in range(0, length, rows):
+                count = min(rows, length - first)
+                chunk = np.fromfile(shard, "<i4", count * size).astype(np.int32, copy=False)
+                yield chunk.reshape(count, size), np.asarray(hashes[done : done + count])
+                done += count
 
 
 def _rewrite(

@@ -165,12 +165,14 @@ class HuggingFaceTokenizer:
                 f"tokenizer {name!r} has no EOS token to end documents with: "
                 "set domain.eod to the id of the token that does"
             )
-        self.vocab_size: int = len(tokenizer)
+        # Not the number of entries: there may be ids without one.
+        ids = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = max(ids) + 1
         self.eod_id: int = int(tokenizer.eos_token_id if eod is None else eod)
-        if self.eod_id >= self.vocab_size:
+        if eod is not None and eod not in {*ids}:
             raise ValueError(
-                f"domain.eod={eod} is not an id of tokenizer {name!r}, which has "
-                f"{self.vocab_size}: give one below that"
+                f"domain.eod={eod} is not an id of tokenizer {name!r}, which has {len({*ids})}: "
+                f"give one of them, the largest is {self.vocab_size - 1}"
             )
         # Keep the backend, not its wrapper, so that worker processes start without transformers.
         self._name, self._trust_remote_code = name, trust_remote_code

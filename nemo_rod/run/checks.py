@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf, flag_override
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring
+from nemo_rod.corpus.sources import ROLES
 from nemo_rod.layout import check_parallel, sequence_shares
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
 from nemo_rod.run.launch import launcher_of
-from nemo_rod.run.variants import ArmSettings, arm_settings, trained_arms
+from nemo_rod.run.variants import SPECIALIST, ArmSettings, arm_settings, trained_arms
 from nemo_rod.selection.arms import registered_policy
 
 _AXES = {  # sizes of model.architecture -> axis of the layout that divides them
@@ -32,9 +33,12 @@ def to_config(composed: DictConfig) -> Config:
     secrets = {str(key): text for key, text in env.items() if REFERENCE.fullmatch(str(text))}
     with flag_override(composed, ["struct", "readonly"], [False, False]):
         composed.cluster.env.update(dict.fromkeys(secrets, ""))
+    missing = sorted(OmegaConf.missing_keys(composed))
     try:
-        missing = sorted(OmegaConf.missing_keys(composed))
-        OmegaConf.resolve(composed)
+        # The only resolution: what `\${...}` stands for would be taken for a reference in another.
+        config = OmegaConf.to_object(composed)
+    except MissingMandatoryValue as error:
+        missing = missing or [str(error.full_key)]
     except OmegaConfBaseException as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
@@ -45,7 +49,6 @@ def to_config(composed: DictConfig) -> Config:
         raise ValueError(
             f"Key '{missing[0]}' has no value: set it on the command line or in the recipe."
         )
-    config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
     config.cluster.env |= secrets
     check(config)
@@ -112,7 +115,14 @@ def check(config: Config) -> None:
         trained = trained_arms(config)
     else:  # other commands train its prerequisites
         trained = [arm_settings(config, config.arm)] if config.arm != "base" else []
+    roles = {spec.role for spec in domain.specs} if domain.sources else {*ROLES}
     for arm in trained:
+        for role in ROLES if arm.name != SPECIALIST else ROLES[:1]:
+            if role not in roles:
+                raise ValueError(
+                    f"domain.sources has no source with role={role}, which {arm.name} trains on: "
+                    "add one, or take that arm out of arms."
+                )
         _check_trained(config, arm)
 
 

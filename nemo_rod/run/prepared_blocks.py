@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from nemo_rod.config import Config, Domain
-from nemo_rod.corpus.block_text import block_text, find_tokenizer
+from nemo_rod.config import Domain
+from nemo_rod.corpus.documents import open_inputs
 from nemo_rod.corpus.prepare import prepare
 from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import load_tokenizer
+from nemo_rod.files import read_json
 from nemo_rod.progress import Progress
-from nemo_rod.trust import is_commit, name_and_revision
-
-_SHOWN_TOKENS = 512  # of a block, in the report
 
 
 def prepare_blocks(
@@ -59,36 +57,30 @@ def prepare_blocks(
     return {key: getattr(store, key) for key in ("digest", "num_adaptation", "num_replay")}
 
 
-def unpinned(config: Config) -> list[str]:
-    """Returns the keys that name a repository of the hub without its commit."""
-    names = {"model.hf": config.model.hf, "domain.tokenizer": config.domain.tokenizer}
-    keys = [
-        key
-        for key, name in names.items()
-        if name not in (None, "byte") and not _is_pinned(str(name), name_and_revision(str(name))[1])
-    ]
-    return keys + [
-        f"domain.sources.{spec.name}"
-        for spec in config.domain.specs
-        if spec.path is not None and not _is_pinned(spec.path, spec.revision)
-    ]
+def refuse_other_files(domain: Domain, blocks: Path) -> None:
+    """Refuses blocks whose source files are no longer those that they were made of.
 
-
-def _is_pinned(name: str, revision: str | None) -> bool:
-    return is_commit(revision) or name.startswith(("/", ".", "~")) or Path(name).exists()
-
-
-def block_texts(blocks: Path, digest: str, block_ids: Sequence[int]) -> list[str]:
-    """Returns the beginnings of blocks of a run as text, for its report.
+    Files that cannot be listed any more pass: blocks outlive their sources.
 
     Raises:
-        ValueError: if the store has another digest, or it or its tokenizer cannot be read.
+        ValueError: Naming the source and the first file that was added, removed or changed.
     """
-    try:
-        store = BlockStore(blocks)
-        if store.digest != digest:
-            raise ValueError(f"{blocks} is not the store that the curriculum was recorded with.")
-        tokenizer = find_tokenizer(store)
-        return [block_text(store, tokenizer, i, length=_SHOWN_TOKENS) for i in block_ids]
-    except (OSError, ImportError) as error:
-        raise ValueError(f"the blocks' tokenizer cannot be read ({error}).") from None
+    for spec in domain.specs:
+        try:
+            inputs = open_inputs(spec)
+            manifest = read_json(blocks / spec.role / spec.name / "manifest.json", "files")
+        except (ValueError, OSError, ImportError):
+            continue
+        if not all(Path(item.place).exists() for item in inputs):  # the toys', or far away
+            continue
+        now = [part for item in inputs for part in item.parts or [(item.name, item.size)]]
+        of = manifest["files"] if not inputs[0].parts else manifest.get("dataset_files")
+        before = now if of is None else [(file["name"], file["bytes"]) for file in of]
+        if Counter(now) != Counter(before):
+            changed = min({*now} ^ {*before})[0] if {*now} ^ {*before} else now[0][0]
+            is_there, was_there = changed in dict(now), changed in dict(before)
+            what = "changed" if is_there and was_there else "added" if is_there else "removed"
+            raise ValueError(
+                f"{blocks} was made of other files: {changed} of source {spec.name} was {what} "
+                "since; restore the former files, or add rebuild=[prepare] to make it again"
+            )

@@ -89,7 +89,16 @@ class Stages:
             checks_itself=True,
             proof=("manifest.json", "store.json"),
         )
-        return blocks.stage("prepare", "text -> blocks", runs_model=False, extra="data")
+        stage = blocks.stage("prepare", "text -> blocks", runs_model=False, extra="data")
+
+        def is_done() -> bool:
+            if done := blocks.is_done():
+                from nemo_rod.run.prepared_blocks import refuse_other_files
+
+                refuse_other_files(domain, self.results.blocks)
+            return done
+
+        return dataclasses.replace(stage, is_done=is_done)
 
     def make_base(self) -> Stage:
         """Returns the stage of the base: trained here, or a link to the pretrained checkpoint."""

@@ -19,7 +19,8 @@ from nemo_rod import parts
 from nemo_rod.config import Domain
 from nemo_rod.corpus import SourceSpec
 from nemo_rod.corpus.documents import open_inputs
-from nemo_rod.corpus.formats import Input, TextList
+from nemo_rod.corpus.formats import Input
+from nemo_rod.lab.toy.text_list import TextList
 
 QUOTE = "; YAML reads {} as {}: quote it"
 BOOLEAN, NUMBER, TEXT = "a boolean (true or false)", "a whole number", "a text"

@@ -148,6 +148,13 @@ def check_shell(scripts: Sequence[Path]) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_frozen_configuration_is_the_whole_one(recipe: str) -> None:
     config = launched(recipe, "slurm", "train.steps=7", "seed=3", "rebuild=[prepare]")
+    setup = [
+        "export PATH=/opt/x/bin:${PATH}",
+        r"echo \${A.b} \\${c:d} ${",
+        "${oc.env:HOME}",
+        "$HOME",
+    ]
+    config.cluster.setup = setup  # what `\${...}` in a recipe stands for
     write_files(launch_folder(config), Slurm().render(config, Stages(config).all()))
     launcher, frozen = read_launch(Path(config.run_dir))
     assert launcher == "slurm"
@@ -277,3 +284,10 @@ def test_secrets_stay_references_in_every_file(
         assert done.stdout.strip() == (value or "")
         assert f"cluster.env.TOKEN {said}" in done.stderr
         assert "SECRET" not in done.stderr
+
+
+def test_references_are_resolved_once() -> None:
+    word = r"cluster.setup=['export PATH=/opt/x/bin:\${PATH}','\${A.b}','${recipe}']"
+    assert composed("recipe=toy_synthetic", word).cluster.setup == [
+        "export PATH=/opt/x/bin:${PATH}", "${A.b}", "toy_synthetic",
+    ]  # fmt: skip

@@ -19,9 +19,9 @@ from nemo_rod.lab.plan.shapes import Shape, forward_flops, read_shape, recompute
 from nemo_rod.lab.plan.speed import processor
 from nemo_rod.lab.plan.work import corpus_blocks, stage_works, trained_stages
 from nemo_rod.lab.tasks.section import Tasks
-from nemo_rod.run.prepared_blocks import unpinned
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, ArmSettings
+from nemo_rod.trust import is_commit, name_and_revision
 
 _ASSUMED = ("offload_rate", "expert_imbalance", "memory_reserve", "tokenise_rate", "read_rate")
 
@@ -248,7 +248,7 @@ def _notes(
             f"scoring.precision={config.scoring.precision} is planned at the speed of "
             "model.precision: its saving has not been measured."
         )
-    if keys := unpinned(config):
+    if keys := _unpinned(config):
         notes.append(
             f"no commit is given by {', '.join(keys)}: the hub's latest is taken and recorded; "
             "revision pins a dataset, and NAME@COMMIT a model or tokenizer."
@@ -287,3 +287,22 @@ def _measured(config: Config, costs: Sequence[StageCost], utilisation: float) ->
             f"{utilisation * planned.update_seconds / update:.2g} would plan that."
         )
     return notes
+
+
+def _unpinned(config: Config) -> list[str]:
+    """Returns the keys that name a repository of the hub without its commit."""
+    names = {"model.hf": config.model.hf, "domain.tokenizer": config.domain.tokenizer}
+    keys = [
+        key
+        for key, name in names.items()
+        if name not in (None, "byte") and not _is_pinned(str(name), name_and_revision(str(name))[1])
+    ]
+    return keys + [
+        f"domain.sources.{spec.name}"
+        for spec in config.domain.specs
+        if spec.path is not None and not _is_pinned(spec.path, spec.revision)
+    ]
+
+
+def _is_pinned(name: str, revision: str | None) -> bool:
+    return is_commit(revision) or name.startswith(("/", ".", "~")) or Path(name).exists()

@@ -119,8 +119,8 @@ def _preparing(config: Config, blocks: dict[str, Any]) -> float:
         count = (blocks[f"num_{role}"] + blocks[f"held_{role}"]) * config.domain.block_size
         shares = [spec.subsample for spec in config.domain.specs if spec.role == role]
         tokens += count
-        # assumes sources of equal size
-        read += count * _bytes_per_token(config) * fmean(1 / share for share in shares)
+        if shares:  # assumes sources of equal size
+            read += count * _bytes_per_token(config) * fmean(1 / share for share in shares)
     plan = section(config, Plan)
     return max(tokens / (plan.tokenise_rate * config.domain.workers), read / plan.read_rate)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rod.config import section
+from nemo_rod.lab.block_text import block_texts
 from nemo_rod.lab.report.build_report import build_report
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.report.under_way import has_begun
 from nemo_rod.lab.report.verdicts import format_checks
 from nemo_rod.run.handover import Stage
-from nemo_rod.run.prepared_blocks import block_texts
 from nemo_rod.run.stages import Stages
 
 

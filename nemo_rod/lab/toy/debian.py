@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from nemo_rod.corpus.formats import Input, TextList
+from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import SourceSpec
 from nemo_rod.lab.toy.roff import strip_roff
+from nemo_rod.lab.toy.text_list import TextList
 
 PYTHON = "python-stdlib"
 _INSTEAD = "use recipe=toy_synthetic, which needs no packages"

@@ -21,8 +21,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.formats import Input, TextList
+from nemo_rod.corpus.formats import Input
 from nemo_rod.corpus.sources import SourceSpec
+from nemo_rod.lab.toy.text_list import TextList
 
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 NUM_LETTERS = 48  # of the alphabet that a chain uses

@@ -8,6 +8,7 @@ config.yaml   the whole configuration, so that later edits of the recipe have no
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import shutil
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_rod.config import Config, config_class
+from nemo_rod.config import REFERENCE, Config, config_class
 from nemo_rod.run.checks import to_config
 from nemo_rod.run.handover import Stage
 
@@ -55,7 +56,19 @@ def frozen_config(config: Config) -> str:
         dry_run=False,
         rebuild=[],  # done at launch: a requeued stage must resume
     )
-    return _CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(frozen)))
+    values = _escaped(dataclasses.asdict(frozen))
+    secrets = {key: text for key, text in config.cluster.env.items() if REFERENCE.fullmatch(text)}
+    values["cluster"]["env"] |= secrets  # resolved by nobody
+    return _CONFIG_HEAD + OmegaConf.to_yaml(OmegaConf.create(values))
+
+
+def _escaped(value: Any) -> Any:
+    """Escapes every `${` in values, which are resolved when they are read."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def python_of(config: Config) -> str:

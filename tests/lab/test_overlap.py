@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_rod.corpus import BlockStore
-from nemo_rod.corpus.overlap import Overlap, _windows, overlap_report
+from nemo_rod.lab.overlap import Overlap, _windows, overlap_report
 
 
 def by_hand(root: Path, window: int) -> dict[str, Overlap]:

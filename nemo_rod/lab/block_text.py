@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from nemo_rod.corpus.store import BlockStore
 from nemo_rod.corpus.tokenizer import Tokenizer, load_tokenizer
 from nemo_rod.files import read_json
 
+_SHOWN_TOKENS = 512  # of a block, in the report
 END_OF_DOCUMENT = "\n--- end of document ---\n"
 
 
@@ -52,3 +54,19 @@ def find_tokenizer(store: BlockStore, name: str | None = None) -> Tokenizer:
         f"the tokenizer that made {store.root} (fingerprint {store.tokenizer_fingerprint}) does "
         "not lie beside it: name it with tokenizer=NAME."
     )
+
+
+def block_texts(blocks: Path, digest: str, block_ids: Sequence[int]) -> list[str]:
+    """Returns the beginnings of blocks of a run as text, for its report.
+
+    Raises:
+        ValueError: if the store has another digest, or it or its tokenizer cannot be read.
+    """
+    try:
+        store = BlockStore(blocks)
+        if store.digest != digest:
+            raise ValueError(f"{blocks} is not the store that the curriculum was recorded with.")
+        tokenizer = find_tokenizer(store)
+        return [block_text(store, tokenizer, i, length=_SHOWN_TOKENS) for i in block_ids]
+    except (OSError, ImportError) as error:
+        raise ValueError(f"the blocks' tokenizer cannot be read ({error}).") from None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rod.corpus.formats import spread
+from nemo_rod.corpus.input_files import spread
 from nemo_rod.corpus.store import BlockStore
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so that its powers have inverses modulo 2**64

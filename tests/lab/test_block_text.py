@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.corpus.block_text import END_OF_DOCUMENT, block_text, find_tokenizer
-from nemo_rod.run.prepared_blocks import block_texts
+from nemo_rod.lab.block_text import END_OF_DOCUMENT, block_text, block_texts, find_tokenizer
 
 
 @pytest.fixture

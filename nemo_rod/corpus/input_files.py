@@ -1,0 +1,211 @@
+"""The files of a source: those that its patterns match, each once, on any storage.
+
+Patterns without a scheme are of local files; those with one (``s3://``, ``gs://``, ``hf://``, ...)
+are resolved by fsspec. Nothing that matches is left out without a word.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any, TypeVar
+
+from nemo_rod.corpus.sources import SourceSpec
+
+T = TypeVar("T")
+
+
+class RemoteFile:
+    """A file that fsspec reaches, with the part of `Path` that readers use."""
+
+    def __init__(self, system: Any, path: str, size: int | None) -> None:
+        self._system, self._path, self._size = system, path, size
+        self.suffix = os.path.splitext(path)[1]
+
+    def open(self, mode: str = "r", **options: Any) -> IO[Any]:
+        """Opens the file, as `Path.open` does."""
+        handle: IO[Any] = self._system.open(self._path, mode, **options)
+        return handle
+
+    def stat(self) -> SimpleNamespace:
+        """Returns its size as `st_size`, in bytes; None if the storage does not tell."""
+        return SimpleNamespace(st_size=self._size)
+
+    def __str__(self) -> str:
+        return str(self._system.unstrip_protocol(self._path))
+
+
+File = Path | RemoteFile
+
+
+def matching_files(spec: SourceSpec) -> list[tuple[File, str]]:
+    """Returns the files of a source in the order of their paths.
+
+    A file that several patterns, links or hard links lead to is read once, by its own path if that
+    matches, and otherwise by the first. A path that exists as written is no pattern.
+
+    Returns:
+        The files, with names relative to the fixed part of their pattern, which do not depend on
+        the location of the corpus.
+
+    Raises:
+        ValueError: A pattern matches nothing or something that is no file, or a name is not UTF-8.
+    """
+    found: dict[str, tuple[File, str]] = {}
+    paths_of: dict[object, list[str]] = {}  # of each file
+    for pattern in spec.files:
+        where = f"source {spec.name}: files {pattern!r}"
+        check_file_name(pattern, f"source {spec.name}")
+        local = os.path.expanduser(pattern.removeprefix("file://"))
+        try:
+            matches: list[tuple[File, str, object]] = [
+                *(_remote(local) if "://" in local else _local(local))
+            ]
+        except Exception as error:  # storages raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"{where} cannot be listed: {reason}") from error
+        if not matches:
+            raise ValueError(
+                f"source {spec.name}: no file matches {pattern!r} in {os.getcwd()}: "
+                "correct files of the source"
+            )
+        for file, name, identity in matches:
+            check_file_name(name, f"source {spec.name}")
+            if str(file) not in found:
+                found[str(file)] = file, name
+                paths_of.setdefault(identity, []).append(str(file))
+    chosen = [
+        paths[0]
+        if len(paths) == 1
+        else min(paths, key=lambda path: (os.path.realpath(path) != os.path.abspath(path), path))
+        for paths in paths_of.values()
+    ]
+    return [found[path] for path in spread(sorted(chosen), spec.max_files)]
+
+
+def spread(items: Sequence[T], count: int | None) -> list[T]:
+    """Returns at most `count` items, evenly spaced, including the first."""
+    if count is None or count >= len(items):
+        return list(items)
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def folder_files(folder: Path) -> list[tuple[str, int | None]]:
+    """Returns the names and sizes of all files below a folder, in order; hidden ones are left out.
+
+    Raises:
+        ValueError: Something is neither file nor folder, or a name is not UTF-8.
+    """
+    files = {name: file.stat().st_size for file, name, _ in _local(f"{folder}/**/*")}
+    for name in files:
+        check_file_name(name, str(folder))
+    return sorted(files.items())
+
+
+def check_file_name(name: str, where: str) -> None:
+    """Refuses a name that manifests, which are UTF-8, cannot hold."""
+    if (encoding := sys.getfilesystemencoding()) != "utf-8" and not name.isascii():
+        raise ValueError(
+            f"{where}: file names such as {name!a} are read as {encoding} under this locale: set "
+            "PYTHONUTF8=1 in the environment"
+        )
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{where}: the file name {name!r} is not UTF-8: rename it") from None
+
+
+def _local(pattern: str) -> Iterator[tuple[Path, str, object]]:
+    """Yields the files that match a pattern, their names and identities."""
+    *folders, last = [part for part in pattern.split("/") if part]
+    if last == "**":
+        folders, last = [*folders, last], "*"
+    paths = [fixed := "/" if pattern.startswith("/") else ""]
+    is_fixed = True
+    for part in folders:
+        is_fixed = is_fixed and (not glob.has_magic(part) or os.path.exists(fixed + part))
+        fixed += f"{part}/" if is_fixed else ""
+        paths = [f"{path}/" for folder in paths for path in _below(folder, part)]
+    for path in (path for folder in paths for path in _below(folder, last)):
+        info = _stat(path)
+        if stat.S_ISDIR(info.st_mode):
+            if [*folders, last][-2:] == ["**", "*"]:  # its files match
+                continue
+            raise ValueError(
+                f"{path} is a folder: name its files, as in {path}/**, or leave it out"
+            )
+        if not stat.S_ISREG(info.st_mode):
+            raise ValueError(f"{path} is no regular file: leave it out")
+        identity = (info.st_dev, info.st_ino) if info.st_ino else os.path.realpath(path)
+        yield Path(path), Path(os.path.relpath(path, fixed or ".")).as_posix(), identity
+
+
+def _below(folder: str, part: str) -> list[str]:
+    """Returns what a component of a pattern matches in a folder; "" is the current one."""
+    if not os.path.isdir(folder or "."):
+        _stat(folder.rstrip("/"))  # a link that leads nowhere may have had half of the corpus
+        return []
+    if part == "**":
+        return [path.rstrip("/") for path in _tree(folder)]
+    if not glob.has_magic(part) or os.path.lexists(folder + part):
+        return [folder + part] if os.path.lexists(folder + part) else []
+    names = fnmatch.filter(os.listdir(folder or "."), part)
+    return [folder + name for name in names if part[0] == "." or name[0] != "."]
+
+
+def _tree(top: str) -> Iterator[str]:
+    """Yields a folder and all below it, links to folders last and no folder twice."""
+    seen, waiting = set(), [top or "."]
+    while waiting:
+        path = waiting.pop(0)
+        info = _stat(path)
+        if (info.st_dev, info.st_ino) in seen:
+            continue
+        seen.add((info.st_dev, info.st_ino))
+        yield path
+        inner: list[str] = []
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+            if entry.name[0] == ".":
+                continue
+            if entry.is_symlink():
+                if stat.S_ISDIR(_stat(entry.path).st_mode):
+                    waiting.append(entry.path)
+            elif entry.is_dir():
+                inner.append(entry.path)
+        waiting = inner + waiting
+
+
+def _stat(path: str) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if not os.path.islink(path):
+            raise
+        raise ValueError(
+            f"{path} is a link to {os.readlink(path)!r}, which cannot be reached "
+            f"({error.strerror}): restore it, or remove the link"
+        ) from None
+
+
+def _remote(pattern: str) -> Iterator[tuple[RemoteFile, str, object]]:
+    """Yields the files that match a pattern of fsspec, their names and identities."""
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(pattern)
+    matches = {path: system.info(path)} if system.isfile(path) else system.glob(path, detail=True)
+    fixed = os.path.dirname(path)
+    while path not in matches and glob.has_magic(fixed):
+        fixed = os.path.dirname(fixed)
+    for match, info in matches.items():
+        file = RemoteFile(system, match, info.get("size"))
+        if info["type"] == "directory" and os.path.basename(path) in ("*", "**"):
+            continue
+        if info["type"] != "file":
+            raise ValueError(f"{file} is a {info['type']}: name its files, or leave it out")
+        yield file, os.path.relpath(match, fixed or "/"), str(file)

@@ -1,0 +1,30 @@
+"""Documents that are made, as an input of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from nemo_rod.corpus.formats import Input
+
+
+class TextList(Input):
+    """Documents that are generated rather than read.
+
+    Args:
+        name: Name in the manifest.
+        size: Size in bytes of the data they are made from; None if there is none.
+        make: Returns the documents, the same at every call.
+    """
+
+    def __init__(self, name: str, size: int | None, make: Callable[[], Iterable[str]]) -> None:
+        super().__init__(name, size)
+        self._make = make
+
+    def records(self, position: Any) -> Iterator[str | None]:
+        """Yields every document."""
+        start = self._done = int(position or 0)
+        for number, text in enumerate(self._make()):
+            if number >= start:
+                self._done = number + 1
+                yield text

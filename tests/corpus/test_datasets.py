@@ -1,0 +1,209 @@
+"""Hugging Face datasets: streamed by the library, resumed exactly, and its errors in a sentence."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_cases import read_documents, run, tree
+
+from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus.formats import ReadError
+from nemo_rod.corpus.hub import HuggingFaceDataset
+
+datasets = pytest.importorskip("datasets")
+
+
+def spec(path: Path, **fields: Any) -> SourceSpec:
+    return SourceSpec(name="web", role="replay", kind="huggingface", path=str(path), **fields)
+
+
+def rows(file: int, count: int = 40) -> list[str]:
+    letters = np.random.default_rng(file).integers(97, 123, (count, 30), dtype=np.uint8)
+    return [f"{file} {row} {text.tobytes().decode()}" for row, text in enumerate(letters)]
+
+
+def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=7)
+
+
+def made(folder: Path, files: int = 3, form: str = "parquet") -> Path:
+    folder.mkdir()
+    if form == "saved":
+        table = datasets.Dataset.from_dict(
+            {"text": [text for file in range(files) for text in rows(file)]}
+        )
+        table.save_to_disk(folder, num_shards=files)
+        return folder
+    for number in range(files):
+        write_table(folder / f"train-{number}.parquet", {"text": rows(number)})
+        if form == "jsonl":
+            path = folder / f"train-{number}.parquet"
+            datasets.Dataset.from_parquet(str(path)).to_json(path.with_suffix(".jsonl"))
+            path.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "saved"])
+def test_runs_that_are_killed_end_in_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 200)
+    source = spec(made(tmp_path / "data", form=form))
+    assert list(read_documents(source)) == [text for file in range(3) for text in rows(file)]
+    run(tmp_path / "whole", [source])
+    for number in range(5):  # 15 in all
+        dice = np.random.default_rng(number)
+        stops = [int(dice.integers(1, 9)) for _ in range(3)]
+
+        def stop(*_: Any, stops: list[int] = stops) -> None:
+            if stops:
+                stops[0] -= 1
+                if not stops[0]:
+                    del stops[0]
+                    raise KeyboardInterrupt
+
+        while stops:
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path / f"{number}", [source], progress=stop, checkpoint_seconds=0)
+        run(tmp_path / f"{number}", [source])
+        assert tree(tmp_path / f"{number}") == tree(tmp_path / "whole")
+
+
+class Standing:
+    """A dataset whose position stands still from a row on, as that of datasets 5.0.0."""
+
+    def __init__(self, inner: Any, stop: int) -> None:
+        self.inner, self.stop, self.read = inner, stop, 0
+        self.state: Any = {"start": None}
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in self.inner:
+            self.read += 1
+            if self.read <= self.stop:
+                self.state = self.inner.state_dict()
+            yield row
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.inner.load_state_dict(state)
+
+
+@pytest.mark.parametrize("stop", [0, 20])
+def test_a_position_that_does_not_move_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 200)
+    source, whole = spec(made(tmp_path / "data")), HuggingFaceDataset._open
+    with monkeypatch.context() as patch:
+        patch.setattr(HuggingFaceDataset, "_open", lambda self: Standing(whole(self), stop))
+        with pytest.raises(
+            ValueError, match=r"^source web: .*data: datasets \S+ does not say where"
+        ):
+            run(tmp_path / "blocks", [source], checkpoint_seconds=0)
+    run(tmp_path / "blocks", [source])
+    run(tmp_path / "fresh", [source])
+    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
+
+
+def test_a_folder_that_grows_is_another_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 200)
+    source = spec(made(tmp_path / "data", files=2))
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "blocks", [source], progress=stop, checkpoint_seconds=0)
+    write_table(tmp_path / "data" / "train-00.parquet", {"text": rows(7)})
+    run(tmp_path / "blocks", [source])
+    run(tmp_path / "fresh", [source])
+    assert tree(tmp_path / "blocks") == tree(tmp_path / "fresh")
+    write_table(tmp_path / "data" / "train-9.parquet", {"text": rows(9)})
+    with pytest.raises(ValueError, match=r"dataset_files was .* and is now .*train-9\.parquet"):
+        run(tmp_path / "blocks", [source])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:300])
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (cut, "ArrowInvalid: "),
+        (lambda path: write_table(path, {"text": [{"a": 1}] * 9}), "TypeError: Couldn't cast"),
+        (lambda path: path.write_bytes(b""), "train-2.parquet"),
+    ],
+)
+def test_what_the_library_raises_names_the_file_and_loses_no_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, sentence: str
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 200)
+    data = made(tmp_path / "data")
+    damage(data / "train-2.parquet")
+    with pytest.raises(ReadError) as error:
+        run(tmp_path / "blocks", [spec(data)], checkpoint_seconds=1e9)
+    message = str(error.value)
+    assert message.startswith(f"source web: {data}, in {data}/train-2.parquet, after 80 rec")
+    assert sentence in message and "\n" not in message
+    kept = tmp_path / "blocks/.partial/replay-web"
+    assert (kept / "state.json").exists() and (kept / "out/hash.npy").stat().st_size > 16 * 30
+
+
+def test_a_network_error_is_a_sentence_and_a_full_disk_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Flaky(Standing):
+        def __iter__(self) -> Iterator[Any]:
+            for number, row in enumerate(super().__iter__()):
+                if number == 50:
+                    raise error
+                yield row
+
+    source, whole = spec(made(tmp_path / "data")), HuggingFaceDataset._open
+    monkeypatch.setattr(HuggingFaceDataset, "_open", lambda self: Flaky(whole(self), 999))
+    error: OSError = ConnectionError("peer closed connection")
+    with pytest.raises(
+        ReadError, match=r"after 50 records .*: ConnectionError: peer closed .*: mend"
+    ):
+        list(read_documents(source))
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="No space left"):
+        list(read_documents(source))
+
+
+def test_a_file_of_a_folder_is_read_once_or_refused(tmp_path: Path) -> None:
+    data = made(tmp_path / "data", files=2)
+    (data / "latest").symlink_to(".")
+    (data / "train-2.parquet").symlink_to("train-0.parquet")
+    (data / "train-3.parquet").symlink_to("../data/train-2.parquet")
+    assert list(read_documents(spec(data))) == rows(0) + rows(1)
+    assert list(read_documents(spec(data, split="all", max_files=1))) == rows(0)
+    (data / "train-4.parquet").symlink_to("gone")
+    with pytest.raises(ValueError, match=r"^source web: .*train-4.parquet is a link to 'gone'"):
+        list(read_documents(spec(data)))
+
+
+def test_values_that_python_cannot_hold_are_named(tmp_path: Path) -> None:
+    import pyarrow
+
+    late = pyarrow.array([2**48], pyarrow.timestamp("ms"))  # in the year 10889
+    write_table(tmp_path / "a.parquet", {"text": ["a"], "date": late})
+    files = {"name": "web", "role": "replay", "kind": "parquet", "files": [f"{tmp_path}/*"]}
+    assert list(read_documents(SourceSpec(**files))) == ["a"]
+    with pytest.raises(
+        ReadError, match=r"^source web: \S*/a.parquet, after 0 records of this run: Overflow"
+    ):
+        list(read_documents(SourceSpec(**files, filter="date != null")))

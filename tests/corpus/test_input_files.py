@@ -1,0 +1,238 @@
+"""Which files a source has: each once, none left out without a word, here and on any storage."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_cases import read_documents, run, source, texts, write
+
+from nemo_rod.corpus import SourceSpec
+from nemo_rod.corpus.input_files import matching_files
+
+zstandard = pytest.importorskip("zstandard")
+
+
+def spec(*files: str | Path, kind: str = "jsonl", **fields: Any) -> SourceSpec:
+    named = [str(file) for file in files]
+    return SourceSpec(name="web", role="replay", kind=kind, files=named, **fields)
+
+
+def names(*files: str | Path) -> list[str]:
+    return [name for _, name in matching_files(spec(*files))]
+
+
+def link(path: str, target: str) -> Callable[[Path], None]:
+    return lambda root: (root / path).symlink_to(target)
+
+
+def make(root: Path) -> Path:
+    """Two files and what people have beside them."""
+    for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl", ".hidden/d.jsonl"):
+        write(root / "data" / name, [name])
+    return root / "data"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "changes", "expected"),
+    [
+        (["*.jsonl"], (), ["a.jsonl", "b.jsonl"]),
+        (["**/*.jsonl"], (), ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
+        (["**"], (), ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
+        (["**/*"], (), ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
+        (["*/c.jsonl", "s*/**/?.jsonl", "[a]*"], (), ["a.jsonl", "sub/c.jsonl"]),
+        # one file, one identity
+        (["a.jsonl", "*a.jsonl", "../data/a.jsonl", "./a.jsonl"], (), ["a.jsonl"]),
+        (["**/*.jsonl"], [link("latest", ".")], ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
+        (["**/*.jsonl"], [link(f"l{i}", ".") for i in range(9)], ["a.jsonl", "b.jsonl",
+                                                                  "sub/c.jsonl"]),
+        (["**/*.jsonl"], [link("0", "sub")], ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
+        (["*.jsonl"], [link("0.jsonl", "b.jsonl"), link("1.jsonl", "0.jsonl")],
+         ["a.jsonl", "b.jsonl"]),
+        (["*.jsonl"], [link("0.jsonl", "sub/c.jsonl"), link("1.jsonl", "sub/c.jsonl")],
+         ["0.jsonl", "a.jsonl", "b.jsonl"]),
+        (["*.jsonl"], [lambda root: os.link(root / "b.jsonl", root / "c.jsonl")],
+         ["a.jsonl", "b.jsonl"]),
+        # a name that exists as written
+        (["a[1].jsonl"], [lambda root: write(root / "a[1].jsonl", ["x"]),
+                          lambda root: write(root / "a1.jsonl", ["y"])], ["a[1].jsonl"]),
+        (["v[1]/*.jsonl"], [lambda root: write(root / "v[1]/a.jsonl", ["x"]),
+                            lambda root: write(root / "v1/b.jsonl", ["y"])], ["a.jsonl"]),
+        (["what?.jsonl"], [lambda root: write(root / "what?.jsonl", ["x"]),
+                           lambda root: write(root / "whats.jsonl", ["y"])], ["what?.jsonl"]),
+        (["a[1].jsonl"], [lambda root: write(root / "a1.jsonl", ["y"])], ["a1.jsonl"]),
+    ],
+)  # fmt: skip
+def test_each_file_once(
+    tmp_path: Path, patterns: Sequence[str], changes: Sequence[Any], expected: list[str]
+) -> None:
+    data = make(tmp_path)
+    for change in changes:
+        change(data)
+    assert names(*(f"{data}/{pattern}" for pattern in patterns)) == expected
+
+
+@pytest.mark.parametrize(
+    ("patterns", "change", "sentence"),
+    [
+        (["*.jsonl"], link("c.jsonl", "gone"), "c.jsonl is a link to 'gone', which cannot be"),
+        (["c.jsonl"], link("c.jsonl", "gone"), "c.jsonl is a link to 'gone', which cannot be"),
+        (["*/c.jsonl"], link("more", "gone"), "more is a link to 'gone', which cannot be reached"),
+        (["**/*.jsonl"], link("more", "gone"), "more is a link to 'gone', which cannot be"),
+        (["*.jsonl"], link("c.jsonl", "c.jsonl"), "c.jsonl is a link to 'c.jsonl', which"),
+        (["*.jsonl"], lambda root: (root / "c.jsonl").mkdir(), "c.jsonl is a folder: name its"),
+        (["*"], lambda root: None, "sub is a folder: name its files, as in"),
+        (["sub"], lambda root: None, "sub is a folder: name its files, as in"),
+        (["*.jsonl"], lambda root: os.mkfifo(root / "c.jsonl"), "c.jsonl is no regular file"),
+        (["*.txt"], lambda root: None, "no file matches "),
+        (["**/*.txt"], lambda root: None, "no file matches "),
+        (["a.jsonl/*"], lambda root: None, "no file matches "),
+        (["nowhere/*"], lambda root: None, "no file matches "),
+        (["**"], lambda root: os.rename(root / "sub", os.fsencode(root / "s") + b"\xff"),
+         "the file name 's\\udcff/c.jsonl' is not UTF-8"),
+    ],
+)  # fmt: skip
+def test_what_matches_and_cannot_be_read_is_named_before_any_work(
+    tmp_path: Path, patterns: Sequence[str], change: Callable[[Path], None], sentence: str
+) -> None:
+    data = make(tmp_path)
+    change(data)
+    good = source("good", [write(tmp_path / "good.jsonl", texts(60, 1))], role="adaptation")
+    with pytest.raises(ValueError) as error:
+        run(tmp_path / "blocks", [good, spec(*(f"{data}/{pattern}" for pattern in patterns))])
+    assert str(error.value).startswith("source web: ") and sentence in str(error.value)
+    assert not (tmp_path / "blocks").exists()
+
+
+def zst(data: bytes, **parameters: int) -> bytes:
+    chosen = zstandard.ZstdCompressionParameters(**parameters)
+    return bytes(zstandard.ZstdCompressor(compression_params=chosen).compress(data))
+
+
+def streamed(data: bytes) -> bytes:
+    """As `zstd --long=31 < FILE`: without a size, the window is what it was told to be."""
+    chosen = zstandard.ZstdCompressionParameters(window_log=31, strategy=1)
+    out = io.BytesIO()
+    with zstandard.ZstdCompressor(compression_params=chosen).stream_writer(
+        out, closefd=False
+    ) as writer:
+        writer.write(data)
+        writer.flush(zstandard.FLUSH_BLOCK)
+    return out.getvalue()
+
+
+DICTIONARY = zstandard.train_dictionary(
+    999, [f'{{"text": "{number * 7919} {number}"}}'.encode() for number in range(500)]
+)
+ONE, TWO = b'{"text": "one"}\n', b'{"text": "two"}\n'
+
+
+@pytest.mark.parametrize(
+    ("suffix", "members"),
+    [
+        (".gz", [gzip.compress(ONE + TWO)]),
+        (".GZ", [gzip.compress(ONE), gzip.compress(TWO)]),
+        (".bz2", [bz2.compress(ONE), bz2.compress(TWO)]),
+        (".xz", [lzma.compress(ONE), lzma.compress(TWO)]),
+        (".ZST", [zst(ONE), b"P*M\x18\x03\0\0\0abc", zst(TWO)]),
+        (".zst", [streamed(ONE + TWO)]),
+    ],
+)
+def test_compressed_files_here_and_elsewhere(
+    tmp_path: Path, suffix: str, members: Sequence[bytes]
+) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    data, name = b"".join(members), f"a.jsonl{suffix}"
+    (tmp_path / name).write_bytes(data)
+    root = f"/{tmp_path.name}/v[1]"
+    fsspec.filesystem("memory").pipe({f"{root}/{name}": data, f"{root}/deep/b.jsonl": TWO})
+    for file in (tmp_path / name, f"file://{tmp_path}/a.*", f"memory:/{root}/{name}"):
+        assert list(read_documents(spec(file))) == ["one", "two"]
+    everything = f"memory://{tmp_path.name}/v*/**"
+    assert list(read_documents(spec(everything))) == ["one", "two", "two"]
+    assert names(everything) == [f"v[1]/{name}", "v[1]/deep/b.jsonl"]
+    whole = [len(b"".join(members[:number])) for number in range(len(members) + 1)]
+    for size in {*range(len(data))} - {*whole}:
+        (tmp_path / name).write_bytes(data[:size])
+        with pytest.raises(ValueError, match=r"^source web: .*: broken or cut off "):
+            list(read_documents(spec(tmp_path / name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "sentence"),
+    [
+        ("a.jsonl", gzip.compress(ONE), "a.jsonl: it is compressed: let its name end in .gz"),
+        ("a.jsonl", zst(ONE), "a.jsonl: it is compressed: let its name end in"),
+        ("a.jsonl.zst", zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(ONE * 9),
+         "Dictionary mismatch: it was compressed with a dictionary; decompress it"),
+        ("a.jsonl", b'[\n{"text": "one"}\n]', "a.jsonl:1: not a line of JSON (Expecting value: "),
+        ("a.jsonl", b'[{"text": "one"}]', "a list: mend the file, one object a line (jq -c . "),
+        ("a.jsonl", b'{\n"text": "one"}', "one object a line (jq -c . FILE; of a list: jq -c '."),
+        ("a.jsonl", '{"text": "grün"}'.encode("latin-1"), "a.jsonl:1: not a line of JSON ('utf-8'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_json_lines_file_says_what_to_do(
+    tmp_path: Path, name: str, data: bytes, sentence: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError) as error:
+        list(read_documents(spec(tmp_path / name)))
+    assert str(error.value).startswith("source web: /") and sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sentence"),
+    [
+        ("memory://nothing/*.jsonl", "source web: no file matches 'memory://nothing/*.jsonl'"),
+        ("nosuch://a/*.jsonl", "source web: files 'nosuch://a/*.jsonl' cannot be listed: "),
+        (
+            "abfs://c/*.jsonl",
+            "source web: files 'abfs://c/*.jsonl' cannot be listed: Install adlfs",
+        ),
+    ],
+)
+def test_a_storage_that_cannot_be_listed_is_named(pattern: str, sentence: str) -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(ValueError) as error:
+        names(pattern)
+    assert sentence in str(error.value)
+
+
+def test_parquet_and_text_on_another_storage(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"text": ["one", "two"], "meta": [{"a": 1}, None]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    files = {f"/{tmp_path.name}/a.parquet": (tmp_path / "a.parquet").read_bytes()}
+    files[f"/{tmp_path.name}/a.txt"] = b"\xef\xbb\xbfone"  # with a byte-order mark
+    fsspec.filesystem("memory").pipe(files)
+    for file in (tmp_path / "a.parquet", f"memory://{tmp_path.name}/*.parquet"):
+        assert list(read_documents(spec(file, kind="parquet"))) == ["one", "two"]
+        # what is below null is null
+        for condition, expected in (("meta.a != 1", ["two"]), ("meta.a == null", ["two"])):
+            assert list(read_documents(spec(file, kind="parquet", filter=condition))) == expected
+    assert list(read_documents(spec(f"memory://{tmp_path.name}/*.txt", kind="text"))) == ["one"]
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    files = [write(tmp_path / folder / "a.jsonl", texts(60, n)) for n, folder in enumerate("xyz")]
+    run(tmp_path / "blocks", [spec(*files)])
+    run(tmp_path / "blocks", [spec(*files)])
+    manifest = json.loads((tmp_path / "blocks/replay/web/manifest.json").read_text())
+    assert [file["name"] for file in manifest["files"]] == ["a.jsonl"] * 3
+    for number, key in enumerate(("size of a.jsonl", r"size of a.jsonl \(number 2\)")):
+        before = files[number].read_bytes()
+        write(files[number], ["more", *texts(60, number)])
+        with pytest.raises(ValueError, match=f"made otherwise: {key} was "):
+            run(tmp_path / "blocks", [spec(*files)])
+        files[number].write_bytes(before)

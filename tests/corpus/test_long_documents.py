@@ -1,0 +1,208 @@
+"""Long documents: in pieces, with the tokens of the whole and bounded memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_cases import BYTE, run, source, train_bpe, tree, write
+
+from nemo_rod.corpus import BlockStore, load_tokenizer
+from nemo_rod.corpus.encode import encode, pieces
+from nemo_rod.corpus.tokenizer import HuggingFaceTokenizer, Tokenizer
+
+pytest.importorskip("transformers")
+WORDS = ["the cat", "sat", "mat;", "don't", "1234567", "Zwölf", "你好，世界", "🙂", "<|end|>",
+         "  two", "a\n\n  b", "\tx", "e\u0301", "..."]  # fmt: skip
+
+
+def fast(folder: Path, backend: Any) -> Tokenizer:
+    from transformers import PreTrainedTokenizerFast
+
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(folder)
+    return HuggingFaceTokenizer(str(folder))
+
+
+def tokenizers(folder: Path) -> dict[str, Tokenizer]:
+    """One of each kind that differs at the beginning of a text or at white space."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    made: dict[str, Any] = {"byte": BYTE}
+    made["gpt2"] = load_tokenizer(str(train_bpe(folder / "gpt2", vocabulary=400)))
+    pattern = (
+        r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    llama = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]  # as that of Llama 2
+    forms = {
+        "cl100k": (models.BPE(), None, pre_tokenizers.Sequence([split, level])),
+        "metaspace": (models.BPE(unk_token="?"), None, pre_tokenizers.Metaspace()),
+        "llama2": (models.BPE(unk_token="?", fuse_unk=True), normalizers.Sequence(llama), None),
+        "prefix": (models.BPE(), None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        "wordpiece": (models.WordPiece(unk_token="?"), normalizers.BertNormalizer(),
+                      pre_tokenizers.BertPreTokenizer()),
+        "unigram": (models.Unigram(), normalizers.NFKC(), pre_tokenizers.Metaspace()),
+    }  # fmt: skip
+    for name, (model, normalizer, pre_tokenizer) in forms.items():
+        backend = Tokenizer(model)
+        options: dict[str, Any] = {"special_tokens": ["<|end|>", "?"], "show_progress": False}
+        kind = trainers.BpeTrainer
+        if name == "unigram":
+            kind, options["unk_token"] = trainers.UnigramTrainer, "?"
+        if name == "wordpiece":
+            kind = trainers.WordPieceTrainer
+        if normalizer:
+            backend.normalizer = normalizer
+        if pre_tokenizer:
+            backend.pre_tokenizer = pre_tokenizer
+        backend.train_from_iterator([" ".join(WORDS)] * 9, kind(vocab_size=300, **options))
+        made[name] = fast(folder / name, backend)
+    return made
+
+
+def long_text(seed: int, count: int = 4000) -> str:
+    dice = np.random.default_rng(seed)
+    ends = [" ", " ", " ", "\n", "\r\n", "  ", "\n\n", "\t"]
+    return "".join(WORDS[i] + ends[j] for i, j in dice.integers(0, (14, 8), (count, 2)))
+
+
+def test_pieces_have_the_tokens_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.PIECE_CHARS", 1000)
+    for name, tokenizer in tokenizers(tmp_path).items():
+        for seed in range(5):
+            text = long_text(seed)
+            (whole,) = tokenizer.encode_batch([text])
+            parts = list(pieces(tokenizer, text))
+            assert len(parts) > 10 and max(map(len, parts)) <= 1000, name
+            found = np.concatenate(tokenizer.encode_batch(parts))
+            assert found.tolist() == whole.tolist(), (name, seed)
+            tokens, lengths = encode(tokenizer, ["a", text, "b"])
+            assert lengths.tolist()[1] == len(whole), name
+            assert tokens.tolist()[lengths[0] :][: len(whole)] == whole.tolist(), name
+
+
+def test_a_text_without_white_space_is_cut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemo_rod.corpus.encode.PIECE_CHARS", 1000)
+    for text in ("你好" * 3000, "x" * 5000, " " * 5000, "🙂\u200d" * 3000):
+        assert "".join(pieces(BYTE, text)) == text
+        assert encode(BYTE, [text])[0].tolist() == list(text.encode())
+
+
+@pytest.mark.parametrize("fields", [{}, {"document_holdout": True}, {"max_tokens": 3000}])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_blocks_do_not_depend_on_the_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], workers: int
+) -> None:
+    documents = [long_text(seed, 40 + 200 * (seed % 3 == 0)) for seed in range(20)]
+    spec = source("web", [write(tmp_path / "a.jsonl", documents)], **fields)
+    run(tmp_path / "whole", [spec])
+    monkeypatch.setattr("nemo_rod.corpus.encode.PIECE_CHARS", 300)
+    monkeypatch.setattr("nemo_rod.corpus.encode.BATCH_BYTES", 700)
+    calls = 0
+
+    def stop(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in (4, 9):
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "pieces", [spec], workers=workers, progress=stop, checkpoint_seconds=0)
+    run(tmp_path / "pieces", [spec], workers=workers)
+    assert tree(tmp_path / "pieces") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("fields", "documents", "tokens"),
+    [
+        ({"max_bytes": 7}, 2, 8),  # one of the two bytes of the third
+        ({"max_bytes": 8}, 3, 11),
+        ({"max_bytes": 6}, 2, 8),
+        ({"max_tokens": 9}, 2, 8),  # an EOD alone would be left
+        ({"max_tokens": 10}, 3, 10),
+        ({"max_tokens": 8}, 2, 8),
+    ],
+)
+def test_no_end_of_document_stands_alone(
+    tmp_path: Path, fields: dict[str, int], documents: int, tokens: int
+) -> None:
+    file = write(tmp_path / "a.jsonl", ["abc", "def", "ü", "ghi"])
+    run(tmp_path / "blocks", [source("web", [file], **fields)], block_size=2, holdout_fraction=0)
+    manifest = json.loads((tmp_path / "blocks/replay/web/manifest.json").read_text())
+    assert (manifest["documents"], manifest["tokens"]) == (documents, tokens)
+
+
+MEASURE = """
+import json, resource, sys
+from pathlib import Path
+from nemo_rod.corpus import SourceSpec, load_tokenizer, prepare
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    spec = SourceSpec(name="a", role="replay", kind="jsonl", files=[str(folder / "a.jsonl")])
+    prepare(folder / "blocks", [spec], tokenizer=load_tokenizer("byte"), block_size=4096,
+            workers=int(sys.argv[2]))
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        print(resource.getrusage(who).ru_maxrss >> 10)
+"""
+
+
+def write_long(folder: Path, repeated: int) -> None:
+    with (folder / "a.jsonl").open("w") as file:
+        for _ in range(2):
+            file.write('{"text": "' + "the quick brown fox " * repeated + '"}\n')
+
+
+@pytest.mark.slow
+def test_a_document_of_100_megabytes_takes_less_than_600(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(MEASURE)
+    write_long(tmp_path, 5_000_000)
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path), "2"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert max(map(int, done.stdout.split())) < 600, done.stdout
+    store = BlockStore(tmp_path / "blocks")
+    assert len(store) > 2 * 24_000
+
+
+def test_programs_without_a_main_guard_are_told_so(tmp_path: Path) -> None:
+    program = MEASURE.replace('if __name__ == "__main__":', "if True:").replace(
+        "5_000_000", "9_000"
+    )
+    (tmp_path / "program.py").write_text(program)
+    for command, given in (([str(tmp_path / "program.py")], None), (["-"], program)):
+        done = subprocess.run(
+            [sys.executable, *command, str(tmp_path), "2"],
+            capture_output=True, text=True, input=given, check=False,
+        )  # fmt: skip
+        assert 'a file, with `if __name__ == "__main__":` before' in done.stderr.splitlines()[-1]
+        assert "memory" not in done.stderr
+
+
+def test_the_vocabulary_reaches_to_the_largest_id(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    train_bpe(tmp_path, vocabulary=300)
+    raw = json.loads((tmp_path / "tokenizer.json").read_text())
+    raw["added_tokens"].append({**raw["added_tokens"][0], "id": 7000, "content": "<|far|>"})
+    raw["model"]["vocab"]["<|far|>"] = 7000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    assert len(PreTrainedTokenizerFast.from_pretrained(tmp_path)) < 300
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.vocab_size == 7001
+    assert tokenizer.encode_batch(["a <|far|>"])[0][-1] == 7000
+    assert load_tokenizer(str(tmp_path), eod=7000).eod_id == 7000
+    for eod in (5000, 7001):  # a hole, and beyond
+        with pytest.raises(ValueError, match=rf"domain.eod={eod} is not an id .* largest is 7000"):
+            load_tokenizer(str(tmp_path), eod=eod)
