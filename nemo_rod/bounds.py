@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,12 @@ def check_bounds(section: Any, prefix: str = "") -> None:
         if bound and not (bound.accepts(found) if found is not None else optional):
             expected = f"finite and {bound.expected}" if found == math.inf else bound.expected
             expected += ", or null" if optional else ""
-            raise ValueError(f"{name}={found!r} is not valid: expected {expected}.")
+            near = (
+                parts.did_you_mean(found, re.findall(r"\w+", expected))
+                if type(found) is str
+                else ""
+            )
+            raise ValueError(f"{name}={found!r} is not valid{near}: expected {expected}.")
 
 
 def _number(text: str) -> float:

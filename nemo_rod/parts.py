@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -56,7 +57,9 @@ OURS: dict[str, dict[str, str]] = {
     },
     # modules with FILE, PARTIAL, wanted, check, missing and measure; see run.measurements
     "measurements": {"losses": "nemo_rod.run.held_out_losses", "tasks": "nemo_rod.lab.tasks.stage"},
-    # (Config) -> None: refuses, before a run is submitted, what cannot work there
+    # (Config) -> str: the time that a run still takes, such as "12 min"; "" where it is not known
+    "estimates": {"plan": "nemo_rod.lab.status:time_left"},
+    # (Config) -> str: refuses, before a run is submitted, what cannot work there; else its size
     "checks": {"memory": "nemo_rod.lab.plan.command:check_before_submitting"},
     # (Config) -> None: commands that take a recipe in Hydra's grammar, besides the stages
     "recipe_commands": {
@@ -66,11 +69,14 @@ OURS: dict[str, dict[str, str]] = {
     },
     # modules with declare(parser): commands that take paths
     "commands": {
-        "status": "nemo_rod.commands.status",
+        "init": "nemo_rod.lab.own_folder",
+        "recipes": "nemo_rod.lab.recipe_list",
+        "completion": "nemo_rod.lab.completion",
+        "status": "nemo_rod.lab.status",
         "serve": "nemo_rod.lab.report.serve",
         "cancel": "nemo_rod.commands.cancel",
         "inspect": "nemo_rod.lab.inspect.command",
-        "curriculum": "nemo_rod.commands.curriculum",
+        "curriculum": "nemo_rod.lab.curriculum_tools",
         "doctor": "nemo_rod.lab.doctor",
         "train": "nemo_rod.hosts.nemo_rl.train_command",
         "reference": "nemo_rod.hosts.reference_command",
@@ -111,7 +117,8 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
     where = f"{key}={name}" if key else f"'{name}'"
     if name not in others:
         raise ValueError(
-            f"{where} names none of the {kind.replace('_', ' ')}: expected one of "
+            f"{where} names none of the {kind.replace('_', ' ')}"
+            f"{did_you_mean(name, names(kind))}: expected one of "
             f"{', '.join(names(kind))}; docs/extending.md says how a package adds one."
         )
     try:
@@ -121,6 +128,14 @@ def load(kind: str, name: str, *, key: str = "") -> Any:
             f"{where} is registered as {others[name].value}, which cannot be imported ({error}): "
             "correct or remove the package that registers it."
         ) from error
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns " (did you mean ...?)" with what is nearest to a mistyped name; "" if nothing is."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, [str(name) for name in known], n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 @functools.cache

@@ -15,7 +15,8 @@ class Progress:
     Args:
         name: Label of the work.
         total: Total amount of work; 0 if unknown.
-        unit: Counted unit, such as "blocks"; if given, lines also show the rate per second.
+        unit: Counted unit, such as "blocks"; if given, lines also show the pace.
+        tokens: Tokens of a counted unit; if given, lines also show tokens per second.
         prefix: Start of every line.
         every_seconds: Minimum time between two lines; the last one is always shown.
     """
@@ -26,10 +27,12 @@ class Progress:
         total: float,
         *,
         unit: str = "",
+        tokens: int = 0,
         prefix: str = PREFIX,
         every_seconds: float = 2.0,
     ) -> None:
-        self.name, self.total, self.unit, self.prefix = name, total, unit, prefix
+        self.name, self.total, self.unit, self.tokens = name, total, unit, tokens
+        self.prefix = prefix
         self.every_seconds = every_seconds
         self.first, self.began, self.shown = 0.0, time.monotonic(), time.monotonic()
 
@@ -48,7 +51,10 @@ class Progress:
         parts = [self.name, f"{far} {self.unit}".rstrip(), note]
         if done > self.first:
             rate = (done - self.first) / max(now - self.began, 1e-9)
-            parts += [f"{rate:,.0f} {self.unit}/s"] if self.unit else []
+            if self.unit:
+                slow = f"{1 / rate:,.0f} s a {self.unit.removesuffix('s')}"
+                parts.append(f"{rate:,.0f} {self.unit}/s" if rate >= 1 else slow)
+            parts += [f"{rate * self.tokens:,.0f} tokens/s"] if self.tokens else []
             if self.total:
                 left = int((self.total - done) / rate)
                 parts.append(f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left")

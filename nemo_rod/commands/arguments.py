@@ -67,12 +67,12 @@ class Arguments(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             **options,
         )
-        self._keys: dict[str, Key] = {}
+        self.keys: dict[str, Key] = {}
         self._words: list[str] = []
 
     def add_keys(self, *keys: Key) -> None:
         """Adds the `key=value` words of the command, all at once."""
-        self._keys = {key.name: key for key in keys}
+        self.keys = {key.name: key for key in keys}
         self.add_table("keys", [(f"{key.name}={key.value}", key.help) for key in keys])
 
     def add_table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -97,7 +97,7 @@ class Arguments(argparse.ArgumentParser):
         values: dict[str, str] = {}
         for word in self._words:
             name, equals, value = word.partition("=")
-            if not equals or name not in self._keys:
+            if not equals or name not in self.keys:
                 others.append(word)
             elif name in values:
                 self.error(f"{name}= is given twice")
@@ -106,7 +106,7 @@ class Arguments(argparse.ArgumentParser):
         options, extra = super().parse_known_args(others, namespace)
         if extra:
             self.error(f"unrecognised or extra argument: {' '.join(extra)}")
-        for name, key in self._keys.items():
+        for name, key in self.keys.items():
             if key.required and name not in values:
                 self.error(f"{name}= is missing")
             setattr(options, name, key.convert(values[name]) if name in values else None)

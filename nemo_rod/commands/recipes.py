@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from codecs import BOM_UTF8
@@ -13,18 +14,17 @@ from pathlib import Path
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from nemo_rod import parts
 from nemo_rod.commands.errors import errors_in_one_sentence, leave
+from nemo_rod.commands.mistakes import ALL_KEYS, known_keys, understood
 from nemo_rod.commands.run_stages import on_all_nodes, one_stage
 from nemo_rod.config import Config, blamed_key, config_class, config_folder, former_key
+from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import to_config
-
-_ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
 
 
 def run_recipe(command: str, words: Sequence[str]) -> None:
@@ -32,9 +32,9 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
 
     Raises:
         SystemExit: after one sentence on standard error, if the words or the recipe are invalid.
-        ValueError: if the command is registered by a package that cannot provide it.
+        ValueError: if a word is no override, or the command's package cannot provide it.
     """
-    _check_grammar(words)
+    words = understood(command, words)
     action: Callable[[Config], None] = partial(one_stage, command)
     if command in parts.names("recipe_commands"):
         action = parts.load("recipe_commands", command)
@@ -72,32 +72,6 @@ def run_recipe(command: str, words: Sequence[str]) -> None:
         leave(_composition_error(error))
 
 
-def _check_grammar(words: Sequence[str]) -> None:
-    """Refuses words to which Hydra would respond with lexer jargon, or with a traceback."""
-    parser = OverridesParser.create()
-    options = ["", *words]
-    for before, word in zip(options, words, strict=False):
-        if word.startswith("-") or (before.startswith("-") and "=" not in before):
-            continue  # an option, or its value
-        try:
-            override = parser.parse_override(word)
-        except HydraException as error:
-            reason = str(error).splitlines()[0]
-            name, _, value = word.partition("=")
-            leave(
-                f"{word} is not an override in Hydra's grammar ({reason}): expected KEY=VALUE; "
-                f"non-ASCII letters need nested quotes, \"{name}='{value}'\"."
-            )
-        group, chosen = override.key_or_group, override.value()
-        names = chosen if isinstance(chosen, list) else [chosen]
-        choices = sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
-        if choices and any(isinstance(name, int | float) for name in names):
-            leave(
-                f"{word} is a number where Hydra expects the name of a file: choose one of "
-                f"{', '.join(choices)}; a name of digits needs nested quotes, \"{group}='1'\"."
-            )
-
-
 def _composition_error(error: Exception) -> str:
     """Returns why Hydra cannot compose a configuration, and the options that it lists."""
     if former := former_key(blamed_key(error)):
@@ -108,14 +82,22 @@ def _composition_error(error: Exception) -> str:
             if frame.f_code.co_name == "load_config" and "config_path" in frame.f_locals:
                 file = f"{frame.f_locals['config_path']}.yaml"
                 return f"{file} is not a configuration ({reason}): correct the file."
-        return f"Hydra cannot compose the recipe ({reason}): {_ALL_KEYS}."
+        return f"Hydra cannot compose the recipe ({reason}): {ALL_KEYS}."
     text = str(error).partition("\nConfig search path:")[0]
     lines = [line for line in text.splitlines() if line.strip()]
     options = [line.strip() for line in lines if line.startswith("\t")]
     reasons = [line.strip().rstrip(".:") for line in lines if not line.startswith("\t")]
+    if missing := re.match(r"In '.*': Could not find '(.+)/(.+)'$", reasons[0]):
+        group, name = missing.groups()
+        near = next(Path().glob(f"*/{group}/{name}.yaml"), None)
+        cure = f" (did you mean --config-dir {near.parents[1]}?)" if near else ""
+        cure = cure or did_you_mean(name, options)
+        return f"There is no {group}={name}{cure}: expected one of {', '.join(options)}."
+    if unknown := re.match(r"Could not override '(.+)'$", reasons[0]):
+        reasons[0] += did_you_mean(unknown[1], known_keys())
     cause = str(error.__cause__ or "").partition("\n")[0].rstrip(".")
     if cause:
         if not cause.endswith("not in struct"):  # Hydra's "+KEY=VALUE" works in dictionaries alone
             del reasons[1:]
-        reasons += [cause, _ALL_KEYS]
+        reasons += [cause, ALL_KEYS]
     return "; ".join(reasons) + (f": {', '.join(options)}." if options else ".")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from nemo_rod import parts
 from nemo_rod.commands.text import say
 from nemo_rod.config import Config
 from nemo_rod.run.exports import evaluate_export_stage, export_stage
-from nemo_rod.run.handover import Stage
+from nemo_rod.run.handover import OtherInputs, Stage, partial
 from nemo_rod.run.launch import launcher_of
 from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.submit import check_idle, submit
@@ -62,12 +63,7 @@ def _ignore(number: int, _: object) -> None:
 def run(config: Config) -> None:
     """Runs every stage of the recipe, then evaluation and report."""
     stages = Stages(config)
-    every = stages.all()
-    if not (stages.launcher.submits or config.dry_run):
-        check_idle(config)
-        check_packages([stage for stage in every if not stage.is_there()], config)
-        write_files(launch_folder(config), stages.launcher.render(config, every))
-    _execute(stages, every)
+    _execute(stages, stages.all(), is_launch=True)
 
 
 def one_stage(command: str, config: Config) -> None:
@@ -131,36 +127,108 @@ def check_packages(stages: Iterable[Stage], config: Config) -> None:
         extras = ",".join(dict.fromkeys(missing.values()))
         raise ValueError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, which "
-            f"{names[0]} needs{' first' if len(names) > 1 else ''}: pip install "
-            f"'nemo-rod[{extras}]', run `make venv` in a checkout on a machine without a GPU, or "
-            "use an image of docs/images.md."
+            f"{names[0]} needs{' first' if len(names) > 1 else ''}: without a "
+            "GPU, run `make venv` in a checkout; with one, use an image of docs/images.md, or pip "
+            f"install 'nemo-rod[{extras}]' where torch is installed."
         )
 
 
-def _execute(stages: Stages, chosen: list[Stage]) -> None:
+def _execute(stages: Stages, chosen: list[Stage], *, is_launch: bool = False) -> None:
     config = stages.config
     known = [stage.name for stage in [*stages.all(), *chosen] if stage.results]
     for name in config.rebuild:
         if name not in known:
             raise ValueError(f"rebuild=[{name}] is not a stage: expected some of {known}.")
+    found = find(chosen, config)
+    if not config.dry_run or stages.launcher.submits:
+        refuse_other_inputs(found, config.rebuild)
     if stages.launcher.submits:
         for name in parts.names("checks"):
-            parts.load("checks", name)(config)
+            if (line := parts.load("checks", name)(config)) and config.dry_run:
+                say(line)
         submit(stages, chosen)
+    elif config.dry_run:
+        for number, (stage, state, why) in enumerate(found, start=1):
+            label, note = f"[{number}/{len(found)}] {stage.title}", f": {why}" if why else ""
+            say(f"{label}: {state}{note}  (nemo-rod {stage.command}, {stage.folder})")
+            if stage.preview and (line := stage.preview()):
+                say(f"    {line}")
+        refuse_other_inputs(found, config.rebuild)
     else:
+        if is_launch:
+            check_idle(config)
+            check_packages([stage for stage in chosen if not stage.is_there()], config)
+            write_files(launch_folder(config), stages.launcher.render(config, chosen))
         _run_here(config, chosen)
+
+
+class Found(NamedTuple):
+    """A stage as a run would find it."""
+
+    stage: Stage
+    state: str  # "done", "to do", "running", "refused", or "differs": made with other inputs
+    why: str
+
+
+def find(stages: Iterable[Stage], config: Config) -> list[Found]:
+    """Returns every stage as a run would find it, without changing anything.
+
+    What uses the results of a stage with other inputs has other inputs, too, once that is made
+    again, unless it is made of files in the folders of its needs.
+    """
+    found, others, open_ = list[Found](), set[str](), set[str]()
+    for stage in stages:
+        state, why = "to do", ""
+        used = [need for need in stage.needs if need in others]
+        try:
+            if StageLog(Path(config.run_dir), stage.name).is_held():
+                state = "running"
+            elif stage.is_done():
+                state = "done"
+            elif partial(stage.folder).exists():
+                why = "resumes"
+        except OtherInputs as error:
+            state, why = "differs", error.found
+        except ValueError as error:
+            if not open_.intersection(stage.needs):
+                state, why = "refused", str(error)
+            elif stage.is_there():  # compared once its needs are there
+                state, why = "done", "if its inputs stay the same"
+        if used and stage.folder in stage.results and (stage.is_there() or why == "resumes"):
+            state, why = "differs", why or f"{stage.folder} uses {', '.join(used)}"
+        elif state == "done" and stage.folder not in stage.results and open_ & {*stage.needs}:
+            state, why = "to do", "again, of what is made again"
+        if state == "differs":
+            others.add(stage.name)
+        if stage.name in config.rebuild:
+            state, why = "to do", "again, as rebuild asks"
+        if state != "done":
+            open_.add(stage.name)
+        found.append(Found(stage, state, why))
+    return found
+
+
+def refuse_other_inputs(found: Sequence[Found], rebuilt: Sequence[str]) -> None:
+    """Refuses stages that were made with other inputs, all at once, and foreign or damaged ones.
+
+    Raises:
+        ValueError: naming what changed, and the key that makes them again.
+    """
+    if refused := [each.why for each in found if each.state == "refused"]:
+        raise ValueError(refused[0])
+    differ = [each for each in found if each.state == "differs"]
+    if differ:
+        names = ",".join(dict.fromkeys([*rebuilt, *(each.stage.name for each in differ)]))
+        raise ValueError(
+            f"{differ[0].why}: add rebuild=[{names}] to make {'it' if len(differ) == 1 else 'all'} "
+            "again, or choose another run_dir."
+        )
 
 
 def _run_here(config: Config, stages: list[Stage]) -> None:
     """Runs stages one after the other, skipping finished ones."""
     for number, stage in enumerate(stages, start=1):
         label = f"[{number}/{len(stages)}] {stage.title}"
-        if config.dry_run:
-            state = "done" if stage.is_there() else "to do"
-            say(f"{label}: {state}  (nemo-rod {stage.command}, {stage.folder})")
-            if stage.preview and (line := stage.preview()):
-                say(f"    {line}")
-            continue
         log = StageLog(Path(config.run_dir), stage.name)
         # `nemo-rod serve` builds the report, too, and takes seconds
         with log.only_one(patience=_REPORT_SECONDS if stage.name == "report" else 0.0):
@@ -170,8 +238,14 @@ def _run_here(config: Config, stages: list[Stage]) -> None:
                 say(f"{label}: done before")
                 continue
             check_packages([stage], config)
-            say(label)
+            say(label + _left(config) if len(stages) > 1 else label)
             start = time.monotonic()
             with log.attempt():
                 stage.run()
             say(f"{label}: {time.monotonic() - start:.0f} s")
+
+
+def _left(config: Config) -> str:
+    """Returns the estimated time that a run still takes, for a line; "" where it is not known."""
+    hours = [parts.load("estimates", name)(config) for name in parts.names("estimates")]
+    return f"  (about {hours[0]} left of all)" if hours and hours[0] else ""

@@ -71,6 +71,7 @@ def main(options: Namespace) -> None:
     for name, fine, result, advice in findings(options.blocks, workers):
         state = {True: "ok", None: "-", False: "NO"}[fine]
         text = f"{result}: {advice}" if advice and not fine else result
+        _say_briefly("")
         print(table(("", "", ""), [[f"{state:<2}", f"{name:<18}", text]]), flush=True)
         all_fine &= fine is not False
     if workers is not None:
@@ -132,11 +133,18 @@ def _installed(
 
 def _attempt(name: str, action: Callable[[], str], advice: str) -> Finding:
     """Runs a check, whose result is its text or any exception."""
+    _say_briefly(f"   {name} ...")
     try:
         return Finding(name, True, action())
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         return Finding(name, False, reason[-600:], advice)
+
+
+def _say_briefly(text: str) -> None:
+    """Shows on a terminal what takes its time, until the next line."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _devices() -> str:

@@ -46,7 +46,7 @@ def write_references(
         )
     )
     num_wanted = manifest.num_blocks if wanted is None else int(wanted.sum())
-    progress = Progress(name, num_wanted, unit="blocks")
+    progress = Progress(name, num_wanted, unit="blocks", tokens=scorer.store.block_size)
 
     def begun() -> tuple[ReferenceManifest, np.ndarray]:
         assert writer is not None

@@ -131,7 +131,9 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
         micro_batch_size=job.scoring_micro_batch_size,
         beat=selector.beat,
     )
-    recorder = Recorder(out, selector, validation, header, Progress(job.name, steps))
+    tokens = job.arm.batch_size * selector.store.block_size
+    progress = Progress(job.name, steps, tokens=tokens)
+    recorder = Recorder(out, selector, validation, header, progress)
     selector.on_choice = recorder.on_choice
     every: list[Callback] = [validation, recorder]
     if job.loggers:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
-from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring
+from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring, config_folder
 from nemo_rod.corpus.sources import ROLES
 from nemo_rod.layout import check_parallel, sequence_shares
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
@@ -46,8 +47,13 @@ def to_config(composed: DictConfig) -> Config:
             "key in its ${...}, or write a value there."
         ) from error
     if missing:
+        layouts = []
+        if HydraConfig.initialized():  # the layouts of a large model have its micro-batches
+            folder = config_folder() / "parallel" / str(HydraConfig.get().runtime.choices["model"])
+            layouts = sorted(f"{folder.name}/{file.stem}" for file in folder.glob("*.yaml"))
+        also = f", or choose parallel={' or '.join(layouts)}" if layouts else ""
         raise ValueError(
-            f"Key '{missing[0]}' has no value: set it on the command line or in the recipe."
+            f"Key '{missing[0]}' has no value: set it on the command line or in the recipe{also}."
         )
     assert isinstance(config, Config)
     config.cluster.env |= secrets

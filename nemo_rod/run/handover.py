@@ -19,6 +19,18 @@ from nemo_rod.files import read_json, share, write_json
 
 Inputs = dict[str, Any]
 _NONE: Mapping[str, type] = {}
+# inputs of an arm -> the keys that users set
+_TYPED = {
+    "arm.seed": "seed",
+    "arm.batch_size": "train.batch_size",
+    "arm.balance": "selection.balance",
+    "arm.multiplier": "selection.multiplier",
+    "arm.kappa": "selection.kappa",
+    "arm.policy_name": "selection.policy",
+    "arm.score_name": "selection.score",
+    "arm.eighths": "scoring.prefix",
+    "arm.scored_every": "scoring.every",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +224,18 @@ def flatten(prefix: str, value: Any) -> Inputs:
     return {prefix: value}
 
 
+class OtherInputs(ValueError):
+    """Results were made with other inputs than the current ones.
+
+    Attributes:
+        found: the results, and what they were made with, without a remedy.
+    """
+
+    def __init__(self, found: str, advice: str) -> None:
+        super().__init__(f"{found}: {advice}, or choose another run_dir.")
+        self.found = found
+
+
 def refuse_changes(path: Path, recorded: Inputs, current: Inputs, advice: str) -> None:
     """Refuses results of other inputs than the current ones.
 
@@ -222,20 +246,22 @@ def refuse_changes(path: Path, recorded: Inputs, current: Inputs, advice: str) -
         advice: how to replace the results.
 
     Raises:
-        ValueError: naming the first changed input.
+        OtherInputs: naming every changed input, as users type it.
     """
 
     def short(value: Any) -> str:
         text = "nothing" if value is None else str(value)
         return text if len(text) <= 60 else text[:57] + "..."
 
-    for key in sorted({*recorded, *current}):
+    changed: dict[str, str] = {}
+    for key in sorted({*recorded, *current}, key=lambda key: _TYPED.get(key, key)):
         old, new = recorded.get(key), current.get(key)
         if old != new:
-            raise ValueError(
-                f"{path} was made with {key}={short(old)}, but now it is {short(new)}: {advice}, "
-                "or choose another run_dir."
-            )
+            changed.setdefault(_TYPED.get(key, key), f"={short(old)}, but now it is {short(new)}")
+    if changed:
+        (first, values), *others = changed.items()
+        also = f" ({', '.join(name for name, _ in others)} changed, too)" if others else ""
+        raise OtherInputs(f"{path} was made with {first}{values}{also}", advice)
 
 
 def _plain(inputs: Inputs) -> Inputs:

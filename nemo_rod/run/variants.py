@@ -104,7 +104,7 @@ def arm_settings(config: Config, name: str) -> ArmSettings:
     if former := former_key(f"arms.{root}"):
         raise ValueError(former)
     where, merged = f"variants.{name}", _merged(variants)
-    if arm_kind(root) != "trained" and variants:
+    if arm_kind(root, config.variants) != "trained" and variants:
         raise ValueError(f"{where} varies {root}, which is not trained: vary a trained arm.")
     _check_root(where, root, merged)
     _check_choices(where, name, merged)

@@ -19,6 +19,7 @@ Alternatives for a variant of `rod`:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any
@@ -198,8 +199,10 @@ def curriculum_header(
     )
 
 
-def arm_kind(name: str) -> str:
+def arm_kind(name: str, variants: Iterable[str] = ()) -> str:
     """Returns how an arm is produced: "base", "trained" or "merged".
+
+    `variants` are other names that a user may have meant.
 
     Raises:
         ValueError: No arm has this name.
@@ -208,10 +211,18 @@ def arm_kind(name: str) -> str:
         return "base"
     if re.fullmatch(r"merge_(0(\.\d+)?|1(\.0+)?)", name):
         return "merged"
-    if name in ("no_replay", "max_replay", "rod") or _fixed_share(name):
+    share = _fixed_share(name)
+    if name in ("no_replay", "max_replay", "rod") or (share or 0) >= 0.01:
         return "trained"
+    # fixed_<percent> and merge_<lambda> are easily mixed up
+    if share:
+        meant = f" (did you mean fixed_{share * 1e4:g}? It is a percentage, of 1 or more)"
+    elif re.fullmatch(r"merge_[1-9]\d?", name):
+        meant = f" (did you mean merge_{int(name[6:]) / 100:g}? It is a weight from 0 to 1)"
+    else:
+        meant = parts.did_you_mean(name, ["base", "no_replay", "max_replay", "rod", *variants])
     raise ValueError(
-        f"There is no arm '{name}': expected base, no_replay, fixed_<percent>, max_replay, "
+        f"There is no arm '{name}'{meant}: expected base, no_replay, fixed_<percent>, max_replay, "
         "merge_<lambda>, rod, or a name in 'variants'; change 'arms' or 'arm'."
     )
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from command_line import RECIPES, composed, nemo_rod
-from places import ROOT
+from made_up_run import RECIPE as RECIPE_OF_IT
+from made_up_run import make_run
 
+import nemo_rod as nemo_rod_package
+from nemo_rod import cli
 from nemo_rod.config import FORMER_KEYS, Scoring, config_folder
 from nemo_rod.run.variants import arm_settings
 
@@ -95,24 +98,18 @@ def test_a_prefix_is_typed_as_a_share(prefix: str, part: float) -> None:
     [
         (
             ["recipe=nope"],
-            "In 'config': Could not find 'recipe/nope'; Available options in 'recipe': "
-            f"{', '.join(RECIPES)}.",
+            f"There is no recipe=nope: expected one of {', '.join(RECIPES)}.",
         ),
         (
             ["recipe=toy", "train.stepz=3"],
-            "Could not override 'train.stepz'; Key 'stepz' not in 'Optimisation'; "
+            "Could not override 'train.stepz' (did you mean train.steps?); "
+            "Key 'stepz' not in 'Optimisation'; "
             "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
         ),
         (
             ["recipe=toy", "train.lr=high"],
             "Error merging override train.lr=high; Value 'high' of type 'str' could not be "
             "converted to Float; "
-            "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
-        ),
-        (
-            ["recipe=toy", "cluster.env.NAME=x"],
-            "Could not override 'cluster.env.NAME'; To append to your config use "
-            "+cluster.env.NAME=x; Key 'NAME' is not in struct; "
             "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values.",
         ),
         (
@@ -137,6 +134,102 @@ def test_what_hydra_cannot_compose_is_one_sentence(words: list[str], sentence: s
     done = nemo_rod("run", *words)
     assert done.returncode == 2
     assert done.stderr == f"nemo-rod: {sentence}\n"
+
+
+MISTYPED = {  # what is typed -> a part of the sentence that answers it
+    "": "`nemo-rod run` needs a recipe: try recipe=toy_synthetic; `nemo-rod recipes` lists all",
+    "toy": "toy is not KEY=VALUE: did you mean recipe=toy?",
+    "toi": "toi is not KEY=VALUE, such as recipe=toy (did you mean toy?).",
+    "recipe = toy": "There is a space around '=': did you mean recipe=toy?",
+    "recipe= toy": "There is a space around '=': did you mean recipe=toy?",
+    "recipe=toy seed =3": "There is a space around '=': did you mean seed=3?",
+    "recipe=toy arms=[rod, base]": "there is a space before base]: write it without",
+    "--recipe toy": "There is no option --recipe: did you mean recipe=toy?",
+    "recipe=toy --dry-run": "There is no option --dry-run: did you mean dry_run=true?",
+    "recipe=toy --seed=3": "There is no option --seed: did you mean seed=3?",
+    "recipe=toy --mutlirun": "There is no option --mutlirun (did you mean --multirun?)",
+    "recipe=toy --config-dir nope": "--config-dir nope: there is no such folder.",
+    "recipe=toy --cfg all_of_it": "invalid choice: 'all_of_it'",
+    "recipe=my/recipe/mine.yaml": "did you mean --config-dir my recipe=mine?",
+    "my/mine.yaml": "move it to my/my/recipe/mine.yaml, and type --config-dir my/my recipe=mine",
+    "recipe=toy.yaml": "is a file where a name is expected: did you mean recipe=toy?",
+    "recipe=toi": "There is no recipe=toi (did you mean toy?): expected one of german",
+    "recipe=toy launcher=slrum": "There is no launcher=slrum (did you mean slurm?)",
+    "recipe=toy launcher.kind=slrum": "is not valid (did you mean slurm?)",
+    "recipe=toy selection.score=lossy": "selection.score='lossy' is not valid",
+    "recipe=toy cluster=null": "cluster=null names no file: type ~cluster to leave the group out.",
+    "recipe=toy dry_run": "dry_run has no value: did you mean dry_run=true?",
+    "recipe=toy =3": "=3 has no key: expected KEY=VALUE.",
+    "recipe=toy seed=1,2": "seed=1,2 has several values: add -m for a run of each",
+    "recipe=toy paralel=tp2": "Could not override 'paralel' (did you mean parallel?)",
+    "recipe=toy arms=rod": "arms is a list: did you mean arms=[rod]?",
+    "recipe=toy arms=rod,base": "arms is a list: did you mean arms=[rod,base]?",
+    "recipe=toy arm=rood": "There is no arm 'rood' (did you mean rod?)",
+    "recipe=toy arms=[rod_averges]": "(did you mean rod_averages?)",
+    "recipe=toy arms=[fixed_0.2]": "(did you mean fixed_20? It is a percentage, of 1 or more)",
+    "recipe=toy arms=[merge_60]": "(did you mean merge_0.6? It is a weight from 0 to 1)",
+    "recipe=toy selection.policy_options.x=1": "does not take selection.policy_options={'x': 1}",
+    "recipe=toy cluster.env.WANDB_API_KEY=x": "cluster.env.WANDB_API_KEY would be written",
+}
+
+
+@pytest.mark.parametrize("line", MISTYPED)
+def test_a_mistyped_word_is_answered_by_its_cure(line: str, tmp_path: Path) -> None:
+    done = nemo_rod("run", *line.split(), "dry_run=true", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert MISTYPED[line] in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_an_empty_word_is_named(tmp_path: Path) -> None:
+    done = nemo_rod("run", "recipe=toy", "", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "There is an empty word: leave it out" in done.stderr
+
+
+def test_dictionaries_need_no_plus(tmp_path: Path) -> None:
+    words = ("cluster.env.NAME=x", "domain.sources.dialect.max_documents=3", "--cfg", "job")
+    done = nemo_rod("run", "recipe=toy_synthetic", *words, cwd=tmp_path)
+    assert "NAME: x" in done.stdout and "max_documents: 3" in done.stdout, done.stderr
+
+
+def test_a_recipe_in_a_folder_that_was_not_named_is_found(tmp_path: Path) -> None:
+    assert nemo_rod("init", "my", cwd=tmp_path).returncode == 0
+    done = nemo_rod("run", "recipe=mine", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "There is no recipe=mine (did you mean --config-dir my?)" in done.stderr
+
+
+@pytest.mark.parametrize("verb", sorted({*cli.recipe_commands()} - {"train", "reference", "merge"}))
+def test_help_of_every_command_on_a_recipe(verb: str) -> None:
+    for words in ((verb, "--help"), (verb, "recipe=toy", "-h"), ("help", verb)):
+        shown = nemo_rod(*words).stdout
+        assert shown.startswith(f"usage: nemo-rod {verb} recipe=NAME [KEY=VALUE ...]")
+        assert f"  nemo-rod {verb} " in shown and "rebuild=[STAGE,...]" in shown
+
+
+def test_version() -> None:
+    assert nemo_rod("--version").stdout == f"nemo-rod {nemo_rod_package.__version__}\n"
+
+
+def test_recipes_are_listed_with_their_hours(tmp_path: Path) -> None:
+    assert nemo_rod("init", "my", cwd=tmp_path).returncode == 0
+    done = nemo_rod("recipes", "--config-dir", "my", cwd=tmp_path)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["recipe", *sorted([*RECIPES, "mine"])]
+    assert all(len(row) > 6 for row in rows), done.stdout
+    assert done.stderr == ""
+
+
+def test_the_recipe_of_init_can_be_planned_and_run(tmp_path: Path) -> None:
+    done = nemo_rod("init", "my", cwd=tmp_path)
+    commands = [re.findall(r"nemo-rod (.*?)(?:  |$)", line) for line in done.stdout.splitlines()]
+    plan, dry_run, run = [found[0].split() for found in commands if found and "recipe=" in found[0]]
+    assert (plan[0], dry_run[-1], run[-1]) == ("plan", "dry_run=true", "recipe=mine")
+    assert "Plan of mine" in nemo_rod(*plan, cwd=tmp_path).stdout
+    assert "train fixed_20: to do" in nemo_rod(*dry_run, cwd=tmp_path).stderr
+    (tmp_path / "my" / "recipe" / "mine.yaml").write_text("changed")
+    assert "my/recipe/mine.yaml: is there, and stays" in nemo_rod("init", "my", cwd=tmp_path).stdout
+    assert (tmp_path / "my" / "recipe" / "mine.yaml").read_text() == "changed"
 
 
 @pytest.mark.parametrize(
@@ -213,12 +306,12 @@ def test_bad_text_is_one_sentence_and_leaves_nothing(what: str, tmp_path: Path) 
             "domain.sources.dialect has the unknown key 'max_byte'",
         ),
         (["train", "arm=rod"], "run `nemo-rod prepare recipe=toy_synthetic` first"),
-        (["train", "arm=rood"], "There is no arm 'rood': expected base, no_replay"),
+        (["train", "arm=rood"], "There is no arm 'rood' (did you mean rod?): expected base,"),
         (["run", "run_dir="], "run_dir is empty"),
         (["run", "rebuild=[rood]", "dry_run=true"], "rebuild=[rood] is not a stage: expected some"),
         (["reference", "arm=rod"], "arm=rod is not a reference model: expected base, no_replay"),
         (["train", "arms=[base]", "dry_run=true"], "There is nothing to train among ['base']"),
-        (["plan", "arm=röd"], "non-ASCII letters need nested quotes, \"arm='röd'\""),
+        (["plan", "arm=röd"], "letters such as ü need nested quotes, \"arm='röd'\""),
         (["plan", "arms=[rod"], "arms=[rod is not an override in Hydra's grammar"),
     ],
 )
@@ -250,14 +343,46 @@ def test_dry_run_lists_every_stage_and_makes_none(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_readmes_own_recipe_composes(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (recipe,) = re.findall(r"^```yaml\n(# @package.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    (tmp_path / "my" / "recipe").mkdir(parents=True)
-    (tmp_path / "my" / "recipe" / "mine.yaml").write_text(recipe)
-    done = nemo_rod("run", "--config-dir", "my", "recipe=mine", "dry_run=true", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "train fixed_20: to do" in done.stderr
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, of made-up numbers."""
+    run_dir = tmp_path_factory.mktemp("made") / "run"
+    make_run(run_dir)
+    return run_dir
+
+
+OTHER_INPUTS = {  # what is changed -> stages that were made with something else, and the first
+    "seed=43": (["no_replay", "fixed_32", "rod", "merge_0.6", "references_specialist"], "seed=42"),
+    "train.lr=1e-5": (
+        ["no_replay", "fixed_32", "rod", "merge_0.6", "references_specialist"],
+        "train.lr=0.001",
+    ),
+    "selection.kappa=2": (["rod"], "selection.kappa=1.0"),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_INPUTS)
+def test_dry_run_and_refusal_name_all_that_differs_at_once(change: str, made: Path) -> None:
+    names, value = OTHER_INPUTS[change]
+    words = (*RECIPE_OF_IT, f"run_dir={made}", change)
+    dry = nemo_rod("run", *words, "dry_run=true")
+    refused = nemo_rod("run", *words)
+    assert (dry.returncode, refused.returncode) == (2, 2)
+    *lines, last = dry.stderr.splitlines()
+    assert refused.stderr == f"{last}\n"
+    (rebuild,) = re.findall(r"add (rebuild=\[(.*)\]) to make (?:it|all) again", last)
+    assert f"was made with {value}, but now it is" in last
+    differ = [line for line in lines if ": differs: " in line]
+    assert sorted(rebuild[1].split(",")) == sorted(names) and len(differ) == len(names)
+    assert any("evaluate every arm: to do: again" in line for line in lines)
+    cured = nemo_rod("run", *words, rebuild[0], "dry_run=true")
+    assert cured.returncode == 0, cured.stderr
+    assert cured.stderr.count(": to do: again, as rebuild asks") == len(names)
+
+
+def test_dry_run_of_what_is_there_says_so(made: Path) -> None:
+    done = nemo_rod("run", *RECIPE_OF_IT, f"run_dir={made}", "dry_run=true")
+    assert done.returncode == 0 and done.stderr.count(": done  (") >= 8, done.stderr
 
 
 def test_a_recipe_may_name_its_run_folder(tmp_path: Path) -> None:

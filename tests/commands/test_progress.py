@@ -42,3 +42,15 @@ def test_without_a_total_or_a_unit(clock: list[float], capsys: pytest.CaptureFix
         clock[0] += 6
         progress.step(600)
         assert capsys.readouterr().err == line + "\n"
+
+
+def test_tokens_and_slow_things(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    for unit, tokens, done, line in (
+        ("models", 0, 2, "evaluate  2/6 models  15 s a model  0:01:00 left"),
+        ("", 4096, 2, "evaluate  2/6  273 tokens/s  0:01:00 left"),
+        ("blocks", 64, 6, "evaluate  6/6 blocks  5 s a block  13 tokens/s  0:00:00 left"),
+    ):
+        progress = Progress("evaluate", 6, unit=unit, tokens=tokens, prefix="")
+        clock[0] += 30
+        progress.step(done)
+        assert capsys.readouterr().err == line + "\n"

@@ -25,18 +25,18 @@ from hypothesis import HealthCheck, given, settings
 from made_up_run import MEASURED_WITH, make_run, make_texts, recipe
 from sandbox import Sandbox
 
-from nemo_rod.commands import curriculum as curriculum_command
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.commands.status import training_progress
 from nemo_rod.config import Config
 from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.documents import Documents
 from nemo_rod.files import interpreting, read_lines
 from nemo_rod.jobs import TrainJob, read_job
+from nemo_rod.lab import curriculum_tools as curriculum_command
 from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.lab.report.build_report import judged
 from nemo_rod.lab.report.run_files import read_run
+from nemo_rod.lab.status import training_progress
 from nemo_rod.run import held_out_losses
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.render import read_launch

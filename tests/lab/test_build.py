@@ -357,12 +357,19 @@ def test_checks_against_numpy(results: dict[str, Any]) -> None:
     assert results["profile"]["fixed_32"]["pearson_r"] is None
 
 
-def test_a_point_beyond_the_chord_is_marked_as_extrapolated(fake: FakeRun, tmp_path: Path) -> None:
+def test_what_is_extrapolated_is_not_judged(fake: FakeRun, tmp_path: Path) -> None:
     arms = ("base", "no_replay", "fixed_10", "fixed_32", "rod")
     results = judged(read_run(subset(fake, tmp_path / "run", arms)))
-    gap = check(results, "chord_gap")
-    assert gap["measured"] == pytest.approx(chord("rod", "fixed_32", "fixed_10"), rel=1e-9)
-    assert "extrapolated" in gap["note"] and results["comparisons"]["rod"]["extrapolated"]
+    gap, comparison = check(results, "chord_gap"), results["comparisons"]["rod"]
+    assert comparison["extrapolated"]
+    assert comparison["gap"] == pytest.approx(chord("rod", "fixed_32", "fixed_10"), rel=1e-9)
+    assert (gap["verdict"], gap["measured"]) == ("not judged", None)
+    assert gap["note"] == "the forgetting of rod lies beyond that of all fixed-replay arms"
+
+
+def test_a_smoke_test_judges_nothing(fake: FakeRun) -> None:
+    results = judged(read_run(fake.folder), is_smoke_test=True)
+    assert {row["verdict"] for row in results["checks"]} == {"not judged"}
 
 
 def test_arms_of_another_budget_are_not_compared(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import pytest
 from corpus_cases import S, run, source, texts, train_bpe, write
 
 from nemo_rod import cli
-from nemo_rod.commands.text import table, tenths
+from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, load_tokenizer
 from nemo_rod.lab import doctor
 from nemo_rod.lab.inspect.command import inspect
+from nemo_rod.lab.text import tenths
 from nemo_rod.run.processes.pythons import MEGATRON_WORKER
 from nemo_rod.selection import (
     Candidates,
@@ -279,6 +280,19 @@ def test_stages_and_runs(
 
 
 # --- curricula: export, verify, diff
+
+
+def test_metrics_by_tenths(tmp_path: Path) -> None:
+    rows = [
+        {"step": step, "train/loss": 3 - step / 10, "rod/replay_share": None if step < 2 else 0.5}
+        for step in range(20)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    shown = lines(inspect(tmp_path / "metrics.jsonl"))
+    assert shown[0] == ["20 steps"] and len(shown) == 14
+    assert shown[2] == ["from step", "steps", "train/loss", "rod/replay_share"]
+    assert shown[3] == ["0", "2", "2.95"]
+    assert shown[4] == ["2", "2", "2.75", "0.5"] and shown[-1] == ["all", "20", "2.05", "0.5"]
 
 
 def test_curricula_are_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -260,8 +261,8 @@ def test_an_evening_on_one_gpu_is_enough(recipe: str) -> None:
     assert not any(path.startswith(gated) for path in paths)
 
 
-def test_a_plan_by_hand() -> None:
-    _, plan = as_it_is("legal_qwen3_5_9b")
+def test_a_plan_by_hand(tmp_path: Path) -> None:
+    plan = plan_of("legal_qwen3_5_9b", "plan.startup_seconds=0", run_dir=tmp_path)
     per_token = plan.model["forward_flops"]
     rate = 16 * 2250e12 * 0.35
     rod = stages(plan)["rod"]
@@ -270,6 +271,55 @@ def test_a_plan_by_hand() -> None:
     native = next(s for s in plan.savings if s.what.startswith("replay the curriculum"))
     references = sum(stages(plan)[f"references_{n}"].gpu_hours for n in ("base", "specialist"))
     assert native.gpu_hours == pytest.approx(rod.gpu_hours * 0.4 + references)
+
+
+def test_a_start_takes_its_time_on_every_process(tmp_path: Path) -> None:
+    words = ("legal_qwen3_5_9b", "plan.startup_seconds=90")
+    plan, without = (
+        plan_of(*words, run_dir=tmp_path),
+        plan_of(*words, "plan.startup_seconds=0", run_dir=tmp_path),
+    )
+    longer = {
+        name: stages(plan)[name].hours - stage.hours for name, stage in stages(without).items()
+    }
+    assert longer["rod"] == pytest.approx(90 / 3600) and longer["prepare"] == 0
+    gpu_hours = stages(plan)["rod"].gpu_hours - stages(without)["rod"].gpu_hours
+    assert gpu_hours == pytest.approx(16 * 90 / 3600)
+
+
+@pytest.mark.parametrize("cluster", ["h100_1", "h100_8", "h200_8", "b200_8"])
+def test_toys_can_be_planned_on_any_cluster(cluster: str, tmp_path: Path) -> None:
+    plan = plan_of("toy_synthetic", f"cluster={cluster}", "parallel=single", run_dir=tmp_path)
+    assert plan.memory.fits and plan.assumptions["peak_tflops"] in (67, 75)
+
+
+def test_layouts_that_are_shipped_and_fit_are_named(tmp_path: Path) -> None:
+    recipe = ("recipe=legal_nemotron_nano_12b_v2", "cluster=h100_8", f"run_dir={tmp_path}")
+    done = nemo_rod("plan", *recipe)
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith(" parallel=nemotron_nano_12b_v2/h100_8 fits."), done.stderr
+    listed = re.findall(r"parallel=(\S+) +(\d+) H100 +.+ GPU-hours", done.stdout)
+    assert {name.rpartition("/")[2] for name, _ in listed} == {
+        "h100_8",
+        "h100_8_one_node",
+        "h200_8",
+    }
+    assert nemo_rod("plan", *recipe, f"parallel={listed[0][0]}").returncode == 0
+    refused = nemo_rod("plan", *recipe, "parallel=tp2")
+    assert "Key 'scoring.micro_batch_size' has no value" in refused.stderr
+    assert "or choose parallel=nemotron_nano_12b_v2/b200_8 or nemotron_nano" in refused.stderr
+
+
+def test_a_dry_submission_says_what_it_would_take(tmp_path: Path) -> None:
+    words = ("launcher=slurm", "cluster.account=a", "cluster.partition=p", "dry_run=true")
+    done = nemo_rod("run", "recipe=legal_qwen3_5_9b", f"run_dir={tmp_path / 'run'}", *words)
+    assert done.returncode == 0, done.stderr
+    size, rendered = done.stderr.splitlines()
+    assert re.match(
+        r"2 nodes of 8 B200 for a job; [\d,.]+ GPU-hours in all; the longest chain takes", size
+    )
+    assert "prepare -> base -> no_replay -> references_specialist -> rod -> evaluate" in size
+    assert size.endswith("; no image") and "none submitted" in rendered
 
 
 def test_existing_blocks_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,11 +390,17 @@ def test_a_gpu_of_unknown_memory_is_not_judged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["model.shape=null"], "does not know the shape of Qwen/Qwen3.5-9B-Base: set model.shape"),
+        (
+            ["model.shape=null"],
+            "does not know the shape of Qwen/Qwen3.5-9B-Base, whose config.json",
+        ),
         (["plan.adaptation_tokens=null"], "set plan.adaptation_tokens to the tokens of that role"),
         (["cluster.gpu=MI300"], "cluster.gpu='MI300' has no profile: expected one of H100"),
         (["plan.utilisation=0"], "plan.utilisation=0.0 is not valid: expected > 0, or null"),
-        (["model.precision=fp32"], "The profile of B200 is for bf16, and model.precision=fp32"),
+        (
+            ["cluster.gpu=null"],
+            "model.precision=bf16: add cluster=h100_8, h200_8, b200_8 or h100_1",
+        ),
         (["parallel.tensor=3", "parallel.data=8"], "does not divide linear_num_key_heads=16"),
     ],
 )

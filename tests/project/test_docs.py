@@ -147,16 +147,7 @@ def whole_recipes() -> dict[str, list[str]]:
 def my(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reader's own folder `my`, with the files that the documents tell to put there."""
     folder = tmp_path_factory.mktemp("reader") / "my"
-    template = ROOT / "hydra_configs" / "cluster" / "template.yaml"
-    (mine,) = re.findall(
-        r"`my/recipe/mine.yaml`.*?```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    )
-    for path, text in {
-        "recipe/mine.yaml": mine,
-        "cluster/ours.yaml": template.read_text(),
-    }.items():
-        (folder / path).parent.mkdir(parents=True)
-        (folder / path).write_text(text)
+    assert nemo_rod("init", "my", cwd=folder.parent).returncode == 0
     return folder
 
 
@@ -169,6 +160,24 @@ def test_recipes_compose(call: str, my: Path) -> None:
     if "--config-dir" in words:
         overrides.append(f"hydra.searchpath=[file://{my}]")
     composed(*overrides)
+
+
+def test_commands_of_the_readme_run(tmp_path: Path) -> None:
+    """One after the other, as a reader types them; those of other programs have their own tests."""
+    blocks = "\n".join(BLOCK.findall((ROOT / "README.md").read_text()))
+    commands = re.findall(r"^nemo-rod (.*?)(?: *#.*)?$", blocks, re.MULTILINE)
+    assert [words.split()[0] for words in commands] == ["run", "init", "plan", "run", "run"]
+    cluster = tmp_path / "my" / "cluster" / "ours.yaml"
+    for words in commands:
+        dry = ["dry_run=true"] if words.startswith("run ") else []
+        done = nemo_rod(*shlex.split(words), *dry, cwd=tmp_path)
+        if "cluster=ours" in words and "YOUR_" in cluster.read_text():
+            assert "cluster.account is still 'YOUR_ACCOUNT': set it to your own" in done.stderr
+            cluster.write_text(
+                re.sub("YOUR_ACCOUNT|YOUR_PARTITION|YOUR_IMAGE", "x", cluster.read_text())
+            )
+            done = nemo_rod(*shlex.split(words), *dry, cwd=tmp_path)
+        assert done.returncode == 0, (words, done.stderr)
 
 
 # What is made from the code, and what is quoted from it

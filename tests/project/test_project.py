@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import email
 import functools
 import importlib.metadata
 import os
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -208,6 +210,21 @@ def test_wheel_carries_code_recipes_and_configs(wheel: Path) -> None:
     found = zipfile.ZipFile(wheel).namelist()
     assert expected - set(found) == set()
     assert len(found) == len(set(found)), "the wheel carries a file twice"
+
+
+def test_the_page_on_pypi_has_no_dead_link(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (file,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(archive.read(file))
+    text = metadata.get_payload()
+    assert metadata["Description-Content-Type"] == "text/markdown" and "# nemo_rod" in text
+    assert "nemo_rod/py.typed" in archive.namelist()
+    assert re.findall(r"\]\((?!https://)", text) == [] and "docs/figures" not in text
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))
+    linked = hook["for_pypi"]((ROOT / "README.md").read_text(), "https://x.org/rod", "v1")
+    assert "](https://x.org/rod/raw/v1/docs/figures/tour.svg)" in linked
+    assert "](https://x.org/rod/blob/v1/docs/swap-in.md)" in linked
+    assert re.findall(r"\]\((?!https://)", linked) == []
 
 
 def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:

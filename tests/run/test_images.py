@@ -134,7 +134,7 @@ def _timed(builder: Builder, tag: str, work: Callable[[], None]) -> None:
 @pytest.mark.images
 def test_cpu_image_runs_a_recipe(builder: Builder, cpu_image: str, tmp_path: Path) -> None:
     settings = builder.settings(cpu_image)
-    assert (settings["Entrypoint"], settings["Cmd"]) == (["nemo-rod"], ["run", "recipe=toy"])
+    assert settings["Cmd"] == ["nemo-rod", "run", "recipe=toy"] and not settings.get("Entrypoint")
     assert settings["Volumes"] == {"/rod/runs": {}}
     page = _run_recipe(builder, cpu_image, tmp_path / "runs")
     assert page.stat().st_uid == int(settings["User"].split(":")[0]) != 0

@@ -13,7 +13,8 @@ import pytest
 from command_line import composed
 from test_render import CLUSTER
 
-from nemo_rod.commands import cancel, run_stages, status
+from nemo_rod.commands import cancel, run_stages
+from nemo_rod.lab import status
 from nemo_rod.run.checks import check
 from nemo_rod.run.launch import queue, slurm
 from nemo_rod.run.launch.submit import submit

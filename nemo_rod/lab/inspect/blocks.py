@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_rod.commands.text import facts, printable_lines, read_object, table
+from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore
 from nemo_rod.lab.block_text import block_text, find_tokenizer
 from nemo_rod.lab.overlap import overlap_report
+from nemo_rod.lab.text import facts, printable_lines, read_object
 
 
 def find_store(path: Path, split: str | None) -> tuple[BlockStore, int | None] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from nemo_rod.commands.arguments import Arguments, Key, whole_number
-from nemo_rod.commands.text import facts, read_object, table
+from nemo_rod.commands.text import table
 from nemo_rod.files import flat, interpreting
 from nemo_rod.lab.inspect.blocks import (
     describe_block,
@@ -19,8 +19,10 @@ from nemo_rod.lab.inspect.blocks import (
 )
 from nemo_rod.lab.inspect.logs import (
     describe_curriculum,
+    describe_metrics,
     describe_references,
 )
+from nemo_rod.lab.text import facts, read_object
 from nemo_rod.selection.curriculum import log as curriculum
 
 _USAGE = "nemo-rod inspect PATH [block=ID] [split=SPLIT] [tokenizer=NAME] [overlap=TOKENS]"
@@ -112,6 +114,8 @@ def inspect(
         raise ValueError(
             f"{path} is neither a block store nor a source: block= and overlap= need one."
         )
+    if path.name == "metrics.jsonl":
+        return describe_metrics(path)
     begin = b""
     if path.is_file():
         with path.open("rb") as file:
@@ -129,7 +133,7 @@ def inspect(
         return _describe_run(path)
     raise ValueError(
         f"{path} was not written by nemo-rod: expected a run folder, a block store, a source, "
-        "references, a curriculum, or a stage's folder or manifest.json."
+        "references, a curriculum, metrics.jsonl, or a stage's folder or manifest.json."
     )
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of references and curricula."""
+"""Descriptions of references, curricula and metrics."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_rod.commands.text import facts, table, tenths
+from nemo_rod.commands.text import table
+from nemo_rod.files import interpreting, read_lines
+from nemo_rod.lab.text import facts, tenths
 from nemo_rod.selection import Curriculum, ReferenceManifest
 from nemo_rod.selection.curriculum.log import PADDING_ID
 from nemo_rod.selection.references.folder import Folder
 
 _SAMPLE = 1 << 20  # number of blocks whose losses are read, evenly spaced
+_METRICS = (
+    *("train/loss", "rod/replay_share", "rod/threshold", "rod/rho_adaptation", "rod/rho_replay"),
+    *("train/lr", "timing/train/scoring", "timing/train/total"),
+)
 _DIGESTS = ("tokenizer", "references", "config", "seed")
 
 
@@ -90,3 +96,19 @@ def describe_curriculum(path: Path) -> str:
     ]
     by_source = table(("role", "source", ">drawn", ">trained on", ">share"), sources)
     return f"{about}\n\n{table(columns, rows)}\n\n{by_source}"
+
+
+def describe_metrics(path: Path) -> str:
+    """Returns the metrics of a run by tenths: means over the steps that have them."""
+    rows = read_lines(path, "step")
+    names = [name for name in _METRICS if any(row.get(name) is not None for row in rows)]
+    shown = []
+    for part in [*tenths(len(rows)), slice(0, len(rows))] if rows else []:
+        values = ([row[name] for row in rows[part] if row.get(name) is not None] for name in names)
+        with interpreting(path):
+            means = [f"{np.mean(found):.4g}" if found else None for found in values]
+        shown.append([f"{rows[part][0]['step']:,}", f"{len(rows[part]):,}", *means])
+    if shown:
+        shown[-1][0] = "all"
+    header = ("from step", ">steps", *(f">{name}" for name in names))
+    return f"{len(rows):,} steps\n\n{table(header, shown)}"

@@ -7,13 +7,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from textwrap import indent
 from typing import Any
 
-from nemo_rod.config import Config, section
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from nemo_rod.commands.text import table
+from nemo_rod.config import Config, Optimisation, Parallel, config_folder, section
 from nemo_rod.files import interpreting, read_json, read_lines, write_json
 from nemo_rod.lab.plan.costs import PlanResult, Saving, Setup, StageCost, Work, cost, prefix_saving
 from nemo_rod.lab.plan.memory import GIB, Load, Memory, check_layout, check_memory, memory_per_gpu
-from nemo_rod.lab.plan.plan_text import format_plan
+from nemo_rod.lab.plan.plan_text import format_plan, wall
+from nemo_rod.lab.plan.plan_text import hours as format_hours
 from nemo_rod.lab.plan.section import Plan
 from nemo_rod.lab.plan.shapes import Shape, forward_flops, read_shape, recomputed_share
 from nemo_rod.lab.plan.speed import processor
@@ -38,11 +44,31 @@ def plan(config: Config) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_json(run_dir / "plan.json", result.as_dict())
     print(format_plan(result))
-    check_memory(config, result.memory)
+    others = [(name, other) for name, other in shipped_layouts(config) if config.cluster.gpu]
+    if others:
+        rows = [
+            (
+                f"parallel={name}",
+                f"{other.layout['processes']} {config.cluster.gpu}",
+                wall(other.total("hours")),
+                f"{format_hours(other.gpu_hours)} GPU-hours",
+            )
+            for name, other in others
+        ]
+        print("\n  Layouts of this model that fit:")
+        print(indent(table(("", ">", ">", ">"), rows), "    "))
+    try:
+        check_memory(config, result.memory)
+    except ValueError as error:
+        fits = f" parallel={others[0][0]} fits." if others else ""
+        raise ValueError(f"{error}{fits}") from None
 
 
-def check_before_submitting(config: Config) -> None:
+def check_before_submitting(config: Config) -> str:
     """Refuses a layout that cannot run on its cluster, if the model's shape is known.
+
+    Returns:
+        The size of the submission in a line; "" where it cannot be planned.
 
     Raises:
         ValueError: if the layout cannot run or does not fit.
@@ -51,9 +77,33 @@ def check_before_submitting(config: Config) -> None:
     if config.cluster.gpu is not None:
         with suppress(ValueError):
             shape = model_shape(config)
-    if shape is not None:
-        for memory in _memories(config, shape).values():
-            check_memory(config, memory)
+    if shape is None:
+        return ""
+    for memory in _memories(config, shape).values():
+        check_memory(config, memory)
+    with suppress(ValueError):
+        return _submission(config, make_plan(config))
+    return ""
+
+
+def _submission(config: Config, result: PlanResult) -> str:
+    """Returns nodes, GPU-hours, the longest chain of jobs and the image, in a line."""
+    stages = Stages(config).all()
+    done = {stage.name for stage in stages if stage.is_there() and stage.name not in config.rebuild}
+    left = [stage for stage in result.stages if stage.name not in done]
+    hours = {stage.name: stage.hours for stage in left}
+    gpu_hours = sum(stage.gpu_hours for stage in left)
+    chains: dict[str, tuple[float, list[str]]] = {}  # stage -> hours to its end, the way there
+    for stage in stages:
+        before = max((chains[need] for need in stage.needs if need in chains), default=(0.0, []))
+        chains[stage.name] = (before[0] + hours.get(stage.name, 0.0), [*before[1], stage.name])
+    longest, way = max(chains.values())
+    nodes, cluster = result.layout["nodes"], config.cluster
+    return (
+        f"{nodes} node{'s' if nodes > 1 else ''} of {cluster.gpus_per_node} {cluster.gpu} for a "
+        f"job; {format_hours(gpu_hours)} GPU-hours in all; the longest chain takes {wall(longest)} "
+        f"without queues: {' -> '.join(way)}; {cluster.image or 'no image'}"
+    )
 
 
 def make_plan(config: Config) -> PlanResult:
@@ -79,6 +129,7 @@ def make_plan(config: Config) -> PlanResult:
             block_size=size,
             micro_batch_size=settings.train.micro_batch_size,
             scoring_micro_batch_size=settings.scoring.micro_batch_size,
+            startup_seconds=profile.startup_seconds,
             host_seconds=memory.host / assumed.offload_rate if memory else 0.0,
         )
         planned.append((work, setup))
@@ -116,6 +167,34 @@ def make_plan(config: Config) -> PlanResult:
     )
 
 
+def shipped_layouts(config: Config) -> list[tuple[str, PlanResult]]:
+    """Returns the layouts that are shipped for the recipe's model and fit, the quickest first.
+
+    None is known of a configuration that was composed elsewhere, such as in a job.
+    """
+    chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    folder, found = config_folder() / "parallel", list[tuple[str, PlanResult]]()
+    now = folder / f"{chosen.get('parallel')}.yaml"
+    layout: Any = OmegaConf.load(now) if now.is_file() else {}
+    own = {item.name: item.default for item in dataclasses.fields(Optimisation)}
+    without: dict[str, Any] = {key: own[key] for key in layout.get("train", {})}
+    train = dataclasses.replace(config.train, **without)
+    for file in sorted((folder / str(chosen.get("model"))).glob("*.yaml")):
+        values: Any = OmegaConf.load(file)
+        merged: dict[str, Any] = {
+            name: OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(known), values[name]))
+            for name, known in (
+                ("parallel", Parallel()), ("train", train), ("scoring", config.scoring)
+            )
+        }  # fmt: skip
+        other = dataclasses.replace(config, **merged)
+        with suppress(ValueError):
+            result = make_plan(other)
+            check_memory(other, result.memory)
+            found.append((f"{file.parent.name}/{file.stem}", result))
+    return sorted(found, key=lambda item: item[1].total("hours"))
+
+
 def model_shape(config: Config) -> Shape:
     """Returns the model's shape: of the base trained here, a local checkpoint, or the recipe."""
     model = config.model
@@ -127,10 +206,18 @@ def model_shape(config: Config) -> Shape:
         return read_shape(read_json(local))
     if model.shape is not None:
         return read_shape(model.shape)
-    raise ValueError(
-        f"The plan does not know the shape of {model.hf}: set model.shape to the content of its "
-        "config.json, or model.hf to a folder that holds it."
-    )
+    try:
+        from huggingface_hub import hf_hub_download  # from its cache, without a network
+
+        repository, revision = name_and_revision(model.hf)
+        fetched = hf_hub_download(repository, "config.json", revision=revision, etag_timeout=5)
+    except Exception as error:  # of many kinds, none with a class in common
+        raise ValueError(
+            f"The plan does not know the shape of {model.hf}, whose config.json is neither a file "
+            f"there nor to be had from the Hugging Face hub ({type(error).__name__}): set "
+            "model.shape to its content, or model.hf to a folder that holds it."
+        ) from None
+    return read_shape(read_json(Path(fetched)))
 
 
 def _layout(config: Config) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class Setup:
     scored_part: float = 1.0  # scored share of every block
     # time of an update of the optimizer on the host; 0 if it is on the GPU
     host_seconds: float = 0.0
+    startup_seconds: float = 0.0  # from the start of a stage's processes to their first pass
 
     def forward_seconds(self, tokens: float, num_micro_batches: float) -> float:
         """Returns the seconds of forward passes over the tokens of all replicas."""
@@ -125,6 +126,7 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
         scored = work.scored_share * candidates.scoring_flops(work.pool_size)
         flops += work.steps * (trained + scored)
     on_gpu = bool(work.steps or work.read)
+    seconds += setup.startup_seconds * on_gpu
     return StageCost(
         name=work.name,
         trained_tokens=float(work.steps * work.batch_size * size),

@@ -22,6 +22,8 @@ class Processor:
     utilisation_experts: float  # the same with routed experts
     backward: float  # time of a backward pass, in forward passes
     source: str  # origin of the numbers
+    startup_seconds: float = 60.0  # assumed; with GPUs, the cluster's file system decides
+    fp32_tflops: float | None = None  # peak of a GPU in fp32
 
 
 _BRIDGE = (
@@ -31,17 +33,19 @@ _BRIDGE = (
 )
 
 
-def _gpu(name: str, peak_tflops: float, precision: str, sheet: str) -> Processor:
+def _gpu(
+    name: str, peak_tflops: float, precision: str, sheet: str, fp32_tflops: float | None = None
+) -> Processor:
     source = f"peak as in {sheet}; {_BRIDGE}"
-    return Processor(name, peak_tflops, precision, 0.35, 0.16, 2.0, source)
+    return Processor(name, peak_tflops, precision, 0.35, 0.16, 2.0, source, fp32_tflops=fp32_tflops)
 
 
 PROCESSORS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("H100", 989.0, "bf16", "NVIDIA's H100 SXM data sheet"),
-        _gpu("H200", 989.0, "bf16", "NVIDIA's H200 SXM data sheet"),
-        _gpu("B200", 2250.0, "bf16", "NVIDIA's DGX B200 data sheet"),
+        _gpu("H100", 989.0, "bf16", "NVIDIA's H100 SXM data sheet", 67.0),
+        _gpu("H200", 989.0, "bf16", "NVIDIA's H200 SXM data sheet", 67.0),
+        _gpu("B200", 2250.0, "bf16", "NVIDIA's DGX B200 data sheet", 75.0),
     )
 }
 CPU = Processor(
@@ -52,7 +56,8 @@ CPU = Processor(
     0.35,
     1.5,
     "one AVX2 core at 2.5 GHz; utilisation and backward measured with the toy's model, whose small "
-    "tensors cost a forward pass almost what they cost a backward pass",
+    "tensors cost a forward pass almost what they cost a backward pass; so is the start-up",
+    startup_seconds=8.0,
 )
 
 
@@ -74,15 +79,20 @@ def processor(config: Config, *, has_experts: bool) -> Processor:
         )
     else:
         profile = _gpu(name, plan.peak_tflops, config.model.precision, "plan.peak_tflops")
+    if config.model.precision == "fp32" and profile.fp32_tflops is not None:
+        profile = replace(profile, peak_tflops=profile.fp32_tflops, precision="fp32")
     if config.model.precision != profile.precision and plan.peak_tflops is None:
+        cure = "add cluster=h100_8, h200_8, b200_8 or h100_1, or " if name is None else ""
         raise ValueError(
             f"The profile of {profile.name} is for {profile.precision}, and model.precision="
-            f"{config.model.precision}: set plan.peak_tflops to its peak in that precision."
+            f"{config.model.precision}: {cure}set plan.peak_tflops to its peak in that precision."
         )
+    startup = plan.startup_seconds
     return replace(
         profile,
         peak_tflops=plan.peak_tflops or profile.peak_tflops,
         utilisation=plan.utilisation
         or (profile.utilisation_experts if has_experts else profile.utilisation),
         backward=plan.backward or profile.backward,
+        startup_seconds=profile.startup_seconds if startup is None else startup,
     )

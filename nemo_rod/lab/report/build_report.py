@@ -30,6 +30,7 @@ def build_report(
     report_dir: Path | None = None,
     arms: Sequence[str] = (),
     texts: Texts | None = None,
+    is_smoke_test: bool = False,
 ) -> dict[str, Any] | None:
     """Writes `<run_dir>/report/` from the files of a run and returns its results.
 
@@ -40,12 +41,12 @@ def build_report(
     Args:
         run_dir: Folder `runs/<recipe>` of a run.
         recipe: Name of the recipe, if it differs from the folder's.
-        replicates: Folders of runs of the recipe with other seeds, only read. Blocks and base may
-            be those of `run_dir`. Checks are judged on each run and across them.
+        replicates: Folders of runs with other seeds, only read; blocks may be those of `run_dir`.
         settings: Folders of runs of other recipes, shown beside this one; only read.
         report_dir: Folder of the report, if not in the run's folder.
         arms: Names of the recipe's arms; the page lists the missing ones.
         texts: Returns the texts of blocks for the explorer, see `explore`.
+        is_smoke_test: Whether no check is judged, see `judge`.
 
     Returns:
         Content of `results.json`; None if no arm was evaluated.
@@ -68,13 +69,13 @@ def build_report(
         page = render_under_way(name, parts, svg, explorer=explorer)
         write_whole(out / "index.html", page.encode())
         return None
-    results = judged(run)
-    results["replicates"] = []
+    results = judged(run, is_smoke_test=is_smoke_test) | {"replicates": []}
     for folder in map(Path, replicates):
         if folder.is_dir() and not any(map(is_evaluated, arm_folders(folder))):
             results["notes"].append(f"Run {folder.name} has no evaluated arm yet and is left out.")
         else:
-            results["replicates"].append(judged(read_run(folder, shared_dir=run_dir)))
+            other = read_run(folder, shared_dir=run_dir)
+            results["replicates"].append(judged(other, is_smoke_test=is_smoke_test))
     results["checks_across_seeds"] = judge_across_seeds([results, *results["replicates"]])
     others = [(other, judged(other)) for other in map(read_run, map(Path, settings))]
     results["settings"] = [judged for _, judged in others]
@@ -95,9 +96,8 @@ def build_report(
         if figure := draw(name, shown, parts):
             pictures[name] = inline_svg(figure, name)
             save(figure, out / "figures" / name)
-    write_whole(
-        out / "results.json", f"{json.dumps(results, indent=2, allow_nan=False)}\n".encode()
-    )
+    text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+    write_whole(out / "results.json", text.encode())
     page = render_page(results, tables, pictures, parts, explorer=explorer)
     write_whole(out / "index.html", page.encode())
     return results
@@ -127,7 +127,7 @@ def write_explorer(run_dir: Path, out: Path, *, recipe: str, texts: Texts | None
     return False
 
 
-def judged(run: Run) -> dict[str, Any]:
+def judged(run: Run, *, is_smoke_test: bool = False) -> dict[str, Any]:
     """Returns the results of a run with its verdicts.
 
     Raises:
@@ -135,4 +135,4 @@ def judged(run: Run) -> dict[str, Any]:
     """
     with interpreting(run.folder, besides=(ValueError,)):
         results = results_of(run)
-        return results | {"checks": judge(run, results)}
+        return results | {"checks": judge(run, results, is_smoke_test=is_smoke_test)}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Report:
-    """Run folders that the report shows beside this run; they are only read."""
+    """What the report judges, and run folders that it shows beside this run; only read."""
 
     seeds: list[str] = field(default_factory=list)  # runs of the same recipe with other seeds
+    smoke_test: bool = False  # whether the recipe is too small to judge the method's claims by
     settings: list[str] = field(default_factory=list)  # runs of other recipes, shown side by side

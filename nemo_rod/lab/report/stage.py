@@ -9,6 +9,7 @@ from typing import Any
 from nemo_rod.config import section
 from nemo_rod.lab.block_text import block_texts
 from nemo_rod.lab.report.build_report import build_report
+from nemo_rod.lab.report.model_card import write_model_cards
 from nemo_rod.lab.report.section import Report
 from nemo_rod.lab.report.under_way import has_begun
 from nemo_rod.lab.report.verdicts import format_checks
@@ -22,7 +23,17 @@ def report_stages(stages: Stages) -> list[Stage]:
 
     def run() -> None:
         results, page = build(stages), report / "index.html"
-        print(format_checks(results) if results else f"No arm is evaluated yet: see {page}.")
+        if not results:
+            print(f"No arm is evaluated yet: see {page}.")
+            return
+        write_model_cards(stages.config, results)
+        if section(stages.config, Report).smoke_test:
+            print(
+                f"The installation works. {stages.config.recipe} is too small to judge the method "
+                f"by: see {page}, and try recipe=toy."
+            )
+        else:
+            print(format_checks(results))
 
     stage = Stage(
         name="report",
@@ -53,5 +64,6 @@ def build(stages: Stages) -> dict[str, Any] | None:
         settings=list(map(Path, shown.settings)),
         report_dir=run_dir / "report",
         arms=stages.config.arms,
+        is_smoke_test=shown.smoke_test,
         texts=partial(block_texts, runs[0] / "blocks"),
     )

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import composed, nemo_rod
 
-from nemo_rod.commands import run_stages, status
-from nemo_rod.commands.status import Standing, bar, last_progress, place, stand, training_progress
+from nemo_rod.commands import run_stages
+from nemo_rod.lab import status
+from nemo_rod.lab.plan.command import make_plan
+from nemo_rod.lab.plan.plan_text import wall
+from nemo_rod.lab.status import Standing, bar, last_progress, place, stand, training_progress
 from nemo_rod.progress import Progress
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch.local import Local
 from nemo_rod.run.launch.queue import QueuedJob
 from nemo_rod.run.launch.render import launch_folder, write_files
+from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 
 BEGAN = {"event": "began", "time": 1.0, "host": "login", "nodes": "n[1-2]"}
@@ -166,6 +172,29 @@ def test_watching_shows_bars_until_it_is_ended(
     assert all("\u2591" * 20 in line for line in stages) and stages[0].startswith("prepare")
 
 
+def test_a_report_is_to_do_until_all_that_it_shows_is_done() -> None:
+    report = replace(rod(is_there=True), name="report", needs=("evaluate",), runs_model=False)
+    for state, expected in (("done", "done"), ("to do", "to do"), ("running", "to do")):
+        others = {"evaluate": Standing(state)}
+        assert stand(report, [DONE], None, False, False, others).state == expected
+
+
+def test_the_time_left_follows_the_pace_of_what_is_done(tmp_path: Path) -> None:
+    config = composed("recipe=toy_synthetic", f"run_dir={tmp_path}", "plan.startup_seconds=0")
+    _, base, *_ = Stages(config).all()
+    assert re.fullmatch(r"\d+ (s|min)", status.time_left(config))
+    hours = {stage.name: stage.hours for stage in make_plan(config).stages}
+    for file in base.proof:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    log = StageLog(tmp_path, "base").path
+    log.parent.mkdir(parents=True)
+    events = [{"time": 0, "event": "began", "host": "x"}]
+    events.append({"time": 100 * 3600 * hours["base"], "event": "done"})  # a hundredth as fast
+    log.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert status.time_left(config) == wall(100 * (sum(hours.values()) - hours["base"]))
+
+
 def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +203,7 @@ def test_a_run_on_nemo_rl_leaves_its_launch_for_status(
     monkeypatch.setattr(run_stages, "check_packages", lambda stages, launcher: None)
     run_stages.run(composed("recipe=toy", "arms=[rod]", "launcher=nemo_rl"))
     shown = status.standing_text(Path("runs/toy")).splitlines()
-    assert shown[0] == "toy in runs/toy, launcher=nemo_rl"
+    assert shown[0].startswith("toy in runs/toy, launcher=nemo_rl: 0 of 8 stages done")
     assert [line.split()[0] for line in shown[2:]][-3:] == ["rod", "evaluate", "report"]
     script = Path("runs/toy/launch/nemo_rl/run.sh").read_text()
     commands = [line for line in script.splitlines() if "nemo_rod.cli" in line]
@@ -189,7 +218,7 @@ def test_status_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     launched()
     done = nemo_rod("status", "runs/toy")
     lines = done.stdout.splitlines()
-    assert lines[0] == "toy in runs/toy, launcher=local"
+    assert lines[0].startswith("toy in runs/toy, launcher=local: ")
     stages = ["prepare", "base", "references_base", "no_replay", "references_specialist", "rod"]
     assert [line.split()[0] for line in lines[2:]] == [*stages, "evaluate", "report"]
     assert {line.split(maxsplit=1)[1] for line in lines[2:]} == {"to do"}

@@ -19,6 +19,7 @@ from nemo_rod.files import interpreting, read_json, read_lines
 from nemo_rod.progress import PREFIX
 
 if TYPE_CHECKING:
+    from nemo_rod.config import Config
     from nemo_rod.run.handover import Stage
     from nemo_rod.run.launch.queue import QueuedJob
 
@@ -116,7 +117,10 @@ def standing_text(run_dir: Path, *, bars: bool = False) -> str:
         for name, standing in standings.items()
         if standing.why and standing.state not in _FINE
     ]
-    title = f"{config.recipe} in {run_dir}, launcher={launcher}"
+    done = sum(standing.state == "done" for standing in standings.values())
+    left = time_left(config) if done < len(standings) else ""
+    title = f"{config.recipe} in {run_dir}, launcher={launcher}: {done} of {len(rows)} stages done"
+    title += f", about {left} of work left" if left else ""
     return "\n".join([title, table(_HEADER, rows), *sentences])
 
 
@@ -161,7 +165,10 @@ def stand(
     if is_held:
         return Standing("running")
     if stage.is_there() and last["event"] in ("done", "none"):
-        return Standing("done")
+        # what always runs, such as the report, is there before all that it will show
+        always = not (stage.results or stage.runs_model)
+        open_ = any(need in others and others[need].state != "done" for need in stage.needs)
+        return Standing("to do", "again") if always and open_ else Standing("done")
     if last["event"] in ("failed", "stopped"):
         return Standing(last["event"], last["why"])
     if job is not None and job.state not in ("COMPLETED", "CANCELLED"):
@@ -217,6 +224,35 @@ def working_seconds(events: Sequence[Mapping[str, Any]]) -> float:
         elif began is not None:
             seconds, began = seconds + event["time"] - began, None
     return seconds
+
+
+def time_left(config: Config) -> str:
+    """Returns the time that a run still takes if one stage runs after the other; "" if unknown.
+
+    It is the plan of the stages that are not done, times the pace of those that are: their working
+    time over their plan.
+    """
+    from nemo_rod.lab.plan.command import make_plan
+    from nemo_rod.lab.plan.plan_text import wall
+    from nemo_rod.run.stage_log import StageLog
+    from nemo_rod.run.stages import Stages
+
+    model = config.model
+    if model.hf and not (model.shape or Path(model.hf).is_dir()):
+        return ""  # not worth asking the hub
+    try:
+        planned = {stage.name: stage.hours for stage in make_plan(config).stages}
+    except ValueError:
+        return ""
+    left, worked, taken = 0.0, 0.0, 0.0
+    for stage in Stages(config).all():
+        hours = planned.get(stage.name, 0.0)
+        seconds = working_seconds(StageLog(Path(config.run_dir), stage.name).events())
+        if not stage.is_there() or stage.name in config.rebuild:
+            left += hours
+        elif seconds and hours:
+            worked, taken = worked + hours, taken + seconds / 3600
+    return wall(left * (taken / worked if worked else 1.0)) if left else ""
 
 
 def _clock(seconds: float) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nemo_rod.commands.arguments import Arguments
-from nemo_rod.commands.text import table, tenths
+from nemo_rod.commands.text import table
+from nemo_rod.lab.text import tenths
 
 _HEADER = ("from step", ">steps", ">same blocks", ">replay a", ">replay b", ">drift", ">same pools")
 

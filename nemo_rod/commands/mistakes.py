@@ -1,0 +1,177 @@
+"""Words of a recipe's command line that Hydra would misread, and what was meant by them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from nemo_rod.config import config_class, config_folder
+from nemo_rod.parts import did_you_mean
+
+ALL_KEYS = "`nemo-rod run recipe=NAME --cfg job` prints all keys and their values"
+# dictionaries that take any name below them, so that no "+" needs to be typed
+_OPEN = (
+    *("selection.policy_options", "domain.sources", "variants"),
+    *("cluster.env", "cluster.sbatch", "cluster.cpu_sbatch"),
+)
+_WITHOUT_RECIPE = {"--config-path", "-cp", "--config-name", "-cn", "--hydra-help", "--info", "-i"}
+
+
+def understood(command: str, words: Sequence[str]) -> list[str]:
+    """Returns words as Hydra takes them.
+
+    Raises:
+        ValueError: naming the first word that is no override and no option, and what was meant.
+    """
+    options, parser = get_args_parser(), OverridesParser.create()
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(
+            f"{message[0].upper()}{message[1:]}; `nemo-rod {command} --help` has more."
+        )
+
+    options.error = refuse  # type: ignore[method-assign]
+    _check_options(words, {*options._option_string_actions})
+    given = options.parse_intermixed_args(list(words))
+    if given.config_dir and not Path(given.config_dir).is_dir():
+        raise ValueError(f"--config-dir {given.config_dir}: there is no such folder.")
+    bare = [word for word in given.overrides if "=" not in word and not word.startswith("~")]
+    taken = []
+    for word in given.overrides:
+        key, equals, value = word.lstrip("+~").partition("=")
+        if word in bare or not key:
+            raise ValueError(_meant(word, [*given.overrides, ""]))
+        if key == "recipe" and ("/" in value or value.endswith(".yaml")):
+            raise ValueError(_file_as_recipe(word, Path(value)))
+        try:
+            override = parser.parse_override(word)
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            cure = (
+                ""
+                if value.isascii()
+                else f"; letters such as ü need nested quotes, \"{key}='{value}'\""
+            )
+            if bare:
+                cure = f"; there is a space before {bare[0]}: write it without, or quote the word"
+            raise ValueError(
+                f"{word} is not an override in Hydra's grammar ({reason}): expected KEY=VALUE"
+                f"{cure}."
+            ) from None
+        if equals:
+            _check_value(word, override)
+        if override.is_sweep_override() and not given.multirun:
+            raise ValueError(
+                f"{word} has several values: add -m for a run of each, or write {key}=[...]."
+            )
+        opened = any(key.startswith(f"{name}.") for name in _OPEN)
+        taken.append(f"++{word}" if opened and word[0] not in "+~" else word)
+    named = any(word.lstrip("+").partition("=")[0] == "recipe" for word in given.overrides)
+    if not named and not _WITHOUT_RECIPE & {word.partition("=")[0] for word in words}:
+        raise ValueError(
+            f"`nemo-rod {command}` needs a recipe: try recipe=toy_synthetic; `nemo-rod recipes` "
+            "lists all, and `nemo-rod init FOLDER` writes one of your own."
+        )
+    # Hydra takes no keys after an option with a value
+    return [*taken, *(word for word in words if word not in given.overrides)]
+
+
+def known_keys() -> Iterator[str]:
+    """Yields every dotted key of the configuration, and the groups of files."""
+    yield from (path.name for path in config_folder().iterdir() if path.is_dir())
+    yield from _fields(config_class()())
+
+
+def _fields(section: Any, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(section):
+        yield prefix + field.name
+        if dataclasses.is_dataclass(value := getattr(section, field.name)):
+            yield from _fields(value, f"{prefix}{field.name}.")
+
+
+def _recipes() -> list[str]:
+    return sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
+
+
+def _check_options(words: Sequence[str], known: Iterable[str]) -> None:
+    """Refuses options that Hydra does not have; mostly, they are keys."""
+    for number, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if not word.startswith("-") or name in known:
+            continue
+        key = name.lstrip("-").replace("-", "_")
+        after = words[number + 1] if number + 1 < len(words) else ""
+        if not equals:
+            value = after if after and "=" not in after and after[0] != "-" else "true"
+        if key in known_keys():
+            raise ValueError(f"There is no option {name}: did you mean {key}={value}?")
+        options = [option for option in known if option.startswith("--")]
+        raise ValueError(
+            f"There is no option {name}{did_you_mean(name, options)}: keys are KEY=VALUE."
+        )
+
+
+def _meant(word: str, words: list[str]) -> str:
+    """Returns a sentence about a word without key or without value."""
+    if not word.strip():
+        return "There is an empty word: leave it out, or write KEY=VALUE."
+    place = words.index(word)
+    before, after = words[place - 1] if place else "", words[place + 1]
+    if word[0] == "=" and (place == 0 or "=" in before):
+        return f"{word} has no key: expected KEY=VALUE."
+    if "=" in (word[0], after[:1], before[-1:]):
+        parts = [before, word, after] if word[0] == "=" else [word, after]
+        if before.endswith("="):
+            parts = [before, word]
+        elif after == "=":
+            parts.append([*words, ""][place + 2])
+        return f"There is a space around '=': did you mean {''.join(parts)}?"
+    if word.endswith(".yaml"):
+        return _file_as_recipe(word, Path(word))
+    if word in _recipes():
+        return f"{word} is not KEY=VALUE: did you mean recipe={word}?"
+    if word in known_keys():
+        return (
+            f"{word} has no value: did you mean {word}={'true' if word == 'dry_run' else 'VALUE'}?"
+        )
+    near = did_you_mean(word, [*_recipes(), *known_keys()])
+    return f"{word} is not KEY=VALUE, such as recipe=toy{near}."
+
+
+def _file_as_recipe(word: str, file: Path) -> str:
+    """Returns how a recipe is named that was given by its file."""
+    if file.stem in _recipes():
+        return f"{word} is a file where a name is expected: did you mean recipe={file.stem}?"
+    if file.parent.name == "recipe":
+        found, cure = file.parent.parent, "did you mean"
+    else:
+        found = file.parent / "my"
+        cure = f"move it to {found / 'recipe' / f'{file.stem}.yaml'}, and type"
+    words = f"--config-dir {found} recipe={file.stem}"
+    return f"{word} is a file where a name is expected: {cure} {words}?"
+
+
+def _check_value(word: str, override: Override) -> None:
+    """Refuses a number for a file's name, and one value for a list."""
+    group, chosen = override.key_or_group, override.value()
+    names = chosen if isinstance(chosen, list) else [chosen]
+    choices = sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
+    if choices and any(isinstance(name, int | float) for name in names):
+        raise ValueError(
+            f"{word} is a number where Hydra expects the name of a file: choose one of "
+            f"{', '.join(choices)}; a name of digits needs nested quotes, \"{group}='1'\"."
+        )
+    if choices and None in names:
+        raise ValueError(f"{word} names no file: type ~{group} to leave the group out.")
+    if group in ("arms", "rebuild") and not isinstance(chosen, list | dict | None):
+        value = word.partition("=")[2]
+        if override.is_sweep_override() and "[" in value:
+            return
+        raise ValueError(f"{group} is a list: did you mean {group}=[{value}]?")

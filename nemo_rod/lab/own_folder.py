@@ -1,0 +1,47 @@
+"""`nemo-rod init FOLDER`: a recipe, its sources and a cluster, to fill in."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from nemo_rod.commands.arguments import Arguments
+from nemo_rod.config import config_folder
+
+_DESCRIPTION = """\
+Writes a recipe with sources and a cluster file, with comments, for you to fill in. Files that are
+there already stay as they are."""
+_NEXT = """
+Next:
+  put text of your own into {folder}/text, and read {folder}/recipe/mine.yaml
+  nemo-rod plan --config-dir {folder} recipe=mine                 what it costs
+  nemo-rod run --config-dir {folder} recipe=mine dry_run=true     what would run
+  nemo-rod run --config-dir {folder} recipe=mine"""
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod init`."""
+    parser.usage, parser.description = "nemo-rod init FOLDER", _DESCRIPTION
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path, help="folder to write to, such as my"
+    )
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
+    """Writes the files that are not there, and prints what to do with them."""
+    folder: Path = options.folder
+    texts = {
+        "recipe/mine.yaml": Path(__file__).with_name("own_recipe.yaml"),
+        "cluster/ours.yaml": config_folder() / "cluster" / "template.yaml",
+    }
+    (folder / "text").mkdir(parents=True, exist_ok=True)
+    for name, template in texts.items():
+        path = folder / name
+        if path.exists():
+            print(f"{path}: is there, and stays")
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(template.read_text().replace("FOLDER", str(folder)))
+        print(f"{path}: written")
+    print(_NEXT.format(folder=folder))

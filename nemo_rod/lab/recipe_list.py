@@ -1,0 +1,93 @@
+"""`nemo-rod recipes`: every recipe, with its model, corpus and planned time."""
+
+from __future__ import annotations
+
+import copy
+from argparse import Namespace
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import flag_override
+
+from nemo_rod.commands.arguments import Arguments
+from nemo_rod.commands.errors import leave
+from nemo_rod.commands.text import say, table
+from nemo_rod.config import Config, config_class, config_folder
+from nemo_rod.lab.plan.command import make_plan
+from nemo_rod.lab.plan.plan_text import count, hours, wall
+from nemo_rod.run.checks import to_config
+
+_DESCRIPTION = """\
+Lists every recipe with its model, its corpus and its planned time: of one stage after the other,
+and of all GPUs together. `nemo-rod plan recipe=NAME` has the details."""
+_HEADER = ("recipe", "model", ">new tokens", ">replay", "runs on", ">wall", ">GPU-hours")
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod recipes`."""
+    parser.usage, parser.description = "nemo-rod recipes [--config-dir FOLDER]", _DESCRIPTION
+    parser.add_argument(
+        "--config-dir", metavar="FOLDER", type=Path, help="lists also the recipes in FOLDER/recipe"
+    )
+    parser.set_defaults(main=main)
+
+
+def main(options: Namespace) -> None:
+    """Prints a line for every recipe; what cannot be planned is said below.
+
+    Raises:
+        ValueError: if the folder has no recipes.
+    """
+    folders, own = [config_folder()], options.config_dir
+    if own is not None:
+        if not (own / "recipe").is_dir():
+            raise ValueError(f"{own} has no folder recipe: `nemo-rod init {own}` makes one.")
+        folders.append(own)
+    names = sorted(file.stem for folder in folders for file in (folder / "recipe").glob("*.yaml"))
+    rows: list[tuple[str, ...]] = []
+    notes = []
+    for name in names:
+        try:
+            config = composed(f"recipe={name}", folder=own)
+            plan = make_plan(config)
+        except (ValueError, HydraException) as error:
+            rows.append((name, *[""] * 6))
+            notes.append(f"{name}: {' '.join(str(error).split())}")
+            continue
+        corpus = [plan.corpus[f"{role}_tokens"] for role in ("adaptation", "replay")]
+        gpu = plan.layout["gpu"]
+        rows.append(
+            (
+                name,
+                str(plan.model["name"]),
+                *(count(tokens) for tokens in corpus),
+                f"{plan.layout['processes']} {gpu}" if gpu else "CPU",
+                wall(plan.total("hours")),
+                hours(plan.gpu_hours) if gpu else "",
+            )
+        )
+    print(table(_HEADER, rows))
+    for note in notes:
+        say(note)
+    if not rows:
+        leave("There are no recipes.")
+
+
+def composed(*overrides: str, folder: Path | None = None) -> Config:
+    """Returns the checked configuration of overrides, as a command would compose it.
+
+    Args:
+        overrides: words in Hydra's grammar.
+        folder: a folder of the user's own groups, as of --config-dir.
+    """
+    ConfigStore.instance().store(name="schema", node=config_class())
+    path = [] if folder is None else [f"hydra.searchpath=[file://{folder.absolute()}]"]
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose("config", overrides=[*overrides, *path], return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        with flag_override(config, "struct", False):
+            del config["hydra"]
+        return to_config(copy.deepcopy(config))
