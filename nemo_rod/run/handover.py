@@ -51,6 +51,8 @@ class Stage:
     needs: tuple[str, ...] = ()  # names of the stages whose results it uses
     runs_model: bool = True  # whether it starts processes that run a model, on GPUs if available
     extra: str = "bridge"  # extra of nemo-rod whose packages it needs; "" for none
+    # returns what the results were made of; None for stages that hand over no folder
+    inputs: Callable[[], Inputs] | None = None
     # runs the checks that are possible beforehand and returns a line about the planned work
     preview: Callable[[], str] | None = None
 
@@ -107,6 +109,7 @@ class HandOver:
             needs=needs,
             runs_model=runs_model,
             extra=extra,
+            inputs=self.inputs,
         )
 
     def is_done(self) -> bool:

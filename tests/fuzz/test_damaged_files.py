@@ -31,7 +31,7 @@ from nemo_rod.corpus import BlockStore, SourceSpec
 from nemo_rod.corpus.documents import Documents
 from nemo_rod.files import interpreting, read_lines
 from nemo_rod.jobs import TrainJob, read_job
-from nemo_rod.lab import curriculum_tools as curriculum_command
+from nemo_rod.lab import curricula as curriculum_command
 from nemo_rod.lab.inspect.command import inspect
 from nemo_rod.lab.merging import merge_checkpoints
 from nemo_rod.lab.report.build_report import judged

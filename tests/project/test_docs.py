@@ -121,7 +121,7 @@ def test_subcommands_exist() -> None:
 
 
 def test_arguments_of_path_commands_are_understood() -> None:
-    mentions = {"export", "verify", "diff", "export|verify|diff", "job=...", "..."}
+    mentions = {"export", "verify", "diff", "materialise", "export|verify|diff", "job=...", "..."}
     used = [
         words
         for words in calls("nemo-rod").values()

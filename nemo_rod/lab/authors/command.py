@@ -1,0 +1,126 @@
+"""`nemo-rod import blocks|curriculum`: artifacts of the authors' code."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nemo_rod.commands.arguments import Arguments, Key, whole_number
+
+if TYPE_CHECKING:
+    from nemo_rod.config import Config
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod import`."""
+    verbs = parser.add_subparsers(metavar="blocks|curriculum", required=True, prog=parser.prog)
+    usages = []
+
+    def add(main: Callable[[Namespace], None], name: str, usage: str, text: str) -> Arguments:
+        usages.append(f"{parser.prog} {name} {usage}")
+        verb: Arguments = verbs.add_parser(name, usage=usages[-1], help=text, description=text)
+        verb.set_defaults(main=main)
+        return verb
+
+    text = "Makes a block store of a folder of the authors' blocks."
+    usage = "FOLDER OUT tokenizer=NAME [eod=ID] [check=N]"
+    verb = add(_blocks, "blocks", f"{usage}, or FOLDER RUN_DIR recipe=NAME [check=N]", text)
+    verb.add_argument("folder", metavar="FOLDER", type=Path, help="folder of part_*.parquet")
+    verb.add_argument("out", metavar="OUT", type=Path, help="folder of the new store, or of a run")
+    number = partial(whole_number, least=0)
+    verb.add_keys(
+        Key(name="tokenizer", value="NAME", help="made the blocks"),
+        Key(
+            name="eod",
+            value="ID",
+            help="ends documents; by default the tokenizer's EOS token",
+            expected="a token id",
+            read=number,
+        ),
+        Key(
+            name="recipe",
+            value="NAME",
+            help="takes them as its prepared blocks; has the tokenizer, too",
+        ),
+        Key(
+            name="check",
+            value="N",
+            help="compares one of N blocks with its content_hash, by default 64",
+            expected="a number from 1 on",
+            read=partial(whole_number, least=1),
+        ),
+    )
+    text = "Makes a curriculum of a selection trace: a folder per phase of the run, in order."
+    verb = add(_curriculum, "curriculum", "TRACE ... OUT blocks=STORE", text)
+    verb.add_argument("traces", metavar="TRACE", type=Path, nargs="+", help="folder, or a file")
+    verb.add_argument("out", metavar="OUT", type=Path, help="file of the curriculum")
+    verb.add_keys(Key(name="blocks", value="STORE", help="imported block store", required=True))
+    parser.usage = "\n       ".join(usages)
+    parser.description = "Imports artifacts of bethgelab/replay-on-demand."
+
+
+def _blocks(options: Namespace) -> None:
+    from nemo_rod.corpus.tokenizer import load_tokenizer
+    from nemo_rod.files import write_json
+    from nemo_rod.lab.authors.blocks import import_blocks
+    from nemo_rod.progress import Progress
+    from nemo_rod.run.stages import Stages
+
+    out, stage, size = options.out, None, None
+    if (options.recipe is None) == (options.tokenizer is None) or (options.recipe and options.eod):
+        raise ValueError("import blocks takes either tokenizer= and eod=, or recipe=: give one")
+    if options.recipe is None:
+        tokenizer = load_tokenizer(options.tokenizer, eod=options.eod)
+    else:
+        config = _composed(f"recipe={options.recipe}", f"run_dir='{out}'")
+        stage, size = Stages(config).prepare(), config.domain.block_size
+        out, eod = stage.folder, config.domain.eod
+        trusted = config.model.trust_remote_code
+        tokenizer = load_tokenizer(config.domain.tokenizer, eod=eod, trust_remote_code=trusted)
+    progress = Progress(f"import {options.folder.name}", 0, unit="blocks", prefix="  ")
+    store = import_blocks(
+        options.folder,
+        out,
+        tokenizer,
+        block_size=size,
+        check_every=options.check or 64,
+        progress=progress.step,
+    )
+    if stage is not None and stage.inputs is not None:
+        made = {key: getattr(store, key) for key in ("digest", "num_adaptation", "num_replay")}
+        record = {"stage": stage.name, "inputs": stage.inputs(), "outputs": made}
+        write_json(out / "manifest.json", record | {"note": {"imported": options.folder.name}})
+    roles = f"{store.num_adaptation:,} adaptation and {store.num_replay:,} replay blocks"
+    print(f"{out}: {roles} of {len(store.sources)} sources, digest {store.digest}")
+
+
+def _composed(*overrides: str) -> Config:
+    """Returns the configuration of a recipe, which a command of paths needs beside them."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import flag_override
+
+    from nemo_rod.config import config_class, config_folder
+    from nemo_rod.run.checks import to_config
+
+    ConfigStore.instance().store(name="schema", node=config_class())
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose("config", overrides=list(overrides), return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        with flag_override(config, "struct", False):
+            del config["hydra"]
+        return to_config(config)
+
+
+def _curriculum(options: Namespace) -> None:
+    from nemo_rod.corpus import BlockStore
+    from nemo_rod.lab.authors.trace import import_trace
+
+    with import_trace(options.traces, BlockStore(options.blocks), options.out) as curriculum:
+        print(
+            f"{options.out}: {len(curriculum):,} steps of {curriculum.header.num_chosen:,} blocks"
+        )

@@ -1,0 +1,157 @@
+"""`nemo-rod curriculum export|materialise|verify|diff`: tools for recorded curricula."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from nemo_rod.commands.arguments import Arguments
+from nemo_rod.commands.text import table
+from nemo_rod.lab.text import tenths
+
+FORMATS = ("parquet", "jsonl", "huggingface", "megatron")  # of materialise.py
+_HEADER = ("from step", ">steps", ">same blocks", ">replay a", ">replay b", ">drift", ">same pools")
+
+
+def declare(parser: Arguments) -> None:
+    """Declares the arguments of `nemo-rod curriculum`."""
+    names = "export|materialise|verify|diff"
+    verbs = parser.add_subparsers(metavar=names, required=True, prog=parser.prog)
+    usages = []
+
+    def add(main: Callable[[Namespace], None], name: str, usage: str, text: str) -> Arguments:
+        usages.append(f"{parser.prog} {name} {usage}")
+        verb: Arguments = verbs.add_parser(name, usage=usages[-1], help=text, description=text)
+        verb.add_argument(
+            "curriculum",
+            metavar="CURRICULUM",
+            type=_curriculum,
+            help="a curriculum.rod, or the folder of its arm",
+        )
+        verb.set_defaults(main=main)
+        return verb
+
+    text = "Writes one row per candidate as Parquet, or the authors' trace of the chosen blocks."
+    verb = add(_export, "export", "CURRICULUM [OUT] [--format FORMAT] [--blocks STORE]", text)
+    verb.add_argument(
+        "out",
+        metavar="OUT",
+        type=Path,
+        nargs="?",
+        help="file to write; by default beside the curriculum, .parquet or .jsonl",
+    )
+    verb.add_argument(
+        "--format", default="parquet", choices=("parquet", "authors"), help="parquet or authors"
+    )
+    verb.add_argument("--blocks", metavar="STORE", type=Path, help="block store, for authors")
+    text = "Writes the blocks that a run trained on, in order, for any trainer to read."
+    usage = "CURRICULUM --format FORMAT [--store-only] [--blocks STORE] OUT"
+    verb = add(_materialise, "materialise", usage, text)
+    verb.add_argument("out", metavar="OUT", type=Path, help="folder to write, or to continue")
+    verb.add_argument(
+        "--format", metavar="FORMAT", required=True, choices=FORMATS, help=", ".join(FORMATS)
+    )
+    verb.add_argument(
+        "--store-only", action="store_true", help="ids and hashes of the blocks, without tokens"
+    )
+    verb.add_argument(
+        "--blocks", metavar="STORE", type=Path, help="block store; by default blocks/ of the run"
+    )
+    text = "Checks every step, and that its blocks are those of the store."
+    add(_verify, "verify", "CURRICULUM [STORE]", text).add_argument(
+        "store",
+        metavar="STORE",
+        type=Path,
+        nargs="?",
+        help="block store; by default blocks/ of the run that the curriculum lies in",
+    )
+    text = "Compares the blocks and the replay share of two curricula, step by step."
+    add(_diff, "diff", "CURRICULUM CURRICULUM", text).add_argument(
+        "other", metavar="CURRICULUM", type=Path, help="the one to compare it with"
+    )
+    parser.usage = "\n       ".join(usages)
+    parser.description = "Exports, materialises, verifies or compares recorded curricula."
+
+
+def _export(options: Namespace) -> None:
+    from nemo_rod.selection import Curriculum
+    from nemo_rod.selection.curriculum.tools import export
+
+    path, authors = options.curriculum, options.format == "authors"
+    out = options.out or path.with_suffix(".jsonl" if authors else ".parquet")
+    with Curriculum.open(path, read_only=True) as curriculum:
+        if authors:
+            from nemo_rod.corpus import BlockStore
+            from nemo_rod.lab.authors.trace import export_trace
+
+            export_trace(curriculum, BlockStore(options.blocks or _blocks_of(path)), out)
+            rows, kind = len(curriculum) * curriculum.header.num_chosen, "chosen blocks"
+        else:
+            export(curriculum, out)
+            rows, kind = len(curriculum) * curriculum.header.num_candidates, "candidates"
+    print(f"{out}: {rows:,} {kind} of {len(curriculum):,} steps")
+
+
+def _verify(options: Namespace) -> None:
+    from nemo_rod.corpus import BlockStore
+    from nemo_rod.selection import Curriculum
+    from nemo_rod.selection.curriculum.tools import verify
+
+    path = options.curriculum
+    root = options.store or _blocks_of(path)
+    with Curriculum.open(path, read_only=True) as curriculum:
+        verify(curriculum, BlockStore(root))
+    print(f"{path}: {len(curriculum):,} steps, whole and of the blocks in {root}")
+
+
+def _materialise(options: Namespace) -> None:
+    from nemo_rod.corpus import BlockStore
+    from nemo_rod.lab.materialise import materialise
+    from nemo_rod.progress import Progress
+    from nemo_rod.selection import Curriculum
+
+    path, out = options.curriculum, options.out
+    with Curriculum.open(path, read_only=True) as curriculum:
+        progress = Progress(f"materialise {out.name}", len(curriculum), unit="steps", prefix="  ")
+        materialise(
+            curriculum,
+            BlockStore(options.blocks or _blocks_of(path)),
+            out,
+            format=options.format,
+            store_only=options.store_only,
+            progress=progress.step,
+        )
+        blocks = len(curriculum) * curriculum.header.num_chosen
+        print(f"{out}: {blocks:,} blocks of {len(curriculum):,} steps, in order")
+
+
+def _curriculum(text: str) -> Path:
+    """Returns the curriculum at a path: the file itself, or that of an arm's folder."""
+    path = Path(text)
+    return path / "curriculum.rod" if path.is_dir() else path
+
+
+def _blocks_of(curriculum: Path) -> Path:
+    """Returns <run>/blocks of the run that has a curriculum in <run>/arms/<arm>/."""
+    return curriculum.absolute().parent.parent.parent / "blocks"
+
+
+def _diff(options: Namespace) -> None:
+    from nemo_rod.selection import Curriculum
+    from nemo_rod.selection.curriculum.tools import diff
+
+    with (
+        Curriculum.open(options.curriculum, read_only=True) as a,
+        Curriculum.open(options.other, read_only=True) as b,
+    ):
+        result = diff(a, b)
+    rows: list[list[object]] = []
+    for part in [*tenths(len(result.step)), slice(0, len(result.step))]:
+        share_a, share_b = result.replay_share_a[part].mean(), result.replay_share_b[part].mean()
+        shares = (f"{share_a:.1%}", f"{share_b:.1%}", f"{100 * (share_b - share_a):+.1f}")
+        overlap, pools = result.overlap[part].mean(), result.same_pools[part].mean()
+        first, count = f"{result.step[part][0]:,}", len(result.step[part])
+        rows.append([first, count, f"{overlap:.1%}", *shares, f"{pools:.0%}"])
+    rows[-1][0] = "all"
+    print(f"a  {options.curriculum}\nb  {options.other}\n\n{table(_HEADER, rows)}")

@@ -1,0 +1,250 @@
+"""A recorded curriculum as a data set: its blocks in the order of training, for any trainer.
+
+    <out>/part-00000.parquet ...   or .jsonl, or data-00000-of-00003.arrow for `load_from_disk`
+    <out>/blocks.bin, blocks.idx   for Megatron: one block per sequence and document
+    <out>/order-00000.parquet ...  beside them, the other columns, row by row
+    <out>/manifest.json            what it was made of, written last
+
+Rows are ordered by step and, within a step, by the place in its batch. A part is renamed into place
+whole, and a repeated call continues after the last one; memory does not grow with the curriculum.
+
+Shape suffixes: K = blocks of a step, S = tokens per block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_rod.corpus.shards import index_bytes
+from nemo_rod.corpus.store import BlockStore
+from nemo_rod.files import digest, move_whole, read_json, sync, write_json, write_whole
+from nemo_rod.selection.curriculum.log import Curriculum
+from nemo_rod.selection.curriculum.tools import verify
+
+PART_TOKENS = 1 << 27  # half a GB, which an interruption costs at most
+
+
+def materialise(
+    curriculum: Curriculum,
+    store: BlockStore,
+    out: Path,
+    *,
+    format: str,
+    store_only: bool = False,
+    part_tokens: int = PART_TOKENS,
+    progress: Callable[[int], object] = lambda done: None,
+) -> None:
+    """Writes the blocks that a run trained on, in the order of training.
+
+    Columns: `step`; `position` in the batch; `block_id`; `hash`, of the block, in hex; `source`;
+    `role`; `score` and `loss`, float32, nats per token, null where the run did not score; and
+    `input_ids`, int32 [S]. Every block is compared with its hash.
+
+    Args:
+        curriculum: The recorded curriculum.
+        store: The store that it was recorded with.
+        out: Folder to write; a folder of an interrupted call is continued.
+        format: A key of `WRITERS`.
+        store_only: Leave out the tokens, for readers that have the store.
+        part_tokens: Tokens per part, at most, but one step at least.
+        progress: Called with the number of steps done.
+
+    Raises:
+        ValueError: The store is not the curriculum's, or damaged; the folder holds other files, or
+            another curriculum; or the format has no place for ids alone.
+    """
+    header = curriculum.header
+    if store_only and format == "megatron":
+        raise ValueError(
+            "--store-only leaves ids and hashes, and Megatron's format holds tokens alone: choose "
+            "parquet, jsonl or huggingface"
+        )
+    if not len(curriculum):
+        raise ValueError(f"{curriculum.path} holds no step: materialise a run that has trained")
+    verify(curriculum, store)
+    made_of = {
+        "format": format,
+        "store_only": store_only,
+        "steps": len(curriculum),
+        "first_step": header.first_step,
+        "blocks_per_step": header.num_chosen,
+        "block_size": header.block_size,
+        "eod_id": store.eod_id,
+        "vocab_size": store.vocab_size,
+        "tokenizer": header.tokenizer,
+        "store": header.store,
+        "config": header.config,
+        "seed": header.seed,
+        "last_step": digest(curriculum[-1].block_ids.tobytes()),
+        "part_tokens": part_tokens,
+    }
+    _claim(out, made_of)
+    if (out / "manifest.json").exists():
+        return
+    writer = WRITERS[format](out, header.block_size)
+    steps = max(1, part_tokens // (header.num_chosen * header.block_size))
+    starts = range(0, len(curriculum), steps)
+    begun = False
+    for number, start in enumerate(starts):
+        path = out / writer.name(number, len(starts))
+        stop = min(start + steps, len(curriculum))
+        if begun := begun or not path.exists():  # parts after a missing one are written again
+            temporary = path.with_name(f".{path.name}.tmp")
+            rows = (_rows(curriculum, store, i, tokens=not store_only) for i in range(start, stop))
+            writer.write(temporary, rows, start * header.num_chosen)
+            move_whole(temporary, path)
+        progress(stop)
+    writer.finish([writer.name(number, len(starts)) for number in range(len(starts))])
+    write_json(out / "manifest.json", made_of)
+    (out / "inputs.json").unlink()
+
+
+def _claim(out: Path, made_of: dict[str, Any]) -> None:
+    """Takes a folder for a curriculum, or continues in one; refuses any other content."""
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    for name in ("manifest.json", "inputs.json"):
+        if name in names:
+            recorded = read_json(out / name)
+            for key in [*made_of, *recorded]:
+                if (old := recorded.get(key)) != (new := made_of.get(key)):
+                    raise ValueError(
+                        f"{out} was materialised with {key}={old}, but now it is {new}: choose "
+                        "another folder, or remove it"
+                    )
+            return
+    if names:
+        raise ValueError(
+            f"{out} holds other files, {min(names)} among them: choose a new folder, or remove it"
+        )
+    write_json(out / "inputs.json", made_of)
+
+
+def _rows(curriculum: Curriculum, store: BlockStore, index: int, *, tokens: bool) -> Any:
+    """Returns the rows of one step as an Arrow table [K]."""
+    import pyarrow as pa
+
+    record, sources = curriculum[index], curriculum.header.sources
+    ids_K = record.trained_on
+    source_K = [sources[i] for i in curriculum.header.source_index(ids_K)]
+    hashes = store.hashes(ids_K)
+    columns = {
+        "step": pa.array(np.full(len(ids_K), record.step, dtype=np.int64)),
+        "position": pa.array(np.arange(len(ids_K), dtype=np.int32)),
+        "block_id": pa.array(ids_K),
+        "hash": pa.array([row.tobytes().hex() for row in hashes]),
+        "source": pa.array([source.name for source in source_K]),
+        "role": pa.array([source.role for source in source_K]),
+        "score": pa.array(record.score[record.chosen], from_pandas=True),
+        "loss": pa.array(record.loss[record.chosen], from_pandas=True),
+    }
+    if tokens:
+        values = store.checked_tokens(ids_K)
+        offsets = np.arange(len(ids_K) + 1, dtype=np.int32) * store.block_size
+        columns["input_ids"] = pa.ListArray.from_arrays(offsets, values.reshape(-1))
+    return pa.table(columns)
+
+
+class _Parquet:
+    """One file per part, one row group per step."""
+
+    pattern = "part-{:05d}.parquet"
+
+    def __init__(self, out: Path, block_size: int) -> None:
+        self.out, self.block_size = out, block_size
+
+    def name(self, number: int, count: int) -> str:
+        """Returns the name of one of `count` parts."""
+        return self.pattern.format(number)
+
+    def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
+        """Writes the part that begins with a row of all parts together."""
+        import pyarrow.parquet as pq
+
+        first = next(tables)
+        with pq.ParquetWriter(path, first.schema, compression="zstd") as file:
+            file.write_table(first)
+            for table in tables:
+                file.write_table(table)
+
+    def finish(self, names: list[str]) -> None:
+        """Writes what describes all parts."""
+
+
+class _JsonLines(_Parquet):
+    pattern = "part-{:05d}.jsonl"
+
+    def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
+        with path.open("w", encoding="utf-8") as file:
+            for table in tables:
+                file.writelines(json.dumps(row) + "\n" for row in table.to_pylist())
+
+
+class _HuggingFace(_Parquet):
+    """The folder that `datasets.load_from_disk` maps."""
+
+    def name(self, number: int, count: int) -> str:
+        return f"data-{number:05d}-of-{count:05d}.arrow"
+
+    def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
+        from datasets.arrow_writer import ArrowWriter
+
+        with ArrowWriter(path=str(path)) as file:
+            for table in tables:
+                file.write_table(table)
+            file.finalize()
+
+    def finish(self, names: list[str]) -> None:
+        from datasets import Dataset
+
+        Dataset.from_file(str(self.out / names[0])).info.write_to_directory(str(self.out))
+        # what Dataset.save_to_disk writes, which would copy all of it
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": name} for name in names],
+            "_fingerprint": digest("\n".join(names).encode()),
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": "train",
+        }
+        write_json(self.out / "state.json", state)
+
+
+class _Megatron(_Parquet):
+    """One `.bin` for all parts; the parts have the other columns."""
+
+    pattern = "order-{:05d}.parquet"
+
+    def write(self, path: Path, tables: Iterator[Any], first_row: int) -> None:
+        binary = self.out / "blocks.bin"
+        with binary.open("r+b" if binary.exists() else "w+b") as file:
+            file.truncate(4 * self.block_size * first_row)  # what an interrupted call left
+            file.seek(0, os.SEEK_END)
+
+            def others() -> Iterator[Any]:
+                for table in tables:
+                    tokens = table["input_ids"].combine_chunks().flatten().to_numpy()
+                    file.write(np.ascontiguousarray(tokens, dtype="<i4").data)
+                    yield table.drop_columns("input_ids")
+
+            super().write(path, others(), first_row)
+        sync(binary)  # before the part that promises these blocks
+
+    def finish(self, names: list[str]) -> None:
+        rows, rest = divmod((self.out / "blocks.bin").stat().st_size, 4 * self.block_size)
+        assert not rest, "whole blocks"
+        write_whole(self.out / "blocks.idx", index_bytes(rows, self.block_size))
+
+
+WRITERS: dict[str, type[_Parquet]] = {
+    "parquet": _Parquet,
+    "jsonl": _JsonLines,
+    "huggingface": _HuggingFace,
+    "megatron": _Megatron,
+}

@@ -1,0 +1,200 @@
+"""Blocks and traces of the authors' code: imported to the bit, written back, or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import authors_files
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from authors_files import trace_rows, write_blocks, write_lines
+from command_line import nemo_rod
+
+from nemo_rod.corpus import BlockStore
+from nemo_rod.selection import Curriculum
+from nemo_rod.selection.curriculum.tools import verify
+
+K = 5
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """A corpus of several parts, and what it holds."""
+    folder = tmp_path_factory.mktemp("theirs") / "blocks"
+    return folder, write_blocks(folder, 600, per_part=170)
+
+
+@pytest.fixture(scope="module")
+def ours(theirs: tuple[Path, list[dict]]) -> Path:
+    out = theirs[0].parent / "store"
+    done = nemo_rod("import", "blocks", theirs[0], out, "tokenizer=byte", "check=1")
+    assert done.returncode == 0 and "4 sources" in done.stdout, done
+    return out
+
+
+def test_a_recipe_takes_imported_blocks_as_its_own(
+    theirs: tuple[Path, list[dict]], tmp_path: Path
+) -> None:
+    recipe = "recipe=toy_synthetic"
+    words = ("import", "blocks", theirs[0], tmp_path / "run", recipe)
+    done = nemo_rod(*words)
+    assert done.returncode == 0, done.stderr
+    shown = nemo_rod("run", recipe, "dry_run=true", f"run_dir={tmp_path / 'run'}")
+    (line,) = [line for line in shown.stderr.splitlines() if "text -> blocks" in line]
+    assert "done" in line, shown.stderr
+    assert "either tokenizer= and eod=, or recipe=" in nemo_rod(*words, "tokenizer=byte").stderr
+    write_blocks(tmp_path / "short", 80, size=32)
+    done = nemo_rod("import", "blocks", tmp_path / "short", tmp_path / "other", recipe)
+    assert "a block of 32 tokens, expected 64" in done.stderr
+    assert not (tmp_path / "other" / "blocks").exists()
+
+
+def test_content_hash_is_theirs() -> None:
+    from nemo_rod.lab.authors.blocks import content_hash
+
+    for origin in ("law", "é_qa", 'a"b\\c\n'):
+        tokens = np.array([0, 255, 131071], dtype=np.int32)
+        expected = authors_files.content_hash(origin, tokens.tolist())
+        assert content_hash(origin, tokens).hex() == expected
+
+
+def test_blocks_keep_their_order_and_their_holdout(
+    theirs: tuple[Path, list[dict]], ours: Path
+) -> None:
+    for split in ("train", "holdout"):
+        store = BlockStore(ours, split)
+        store.verify()
+        rows = [row for row in theirs[1] if row["split"] == split]
+        assert len(store) == len(rows)
+        for source in store.sources:
+            expected = [row["token_ids"] for row in rows if row["origin"] == source.name]
+            actual = store.tokens(np.arange(source.start, source.start + source.count))
+            assert np.array_equal(actual, np.array(expected))
+            role = {row["origin_tag"] for row in rows if row["origin"] == source.name}
+            assert role == {int(source.role == "replay")}
+    shown = nemo_rod("inspect", ours)
+    assert shown.returncode == 0 and "law" in shown.stdout, shown.stderr
+
+
+def launches(rows: list[dict], folder: Path) -> None:
+    """A run of 7 steps in two launches: the second repeats step 4, and a kill cut step 5."""
+    first = [row for step in range(1, 6) for row in trace_rows(rows, step, K, seed=1)]
+    write_lines(folder / "exp_001" / "selected_samples.jsonl", first[:-2])
+    second = [row for step in range(4, 8) for row in trace_rows(rows, step, K)]
+    write_lines(folder / "exp_002" / "selected_samples.jsonl", second)
+    with (folder / "exp_002" / "selected_samples.jsonl").open("a") as file:
+        file.write('{"step": 8, "content')
+
+
+def test_a_trace_of_two_launches_and_two_phases(
+    theirs: tuple[Path, list[dict]], ours: Path, tmp_path: Path
+) -> None:
+    rows, store = theirs[1], BlockStore(ours)
+    launches(rows, tmp_path / "constant")
+    anneal = [row for step in (1, 2) for row in trace_rows(rows, step, K, seed=2)]
+    write_lines(tmp_path / "anneal" / "exp_001" / "selected_samples.jsonl", anneal)
+    words = ("import", "curriculum", tmp_path / "constant", tmp_path / "anneal")
+    done = nemo_rod(*words, tmp_path / "c.rod", f"blocks={ours}")
+    assert done.returncode == 0 and f"9 steps of {K} blocks" in done.stdout, done
+    expected = [trace_rows(rows, step, K, seed=int(step < 4)) for step in range(1, 8)]
+    expected += [trace_rows(rows, step, K, seed=2) for step in (1, 2)]
+    by_hash = {row["content_hash"]: row for row in rows}
+    with Curriculum.open(tmp_path / "c.rod", read_only=True) as curriculum:
+        verify(curriculum, store)
+        assert [record.step for record in curriculum] == list(range(9))
+        for record, step in zip(curriculum, expected, strict=True):
+            tokens = [by_hash[row["content_hash"]]["token_ids"] for row in step]
+            assert np.array_equal(store.tokens(record.trained_on), tokens)
+            assert record.score.tolist() == [row["rho"] for row in step]
+            assert record.loss.tolist() == [row["target_loss"] for row in step]
+            assert record.threshold == step[-1]["rho"]
+    back = tmp_path / "back.jsonl"
+    words = ("curriculum", "export", tmp_path / "c.rod", back, "--format", "authors")
+    assert nemo_rod(*words, "--blocks", ours).returncode == 0
+    exported = [json.loads(line) for line in back.read_text().splitlines()]
+    flat = [row | {"step": n} for n, step in enumerate(expected, start=1) for row in step]
+    assert exported == flat
+
+
+def copied(folder: Path, out: Path, change: Callable[[int, pa.Table], pa.Table | None]) -> Path:
+    """A copy of the parts of a corpus with some of them changed or left out."""
+    out.mkdir()
+    for number, part in enumerate(sorted(folder.glob("*.parquet"))):
+        if (table := change(number, pq.read_table(part))) is not None:
+            pq.write_table(table, out / part.name)
+    return out
+
+
+def changed(table: pa.Table, name: str, values: list) -> pa.Table:
+    field = table.schema.field(name)
+    return table.set_column(
+        table.schema.get_field_index(name), field, [pa.array(values, field.type)]
+    )
+
+
+BLOCKS = {
+    "a part is missing": (lambda n, t: None if n == 1 else t, "lacks part_00001.parquet"),
+    "no part": (lambda n, t: None, "has no part_00000.parquet"),
+    "another table": (lambda n, t: t.drop_columns("split"), "has no column 'split'"),
+    "foreign hash": (
+        lambda n, t: changed(t, "content_hash", ["ab" * 32] * len(t)) if n == 2 else t,
+        "of other tokens",
+    ),
+    "no hash": (lambda n, t: changed(t, "content_hash", ["xyz"] * len(t)), "part_00000.parquet is"),
+    "another split": (lambda n, t: changed(t, "split", ["test"] * len(t)), "split 'test'"),
+    "both roles": (
+        lambda n, t: changed(t, "origin_tag", [n % 2] * len(t)),
+        "in both roles",
+    ),
+    "other lengths": (
+        lambda n, t: changed(t, "token_ids", [[1] * (8 + i % 2) for i in range(len(t))]),
+        "of different lengths",
+    ),
+    "large id": (
+        lambda n, t: changed(t, "token_ids", [[300] * 64] * len(t)) if n else t,
+        "has the token id 300",
+    ),
+    "name": (lambda n, t: changed(t, "origin", ["../law"] * len(t)), "names a folder"),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_bad_blocks_are_refused(theirs: tuple[Path, list[dict]], case: str, tmp_path: Path) -> None:
+    change, sentence = BLOCKS[case]
+    folder = copied(theirs[0], tmp_path / "blocks", change)
+    done = nemo_rod("import", "blocks", folder, tmp_path / "store", "tokenizer=byte", "check=1")
+    assert done.returncode == 2 and sentence in done.stderr, done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("  import")]
+    assert len(lines) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["blocks"]
+
+
+TRACES = {
+    "gap": ([1, 2, 4], "step 3 is missing"),
+    "period of two": ([2, 4, 6], "step 1 is missing"),
+    "empty": ([], "has no row of a selection trace"),
+}
+
+
+@pytest.mark.parametrize("case", [*TRACES, "foreign", "sizes", "not a trace"])
+def test_bad_traces_are_refused(
+    theirs: tuple[Path, list[dict]], ours: Path, case: str, tmp_path: Path
+) -> None:
+    steps, sentence = TRACES.get(case, ([1, 2], ""))
+    rows = [row for step in steps for row in trace_rows(theirs[1], step, K)]
+    if case == "foreign":
+        rows[3], sentence = rows[3] | {"content_hash": "00" * 32}, "not among the training blocks"
+    if case == "sizes":
+        rows.append(rows[-1])
+        sentence = "step 2 has 6 blocks and step 1 has 5"
+    if case == "not a trace":
+        rows[1], sentence = {"text": "a"}, "has no row of a selection trace at byte"
+    write_lines(tmp_path / "trace" / "exp_001" / "selected_samples.jsonl", rows)
+    done = nemo_rod("import", "curriculum", tmp_path / "trace", tmp_path / "c", f"blocks={ours}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert sentence in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]

@@ -1,0 +1,207 @@
+"""A materialised curriculum: the recorded blocks in their order, from every format and any stop."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import nemo_rod
+from places import ROOT
+from tiny import LAYOUTS, Setting, metric, sources
+
+from nemo_rod.corpus import BlockStore, load_tokenizer, prepare
+from nemo_rod.lab import curricula, materialise
+from nemo_rod.selection import Candidates, Curriculum
+from nemo_rod.selection.choice import Choice
+from nemo_rod.selection.curriculum.header import CurriculumHeader
+from nemo_rod.selection.policies import Joint, threshold
+
+S, K, STEPS = 64, 6, 7
+FORMATS = ("parquet", "jsonl", "huggingface", "megatron")
+
+
+def example(name: str) -> Any:
+    """A program of the documents, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "examples" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a store, a scored arm and one without scores."""
+    root = tmp_path_factory.mktemp("run")
+    prepare(root / "blocks", sources(), tokenizer=load_tokenizer("byte"), block_size=S)
+    store = BlockStore(root / "blocks")
+    rows = tuple((s.name, s.role, s.start, s.count) for s in store.sources)
+    for arm, scored in (("rod", True), ("plain", False)):
+        header = CurriculumHeader(
+            num_candidates=2 * K, num_chosen=K, block_size=S, store=store.digest,
+            tokenizer=store.tokenizer_fingerprint, references="", config=arm, seed=0,
+            sources=rows, scored=scored,
+        )  # fmt: skip
+        pools = Candidates(
+            num_adaptation=store.num_adaptation, num_replay=store.num_replay, batch_size=K
+        )
+        (root / "arms" / arm).mkdir(parents=True)
+        with Curriculum.create(root / "arms" / arm / "curriculum.rod", header) as curriculum:
+            for step in range(STEPS):
+                score = np.random.default_rng(step).normal(size=2 * K).astype(np.float32)
+                pool = pools.pool(step)
+                chosen = Joint().select(score, pool.is_replay, K)
+                values = (score + 1, score) if scored else (None, None)
+                tau = threshold(score, chosen) if scored else float("nan")
+                curriculum.append(Choice(pool, *values, chosen, tau), sync=False)
+    return root
+
+
+def read(out: Path, format: str) -> list[dict[str, Any]]:
+    """The rows of a folder by the library that the format belongs to."""
+    if format == "jsonl":
+        return [json.loads(line) for part in sorted(out.glob("part-*")) for line in part.open()]
+    if format == "huggingface":
+        import datasets
+
+        return list(datasets.load_from_disk(str(out)))
+    import pyarrow.parquet as pq
+
+    parts = sorted(out.glob("part-*" if format == "parquet" else "order-*"))
+    rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
+    if format == "megatron":
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+        blocks = IndexedDataset(str(out / "blocks"))
+        assert len(blocks) == len(rows) == len(blocks.document_indices) - 1
+        in_order = example("megatron_in_order").InOrder(str(out / "blocks"))
+        for row, block, sample in zip(rows, blocks, in_order, strict=True):
+            row["input_ids"] = block.tolist()
+            assert sample["tokens"].tolist() == row["input_ids"]
+            assert sample["labels"][:-1].tolist() == row["input_ids"][1:]
+            assert sample["loss_mask"].sum() == len(block) - 1
+    return rows
+
+
+def expected(run: Path, arm: str) -> list[dict[str, Any]]:
+    store = BlockStore(run / "blocks")
+    found = []
+    for record in Curriculum.open(run / "arms" / arm / "curriculum.rod", read_only=True):
+        for position, place in enumerate(record.chosen):
+            ids = record.block_ids[place : place + 1]
+            (source,) = (store.sources[i] for i in store.source_index(ids))
+            scored = arm == "rod"
+            found.append(
+                {
+                    "step": record.step,
+                    "position": position,
+                    "block_id": int(ids[0]),
+                    "hash": store.hashes(ids)[0].tobytes().hex(),
+                    "source": source.name,
+                    "role": source.role,
+                    "score": float(record.score[place]) if scored else None,
+                    "loss": float(record.loss[place]) if scored else None,
+                    "input_ids": store.tokens(ids)[0].tolist(),
+                }
+            )
+    return found
+
+
+@pytest.mark.parametrize("arm", ["rod", "plain"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_holds_the_blocks_in_order(
+    run: Path, arm: str, format: str, tmp_path: Path
+) -> None:
+    words = ("curriculum", "materialise", run / "arms" / arm, "--format", format)
+    done = nemo_rod(*words, tmp_path / "all")
+    assert done.returncode == 0 and f"{STEPS * K} blocks of {STEPS} steps" in done.stdout, done
+    rows = expected(run, arm)
+    assert read(tmp_path / "all", format) == rows
+    done = nemo_rod(*words, "--store-only", tmp_path / "ids")
+    if format == "megatron":
+        assert "Megatron's format holds tokens alone" in done.stderr
+        assert not (tmp_path / "ids").exists()
+    else:
+        for row in rows:
+            del row["input_ids"]
+        assert read(tmp_path / "ids", format) == rows
+    assert set(curricula.FORMATS) == set(materialise.WRITERS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_interrupted_call_is_continued(
+    run: Path, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BlockStore(run / "blocks")
+    curriculum = Curriculum.open(run / "arms" / "rod" / "curriculum.rod", read_only=True)
+    options = {"format": format, "part_tokens": 2 * K * S}  # parts of two steps
+    materialise.materialise(curriculum, store, tmp_path / "whole", **options)
+    whole = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+    assert len(whole) >= 5
+    real = store.checked_tokens
+    for stop in range(1, STEPS + 1):
+        out, calls = tmp_path / str(stop), iter(range(STEPS))
+
+        def killed(ids: Any, calls: Any = calls, stop: int = stop) -> Any:
+            if next(calls) == stop:
+                raise KeyboardInterrupt
+            return real(ids)
+
+        monkeypatch.setattr(store, "checked_tokens", killed)
+        if stop < STEPS:
+            with pytest.raises(KeyboardInterrupt):
+                materialise.materialise(curriculum, store, out, **options)
+            assert not (out / "manifest.json").exists()
+        monkeypatch.setattr(store, "checked_tokens", real)
+        materialise.materialise(curriculum, store, out, **options)
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == whole
+
+
+def test_what_cannot_be_written_is_refused(run: Path, tmp_path: Path) -> None:
+    def refused(*words: object) -> str:
+        done = nemo_rod("curriculum", "materialise", *words)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    rod, out = run / "arms" / "rod", tmp_path / "out"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    assert "notes.txt" in refused(rod, "--format", "jsonl", tmp_path / "mine")
+    assert nemo_rod("curriculum", "materialise", rod, "--format", "jsonl", out).returncode == 0
+    assert "format=jsonl, but now it is parquet" in refused(rod, "--format", "parquet", out)
+    assert "config=rod, but now it is plain" in refused(
+        run / "arms" / "plain", "--format", "jsonl", out
+    )
+    prepare(tmp_path / "b", sources()[:2], tokenizer=load_tokenizer("byte"), block_size=S)
+    other = refused(rod, "--format", "jsonl", "--blocks", tmp_path / "b", tmp_path / "new")
+    assert "but the block store has" in other and not (tmp_path / "new").exists()
+
+
+def test_a_plain_loop_repeats_the_training(
+    tiny: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rod arm of the tiny setting, trained again by the program of the documents."""
+    from transformers import AutoModelForCausalLM
+
+    plain = example("train_on_curriculum")
+    tiny.rod("single", LAYOUTS["single"])
+    arm = tiny.root / "single"
+    losses = {}
+    for format in ("parquet", "jsonl", "huggingface"):
+        out = tmp_path / format
+        words = ("curriculum", "materialise", arm, "--blocks", tiny.blocks, "--format", format)
+        assert nemo_rod(*words, out).returncode == 0
+        model = AutoModelForCausalLM.from_pretrained(tiny.base, dtype="float32")
+        rates = iter(metric(arm, "train/lr"))
+        losses[format] = list(plain.train(model, plain.rows(out), rates))
+    assert losses["parquet"] == losses["jsonl"] == losses["huggingface"]
+    np.testing.assert_allclose(losses["parquet"], metric(arm, "train/loss"), rtol=0, atol=2e-6)
+    words = [str(tiny.base), str(tmp_path / "jsonl"), str(tmp_path / "trained")]
+    monkeypatch.setattr(sys, "argv", ["train_on_curriculum.py", *words])
+    plain.main()
+    assert (tmp_path / "trained" / "config.json").exists()
