@@ -65,6 +65,7 @@ Without a recipe:
   nemo-rod reference job=FILE.py:FUNCTION role=ROLE out=FOLDER roles={PATH: ROLE, ...} ...
                                                   reference losses of your own job's data
   nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT   weights between two checkpoints of your own
+  nemo-rod paper [LABEL [run]]                    the commands behind a figure or table of the paper
   nemo-rod completion bash|zsh                    completion of commands, keys, recipes and arms
 
 `nemo-rod COMMAND --help` explains each; `nemo-rod --version` prints the version.

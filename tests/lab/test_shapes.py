@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -13,12 +14,19 @@ import pytest
 from omegaconf import OmegaConf
 
 from nemo_rod.config import config_folder
-from nemo_rod.lab.plan.shapes import forward_flops, read_shape
+from nemo_rod.lab.plan.shapes import Block, Shape, forward_flops, read_shape
 
 MODELS = sorted((config_folder() / "model").glob("*.yaml"))
 # Parameters of AutoModelForCausalLM.from_config on the meta device (transformers 5.23: Qwen3_5,
-# Qwen3_5Moe and NemotronHForCausalLM), and those that one token meets.
+# Qwen3_5Moe and NemotronHForCausalLM), and those that one token meets. Of dense models, the numbers
+# on their pages on the hub; of Gemma 3 4B, without its vision tower.
 COUNTED = {
+    "gemma3_4b": (3_880_263_168, 3_880_263_168),
+    "llama3_2_1b": (1_235_814_400, 1_235_814_400),
+    "llama3_2_3b": (3_212_749_824, 3_212_749_824),
+    "qwen3_4b": (4_022_468_096, 4_022_468_096),
+    "qwen3_8b": (8_190_735_360, 8_190_735_360),
+    "smollm2_1_7b": (1_711_376_384, 1_711_376_384),
     "nemotron_nano_12b_v2": (12_310_001_152, 12_310_001_152),
     "nemotron_3_nano_30b_a3b": (31_577_937_344, 3_580_073_408),
     "qwen3_1_7b": (1_720_574_976, 1_720_574_976),
@@ -88,6 +96,97 @@ def test_parameters_and_flops_are_those_that_torch_counts(config: dict[str, Any]
     assert 0 <= rotary <= 2 * 16  # the angles of the rotary embedding: one product per dimension
 
 
+HYBRID = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "shared_expert_intermediate_size": 16,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+ROUTED = {"n_routed_experts": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 16}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_d_state": 16}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+WINDOW = {"sliding_window": 8}
+# Text models that Megatron-Bridge converts, without a reader of their own; and whether torch counts
+# the FLOPs that a GPU would do: its way round missing kernels for a state does more, and llama4's
+# sends every token to every expert.
+BUILT: dict[str, tuple[dict[str, Any], bool]] = {
+    "deepseek_v3": ({**LATENT, **ROUTED, "n_group": 1, "topk_group": 1}, True),
+    "falcon_h1": ({**MAMBA, "mamba_n_groups": 2}, False),
+    "gemma": ({}, True),
+    "gemma2": (WINDOW, True),
+    "gemma3_text": (WINDOW, True),
+    "glm4": ({}, True),
+    "glm4_moe": (ROUTED, True),
+    "gpt_oss": ({**LOCAL, **WINDOW}, True),
+    "granite": ({}, True),
+    "llama4_text": ({**LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 48}, False),
+    "mistral": (WINDOW, True),
+    "mixtral": (LOCAL, True),
+    "nemotron": ({}, True),
+    "olmo2": ({}, True),
+    "olmo3": (WINDOW, True),
+    "olmoe": ({"num_experts": 4, "head_dim": 8}, True),
+    "phi3": ({}, True),
+    "qwen2": ({}, True),
+    "qwen2_moe": ({**EXPERTS, "shared_expert_intermediate_size": 16}, True),
+    "qwen3_next": ({**EXPERTS, **HYBRID}, False),
+    "smollm3": ({}, True),
+    "starcoder2": ({}, True),
+}
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_other_models_are_counted_in_transformers_own_class(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    special, is_counted = BUILT[kind]
+    keys = {**TINY, "num_hidden_layers": 4, "num_experts_per_tok": 2, **special}
+    keys |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    described = transformers.AutoConfig.for_model(kind, tie_word_embeddings=False, **keys)
+    described._experts_implementation = "eager"
+    build = transformers.AutoModelForCausalLM.from_config
+    model = build(described, attn_implementation="eager").eval()
+    shape = read_shape({"model_type": kind, "tie_word_embeddings": False, **keys})
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert shape.has_experts == any("expert" in name for name, _ in model.named_parameters())
+    size = 24
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.arange(size)[None], use_cache=False)
+    # eager attention attends everywhere: what masks throw away is counted, too
+    everywhere = sum(block.attending * size for block in shape.blocks)
+    attended = forward_flops(shape, size) - forward_flops(without_attention(shape), size)
+    ours = forward_flops(shape, size) + everywhere - attended
+    if is_counted:
+        assert ours == pytest.approx(counter.get_total_flops() / size, rel=0.02)
+
+
+def without_attention(shape: Shape) -> Shape:
+    layers = [
+        tuple(dataclasses.replace(block, attending=0.0) for block in layer)
+        for layer in shape.layers
+    ]
+    return dataclasses.replace(shape, layers=tuple(layers))
+
+
+def test_a_token_attends_to_a_window_alone() -> None:
+    block = Block(kind="attention", attending=1.0, window=3)
+    shape = Shape(layers=((block,),), hidden_size=0, vocab_size=0, tied=True)
+    assert forward_flops(shape, 5) == (1 + 2 + 3 + 3 + 3) / 5
+    assert forward_flops(shape, 2) == 1.5
+
+
 BRIDGES_COUNTER = """
 import nemo_rod.megatron  # without CUDA, it stands in for what Bridge asks for
 import json, sys
@@ -138,7 +237,7 @@ def test_a_multimodal_config_is_read_for_its_text() -> None:
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"model_type": "mixtral"}, "does not know the model type 'mixtral'"),
+        ({"model_type": "novel"}, "does not know the model type 'novel', and transformers cannot"),
         ({"model_type": "qwen3", "hidden_size": 32}, "lacks the key 'num_attention_heads'"),
         (
             {"model_type": "nemotron_h", **TINY, "hybrid_override_pattern": "*?*"},

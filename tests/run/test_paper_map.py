@@ -1,9 +1,10 @@
-"""docs/paper-map.md: a row for every figure and table of the paper, naming what exists."""
+"""The paper's figures and tables: what makes each exists, and docs/paper-map.md shows it."""
 
 from __future__ import annotations
 
 import re
-import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from places import ROOT
 
 from nemo_rod.lab.report.figures import FIGURES
 from nemo_rod.lab.report.paper import category_of, paper, paper_arms
+from nemo_rod.lab.reproduce import ELEMENTS, Element, map_rows
+from nemo_rod.run.variants import arm_settings
 from nemo_rod.selection.arms import arm_kind
 
 LINES = (ROOT / "docs" / "paper-map.md").read_text().splitlines()
 CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES if "|" in line]
-ROWS = [cells for cells in CELLS if re.match(r"`(fig|tab|alg):", cells[0])]
 TABLES = {
     "arms", "sources", "checks", "costs", "seeds", "paper", "budgets", "transfer", "base_loss",
     "capabilities", "cheaper",
@@ -34,25 +36,28 @@ def known_arms(recipe: str) -> set[str]:
     return {*config.arms, *config.variants}
 
 
-def test_every_item_of_the_paper_has_a_full_row() -> None:
-    assert [quoted(row[0])[0] for row in ROWS] == paper()["items"]
-    assert all(len(row) == 6 and all(row) for row in ROWS)
+def test_the_page_has_a_row_for_every_item_of_the_paper() -> None:
+    assert [element.label for element in ELEMENTS] == paper()["items"]
+    assert [line for line in LINES if re.match(r"\| `(fig|tab|alg):", line)] == map_rows()
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: quoted(row[0])[0])
-def test_a_row_names_what_exists(row: list[str]) -> None:
-    recipes, arms, (command,), files = map(quoted, row[2:])
-    assert recipes and arms and files
-    for arm in arms:
-        assert any(arm in known_arms(recipe) for recipe in recipes), arm
-    program, _, *overrides = shlex.split(command)
-    config = composed(*overrides)
-    assert program == "nemo-rod" and config.recipe in recipes
-    for folder in config.report.settings:
-        assert Path(folder).name in recipes
-    for name in config.arms:
-        assert name in known_arms(config.recipe) or arm_kind(name)
-    for file in files:
+@pytest.mark.parametrize("element", ELEMENTS, ids=lambda element: element.label)
+def test_what_makes_an_element_exists(element: Element) -> None:
+    ran: dict[str, list[str]] = {}  # folder of a run -> the arms that it has by then
+    for verb, *overrides in element.commands():
+        config = composed(*overrides)
+        for folder in config.report.settings:
+            assert folder in ran
+        for name in config.arms if verb == "run" else ():
+            assert name in known_arms(config.recipe) or arm_kind(name), name
+            variant = arm_settings(config, name).variant
+            for source in filter(None, (variant.curriculum, variant.reference)):
+                folder, _, arm = source.partition("/arms/")
+                assert arm in ["", *ran[folder]], f"{name} follows {source}, which comes later"
+        ran.setdefault(config.run_dir, []).extend(config.arms)
+    trained = {name for names in ran.values() for name in names}
+    assert {*element.arms.split()} <= trained
+    for file in element.files:
         check_file(file)
 
 
@@ -74,6 +79,41 @@ def test_what_lies_beyond_the_paper_exists_too() -> None:
     shown = {Path(file).stem for cells in CELLS for cell in cells for file in quoted(cell)}
     single = {name for name in FIGURES if f"settings_{name}" not in FIGURES}
     assert {name for name in single if name not in shown} == set(), "a figure that no row names"
+
+
+def test_the_authors_longer_runs_are_variants_with_their_steps() -> None:
+    steps = {
+        "german_nemotron_nano_12b_v2": {"fixed_17_long": 3285, "fixed_32_long": 3695},
+        "german_qwen3_5_9b": {"fixed_17_long": 3261, "fixed_32_long": 3668},
+        "german_qwen3_5_4b": {"fixed_17_long": 3551, "fixed_32_long": 4323},
+        "legal_nemotron_nano_12b_v2": {"fixed_10_long": 3220, "fixed_20_long": 3620},
+        "legal_qwen3_5_9b": {"max_replay": 5735},
+    }
+    for recipe, arms in steps.items():
+        config = composed(f"recipe={recipe}")
+        for name, expected in arms.items():
+            arm = arm_settings(config, name)
+            assert (arm.train.steps, arm.train.warmup_steps) == (expected, 25)
+            assert arm.train.decay_steps == round(expected / 5)
+            retained = arm_settings(config, name.removesuffix("_long")).variant.retention
+            assert arm.variant.retention == retained
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "expected"),
+    [
+        ([], 0, "fig:frontier_budget"),
+        (["tab:rod_convergence"], 0, "report.settings=[runs/german_nemotron_nano_12b_v2]"),
+        (["fig:frontier", "go"], 2, "expected `run`, or nothing"),
+        (["fig:nothing"], 2, "names no figure, table or algorithm of the paper"),
+        (["alg:rod", "run", "dry_run=true"], 0, "nemo-rod run recipe=toy dry_run=true"),
+        (["alg:rod", "run", "launcher=nothing"], 2, "Could not find 'launcher/nothing'"),
+    ],
+)  # fmt: skip
+def test_the_command(words: list[str], status: int, expected: str) -> None:
+    command = [sys.executable, "-m", "nemo_rod.cli", "paper", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, expected in done.stdout + done.stderr) == (status, True), done
 
 
 def test_the_papers_numbers_belong_to_our_recipes_and_sources() -> None:

@@ -25,6 +25,7 @@ class Block:
     router: int = 0  # parameters among `whole` that are multiplied with every token
     mixing: float = 0.0  # forward FLOPs per token outside parameter matrices
     attending: float = 0.0  # forward FLOPs per token and attended position
+    window: int = 0  # positions that a token attends to at most; 0: all before it
     saved_hidden: int = 0  # values per token saved for backward, of the residual stream's width
     saved_split: int = 0  # values per token saved for backward, sharded by tensor parallelism
     saved_routed: int = 0  # values per token saved for backward, of all its routed experts
@@ -87,15 +88,21 @@ def forward_flops(shape: Shape, block_size: int, *, prefix: int | None = None) -
     added: attention over the preceding positions, and the state of Mamba and DeltaNet blocks, which
     is a few percent.
     """
-    context = ((prefix or block_size) + 1) / 2  # attended positions of a token, itself included
-    blocks = sum(2.0 * b.matrix_parameters + b.mixing + b.attending * context for b in shape.blocks)
+    size = prefix or block_size
+    blocks = sum(2.0 * b.matrix_parameters + b.mixing + _attended(b, size) for b in shape.blocks)
     return blocks + 2.0 * shape.embedding  # the output layer
+
+
+def _attended(block: Block, size: int) -> float:
+    """Returns a token's mean FLOPs over the positions that it attends to, itself included."""
+    window = min(block.window or size, size)
+    return block.attending * (window - window * (window - 1) / (2 * size))
 
 
 def recomputed_share(shape: Shape, block_size: int, recompute: str) -> float:
     """Returns the share of a forward pass that `train.recompute` adds to a backward pass."""
     if recompute == "selective":  # the core of attention
-        attending = sum(b.attending for b in shape.blocks) * (block_size + 1) / 2
+        attending = sum(_attended(block, block_size) for block in shape.blocks)
         return attending / forward_flops(shape, block_size)
     return float(recompute == "full")
 
@@ -104,17 +111,18 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
     """Reads the shape from a Hugging Face config; of a multimodal model, its language model's.
 
     Raises:
-        ValueError: for an unknown model type or a missing key.
+        ValueError: for a missing key, or a model type that transformers does not know either.
     """
     text = {**config.get("text_config", {})} or dict(config)
     kind = str(text.get("model_type", config.get("model_type")))
-    if kind not in _READERS:
-        raise ValueError(
-            f"The plan does not know the model type '{kind}': expected one of "
-            f"{', '.join(sorted(_READERS))}; add it to nemo_rod/lab/plan/shapes.py."
-        )
+    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
     try:
-        layers = _READERS[kind](text)
+        if kind in _READERS:
+            layers = _READERS[kind](text)
+        else:
+            from nemo_rod.lab.plan.built_shapes import built_layers  # imports torch
+
+            layers, tied = built_layers({"model_type": kind, **text})
         hidden, vocab = int(text["hidden_size"]), int(text["vocab_size"])
     except KeyError as error:
         raise ValueError(
@@ -126,7 +134,6 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
             f"The shape names {len(layers)} layers, but num_hidden_layers="
             f"{text['num_hidden_layers']}: copy both from the checkpoint's config.json."
         )
-    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
     return Shape(layers=tuple(layers), hidden_size=hidden, vocab_size=vocab, tied=tied)
 
 

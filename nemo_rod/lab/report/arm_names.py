@@ -62,9 +62,9 @@ def parse_arm(name: str) -> ArmName:
     if match := re.fullmatch(r"(random|rho)_(random|rho)", name):
         new, old = (word.replace("rho", "\u03c1") for word in match.groups())
         return ArmName(name, "ablation", 0.0, f"new {new}, replay {old}")
-    if name.endswith("_converged"):
-        of = parse_arm(name.removesuffix("_converged"))
-        return ArmName(name, "other", 0.0, f"{of.label}, converged")
+    if match := re.fullmatch(r"(.+)_(converged|long)", name):
+        word = {"long": "longer"}.get(match[2], match[2])
+        return ArmName(name, "other", 0.0, f"{parse_arm(match[1]).label}, {word}")
     if name.startswith("control_"):
         copied = {"share": "shares", "source": "shares by source"}.get(name[8:], name[8:])
         return ArmName(name, "control", 0.0, f"random, RoD's {copied}")

@@ -153,7 +153,8 @@ def budgets(results: Results) -> Figure | None:
             budget = arms[name]["design"]["budget"]
             texts[name] = parse_arm(of).label if name == of else f"{budget:.2f}{_TIMES}"
     names = [name for path in paths for name in path]
-    names += [name for name in filter_kinds(arms, "fixed", "rod") if name not in names]
+    others = filter_kinds(arms, "fixed", "max_replay", "rod")
+    names += [name for name in others if name not in names]
     return draw_planes([Plane(results, names, paths=paths, texts=texts)])
 
 

@@ -1,0 +1,157 @@
+"""The shape of a model type without a reader of its own, from transformers' class on no device.
+
+Parameters are those of the class, exactly. Its layers are told apart by the names that transformers
+gives to their modules, which are alike in all of its language models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nemo_rod.lab.plan.shapes import Block
+
+if TYPE_CHECKING:
+    import torch
+
+_MLP = ("mlp", "feed_forward", "moe", "ffn")  # words in the names of modules beside the token mixer
+_RECURRENT = ("linear_attn", "mamba", "ssm", "recurrent", "rglru")
+
+
+def built_layers(config: Mapping[str, Any]) -> tuple[list[tuple[Block, ...]], bool]:
+    """Builds a language model without memory for its weights, and reads its layers.
+
+    Args:
+        config: the Hugging Face config of a language model, with its `model_type`.
+
+    Returns:
+        A token mixer and an MLP for each layer, and whether the output layer is the embedding. What
+        lies outside the layers and is neither the embedding, nor the output layer, nor a norm of
+        the residual stream's width, is counted with the last block.
+
+    Raises:
+        ValueError: if transformers is missing, has no such model, or builds none of this config; or
+            if the token mixer is neither attention nor one of those whose FLOPs are known.
+    """
+    kind = str(config["model_type"])
+    try:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        raise ValueError(
+            f"The plan reads the shape of a '{kind}' model from transformers, which is not "
+            "installed: install nemo-rod[megatron], or torch and transformers."
+        ) from None
+    keys = {key: value for key, value in config.items() if key != "model_type"}
+    try:
+        described = AutoConfig.for_model(kind, **{"pad_token_id": None, **keys})
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(described)
+    except Exception as error:  # of any of its configurations
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"The plan does not know the model type '{kind}', and transformers cannot build it "
+            f"({reason}): compare model.shape with the checkpoint's config.json, and the "
+            "installed version with its transformers_version."
+        ) from None
+    count = int(described.num_hidden_layers)
+    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count)
+    layers = next(lists)
+    made = [tuple(_blocks(layer, described, index)) for index, layer in enumerate(layers)]
+    tied = bool(described.tie_word_embeddings)
+    ends = described.vocab_size * described.hidden_size * (1 if tied else 2) + described.hidden_size
+    inside = sum(block.parameters for layer in made for block in layer)
+    others = sum(p.numel() for p in model.parameters()) - ends - inside
+    *first, last = made[-1]
+    made[-1] = (*first, replace(last, whole=last.whole + others))
+    return made, tied
+
+
+def _blocks(layer: torch.nn.Module, config: Any, index: int) -> list[Block]:
+    """Returns the token mixer and the MLP of a layer; norms are the mixer's, beside it."""
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    groups = int(getattr(config, "num_key_value_heads", None) or heads)
+    head = int(getattr(config, "head_dim", None) or hidden // heads)
+    value = int(getattr(config, "v_head_dim", None) or head)
+    if value != head or hasattr(config, "qk_nope_head_dim"):  # latent attention
+        head = int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim)
+    top_k = int(getattr(config, "num_experts_per_tok", None) or 1)
+    mixer: dict[str, int] = dict.fromkeys(("split", "whole", "saved_split"), 0)
+    mlp: dict[str, int] = dict.fromkeys(
+        ("split", "whole", "router", "expert", "num_experts", "saved_split", "saved_routed"), 0
+    )
+    experts: set[str] = set()
+    routed = 0
+    children = {name.partition(".")[0] for name, _ in layer.named_parameters()}
+    recurrent = any(word in child for child in children for word in _RECURRENT)
+    for name, parameter in layer.named_parameters():
+        top, *path = name.split(".")
+        shape, size = tuple(parameter.shape), parameter.numel()
+        part = mlp if any(word in top for word in _MLP) and "norm" not in top else mixer
+        if part is mlp and "experts" in path and "shared_experts" not in path:
+            one = path[path.index("experts") + 1]
+            experts.add(one if one.isdigit() else "")
+            stacked = 0 if one.isdigit() else shape[0]  # one tensor for all of them, or one each
+            mlp["num_experts"] = stacked or len(experts)
+            routed += size
+            if len(shape) - bool(stacked) > 1 and one in ("0", path[-1]):
+                mlp["saved_routed"] += top_k * (size // (stacked or 1) // hidden)
+        elif part is mlp and path[0] in ("gate", "router", "shared_expert_gate"):
+            mlp["whole"] += size
+            mlp["router"] += size if len(shape) > 1 else 0
+        elif len(shape) == 2:
+            part["split"] += size
+            part["saved_split"] += shape[0]
+        else:  # norms, biases, convolutions
+            part["whole"] += size
+    if mlp["num_experts"]:
+        mlp["expert"] = routed // mlp["num_experts"]
+        mlp["saved_routed"] += 2 * top_k * hidden
+    kinds = getattr(config, "layer_types", None)
+    sliding = (not kinds or kinds[index] == "sliding_attention") and getattr(
+        config, "use_sliding_window", True
+    )
+    attends = not recurrent or any("attn" in child and "linear" not in child for child in children)
+    window = (getattr(config, "sliding_window", None) or 0) if sliding else 0
+    result = [
+        Block(
+            kind="attention" if attends else "delta",
+            split=mixer["split"],
+            whole=mixer["whole"],
+            attending=2.0 * heads * (head + value) if attends else 0.0,
+            window=int(window),
+            mixing=_state_flops(config) if recurrent else 0.0,
+            saved_hidden=2 * hidden,
+            saved_split=mixer["saved_split"],
+            tensor_divides=(("num_attention_heads", heads), ("num_key_value_heads", groups)),
+        )
+    ]
+    if mlp["split"] or mlp["expert"]:
+        width = int(getattr(config, "intermediate_size", 0) or 0)
+        divides = () if mlp["expert"] else (("intermediate_size", width),)
+        routing = {"top_k": top_k} if mlp["expert"] else {}
+        result.append(
+            Block(
+                kind="experts" if mlp["expert"] else "mlp",
+                saved_hidden=2 * hidden,
+                tensor_divides=divides,
+                **mlp,
+                **routing,
+            )
+        )
+    return result
+
+
+def _state_flops(config: Any) -> float:
+    """Returns the forward FLOPs of a token outside the matrices of a block with a state."""
+    if hasattr(config, "linear_num_value_heads"):  # gated delta rule: four products with the state
+        heads, size = int(config.linear_num_value_heads), int(config.linear_key_head_dim)
+        return 8.0 * heads * size * int(config.linear_value_head_dim)
+    if hasattr(config, "mamba_n_heads") and hasattr(config, "mamba_d_state"):  # Mamba-2
+        inner = int(config.mamba_n_heads) * int(config.mamba_d_head)
+        return 7.0 * inner * int(config.mamba_d_state)
+    raise ValueError(
+        f"The plan does not know the FLOPs of a '{config.model_type}' model, whose layers keep a "
+        "state: add it to nemo_rod/lab/plan/built_shapes.py."
+    )
