@@ -61,7 +61,7 @@ Without a recipe:
   nemo-rod inspect PATH [block=ID]                what any of our files or folders holds
   nemo-rod curriculum export|verify|diff PATH ... a run's curriculum: to parquet, checked, compared
   nemo-rod curriculum materialise ARM --format FORMAT OUT   its blocks in order, for any trainer
-  nemo-rod import blocks|curriculum PATH ...      what the authors' code has written
+  nemo-rod import blocks|references|curriculum PATH ...  what the authors' code has written
   nemo-rod reference job=FILE.py:FUNCTION role=ROLE out=FOLDER roles={PATH: ROLE, ...} ...
                                                   reference losses of your own job's data
   nemo-rod merge BASE ADAPTED OUT lambda=WEIGHT   weights between two checkpoints of your own

@@ -17,6 +17,7 @@ from command_line import nemo_rod
 from nemo_rod.corpus import BlockStore
 from nemo_rod.selection import Curriculum
 from nemo_rod.selection.curriculum.tools import verify
+from nemo_rod.selection.references.folder import Folder
 
 K = 5
 
@@ -198,3 +199,80 @@ def test_bad_traces_are_refused(
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert sentence in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+def cache_rows(rows: list[dict], tag: int) -> list[dict]:
+    """Losses of one role's training blocks, but for some that their last batch dropped."""
+    dice = np.random.default_rng(tag)
+    taken = [row for row in rows if row["split"] == "train" and row["origin_tag"] == tag][3:]
+    return [
+        {
+            "content_hash": row["content_hash"],
+            "origin": row["origin"],
+            "origin_tag": tag,
+            "ref_loss": float(np.float32(dice.gamma(2.0))),
+            "n_response_tokens": 63,
+        }
+        for row in taken
+    ]
+
+
+def write_cache(folder: Path, rows: list[dict], *, per_file: int = 100) -> None:
+    types = {"content_hash": pa.string(), "origin": pa.string(), "origin_tag": pa.int32()}
+    schema = pa.schema(types | {"ref_loss": pa.float32(), "n_response_tokens": pa.int32()})
+    folder.mkdir()
+    for number, first in enumerate(range(0, len(rows), per_file)):
+        table = pa.Table.from_pylist(rows[first : first + per_file], schema=schema)
+        pq.write_table(table, folder / f"refloss_train_{number:012x}.parquet")
+
+
+@pytest.mark.parametrize("role", ["adaptation", "replay"])
+def test_references_are_theirs_to_the_bit(
+    theirs: tuple[Path, list[dict]], ours: Path, role: str, tmp_path: Path
+) -> None:
+    both = cache_rows(theirs[1], 0) + cache_rows(theirs[1], 1)
+    mine = [row for row in both if row["origin_tag"] == int(role == "replay")]
+    np.random.default_rng(0).shuffle(both)
+    write_cache(tmp_path / "cache", both + both[:5])  # a block may be there twice
+    words = (f"blocks={ours}", f"role={role}", "model=specialist", "precision=bf16")
+    done = nemo_rod("import", "references", tmp_path / "cache", tmp_path / "out", *words)
+    assert done.returncode == 0 and f"{len(mine)} of {len(mine) + 3}" in done.stdout, done
+    store, folder = BlockStore(ours), Folder.open(tmp_path / "out")
+    ids = np.arange(folder.manifest.start, folder.manifest.stop)
+    losses = folder.records(ids)["loss"][:, 0]
+    by_hash = {row["content_hash"]: row["ref_loss"] for row in mine}
+    names = [h.tobytes().hex() for h in np.load(ours / "content_hash.npy")[ids]]
+    expected = [by_hash.get(name, np.nan) for name in names]
+    assert np.array_equal(losses, np.array(expected, dtype=np.float32), equal_nan=True)
+    assert np.isnan(losses).sum() == 3
+    assert (folder.manifest.model, folder.manifest.store) == ("specialist", store.digest)
+
+
+CACHES = {
+    "two models": (lambda rows: [*rows, rows[5] | {"ref_loss": 9.5}], "of two models"),
+    "two models, next row": (
+        lambda rows: [rows[0], rows[0] | {"ref_loss": 9.5}, *rows[1:]],
+        "of two models",
+    ),
+    "foreign": (
+        lambda rows: [rows[0] | {"content_hash": "00" * 32}, *rows[1:]],
+        "not among the training blocks",
+    ),
+    "not finite": (lambda rows: [rows[0] | {"ref_loss": float("nan")}], "has the loss nan"),
+    "other size": (lambda rows: [rows[0] | {"n_response_tokens": 4095}], "over 4095 targets"),
+    "other role": (lambda rows: [row | {"origin_tag": 1} for row in rows], "no loss of the adapt"),
+    "none": (lambda rows: [], "has no refloss_train_"),
+}
+
+
+@pytest.mark.parametrize("case", CACHES)
+def test_bad_caches_are_refused(
+    theirs: tuple[Path, list[dict]], ours: Path, case: str, tmp_path: Path
+) -> None:
+    change, sentence = CACHES[case]
+    write_cache(tmp_path / "cache", change(cache_rows(theirs[1], 0)))
+    words = (f"blocks={ours}", "role=adaptation", "model=specialist", "precision=bf16")
+    done = nemo_rod("import", "references", tmp_path / "cache", tmp_path / "out", *words)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert sentence in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]

@@ -140,6 +140,7 @@ def whole_recipes() -> dict[str, list[str]]:
         f"{page}: {call}": words[1:]
         for (page, call), words in calls("nemo-rod").items()
         if any(re.fullmatch(r"recipe=[a-z]\w*", word) for word in words) and "..." not in call
+        if not cli.takes_paths(words[0], words[1:])
     }
 
 

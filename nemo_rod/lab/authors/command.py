@@ -1,4 +1,4 @@
-"""`nemo-rod import blocks|curriculum`: artifacts of the authors' code."""
+"""`nemo-rod import blocks|references|curriculum`: artifacts of the authors' code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def declare(parser: Arguments) -> None:
     """Declares the arguments of `nemo-rod import`."""
-    verbs = parser.add_subparsers(metavar="blocks|curriculum", required=True, prog=parser.prog)
+    verbs = parser.add_subparsers(
+        metavar="blocks|references|curriculum", required=True, prog=parser.prog
+    )
     usages = []
 
     def add(main: Callable[[Namespace], None], name: str, usage: str, text: str) -> Arguments:
@@ -52,6 +54,28 @@ def declare(parser: Arguments) -> None:
             expected="a number from 1 on",
             read=partial(whole_number, least=1),
         ),
+    )
+    text = "Makes references of a cache of losses, for the training blocks of one role."
+    usage = "CACHE OUT blocks=STORE role=ROLE model=MODEL precision=PRECISION"
+    verb = add(_references, "references", usage, text)
+    verb.add_argument("cache", metavar="CACHE", type=Path, help="folder of refloss_train_*.parquet")
+    verb.add_argument("out", metavar="OUT", type=Path, help="folder of the references")
+    verb.add_keys(
+        Key(name="blocks", value="STORE", help="imported block store", required=True),
+        Key(
+            name="role",
+            value="ROLE",
+            help="adaptation or replay",
+            choices=("adaptation", "replay"),
+            required=True,
+        ),
+        Key(
+            name="model",
+            value="MODEL",
+            help="model that scored: its Hugging Face checkpoint, or any name for it",
+            required=True,
+        ),
+        Key(name="precision", value="PRECISION", help="of the pass, such as bf16", required=True),
     )
     text = "Makes a curriculum of a selection trace: a folder per phase of the run, in order."
     verb = add(_curriculum, "curriculum", "TRACE ... OUT blocks=STORE", text)
@@ -114,6 +138,24 @@ def _composed(*overrides: str) -> Config:
         with flag_override(config, "struct", False):
             del config["hydra"]
         return to_config(config)
+
+
+def _references(options: Namespace) -> None:
+    from nemo_rod.corpus import BlockStore
+    from nemo_rod.lab.authors.references import import_references
+    from nemo_rod.run.base_model import checkpoint_digest
+
+    store, folder = BlockStore(options.blocks), Path(options.model)
+    found = import_references(
+        options.cache,
+        store,
+        options.out,
+        role=options.role,
+        model=checkpoint_digest(folder) if folder.is_dir() else options.model,
+        precision=options.precision,
+    )
+    total = store.num_replay if options.role == "replay" else store.num_adaptation
+    print(f"{options.out}: losses of {found:,} of {total:,} {options.role} blocks")
 
 
 def _curriculum(options: Namespace) -> None:
