@@ -211,6 +211,11 @@ class Convergence:
     decay_epochs: float = key(0.5, "> 0")  # epochs of its data in the learning-rate decay after it
 
 
+# what `model.provider` may set: how experts are reached, which changes speed alone
+PROVIDER = (
+    *("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_hybridep_num_sms"),
+    *("moe_deepep_num_sms", "moe_router_fusion", "moe_permute_fusion", "moe_shared_expert_overlap"),
+)
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}  # model.precision -> PyTorch's name of it
 
 
@@ -224,6 +229,7 @@ class Model:
     architecture: dict[str, Any] | None = None  # Hugging Face config of a base trained from scratch
     shape: dict[str, Any] | None = None  # Hugging Face config of `hf`, for `plan` without a network
     precision: str = one_of(*DTYPES)  # precision of training and scoring
+    provider: dict[str, Any] = field(default_factory=dict)  # Megatron's settings, of `PROVIDER`
 
 
 @dataclass
@@ -287,6 +293,7 @@ class Launcher:
     stall_seconds: float = key(1800.0, ">= 0")  # time without progress that ends a job; 0: never
     # sbatch --signal takes at most that
     grace_seconds: int = key(300, "in [1, 65535]")  # time to save and stop after a stop signal
+    numa_binding: str | None = None  # torchrun --numa-binding: node, or null for none
     requeues: int = key(100, ">= 0")  # times that a Slurm job may be requeued before it fails
     nemo_rl: str | None = None  # NeMo-RL checkout whose ray.sub is submitted by launcher=ray
 

@@ -1,6 +1,9 @@
 """A job as its processes receive it: a small file of plain values, written before they start.
 
 torchrun ... -m nemo_rod.megatron JOB.json
+
+On several nodes, those of the first one are given the file; the others find its name in the job's
+key-value store.
 """
 
 from __future__ import annotations
@@ -8,14 +11,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import socket
+import time
 import types
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from nemo_rod.config import Optimisation, Parallel
 from nemo_rod.files import interpreting, read_json
 from nemo_rod.selection.arms import Arm
+
+STORE = "NEMO_ROD_STORE"  # in the environment: host and port of the store of a job on several nodes
+FAULT_KEY = "fault"  # in the store: the first fault, which ends all processes
+_FILE_KEY = "job"
+_SHARED_SECONDS = 30.0  # for a file to appear on all nodes; network file systems may be late
 
 
 @dataclass
@@ -31,6 +42,8 @@ class ModelJob:
     seed: int  # seed of the trainer's random state
     stall_seconds: float  # time without progress after which the job is ended; 0: never
     trust_remote_code: bool = field(default=False, kw_only=True)
+    # settings of Megatron's provider that change speed alone
+    provider: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def collective_minutes(self) -> int:
@@ -135,6 +148,41 @@ def read_job(path: Path) -> Job:
         if isinstance(job, TrainJob):
             job.arm.num_candidates, job.arm.policy()  # each refuses values that it cannot use
         return job
+
+
+def job_store(address: str, name: str, seconds: float = 300.0) -> Any:
+    """Returns a connection to the key-value store of a job, which its torchrun keeps.
+
+    Args:
+        address: host and port.
+        name: torchrun's `--rdzv-id`.
+        seconds: to wait for it, and for its values.
+    """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    (host, port), patience = address.rsplit(":", 1), timedelta(seconds=seconds)
+    store = TCPStore(host, int(port), is_master=False, timeout=patience, wait_for_workers=False)
+    return PrefixStore(f"nemo_rod/{name}", store)
+
+
+def shared_job(store: Any, arguments: list[str]) -> Job:
+    """Reads the job that the processes of the first node are given, on every process.
+
+    Raises:
+        ValueError: if the file is damaged, or this node does not see it.
+    """
+    if arguments:
+        store.set(_FILE_KEY, arguments[0])
+        return read_job(Path(arguments[0]))
+    file, deadline = Path(store.get(_FILE_KEY).decode()), time.monotonic() + _SHARED_SECONDS
+    while not file.is_file():
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"node {socket.gethostname()} does not see {file}, which the first node has "
+                "written: put run_dir on a file system that all nodes share"
+            )
+        time.sleep(0.5)
+    return read_job(file)
 
 
 def _refuse_other_types(section: Any) -> None:

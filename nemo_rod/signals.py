@@ -1,4 +1,4 @@
-"""Stop signals, heartbeat file and children of a process."""
+"""Stop signals and the heartbeat file of a process."""
 
 from __future__ import annotations
 
@@ -106,29 +106,6 @@ def end_with_parent() -> None:
     """
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-
-
-def adopt_orphans() -> None:
-    """Asks Linux to make this process the parent of descendants whose own parents end."""
-    set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
-    ctypes.CDLL(None).prctl(set_child_subreaper, 1)
-
-
-def kill_children() -> None:
-    """Kills every child of this process, and those that it adopts from them, until none is left."""
-    while True:
-        children: list[int] = []
-        for thread in Path("/proc/self/task").iterdir():
-            with suppress(OSError):  # a thread that has ended
-                children += map(int, (thread / "children").read_text().split())
-        if not children:
-            return
-        for child in children:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        for child in children:
-            with suppress(ChildProcessError):
-                os.waitpid(child, 0)
 
 
 def name_process(name: str) -> None:

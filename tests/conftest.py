@@ -21,7 +21,7 @@ from places import TESTS
 from preloaded import STACKS, Run
 from tiny import MOE_ARCHITECTURE, Setting
 
-from nemo_rod.run.processes.start import sees_gpu
+from nemo_rod.run.processes.pythons import sees_gpu
 from tests import lanes
 
 _START = time.time()

@@ -160,7 +160,12 @@ LANES = (
         marker="nemo_rl",
     ),
     Lane(
-        "gpu", "what must hold on NVIDIA GPUs, with torch of PYTHON", 900, ("nvidia-smi", "PYTHON")
+        "gpu",
+        "what must hold on NVIDIA GPUs, with torch of PYTHON",
+        900,
+        ("nvidia-smi", "PYTHON"),
+        # all files of it: others need packages, such as Hypothesis, that GPU images lack
+        only=("tests/gpu/test_gpu.py", "tests/megatron/test_side_effects.py"),
     ),
 )
 MARKERS = [lane.name for lane in LANES if not lane.marker and lane.name != "fast"]

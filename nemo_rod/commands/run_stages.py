@@ -19,7 +19,8 @@ from nemo_rod.run.launch.render import launch_folder, write_files
 from nemo_rod.run.launch.submit import check_idle, submit
 from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.processes.pythons import can_be_found, python_with_megatron
-from nemo_rod.run.processes.torchrun import run_torchrun
+from nemo_rod.run.processes.torchrun import follow
+from nemo_rod.run.run_folder import RunFolder
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, arm_settings
@@ -46,7 +47,10 @@ def on_all_nodes(command: Callable[[Config], None], config: Config) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, _stop if nodes.rank == 0 else _ignore)
     if nodes.rank:
-        nodes.follow(lambda order: run_torchrun(order, nodes, config.launcher))
+        log = RunFolder(Path(config.run_dir), config.recipe).log(
+            f"{nodes.record.stem}.node{nodes.rank}"
+        )
+        follow(nodes, world_size=config.parallel.world_size, launcher=config.launcher, log=log)
         return
     with nodes.led():
         command(config)

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,8 @@ import numpy as np
 from nemo_rod.commands.arguments import Arguments, Key
 from nemo_rod.commands.text import table
 from nemo_rod.corpus import BlockStore, SourceSpec, load_tokenizer, prepare
-from nemo_rod.run.processes.pythons import can_be_found, worker_python
-from nemo_rod.upstream.functions import ROADS
+from nemo_rod.run.processes.pythons import can_be_found, sees_gpu, worker_python
+from nemo_rod.upstream.functions import ROADS, TESTED
 
 _USAGE = "nemo-rod doctor [BLOCKS] [functions=ROAD]"
 _DESCRIPTION = """\
@@ -68,7 +69,7 @@ def main(options: Namespace) -> None:
         print(table(("function", "use", "roads", "tested", "installed"), rows))
         return
     workers, all_fine = worker_python(), True
-    for name, fine, result, advice in findings(options.blocks, workers):
+    for name, fine, result, advice in _shown(findings(options.blocks, workers)):
         state = {True: "ok", None: "-", False: "NO"}[fine]
         text = f"{result}: {advice}" if advice and not fine else result
         _say_briefly("")
@@ -81,6 +82,20 @@ def main(options: Namespace) -> None:
         all_fine &= subprocess.run(command, env=variables).returncode == 0
     if not all_fine:
         raise SystemExit(1)
+
+
+def _shown(found: Iterator[Finding]) -> Iterator[Finding]:
+    """Shows on a terminal that a check is under way: some import all of Megatron."""
+    on_terminal = sys.stdout.isatty()
+    while True:
+        if on_terminal:
+            print("-- checking ...", end="\r", flush=True)
+        finding = next(found, None)
+        if on_terminal:
+            print("\033[K", end="", flush=True)
+        if finding is None:
+            return
+        yield finding
 
 
 def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterator[Finding]:
@@ -97,7 +112,7 @@ def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterato
     advice, missing = (_TRAINING, False) if workers is None else (_IN_WORKERS, None)
     for name in ("core", "bridge"):
         package, module = f"megatron-{name}", f"megatron.{name}"
-        yield _installed(package, package, advice, missing, module)
+        yield _untested(_installed(package, package, advice, missing, module))
     advice = "needed for checkpoints and tokenizers: make venv"
     yield _installed("transformers", "transformers", advice)
     advice = "only for such input: make venv, or pip install nemo-rod[data]"
@@ -105,6 +120,9 @@ def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterato
         yield _installed(name, name, advice, None)
     yield _installed("lm-eval", "lm-eval", "only for tasks=...: pip install nemo-rod[eval]", None)
     yield _attempt("devices", _devices, _TRAINING)
+    if sees_gpu() and can_be_found("fla"):
+        advice = "Qwen3.5 would train wrongly, or hang: see the reason"
+        yield _attempt("gated delta net", _delta_net, advice)
     if workers is None or can_be_found("megatron.core"):
         yield _attempt("trainer", _trainer, _TRAINING)
         advice = "nemo-rod doctor functions=all shows all of them"
@@ -145,6 +163,18 @@ def _say_briefly(text: str) -> None:
     """Shows on a terminal what takes its time, until the next line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _untested(finding: Finding) -> Finding:
+    """Adds that a version is newer than the tested ones, which may work all the same."""
+    newest = TESTED[finding.name]
+    if [int(n) for n in re.findall(r"\d+", finding.result)[:3]] > [*map(int, newest.split("."))]:
+        return finding._replace(result=f"{finding.result}, untested: the newest tested is {newest}")
+    return finding
+
+
+def _delta_net() -> str:
+    return _run([sys.executable, "-m", "nemo_rod.lab.delta_net_probe"]).splitlines()[-1]
 
 
 def _devices() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import multiprocessing
 import os
@@ -11,13 +10,21 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from pathlib import Path
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from nemo_rod.jobs import CheckJob, EvaluateJob, ExportJob, Job, ReferenceJob, TrainJob, read_job
+from nemo_rod.jobs import (
+    STORE,
+    CheckJob,
+    EvaluateJob,
+    ExportJob,
+    Job,
+    ReferenceJob,
+    TrainJob,
+    shared_job,
+)
 from nemo_rod.megatron.watch import Watch
 from nemo_rod.signals import (
     STOP_SIGNALS,
@@ -41,15 +48,16 @@ def main() -> int:
     """Runs the job named on the command line; returns the exit status of this rank."""
     end_with_parent()
     name_process(f"rod rank {os.environ['RANK']}")
-    job = read_job(Path(sys.argv[1]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     for number in STOP_SIGNALS:  # the trainer handles only SIGTERM
         if number != signal.SIGTERM:
             signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     keep_signals_from_helpers()
-    watch = Watch.for_this_job(stall_seconds=job.stall_seconds)
+    watch = Watch.for_this_job()
     watch.start()
     try:
+        job = shared_job(watch.store, sys.argv[1:])
+        watch.stall_seconds = job.stall_seconds
         _run(job, watch)
     except Stopped as stop:
         print(f"nemo-rod stopped: {stop}", flush=True)
@@ -61,9 +69,9 @@ def main() -> int:
         traceback.print_exc()
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         sentence = kind + " ".join(str(error).split())
+        if kind:  # may only follow from another rank's death: let its torchrun find that one first
+            time.sleep(15 if STORE in os.environ else 2)
         print(f"nemo-rod error on rank {watch.rank}: {sentence}", flush=True)
-        if kind:  # may only follow from another rank's death: let torchrun find that one first
-            time.sleep(2)
         watch.fail(sentence)
         return 1
     watch.close()
@@ -95,5 +103,3 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-    if multiprocessing.parent_process() is not None:
-        atexit._run_exitfuncs()  # a fork ends without them

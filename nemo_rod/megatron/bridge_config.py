@@ -42,6 +42,8 @@ def bridge_config(
             eval_iters=0,
             eval_interval=o.steps,
             exit_signal_handler=True,
+            manual_gc=on_gpu,  # all ranks at the same steps: each one waits for the slowest
+            manual_gc_interval=100,
         ),
         optimizer=_optimizer(job, provider.params_dtype, sharded),
         scheduler=SchedulerConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from nemo_rod.config import Parallel
 from nemo_rod.jobs import ModelJob
 from nemo_rod.layout import check_parallel
 from nemo_rod.megatron import PLATFORM
+from nemo_rod.megatron.delta_net import refuse_faulty_kernels
 from nemo_rod.megatron.gaps import refuse_gaps
 from nemo_rod.megatron.objective import next_token_alone, refuse_other_losses
 from nemo_rod.trust import explain_own_code
@@ -26,6 +28,7 @@ def model_provider(
     precision: str,
     block_size: int,
     trust_remote_code: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> tuple[AutoBridge, Any]:
     """Loads a Hugging Face checkpoint's description for a parallel layout.
 
@@ -35,6 +38,7 @@ def model_provider(
         precision: "fp32" or "bf16".
         block_size: tokens per block (S).
         trust_remote_code: whether code that comes with the checkpoint may run.
+        settings: further attributes of the provider.
 
     Returns:
         The bridge, which can export the model again, and the provider, which builds the model with
@@ -42,12 +46,14 @@ def model_provider(
 
     Raises:
         ValueError: the model does not support the layout, or the number of processes does not
-            match it; or the checkpoint comes with code that may not run.
+            match it; the checkpoint comes with code that may not run; or kernels of its layers
+            are at fault on this GPU.
     """
     PLATFORM.prepare_bridge()
     with explain_own_code(f"The checkpoint {hf}"):
         bridge = AutoBridge.from_hf_pretrained(hf, trust_remote_code=trust_remote_code)
     provider = bridge.to_megatron_provider(load_weights=True)
+    refuse_faulty_kernels(provider)
     refuse_gaps(provider, bridge.hf_pretrained.state, hf)
     number_text(provider)
     next_token_alone(provider)
@@ -74,6 +80,12 @@ def model_provider(
     if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
         # Bridge only checks for TransformerEngine, but the output layer's fusion is Apex's
         provider.gradient_accumulation_fusion = False
+    for name, value in (settings or {}).items():
+        if not hasattr(provider, name):
+            raise ValueError(
+                f"model.provider.{name} is unknown to the installed Megatron-Bridge: leave it out."
+            )
+        setattr(provider, name, value)
     PLATFORM.adapt(provider)
     return bridge, provider
 
@@ -95,6 +107,7 @@ def build(job: ModelJob, hf: str, block_size: int) -> tuple[AutoBridge, list]:
         precision=job.precision,
         block_size=block_size,
         trust_remote_code=job.trust_remote_code,
+        settings=job.provider,
     )
     provider.finalize()
     if not parallel_state.is_initialized():

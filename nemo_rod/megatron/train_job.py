@@ -93,6 +93,7 @@ def train(
         precision=job.precision,
         block_size=store.block_size,
         trust_remote_code=job.trust_remote_code,
+        settings=job.provider,
     )
     recompute(provider, job.optimisation.recompute)
     exporter = _Exporter(partial(save_hf, bridge, folder=out / "hf"))

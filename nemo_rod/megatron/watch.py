@@ -15,12 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.distributed as dist
-
+from nemo_rod.jobs import FAULT_KEY, STORE, job_store
 from nemo_rod.progress import PREFIX
 from nemo_rod.signals import HeartbeatFile
 
-FAULT_KEY = "fault"
 # Time without a report after which a process counts as gone. The reporting thread waits for calls
 # in C that keep Python's lock, such as pickling the plan of a large checkpoint.
 GONE_SECONDS = float(HeartbeatFile.patience)
@@ -62,18 +60,17 @@ class Watch(Heartbeat):
     """
 
     @classmethod
-    def for_this_job(cls, *, stall_seconds: float) -> Watch:
+    def for_this_job(cls, *, stall_seconds: float = 0.0) -> Watch:
         """Creates a watch over the ranks that torchrun started, on a connection of its own.
 
         The main thread may occupy the default connection while it waits in a collective.
         """
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        prefixed = dist.PrefixStore(f"nemo_rod/{attempt}", store)  # type: ignore[attr-defined]
+        environ = os.environ
+        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        address = environ.get(STORE, f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}")
+        store = job_store(address, environ.get("TORCHELASTIC_RUN_ID", "none"))
         file = HeartbeatFile.from_environment() if rank == 0 else None
-        return cls(prefixed, rank, world_size, stall_seconds=stall_seconds, file=file)
+        return cls(store, rank, world_size, stall_seconds=stall_seconds, file=file)
 
     def __init__(
         self,

@@ -8,7 +8,15 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
-from nemo_rod.config import REFERENCE, Config, Optimisation, Parallel, Scoring, config_folder
+from nemo_rod.config import (
+    PROVIDER,
+    REFERENCE,
+    Config,
+    Optimisation,
+    Parallel,
+    Scoring,
+    config_folder,
+)
 from nemo_rod.corpus.sources import ROLES
 from nemo_rod.layout import check_parallel, sequence_shares
 from nemo_rod.loggers import SECRETS, check_installed, logger_names
@@ -93,6 +101,11 @@ def check(config: Config) -> None:
         raise ValueError(
             "The recipe must name its base model once: set model.hf to a Hugging Face checkpoint, "
             "or model.architecture (with pretrain) for a base that is trained here."
+        )
+    if unknown := sorted(model.provider.keys() - {*PROVIDER}):
+        raise ValueError(
+            f"model.provider.{unknown[0]} is not among the settings that leave the training as it "
+            f"is: expected some of {', '.join(PROVIDER)}."
         )
     if model.architecture is not None:
         if config.pretrain is None:

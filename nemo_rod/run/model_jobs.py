@@ -42,6 +42,7 @@ class ModelJobs:
             "scoring_micro_batch_size": (scoring or self.config.scoring).micro_batch_size,
             "seed": self.config.seed,
             "stall_seconds": self.config.launcher.stall_seconds,
+            "provider": self.config.model.provider,
             "trust_remote_code": self.config.model.trust_remote_code,
         }
 

@@ -106,7 +106,8 @@ class Stages:
 
         def inputs() -> Inputs:
             compared = dataclasses.asdict(model)
-            for key in ("shape", "trust_remote_code"):  # read by the plan; how it is loaded
+            # read by the plan; how it is loaded; how fast it runs
+            for key in ("shape", "trust_remote_code", "provider"):
                 compared.pop(key)
             if model.special_tokens == "same":
                 compared.pop("special_tokens")

@@ -47,6 +47,15 @@ def old_cuda_graph_flags(config: Any) -> list[str]:
     return [flag for flag in flags if getattr(config, flag, False)]
 
 
+def graphs_replay_only_in_training() -> bool:
+    """Returns whether graphs of TransformerEngine are left alone in evaluation mode (core 0.16)."""
+    from megatron.core.transformer import module
+
+    layer: Any = getattr(module, "GraphableMegatronModule", None)
+    decides: Any = getattr(layer, "_should_call_te_cudagraph", None)
+    return decides is not None and "training" in decides.__code__.co_names
+
+
 def operation_counters(state: Any) -> dict[str, Any]:
     """Returns the trainer's operation counters, which Bridge's forward steps update (since 0.5)."""
     return {name: value for name, value in vars(state).items() if name.startswith("_flops_")}

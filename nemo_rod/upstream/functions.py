@@ -30,6 +30,14 @@ _PACKAGES = {
 }
 
 
+# the newest tested release of each package that is on the index
+TESTED = {
+    name.lower(): versions.rpartition(" ")[2]
+    for name, versions in _PACKAGES.values()
+    if name in ("megatron-core", "Megatron-Bridge")
+}
+
+
 class Function(NamedTuple):
     """One function, method or class, and the requirements on its parameters.
 

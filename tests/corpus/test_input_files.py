@@ -169,7 +169,7 @@ def test_compressed_files_here_and_elsewhere(
 @pytest.mark.parametrize(
     ("name", "data", "sentence"),
     [
-        ("a.jsonl", gzip.compress(ONE, mtime=0), "a.jsonl: it is compressed: let its name end in .gz"),
+        ("a.jsonl", gzip.compress(ONE, mtime=0), "it is compressed: let its name end in .gz"),
         ("a.jsonl", zst(ONE), "a.jsonl: it is compressed: let its name end in"),
         ("a.jsonl.zst", zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(ONE * 9),
          "Dictionary mismatch: it was compressed with a dictionary; decompress it"),

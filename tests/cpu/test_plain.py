@@ -89,8 +89,12 @@ def test_gradients_are_fused_where_the_output_layer_can(
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setattr(plain, "needed", lambda: False)
     monkeypatch.setattr(models, "_check_layout", lambda *_: None)
-    base = str(tmp_path / "base")
-    _, provider = models.model_provider(base, Parallel(), precision="fp32", block_size=64)
+    base, options = str(tmp_path / "base"), {"precision": "fp32", "block_size": 64}
+    with pytest.raises(ValueError, match=r"model\.provider\.moe_new is unknown to the installed"):
+        models.model_provider(base, Parallel(), **options, settings={"moe_new": 1})  # type: ignore[arg-type]
+    settings = {"moe_router_fusion": True}
+    _, provider = models.model_provider(base, Parallel(), **options, settings=settings)  # type: ignore[arg-type]
+    assert provider.moe_router_fusion
     # granted by Bridge if it only checks for TransformerEngine
     names = fusions.can_enable_gradient_accumulation_fusion.__code__.co_names
     granted = "transformer_engine.pytorch" in names

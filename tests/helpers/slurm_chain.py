@@ -31,7 +31,6 @@ ON_SLURM = [
     "cluster.cpu_stage_cores=1",
     "cluster.cpu_stage_memory_gib=1",
     "cluster.time=00:50:00",
-    "+cluster.env.GLOO_SOCKET_IFNAME=lo",
 ]
 
 

@@ -15,7 +15,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 # Each of the two nodes pretends to have one GPU, so that two processes take two nodes.
 CONFIG = """
 ClusterName=loopback
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({control})
 SlurmctldPort={ctld}
 AuthType=auth/munge
 # a requeued job may start again once its credential has expired
@@ -46,18 +46,34 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=30
 MinJobAge=3600
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=16 \
-RealMemory=64000 Gres=gpu:1
+NodeName=n1 NodeHostname={host} NodeAddr={n1} Port={first} CPUs=16 RealMemory=64000 Gres=gpu:1
+NodeName=n2 NodeHostname={host} NodeAddr={n2} Port={last} CPUs=16 RealMemory=64000 Gres=gpu:1
 PartitionName=work Nodes=n[1-2] Default=YES MaxTime=1:00:00 PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=n[1-2] MaxTime=1:00:00 PriorityTier=9 PreemptMode=OFF
 """
 
 
-class Cluster:
-    """A running Slurm; `environment` makes its programs speak to it."""
+BRIDGE = f"rod{os.getpid()}"[-10:]
+NETWORK = """
+ip link add {bridge} type bridge
+ip link set {bridge} up && ip addr add 10.99.9.254/24 dev {bridge}
+for n in 1 2; do
+  ip netns add {bridge}-n$n && ip link add {bridge}$n type veth peer name fabric netns {bridge}-n$n
+  ip link set {bridge}$n master {bridge} && ip link set {bridge}$n up
+  ip -n {bridge}-n$n addr add 10.99.9.$n/24 dev fabric
+  ip -n {bridge}-n$n link set fabric up && ip -n {bridge}-n$n link set lo up
+done
+"""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+
+class Cluster:
+    """A running Slurm; `environment` makes its programs speak to it.
+
+    With `apart`, each node is in a network of its own, and has a name that resolves nowhere.
+    """
+
+    def __init__(self, root: Path, *, apart: bool = False) -> None:
+        self.root, self.apart = root, apart
         self.config = root / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.config)}
         self._running: list[subprocess.Popen[bytes]] = []
@@ -72,7 +88,15 @@ class Cluster:
         first = ports[0]
         self.config.write_text(
             CONFIG.format(
-                root=root, host=host, user=user, ctld=ports[2], first=first, last=first + 1
+                control="10.99.9.254" if apart else "127.0.0.1",
+                n1="10.99.9.1" if apart else "127.0.0.1",
+                n2="10.99.9.2" if apart else "127.0.0.1",
+                root=root,
+                host=host,
+                user=user,
+                ctld=ports[2],
+                first=first,
+                last=first + 1,
             )
         )
 
@@ -83,11 +107,19 @@ class Cluster:
         (self.root / "munge").chmod(0o755)
         folder = self.root / "munge"
         files = [f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")]
+        if self.apart:
+            subprocess.run(["sh", "-ec", NETWORK.format(bridge=BRIDGE)], check=True)
         self._spawn("munged", "--foreground", "--force", f"--socket={sock}", *files)
         wait_for(sock.exists, 30, "munged did not start")
         self._spawn("slurmctld", "-D", "-c", "-f", str(self.config))
         for node in ("n1", "n2"):
-            self._spawn("slurmd", "-D", "-N", node, "-f", str(self.config))
+            slurmd = ("slurmd", "-D", "-N", node, "-f", str(self.config))
+            if not self.apart:
+                self._spawn(*slurmd)
+                continue
+            named = f"hostname {node}.nowhere; exec {' '.join(slurmd)}"
+            apart = f"--net=/run/netns/{BRIDGE}-{node} unshare -u sh -c".split()
+            self._spawn("nsenter", *apart, named)
         wait_for(
             lambda: self.ask("sinfo", "-h", "-o", "%D %t").startswith("2 idle"), 60, "no nodes"
         )
@@ -102,6 +134,9 @@ class Cluster:
                 process.wait(20)
             if process.poll() is None:
                 process.kill()
+        if self.apart:
+            away = f"ip link del {BRIDGE}; ip netns del {BRIDGE}-n1; ip netns del {BRIDGE}-n2"
+            subprocess.run(["sh", "-c", away], check=True)
 
     def ask(self, *command: str) -> str:
         done = subprocess.run(
@@ -125,8 +160,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(root: Path) -> Iterator[Cluster]:
-    cluster = Cluster(root)
+def slurm_cluster(root: Path, *, apart: bool = False) -> Iterator[Cluster]:
+    cluster = Cluster(root, apart=apart)
     try:
         cluster.start()
         yield cluster

@@ -50,6 +50,14 @@ def test_a_selecting_step_by_hand() -> None:
     assert stage.flops == pytest.approx(10 * (3 * 32 + 64) * 1000 * 1e9)
 
 
+def test_scoring_is_faster_than_training_forward_and_checkpoints_take_time() -> None:
+    slow, fast = (cost(ROD, replace(SETUP, scoring=share), SHAPE) for share in (1.0, 0.75))
+    assert fast.scoring_seconds == pytest.approx(0.75 * slow.scoring_seconds)
+    assert fast.update_seconds == slow.update_seconds
+    saving = cost(replace(ROD, saved=5e9), replace(SETUP, checkpoint_rate=1e9), SHAPE)
+    assert saving.hours == pytest.approx(slow.hours + 5 / 3600)
+
+
 @pytest.mark.parametrize(("multiplier", "share"), [(1, 1 / 4), (2, 2 / 5), (4, 4 / 7), (8, 8 / 11)])
 def test_the_share_of_scoring_follows_the_multiplier(multiplier: int, share: float) -> None:
     stage = cost(replace(ROD, pool_size=32 * multiplier), SETUP, SHAPE)

@@ -378,6 +378,31 @@ def test_the_doctor_says_what_to_do(
     assert f"there is no complete block store in {tmp_path}" in shown
 
 
+@pytest.mark.parametrize(
+    ("version", "shown"),
+    [
+        ("0.19.2", "0.19.2"),
+        ("0.16.1", "0.16.1"),
+        ("0.20.0rc1", "0.20.0rc1, untested: the newest tested is 0.19.2"),
+        ("there, but pip does not list it", "there, but pip does not list it"),
+    ],
+)
+def test_the_doctor_names_versions_that_are_newer_than_the_tested_ones(
+    version: str, shown: str
+) -> None:
+    finding = doctor._untested(doctor.Finding("megatron-core", True, version))
+    assert finding == doctor.Finding("megatron-core", True, shown)
+
+
+def test_the_doctor_speaks_while_it_works(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    found = doctor._shown(iter([doctor.Finding("python", True, "3.12")]))
+    assert next(found).name == "python"
+    assert capsys.readouterr().out.startswith("-- checking")
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_doctor_looks_at_the_workers_of_nemo_rl(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int

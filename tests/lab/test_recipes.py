@@ -148,7 +148,7 @@ def test_the_papers_settings_have_its_budgets(recipe: str) -> None:
         assert planned["max_replay"].trained_tokens / 1e9 == pytest.approx(longer, abs=0.006)
     assert ("max_replay" in config.arms) == (longer is not None)
     assert planned["rod"].scored_tokens == 2 * planned["rod"].trained_tokens
-    assert planned["rod"].scoring_share == pytest.approx(0.4)
+    assert planned["rod"].scoring_share == pytest.approx(2 * 0.76 / (3 + 2 * 0.76))
     train = config.train
     assert (train.lr, train.min_lr_ratio, train.batch_size) == (1.2e-4, 0.1, 1024)
     assert (config.seed, config.domain.block_size, config.domain.holdout_seed) == (42, 4096, 42)
@@ -267,10 +267,14 @@ def test_a_plan_by_hand(tmp_path: Path) -> None:
     rate = 16 * 2250e12 * 0.35
     rod = stages(plan)["rod"]
     assert rod.update_seconds == pytest.approx(3 * per_token * 1024 * 4096 / rate)
-    assert rod.gpu_hours == pytest.approx(2824 * rod.update_seconds * 5 / 3 * 16 / 3600)
+    assert rod.scoring_seconds == pytest.approx(rod.update_seconds * 2 * 0.76 / 3)
+    step = rod.update_seconds + rod.scoring_seconds
+    saves = 15 * 14 * plan.model["parameters"] / 5e9  # 25 s each
+    assert rod.gpu_hours == pytest.approx((2824 * step + saves) * 16 / 3600)
     native = next(s for s in plan.savings if s.what.startswith("replay the curriculum"))
     references = sum(stages(plan)[f"references_{n}"].gpu_hours for n in ("base", "specialist"))
-    assert native.gpu_hours == pytest.approx(rod.gpu_hours * 0.4 + references)
+    scored = 2824 * rod.scoring_seconds * 16 / 3600
+    assert native.gpu_hours == pytest.approx(scored + references)
 
 
 def test_a_start_takes_its_time_on_every_process(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ import torch
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("megatron")]
 
 
-NEWER = {"moe_router_force_biased"}  # settings that the second set does not have
+NEWER = {
+    "moe_router_force_biased",
+    "hybrid_context_parallel",
+}  # settings that the second set does not have
 
 
 def configuration(**settings: Any) -> Any:
@@ -63,6 +66,7 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
     [
         (INTERLEAVED, "virtual pipeline stages with these p2p settings: it trains on wrong grad"),
         ({"cuda_graph_impl": "local"}, "cuda_graph_impl='local': it replays graphs"),
+        ({"hybrid_context_parallel": True}, "hybrid_context_parallel: it deals the tokens of a"),
         ({"fp8": "hybrid", "fp8_recipe": "delayed"}, "delayed FP8 scaling: it lets scoring move"),
         ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8_recipe='custom': it has quantizers of"),
         ({"fp4": "e2m1", "fp4_recipe": "custom"}, "fp4_recipe='custom': it has quantizers of"),
@@ -221,6 +225,36 @@ def test_context_parallel_ranks_share_positions_out_and_put_them_back(size: int)
         assert not (back * placed).any()  # no position has two ranks
         back += placed
     assert torch.equal(back, whole)
+
+
+def test_graphs_of_transformer_engine_are_kept_where_scoring_runs_eagerly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A training step replays them, and scoring in evaluation mode does not look at them."""
+    from megatron.core.transformer import module
+
+    assert refusal(cuda_graph_impl="transformer_engine") is None
+    decides = module.GraphableMegatronModule._should_call_te_cudagraph
+    config = SimpleNamespace(cuda_graph_impl="transformer_engine")
+    layer: Any = SimpleNamespace(config=config, cuda_graphs=[1], training=True)
+    assert decides(layer)
+    layer.training = False
+    assert not decides(layer)
+    monkeypatch.setattr(
+        module.GraphableMegatronModule, "_should_call_te_cudagraph", lambda self: True
+    )
+    assert "replays graphs" in (refusal(cuda_graph_impl="transformer_engine") or "")
+
+
+def test_scoring_leaves_no_maxima_in_the_logged_attention_logits() -> None:
+    from nemo_rod.megatron.scoring.forward_only import forward_only
+
+    chunk: Any = torch.nn.Linear(2, 2)
+    chunk.current_max_attn_logits = training = torch.tensor(1.0)
+    with forward_only([chunk], configuration()):
+        assert chunk.current_max_attn_logits is None
+        chunk.current_max_attn_logits = torch.tensor(9.0)
+    assert chunk.current_max_attn_logits is training
 
 
 def test_frozen_submodules_stay_in_evaluation_mode() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -106,6 +109,19 @@ def test_make_targets_exist() -> None:
     known = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     known |= {lane.target for lane in lanes.LANES}
     assert [call for call, (first, *_) in calls("make").items() if first not in known] == []
+
+
+def test_the_gpu_lane_collects_its_own_files_alone(tmp_path: Path) -> None:
+    """An image for GPUs may lack Hypothesis, and collecting other tests would end in errors."""
+    (gpu,) = [lane for lane in lanes.LANES if lane.name == "gpu"]
+    marked = [f for f in (ROOT / "tests").rglob("test_*.py") if "mark.gpu\n" in f.read_text()]
+    assert {ROOT / file for file in gpu.only} >= {*marked} and marked
+    (tmp_path / "hypothesis.py").write_text("raise ModuleNotFoundError('hypothesis')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    plain = ["-p", "no:hypothesispytest", "-p", "no:cacheprovider", "--collect-only", "-q"]
+    command = [sys.executable, "-m", "pytest", *plain, *gpu.arguments()]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "error" not in done.stdout, done.stdout
 
 
 def test_files_of_lanes_exist() -> None:

@@ -41,7 +41,7 @@ subprocess.Popen([sys.executable, "-c", daemon], start_new_session=True)
 pathlib.Path("/tmp/of-this-job").touch()
 pathlib.Path("/written-to-the-image").touch()
 (place / f"began{count}").write_text("\\n".join([
-    os.readlink("/proc/self/ns/pid"), os.environ["TRITON_CACHE_DIR"], os.environ["HOME"],
+    os.readlink("/proc/self/ns/pid"), os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["HOME"],
     " ".join(os.listdir(os.environ["HOME"])), " ".join(os.listdir("/tmp")),
 ]))
 told = []
@@ -113,9 +113,9 @@ def test_jobs_in_apptainer_are_requeued_and_leave_nothing(
     second = cluster.ask("sbatch", "--parsable", f"--dependency=afterok:{first}", str(after))
 
     wait_for((tmp_path / "began0").exists, 600, "the job did not begin")
-    namespace, triton, _, at_home, in_tmp = (tmp_path / "began0").read_text().split("\n")
+    namespace, inductor, _, at_home, in_tmp = (tmp_path / "began0").read_text().split("\n")
     assert namespace != os.readlink("/proc/self/ns/pid")
-    assert triton == "/tmp/triton"
+    assert inductor == "/tmp/inductor"
     mounted = [Path(mount.split(":")[1]) for mount in mounts(config)]
     assert {*at_home.split()} == first_parts(mounted, Path.home())
     assert {*in_tmp.split()} == first_parts(mounted, Path("/tmp")) | {"of-this-job"}

@@ -130,6 +130,13 @@ def test_a_variant_has_the_same_bounds(name: str) -> None:
             check_bounds(Variant(**{key: value}))
 
 
+def test_only_settings_that_change_speed_alone_reach_megatron() -> None:
+    experts = composed("recipe=german_qwen3_5_35b_a3b")
+    assert experts.model.provider["moe_token_dispatcher_type"] == "flex"
+    with pytest.raises(ValueError, match=r"model\.provider\.moe_router_topk is not among the set"):
+        check(with_value("model.provider", {"moe_router_fusion": True, "moe_router_topk": 1}))
+
+
 def test_a_key_without_a_default_stays_so() -> None:
     missing = OmegaConf.missing_keys(OmegaConf.structured(config_class()))
     assert missing >= {"train.steps", "train.batch_size", "train.lr", "scoring.micro_batch_size"}

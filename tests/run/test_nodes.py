@@ -1,166 +1,180 @@
-"""One job on several nodes: the first node leads, the others follow, and all end together.
+"""One job on several nodes is one torchrun: they meet, and all end together.
 
 Nodes are told apart by environment variables alone, so two of them fit on this machine.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from test_faults import is_rank, wait_for_step
 from tiny import LAYOUTS, Setting
 
+from nemo_rod import jobs
 from nemo_rod.config import Launcher
-from nemo_rod.run.processes.nodes import Ending, Nodes, Order
-from nemo_rod.run.processes.torchrun import free_port, run_torchrun
-
-ORDERS = [Order("one.json", "one.log", 2, 1), Order("two.json", "two.log", 2, 2)]
+from nemo_rod.run.processes import kernels, pythons, torchrun
+from nemo_rod.run.processes.nodes import Nodes
 
 
-@pytest.fixture
-def nodes() -> list[Nodes]:
-    first = Nodes(count=2, rank=0, host="127.0.0.1", port=free_port())
-    return [first, dataclasses.replace(first, rank=1)]
+def variables(folder: Path, rank: int, port: int = 21234) -> dict[str, str]:
+    """What the job script and Slurm give the command of a node."""
+    head = {"NEMO_ROD_HEAD": f"127.0.0.1:{port}", "NEMO_ROD_PEER": "127.0.0.1"}
+    slurm = {"SLURM_NTASKS": "2", "SLURM_PROCID": str(rank), "SLURM_JOB_ID": "7"}
+    return {**head, **slurm, "NEMO_ROD_RECORD": str(folder / "rod.jsonl")}
 
 
-@contextmanager
-def led(
-    first: Nodes, second: Nodes, run: Callable[[Order], Ending] = lambda order: {}
-) -> Iterator[Future[None]]:
-    """Leads one follower, which must leave once its leader has."""
-    with ThreadPoolExecutor(1) as pool:
-        with first.led():
-            follower = pool.submit(second.follow, run)
-            yield follower
-        follower.result(timeout=60)
+def two(folder: Path) -> list[Nodes]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [
+        Nodes(2, rank, port=port, record=folder / "rod.jsonl", attempt="7.0") for rank in (0, 1)
+    ]
 
 
-def test_outside_a_job_there_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_job_there_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "4")  # such as in a user's own allocation
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.delenv("NEMO_ROD_HEAD", raising=False)
-    assert Nodes.of_this_job() == Nodes(count=1, rank=0)
-    monkeypatch.setenv("NEMO_ROD_HEAD", "10.1.2.3:21234")
-    with pytest.raises(ValueError, match="without NEMO_ROD_KEY: submit the run again"):
+    assert Nodes.of_this_job() == Nodes()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # --export=NONE once made a leader of each
+    with pytest.raises(ValueError, match="one of 2 tasks of a Slurm step, and NEMO_ROD_HEAD is"):
         Nodes.of_this_job()
-    monkeypatch.setenv("NEMO_ROD_KEY", "secret")
-    assert Nodes.of_this_job() == Nodes(4, 3, host="10.1.2.3", port=21234, key="secret")
+    for name, value in variables(tmp_path, 1).items():
+        monkeypatch.setenv(name, value)
+    assert Nodes.of_this_job() == Nodes(
+        2, 1, port=21234, record=tmp_path / "rod.jsonl", attempt="7.0"
+    )
 
 
-def test_orders_without_the_key_are_not_heard(nodes: list[Nodes]) -> None:
+def test_nodes_meet_on_the_network_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert Nodes().environment() == {}
+    (lo,) = [n for n, found in psutil.net_if_addrs().items() if found[0].address == "127.0.0.1"]
+    first, second = Nodes(2, 0, port=5, attempt="7.1"), Nodes(2, 1, port=5, attempt="7.1")
+    assert first.environment() == {jobs.STORE: "127.0.0.1:5", "GLOO_SOCKET_IFNAME": lo}
+    assert first.torchrun_options() == [
+        *("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=7.1", "--rdzv-endpoint=127.0.0.1:5"),
+        *("--rdzv-conf=is_host=1,join_timeout=1800", "--local-addr=127.0.0.1"),
+    ]
+    assert "--rdzv-conf=is_host=0,join_timeout=1800" in second.torchrun_options()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    assert "GLOO_SOCKET_IFNAME" not in second.environment()
+    with pytest.raises(
+        ValueError, match=r"no way to nowhere\.invalid, the NodeAddr of another node"
+    ):
+        Nodes(2, 1, head="nowhere.invalid", port=5).address()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_follower_of_a_stage_without_a_job_just_leaves(tmp_path: Path, fails: bool) -> None:
+    first, second = two(tmp_path)
+    (tmp_path / "rod.over").write_text("6.0")  # of an earlier job
+    log = tmp_path / "log"
+    with ThreadPoolExecutor(1) as pool:
+        follower = pool.submit(torchrun.follow, second, world_size=2, launcher=Launcher(), log=log)
+        try:
+            with first.led():
+                assert not follower.done()
+                if fails:
+                    raise KeyError
+        except KeyError:
+            assert fails
+        follower.result(timeout=60)
+    assert not log.exists()
+
+
+def test_follower_whose_processes_fail_lets_the_first_node_speak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.distributed import TCPStore
 
-    first, second = (dataclasses.replace(node, key="secret") for node in nodes)
-    done: list[Order] = []
+    first, second = two(tmp_path)
+    monkeypatch.setattr(torchrun, "torchrun", lambda *_: ["sh", "-c", "exit 3"])
+    job = {"world_size": 2, "log": tmp_path / "log"}
+    store = TCPStore(first.head, first.port, is_master=True, wait_for_workers=False)
+    with pytest.raises(RuntimeError, match=r"node 1: exit status 3 \(log: "):
+        torchrun.follow(second, **job, launcher=Launcher(grace_seconds=1))
 
-    def run(order: Order) -> Ending:
-        done.append(order)
-        return {}
+    def lead() -> bytes:
+        with first.led():
+            return jobs.job_store(f"{first.head}:{first.port}", "7.0").get(jobs.FAULT_KEY)
 
-    with ThreadPoolExecutor(1) as pool, first.led():
-        stranger = TCPStore(first.host, first.port, is_master=False, wait_for_workers=False)
-        stranger.set("order/1", '{"job_file": "evil", "log": "", "world_size": 2, "port": 1}')
-        follower = pool.submit(second.follow, run)
-        assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
-    follower.result(timeout=60)
-    assert done == ORDERS[:1]
-
-
-def test_only_the_address_of_the_job_answers(nodes: list[Nodes]) -> None:
-    first = dataclasses.replace(nodes[0], host="127.0.0.2")
-    with led(first, dataclasses.replace(first, rank=1)):
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", first.port), timeout=5)
-        assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
-
-
-def test_a_node_that_takes_its_own_name_for_loopback_answers_elsewhere(
-    nodes: list[Nodes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with Debian's `127.0.1.1 head` in /etc/hosts, which other nodes do not have."""
-    resolve = socket.getaddrinfo
-
-    def on_the_head(host: str, *arguments: Any, **options: Any) -> Any:
-        return resolve("127.0.1.1" if host == "localhost" else host, *arguments, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", on_the_head)
-    first = dataclasses.replace(nodes[0], host="localhost")
-    second = dataclasses.replace(nodes[1], host="127.0.0.3")  # stands for the head's real address
-    with led(first, second):
-        socket.create_connection((second.host, second.port), timeout=5).close()
-        assert first.start(ORDERS[0]).wait_elsewhere(60) == [{}]
-
-
-def test_followers_do_every_order_and_say_how_it_ended(nodes: list[Nodes]) -> None:
-    done: list[Order] = []
-
-    def run(order: Order) -> Ending:
-        done.append(order)
-        return {} if order.job_file == "one.json" else {"error": "rank 1: no"}
-
-    with led(*nodes, run) as follower:
-        starts = [nodes[0].start(order) for order in ORDERS]
-        assert [start.wait_elsewhere(60) for start in starts] == [[{}], [{"error": "rank 1: no"}]]
-        assert [start.has_failed_elsewhere() for start in starts] == [False, True]
-        assert not follower.done()
-    assert done == ORDERS
+    with ThreadPoolExecutor(1) as pool:
+        fault = pool.submit(lead)
+        # no error: Slurm would end the first node's command
+        torchrun.follow(second, **job, launcher=Launcher())
+    assert fault.result() == b"node 1: exit status 3"
+    del store
 
 
 def test_a_folder_that_nodes_do_not_share_is_named(
-    nodes: list[Nodes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nemo_rod.run.processes.torchrun._SHARED_SECONDS", 0.0)
-    order = Order(str(tmp_path / "job.json"), str(tmp_path / "log"), 2, 1)
-    said = run_torchrun(order, nodes[1], Launcher())
-    assert said["error"].endswith(
+    from torch.distributed import HashStore
+
+    monkeypatch.setattr(jobs, "_SHARED_SECONDS", 0.0)
+    store = HashStore()
+    store.set("job", str(tmp_path / "job.json"))
+    with pytest.raises(ValueError) as error:
+        jobs.shared_job(store, [])
+    assert str(error.value).endswith(
         f"does not see {tmp_path}/job.json, which the first node has written: put run_dir on a "
         "file system that all nodes share"
     )
 
 
-def test_follower_of_a_stage_without_a_job_just_leaves(nodes: list[Nodes]) -> None:
-    with led(*nodes):
-        pass
+def test_tuned_kernels_stay_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "kernels"
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    for gpu, keep, expected in ((False, True, []), (True, False, []), (True, True, ["one"])):
+        monkeypatch.setattr(kernels, "sees_gpu", lambda gpu=gpu: gpu)
+        with kernels.tuned_kernels(kept, keep=keep) as variables:
+            assert bool(variables) == gpu
+            if gpu:
+                (Path(variables["TRITON_CACHE_DIR"]) / "folder").mkdir()
+                (Path(variables["TRITON_CACHE_DIR"]) / "folder" / "one").write_text("tuned")
+        assert [file.name for file in kept.rglob("one")] == expected
+    with kernels.tuned_kernels(kept, keep=True) as variables:
+        assert (Path(variables["TRITON_CACHE_DIR"]) / "folder" / "one").read_text() == "tuned"
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/own")
+    with kernels.tuned_kernels(kept, keep=True) as variables:
+        assert variables == {}
 
 
-def test_silent_node_is_not_waited_for_for_ever(nodes: list[Nodes]) -> None:
-    release = threading.Event()
-    with led(*nodes, lambda order: {"error": str(release.wait(60))}):
-        start = nodes[0].start(ORDERS[0])
-        assert start.wait_elsewhere(0.5) == [
-            {"ended": "a node did not report the end of its processes"}
-        ]
-        release.set()
-
-
-def test_follower_whose_leader_is_gone_says_so(nodes: list[Nodes]) -> None:
-    program = (
-        "import time; from nemo_rod.run.processes.nodes import Nodes, Order\n"
-        f"nodes = Nodes(count=2, port={nodes[0].port})\n"
-        "with nodes.led(): nodes.start(Order('job', 'log', 2, 1)); time.sleep(100)"
-    )
-    leader = subprocess.Popen([sys.executable, "-c", program])
-
-    def run(order: Order) -> Ending:
-        leader.kill()
-        leader.wait(60)
-        return {}
-
-    with pytest.raises(RuntimeError, match="node 1 lost the first node's command"):
-        nodes[1].follow(run)
+def test_models_run_where_megatron_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo-RL's image has Megatron in the environment of its workers alone."""
+    python = tmp_path / pythons.MEGATRON_WORKER / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "workers: $*"\n')
+    python.chmod(0o755)
+    for variable, has_megatron, chosen in (
+        (None, False, sys.executable),
+        (tmp_path, True, sys.executable),
+        (tmp_path / "none", False, sys.executable),
+        (tmp_path, False, str(python)),
+    ):
+        monkeypatch.delenv("NEMO_RL_VENV_DIR", raising=False)
+        if variable is not None:
+            monkeypatch.setenv("NEMO_RL_VENV_DIR", str(variable))
+        monkeypatch.setattr(pythons, "can_be_found", lambda module, has=has_megatron: has)
+        assert torchrun.torchrun(Nodes(), 2, Launcher())[0] == chosen
+    bound = torchrun.torchrun(Nodes(), 2, Launcher(numa_binding="node"))
+    assert "--numa-binding=node" in bound[: bound.index("nemo_rod.megatron")]
+    torchrun.run_job(tmp_path / "job", world_size=2, launcher=Launcher(), log=tmp_path / "log")
+    assert (tmp_path / "log").read_text().startswith("workers: -m torch.distributed.run")
 
 
 HELPER = """
@@ -198,15 +212,15 @@ import sys
 from pathlib import Path
 from nemo_rod.config import Launcher
 from nemo_rod.signals import Stopped
-from nemo_rod.run.processes.torchrun import run_job, run_torchrun
+from nemo_rod.run.processes.torchrun import follow, run_job
 from nemo_rod.run.processes.nodes import Nodes
-nodes, launcher = Nodes.of_this_job(), Launcher(grace_seconds=60)
+nodes, launcher, log = Nodes.of_this_job(), Launcher(grace_seconds=60), Path(sys.argv[2])
 if nodes.rank:
-    nodes.follow(lambda order: run_torchrun(order, nodes, launcher))
+    follow(nodes, world_size=2, launcher=launcher, log=log.with_suffix(".node1"))
     sys.exit()
 try:
     with nodes.led():
-        run_job(Path(sys.argv[1]), world_size=2, launcher=launcher, log=Path(sys.argv[2]))
+        run_job(Path(sys.argv[1]), world_size=2, launcher=launcher, log=log)
 except (RuntimeError, Stopped) as error:
     sys.exit(str(error))
 """
@@ -218,12 +232,11 @@ class TwoNodes:
     def __init__(self, tiny: Setting, name: str) -> None:
         self.out = tiny.root / name
         job = tiny.rod_job(self.out, LAYOUTS["dp2"], stall_seconds=15)
-        head = {"NEMO_ROD_HEAD": f"127.0.0.1:{free_port()}", "NEMO_ROD_KEY": "secret"}
-        shared = {**head, "SLURM_NTASKS": "2"}
+        port = two(self.out)[0].port
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(job), str(self.out / "log")],
-                env={**os.environ, **shared, "SLURM_PROCID": str(rank)},
+                env={**os.environ, **variables(self.out, rank, port)},
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -259,7 +272,7 @@ def test_killed_rank_of_another_node_is_named(two_nodes: TwoNodes) -> None:
     rank.kill()
     (first, said), (second, _) = two_nodes.endings()
     assert (first, second) == (1, 0)
-    assert "rank 1: was ended by SIGKILL" in said
+    assert re.search(r"rank [01]: was ended by SIGKILL", said)  # torchrun numbers them
     assert not psutil.wait_procs(others, timeout=10)[1]
 
 

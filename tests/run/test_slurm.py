@@ -16,7 +16,7 @@ import pytest
 from command_line import composed
 from safetensors.torch import load_file
 from slurm_chain import ON_SLURM, RECIPE, Chain, copy, nemo_rod
-from slurm_cluster import Cluster, wait_for
+from slurm_cluster import Cluster, slurm_cluster, wait_for
 
 from nemo_rod.hosts.ray.launcher import RayOnSlurm
 from nemo_rod.run.launch.slurm import render_stage
@@ -43,6 +43,25 @@ def test_a_recipe_is_rehearsed_on_two_nodes(cluster: Cluster, tmp_path: Path) ->
     job = (tmp_path / "run_rehearsal" / "launch" / "slurm" / "rod.sbatch").read_text()
     assert "#SBATCH --nodes=2" in job
     assert not (tmp_path / "run").exists()
+
+
+def test_nodes_whose_names_resolve_nowhere_train_together(tmp_path: Path) -> None:
+    """Submitted with --export=NONE, which Slurm hands on to srun."""
+    own = ["arms=[no_replay]", "pretrain.steps=8", "checkpoint.every=4"]
+    options = [*RECIPE, *own, *ON_SLURM, "+cluster.sbatch.export=NONE", f"run_dir={tmp_path}/run"]
+    here = [option for option in options if "launcher=" not in option]
+    nemo_rod("prepare", *here)
+    with slurm_cluster(tmp_path, apart=True) as cluster:
+        chain = Chain(cluster, tmp_path / "run", {})
+        nemo_rod("pretrain", *options, cluster=cluster)
+        chain.wait(600)
+        print(chain.status(), (tmp_path / "run/logs/slurm/base.out").read_text())
+        assert chain.job("base")["JobState"] == "COMPLETED"
+    assert [e["nodes"] for e in chain.events("base") if "nodes" in e] == ["n[1-2]"]
+    weights = load_file(tmp_path / "run/base/hf/model.safetensors")
+    nemo_rod("pretrain", *here, "rebuild=[base]")
+    alone = load_file(tmp_path / "run/base/hf/model.safetensors")
+    assert all(weights[name].equal(alone[name]) for name in alone)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ key of its Ray. The exit status is that of the command.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
 import signal
@@ -17,9 +18,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
-
-from nemo_rod.signals import adopt_orphans, kill_children
 
 # Ports of a job's Ray, relative to its first one, by their names in NeMo-RL's ray.sub. The two
 # groups of a node's own ports keep the first node and the others apart.
@@ -165,8 +165,8 @@ class _Ray:
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs the stage and forwards signals to it, since not every Slurm signals all processes."""
-    # the other nodes run Ray alone: with these the command would wait for followers
-    leading = ("NEMO_ROD_HEAD", "NEMO_ROD_KEY")
+    # the other nodes run Ray alone: with these the command would count on them
+    leading = ("NEMO_ROD_HEAD", "NEMO_ROD_KEY", "SLURM_STEP_NUM_TASKS")
     stage = subprocess.Popen(
         command,
         env={name: value for name, value in environment.items() if name not in leading},
@@ -180,6 +180,29 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         signal.signal(number, forward)
     status = stage.wait()
     return status if status >= 0 else 128 - status
+
+
+def adopt_orphans() -> None:
+    """Asks Linux to make this process the parent of descendants whose own parents end."""
+    set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+
+
+def kill_children() -> None:
+    """Kills every child of this process, and those that it adopts from them, until none is left."""
+    while True:
+        children: list[int] = []
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that has ended
+                children += map(int, (thread / "children").read_text().split())
+        if not children:
+            return
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for child in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
 
 
 def _wait(condition: Callable[[], bool], failure: str) -> None:

@@ -29,7 +29,10 @@ from nemo_rod.run.stages import Stages
 from nemo_rod.run.variants import SPECIALIST, ArmSettings
 from nemo_rod.trust import is_commit, name_and_revision
 
-_ASSUMED = ("offload_rate", "expert_imbalance", "memory_reserve", "tokenise_rate", "read_rate")
+_ASSUMED = (
+    *("checkpoint_rate", "offload_rate", "expert_imbalance", "memory_reserve"),
+    *("tokenise_rate", "read_rate"),
+)
 
 
 def plan(config: Config) -> None:
@@ -130,6 +133,8 @@ def make_plan(config: Config) -> PlanResult:
             micro_batch_size=settings.train.micro_batch_size,
             scoring_micro_batch_size=settings.scoring.micro_batch_size,
             startup_seconds=profile.startup_seconds,
+            scoring=profile.scoring,
+            checkpoint_rate=assumed.checkpoint_rate,
             host_seconds=memory.host / assumed.offload_rate if memory else 0.0,
         )
         planned.append((work, setup))
@@ -154,6 +159,7 @@ def make_plan(config: Config) -> PlanResult:
             "peak_tflops": profile.peak_tflops,
             "utilisation": profile.utilisation,
             "backward": profile.backward,
+            "scoring": profile.scoring,
             "source": profile.source,
             **{key: getattr(assumed, key) for key in _ASSUMED},
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from nemo_rod.config import Parallel
@@ -25,6 +25,7 @@ class Work:
     scored_share: float = 1.0  # share of the updates whose candidates are scored
     read: float = 0.0  # blocks read once, forward only
     cpu_seconds: float = 0.0  # time of work without a GPU
+    saved: float = 0.0  # bytes of checkpoints, for which training waits
     disk: float = 0.0  # bytes written and kept
 
 
@@ -65,6 +66,8 @@ class Setup:
     # time of an update of the optimizer on the host; 0 if it is on the GPU
     host_seconds: float = 0.0
     startup_seconds: float = 0.0  # from the start of a stage's processes to their first pass
+    scoring: float = 1.0  # time of a scoring pass, in forward passes of training
+    checkpoint_rate: float = inf  # bytes of a checkpoint written per second
 
     def forward_seconds(self, tokens: float, num_micro_batches: float) -> float:
         """Returns the seconds of forward passes over the tokens of all replicas."""
@@ -94,7 +97,7 @@ class Setup:
     def scoring_seconds(self, num_blocks: float) -> float:
         """Returns the seconds of a forward-only pass over blocks."""
         blocks, passes = self.padded(num_blocks)
-        return self.forward_seconds(blocks * self.block_size, passes)
+        return self.scoring * self.forward_seconds(blocks * self.block_size, passes)
 
     def scoring_flops(self, num_blocks: float) -> float:
         """Returns the FLOPs of a forward-only pass over blocks, padding included."""
@@ -120,7 +123,7 @@ def cost(work: Work, setup: Setup, shape: Shape) -> StageCost:
         update = setup.training_seconds(work.batch_size * size, num_micro_batches)
         update += setup.host_seconds
         scoring = work.scored_share * candidates.scoring_seconds(work.pool_size)
-        seconds += work.steps * (scoring + update)
+        seconds += work.steps * (scoring + update) + work.saved / setup.checkpoint_rate
         passes = 3.0 + setup.recomputed
         trained = passes * work.batch_size * size * setup.forward_flops
         scored = work.scored_share * candidates.scoring_flops(work.pool_size)

@@ -19,9 +19,9 @@ class Plan:
     peak_tflops: float | None = key(None, "> 0")  # dense peak TFLOP/s of a GPU in model.precision
     utilisation: float | None = key(None, "> 0")  # share of the peak that training reaches
     backward: float | None = key(None, "> 0")  # time of a backward pass, in forward passes
-    startup_seconds: float | None = key(
-        None, ">= 0"
-    )  # before a stage's first pass: imports, weights
+    startup_seconds: float | None = key(None, ">= 0")  # of a stage, before its first pass
+    scoring: float | None = key(None, "> 0")  # time of a scoring pass, in training's forward ones
+    checkpoint_rate: float = key(5e9, "> 0")  # bytes of a checkpoint written per second, all nodes
     offload_rate: float = key(20e9, "> 0")  # bytes of its state that a host updates, per GPU and s
     expert_imbalance: float = key(1.5, ">= 1")  # tokens of the busiest expert GPU over the mean
     memory_reserve: float = key(0.1, "in [0, 1)")  # share kept for CUDA, NCCL and fragmentation

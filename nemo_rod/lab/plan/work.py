@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from statistics import fmean
 from typing import Any
 
@@ -105,6 +106,7 @@ def stage_works(config: Config, shape: Shape, blocks: dict[str, Any]) -> list[Wo
                     pool_size=pool,
                     scored_part=arm.scored_part,
                     scored_share=arm.scored_share,
+                    saved=ceil(train.steps / config.checkpoint.every) * checkpoint,
                     disk=weights + config.checkpoint.keep * checkpoint + curriculum,
                 )
             )

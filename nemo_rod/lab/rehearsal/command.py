@@ -26,7 +26,7 @@ from nemo_rod.lab.rehearsal.stages import RehearsalStages, run_stages
 from nemo_rod.lab.rehearsal.table import DONE, FAILED, UNSEEN, Row, as_dict, format_table
 from nemo_rod.run.checks import check, to_config
 from nemo_rod.run.launch.submit import check_idle
-from nemo_rod.run.processes.start import sees_gpu
+from nemo_rod.run.processes.pythons import sees_gpu
 from nemo_rod.run.stage_log import StageLog
 
 # overrides that belong to one recipe, not to those whose runs it uses
@@ -152,6 +152,9 @@ def make_rehearsal(config: Config, folder: Path, model: SmallModel | None, scale
             if getattr(small.train, key):
                 setattr(small.train, key, False)
                 say(f"{config.recipe}: train.{key} needs a GPU, and is rehearsed without")
+        if small.model.provider:
+            small.model.provider = {}
+            say(f"{config.recipe}: model.provider needs GPUs, and is rehearsed without")
     check(small)
     folder.mkdir(parents=True, exist_ok=True)
     describe(config, folder, model)

@@ -23,6 +23,7 @@ from nemo_rod.lab.rehearsal.table import DONE, FAILED, LEFT_OUT, Row
 from nemo_rod.run.handover import Stage
 from nemo_rod.run.launch import queue
 from nemo_rod.run.launch.submit import submit
+from nemo_rod.run.processes.pythons import python_with_megatron, sees_gpu
 from nemo_rod.run.processes.torchrun import refuse_bad_ending, run_process
 from nemo_rod.run.stage_log import StageLog
 from nemo_rod.run.stages import Stages
@@ -71,6 +72,12 @@ class RehearsalStages:
             common = self.stages.jobs.common("model", folder)
             job = CheckJob(**common, model=str(self.places.checkpoint))
             self.stages.jobs.run(job, folder)
+            described = read_json(self.places.checkpoint / "config.json")
+            kinds = (described.get("text_config") or described).get("layer_types") or ()
+            if sees_gpu() and "linear_attention" in kinds:  # at the shape of the real model
+                log = self.stages.results.log("delta_net")
+                command = [python_with_megatron(), "-m", "nemo_rod.lab.delta_net_probe"]
+                refuse_bad_ending(run_process(command, log, self.config.launcher), log)
 
         title = "build the model in its layout"
         return _stage("model", title, folder / "model.json", build, needs=("prepare",))
@@ -92,7 +99,7 @@ class RehearsalStages:
             write_json(file, job)
             module = "nemo_rod.lab.rehearsal.exported_losses"
             command = [sys.executable, "-m", module, str(file)]
-            refuse_bad_ending([run_process(command, log, self.config.launcher)], log)
+            refuse_bad_ending(run_process(command, log, self.config.launcher), log)
 
         title = "compare with Hugging Face's losses of the exports"
         return _stage("losses", title, out, compare, needs=("evaluate",))

@@ -110,7 +110,7 @@ def measure(jobs: ModelJobs, names: list[str]) -> None:
         log = jobs.results.log(f"tasks_{name}")
         module = "nemo_rod.lab.tasks.lm_eval_job"
         command = [sys.executable, "-m", module, str(file.absolute())]
-        refuse_bad_ending([run_process(command, log, config.launcher)], log)
+        refuse_bad_ending(run_process(command, log, config.launcher), log)
         file.unlink()
         os.replace(answered, folder / FILE)
 

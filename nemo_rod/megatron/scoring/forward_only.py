@@ -14,7 +14,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-from nemo_rod.upstream.changes import old_cuda_graph_flags
+from nemo_rod.upstream.changes import graphs_replay_only_in_training, old_cuda_graph_flags
 
 
 def refuse_unsafe(
@@ -50,14 +50,17 @@ def refuse_unsafe(
     balancing = getattr(config, "moe_router_load_balancing_type", None)
     sinkhorn = "sinkhorn" in (balancing if isinstance(balancing, list) else [balancing])
     shared_buffer = bool(getattr(ddp_config, "reuse_grad_buf_for_mxfp8_param_ag", False))
-    graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
+    graph_impl = getattr(config, "cuda_graph_impl", "none")
+    graphs = graph_impl not in (None, "none")
+    eager = graph_impl == "transformer_engine" and graphs_replay_only_in_training()
     old_graphs = old_cuda_graph_flags(config)
     fsdp = bool(getattr(ddp_config, "use_megatron_fsdp", False))
     for enabled, feature, why, instead in (
         (pipelined and not overlapped, "virtual pipeline stages with these p2p settings",
          "trains on wrong gradients", "overlap_p2p_comm=True and batch_p2p_comm=False"),
-        (graphs, f"cuda_graph_impl={getattr(config, 'cuda_graph_impl', None)!r}",
-         "replays graphs that were captured for training", "cuda_graph_impl='none'"),
+        (graphs and not eager, f"cuda_graph_impl={graph_impl!r}",
+         "replays graphs that were captured for training",
+         "cuda_graph_impl='transformer_engine' or 'none'"),
         (bool(old_graphs) and not graphs, f"{' and '.join(old_graphs)}=True",
          "replays graphs that were captured for training", "it to False"),
         (recipes.get("fp8") == "delayed", "delayed FP8 scaling",
@@ -84,6 +87,8 @@ def refuse_unsafe(
          "fine_grained_activation_offloading=False"),
         (getattr(config, "qk_clip", False), "qk_clip",
          "clips queries and keys by candidates that are not trained on", "qk_clip=False"),
+        (getattr(config, "hybrid_context_parallel", False), "hybrid_context_parallel",
+         "deals the tokens of a step by a schedule of its own", "hybrid_context_parallel=False"),
         (fsdp, "Megatron FSDP", "is not supported yet", "use_megatron_fsdp=False"),
         (config.context_parallel_size > 1 and not splits_context, "context parallel",
          "splits the blocks it would score", "context_parallel_size=1"),
@@ -141,6 +146,9 @@ def forward_only(model: list, config: Any) -> Iterator[None]:
             ("moe_input_jitter_eps", None),
         ):
             stack.enter_context(replaced(config, name, value))
+        for module in (module for chunk in model for module in chunk.modules()):
+            if "current_max_attn_logits" in vars(module):  # of log_max_attention_logit, since 0.19
+                stack.enter_context(replaced(module, "current_max_attn_logits", None))
         yield
 
 

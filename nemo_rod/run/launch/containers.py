@@ -67,7 +67,6 @@ def node_caches(config: Config) -> dict[str, str]:
     if not in_apptainer(config):
         return {}
     return {
-        "TRITON_CACHE_DIR": "/tmp/triton",
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
         "CUDA_CACHE_PATH": "/tmp/cuda",
         "HF_DATASETS_CACHE": "/tmp/datasets",

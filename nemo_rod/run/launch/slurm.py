@@ -164,6 +164,7 @@ def render_stage(config: Config) -> str:
         "cpus-per-task": '"$SLURM_CPUS_PER_TASK"',  # srun no longer inherits it from sbatch
         "cpu-bind": "none",
         "kill-on-bad-exit": "1",
+        "export": "ALL",  # a submission with --export=NONE hands that on to srun
     }
     lines = [
         "# shellcheck shell=bash disable=SC2154",

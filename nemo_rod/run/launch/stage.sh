@@ -13,11 +13,15 @@ near_the_limit() {
 }
 
 if ((SLURM_JOB_NUM_NODES > 1)); then
-  # Where the commands of all nodes meet. Names of nodes need not resolve, their addresses do.
-  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-  address=$(scontrol show node --oneliner "$first" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
-  export NEMO_ROD_HEAD="$address:$((20000 + SLURM_JOB_ID % 10000))"
-  # Anyone on the network reaches that port; only who knows this key can give the nodes orders.
+  # Where the nodes meet, and by which network. Their names need not resolve, their addresses do.
+  address_of() {
+    scontrol show node --oneliner "$1" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p'
+  }
+  mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  NEMO_ROD_HEAD="$(address_of "${hosts[0]}"):$((20000 + SLURM_JOB_ID % 10000))"
+  NEMO_ROD_PEER=$(address_of "${hosts[-1]}")
+  export NEMO_ROD_HEAD NEMO_ROD_PEER NEMO_ROD_RECORD="$record"
+  # for Ray, where it is started: only who knows it can give the nodes work
   NEMO_ROD_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
   export NEMO_ROD_KEY
 fi

@@ -1,51 +1,23 @@
-"""A command on several nodes: the first one leads, the others follow.
+"""The nodes of a stage: each starts the stage's command, and the first one runs the stage.
 
-Every node of a Slurm job starts the same command. Only the first node runs the stage. Whenever it
-starts torchrun, it orders the others, through a small key-value store, to start theirs, and they
-report the end of their processes.
-
-    order/<n>        an order, or the end of the stage
-    ended/<n>/<node> the end of a node's processes
-    left/<node>      a follower has finished
+Whatever the first node starts is one torchrun on all of them, which meet at the first node's
+address. Another node's command waits for that, starts its own part, and leaves once the first
+node's command has; that one says so in a file beside the stage's log.
 """
 
 from __future__ import annotations
 
-import errno
-import ipaddress
-import itertools
-import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from pathlib import Path
 
-# How the processes of a node ended: messages by kind; empty on success.
-Ending = dict[str, str]
+from nemo_rod.jobs import FAULT_KEY, STORE, job_store
 
-_GATHER = timedelta(minutes=30)  # containers may be slow to start
-_LEAVE = timedelta(seconds=30)
-
-
-@dataclass(frozen=True)
-class Order:
-    """One start of torchrun on all nodes.
-
-    Attributes:
-        job_file: argument of `python -m nemo_rod.megatron`.
-        log: log of the first node; the others append their number.
-        world_size: total number of processes.
-        port: rendezvous port on the first node.
-    """
-
-    job_file: str
-    log: str
-    world_size: int
-    port: int
+_JOIN_SECONDS = 1800  # for all nodes to meet; containers may be slow to start
 
 
 @dataclass(frozen=True)
@@ -54,155 +26,137 @@ class Nodes:
 
     Attributes:
         count: number of nodes.
-        rank: index of this node; 0 leads.
-        host: address of the first node.
-        port: port of the store on the first node.
-        key: secret of the job, which keeps others on the network from giving orders.
+        rank: index of this node; 0 runs the stage.
+        head: address of the first node.
+        port: port on the first node where the nodes meet.
+        peer: address of the last node.
+        record: log of the stage.
+        attempt: name of this start of the stage, the same on all nodes.
     """
 
     count: int = 1
     rank: int = 0
-    host: str = "127.0.0.1"
+    head: str = "127.0.0.1"
     port: int = 0
-    key: str = ""
+    peer: str = "127.0.0.1"
+    record: Path = Path()
+    attempt: str = ""
 
     @classmethod
     def of_this_job(cls) -> Nodes:
         """Returns the nodes given by the job script and Slurm; one node outside such a job.
 
         Raises:
-            ValueError: if the job's secret is missing.
+            ValueError: if this is one of several tasks that do not know of each other.
         """
-        if "NEMO_ROD_HEAD" not in os.environ:
+        environ = os.environ
+        if "NEMO_ROD_HEAD" not in environ:
+            if (tasks := environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
+                raise ValueError(
+                    f"This is one of {tasks} tasks of a Slurm step, and NEMO_ROD_HEAD is not in "
+                    "its environment, so that each task would run the whole command: submit it "
+                    "with launcher=slurm, or start one task."
+                )
             return cls()
-        if not os.environ.get("NEMO_ROD_KEY"):
-            raise ValueError(
-                "NEMO_ROD_HEAD is set without NEMO_ROD_KEY: submit the run again, its job script "
-                "is of another version."
-            )
-        host, port = os.environ["NEMO_ROD_HEAD"].rsplit(":", 1)
+        host, port = environ["NEMO_ROD_HEAD"].rsplit(":", 1)
         return cls(
-            count=int(os.environ["SLURM_NTASKS"]),
-            rank=int(os.environ["SLURM_PROCID"]),
-            host=host,
+            count=int(environ["SLURM_NTASKS"]),
+            rank=int(environ["SLURM_PROCID"]),
+            head=host,
             port=int(port),
-            key=os.environ["NEMO_ROD_KEY"],
+            peer=environ["NEMO_ROD_PEER"],
+            record=Path(environ["NEMO_ROD_RECORD"]),
+            attempt=f"{environ['SLURM_JOB_ID']}.{environ.get('SLURM_RESTART_COUNT', '0')}",
         )
+
+    def torchrun_options(self) -> list[str]:
+        """Returns the options of torchrun by which the nodes meet; their names need not resolve."""
+        if self.count == 1:
+            return ["--standalone", "--local-addr=127.0.0.1"]
+        own = self.address()
+        conf = {"is_host": int(self.rank == 0), "join_timeout": _JOIN_SECONDS}
+        return [
+            *(f"--nnodes={self.count}", "--rdzv-backend=c10d", f"--rdzv-id={self.attempt}"),
+            f"--rdzv-endpoint={self.head if self.rank else own}:{self.port}",
+            f"--rdzv-conf={','.join(f'{key}={value}' for key, value in conf.items())}",
+            f"--local-addr={own}",
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Returns the variables by which the processes of several nodes find each other.
+
+        Gloo would bind to the address that the node's own name resolves to, which may be loopback
+        or nothing at all.
+        """
+        if self.count == 1:
+            return {}
+        variables = {STORE: f"{self.head if self.rank else self.address()}:{self.port}"}
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            import psutil
+
+            own = self.address()
+            for name, addresses in psutil.net_if_addrs().items():
+                if any(own == address.address.partition("%")[0] for address in addresses):
+                    variables["GLOO_SOCKET_IFNAME"] = name
+        return variables
+
+    def address(self) -> str:
+        """Returns the address of this node on the network that leads to the others.
+
+        Raises:
+            ValueError: if it has no way to them.
+        """
+        other = self.head if self.rank else self.peer
+        try:
+            family, kind, _, _, target = socket.getaddrinfo(
+                other, self.port, type=socket.SOCK_DGRAM
+            )[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(target)  # sends nothing
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            raise ValueError(
+                f"Node {socket.gethostname()} has no way to {other}, the NodeAddr of another node "
+                f"of this job ({error}): set NodeAddr in slurm.conf to an address that all nodes "
+                "reach."
+            ) from None
 
     @contextmanager
     def led(self) -> Iterator[None]:
-        """On the first node, wraps the whole command: the others follow until it is over."""
-        if self.count == 1:
-            yield
-            return
-        store = self._store(is_master=True)
-        patience = _LEAVE  # after a failure, Slurm ends the others with this command
+        """On the first node, tells the others when the command is over."""
         try:
             yield
-            patience = _GATHER  # some may not have started yet
         finally:
-            store.set(f"order/{store.add('orders', 1)}", "")
-            deadline = time.monotonic() + patience.total_seconds()
-            keys = [f"left/{rank}" for rank in range(1, self.count)]
-            while not store.check(keys) and time.monotonic() < deadline:
-                time.sleep(0.2)
+            if self.count > 1:
+                self._mark.write_text(self.attempt)
 
-    def start(self, order: Order) -> Start:
-        """On the first node, makes all others start torchrun for a job."""
-        if self.count == 1:
-            return Start(self, order)
-        store = self._store()
-        number = store.add("orders", 1)
-        store.set(f"order/{number}", json.dumps(vars(order)))
-        return Start(self, order, store, number)
+    @property
+    def _mark(self) -> Path:
+        return self.record.with_suffix(".over")
 
-    def follow(self, run: Callable[[Order], Ending]) -> None:
-        """On the other nodes, executes the first one's orders until it is done.
+    def is_over(self) -> bool:
+        """Returns whether the first node's command is over."""
+        with suppress(OSError):
+            return self._mark.read_text() == self.attempt
+        return False
 
-        Args:
-            run: runs torchrun for an order and returns its ending.
+    def wait_for_start(self) -> bool:
+        """Waits until the first node starts torchrun; returns False if its command ends instead."""
+        while not self.is_over():
+            with suppress(OSError), socket.create_connection((self.head, self.port), timeout=10):
+                return True
+            time.sleep(0.5)
+        return False
 
-        Raises:
-            RuntimeError: if the first node's command is lost.
-        """
-        try:
-            store = self._store()
-            for number in itertools.count(1):
-                while not store.check([f"order/{number}"]):
-                    time.sleep(0.5)
-                text = store.get(f"order/{number}").decode()
-                if not text:
-                    store.set(f"left/{self.rank}", "")
-                    return
-                ending = run(Order(**json.loads(text)))
-                store.set(f"ended/{number}/{self.rank}", json.dumps(ending))
-        except Exception as error:  # torch's errors have no common class
-            raise RuntimeError(
-                f"node {self.rank} lost the first node's command ({type(error).__name__})"
-            ) from error
-
-    def _store(self, *, is_master: bool = False) -> Any:
-        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
-        listening = _listen(self.host, self.port) if is_master else None
-        store = TCPStore(
-            self.host,
-            self.port,
-            is_master=is_master,
-            timeout=_GATHER,
-            wait_for_workers=False,
-            master_listen_fd=listening,
-        )
-        return PrefixStore(self.key, store)
-
-
-def _listen(host: str, port: int) -> int | None:
-    """Returns a socket that listens on the job's address alone.
-
-    None means a store that listens on every address, protected by the key: where the node does not
-    have the address by which Slurm knows it, or resolves its own name to loopback, which no other
-    node can reach.
-    """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    if host != address[0] and ipaddress.ip_address(address[0]).is_loopback:
-        print(f"{host} is loopback on this node: listening on all of its addresses", flush=True)
-        return None
-    try:
-        return socket.create_server(address[:2], family=family, backlog=4096).detach()
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        print(f"{host} is no address of this node: listening on all of its addresses", flush=True)
-        return None
-
-
-@dataclass(frozen=True)
-class Start:
-    """A job started on all nodes, as seen from the first."""
-
-    nodes: Nodes
-    order: Order
-    store: Any = None
-    number: int = 0
-
-    def has_failed_elsewhere(self) -> bool:
-        """Returns whether the processes of another node have failed."""
-        return any(self._endings().values())
-
-    def wait_elsewhere(self, seconds: float) -> list[Ending]:
-        """Waits until the other nodes' processes have ended and returns their endings."""
+    def wait_for_end(self, seconds: float) -> bool:
+        """Waits for the end of the first node's command, and returns whether it came in time."""
         deadline = time.monotonic() + seconds
-        others = range(1, self.nodes.count)
-        while len(endings := self._endings()) < len(others) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        unknown: Ending = {"ended": "a node did not report the end of its processes"}
-        return [endings.get(rank, unknown) for rank in others]
+        while not (over := self.is_over()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return over
 
-    def _endings(self) -> dict[int, Ending]:
-        """Returns the endings of the nodes that are done, by rank."""
-        keys = {rank: f"ended/{self.number}/{rank}" for rank in range(1, self.nodes.count)}
-        return {
-            rank: json.loads(self.store.get(key))
-            for rank, key in keys.items()
-            if self.store.check([key])
-        }
+    def declare(self, fault: str) -> None:
+        """Ends the ranks of all nodes, which name the fault."""
+        with suppress(Exception):  # torch's errors have no common class; they may have ended
+            store = job_store(f"{self.head}:{self.port}", self.attempt, seconds=10)
+            store.compare_set(FAULT_KEY, "", fault)

@@ -33,3 +33,8 @@ def can_be_found(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # raised for a missing parent
         return False
+
+
+def sees_gpu() -> bool:
+    """Returns whether this machine shows a GPU; torch need not be imported to know."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))

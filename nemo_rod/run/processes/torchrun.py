@@ -5,31 +5,31 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from nemo_rod.config import Launcher
 from nemo_rod.progress import PREFIX
-from nemo_rod.run.processes.nodes import Ending, Nodes, Order
+from nemo_rod.run.processes.kernels import tuned_kernels
+from nemo_rod.run.processes.nodes import Nodes
 from nemo_rod.run.processes.pythons import python_with_megatron
-from nemo_rod.run.processes.start import Running, sees_gpu, start_program, start_torchrun
-from nemo_rod.signals import STOP_SIGNALS, HeartbeatFile, Stopped
+from nemo_rod.signals import KEPT_OPEN, STOP_SIGNALS, HeartbeatFile, Stopped, end_with_parent
+
+# How processes ended: messages by kind; empty on success.
+Ending = dict[str, str]
+Running = subprocess.Popen[str]
 
 # The final message of a job, and torchrun's about a process that left none.
 ERROR = re.compile(r"nemo-rod error on (rank \d+|all ranks): (.*)")
 STOPPED = re.compile(r"nemo-rod stopped: (.*)")
 KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
-# Grace period for ranks to notice that another node's are gone, before they are terminated.
-_ALONE_SECONDS = 60.0
-_SHARED_SECONDS = 30.0  # for a file to appear on all nodes; network file systems may be late
+RANK = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)")  # later, in its report
 
 
 def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -> None:
@@ -38,69 +38,66 @@ def run_job(job_file: Path, *, world_size: int, launcher: Launcher, log: Path) -
     Args:
         job_file: file written by `write_job`.
         world_size: number of processes over all nodes.
-        launcher: threads per process, and the grace period for stopping.
-        log: receives all output of the processes; other nodes write beside it.
+        launcher: threads and binding of processes, and the grace period for stopping.
+        log: receives all output of the processes, in the folder of logs of the run; other nodes
+            write beside it.
 
     Raises:
         Stopped: if the job stopped on request; it has saved.
         RuntimeError: if the job failed, with the rank and the reason.
     """
     nodes = Nodes.of_this_job()
-    start = nodes.start(Order(str(job_file), str(log), world_size, free_port()))
-    endings = [run_torchrun(start.order, nodes, launcher, start.has_failed_elsewhere)]
-    endings += start.wait_elsewhere(launcher.grace_seconds)
-    refuse_bad_ending(endings, log)
+    command = [*torchrun(nodes, world_size, launcher), str(job_file)]
+    with tuned_kernels(log.parent.parent / "kernels", keep=True) as kernels:
+        variables = nodes.environment() | kernels
+        ending = run_process(command, log, launcher, variables=variables)
+    refuse_bad_ending(ending, log)
 
 
-def run_torchrun(
-    order: Order, nodes: Nodes, launcher: Launcher, is_alone: Callable[[], bool] = lambda: False
-) -> Ending:
-    """Runs the processes of this node and waits for them, as `run_process` does."""
-    log = Path(order.log)
-    if nodes.rank:
-        deadline = time.monotonic() + _SHARED_SECONDS
-        while not Path(order.job_file).is_file():
-            if time.monotonic() > deadline:
-                return {
-                    "error": f"node {socket.gethostname()} does not see {order.job_file}, which "
-                    "the first node has written: put run_dir on a file system that all nodes share"
-                }
-            time.sleep(0.5)
-        log = log.with_name(f"{log.stem}.node{nodes.rank}{log.suffix}")
-    first_rank = nodes.rank * (order.world_size // nodes.count)
-    command = torchrun(order, nodes)
-    forks = nodes.count == 1 and not sees_gpu() and command[0] == sys.executable
-    start = start_torchrun if forks else start_program
-    ending = run_process(command, log, launcher, is_alone, first_rank, start)
-    if set(ending) == {"ended"}:
-        ending["ended"] = f"node {nodes.rank}: {ending['ended']}"
-    return ending
+def follow(nodes: Nodes, *, world_size: int, launcher: Launcher, log: Path) -> None:
+    """Runs this node's processes of the first node's job, if it starts one, until it is over.
+
+    Raises:
+        RuntimeError: if they failed and the first node's command does not end.
+    """
+    if not nodes.wait_for_start():
+        return
+    command = torchrun(nodes, world_size, launcher)
+    with tuned_kernels(log.parent.parent / "kernels", keep=False) as kernels:
+        variables = nodes.environment() | kernels
+        ending = run_process(command, log, launcher, is_over=nodes.is_over, variables=variables)
+    if not ending:
+        return
+    cause = ending.get("killed") or ending.get("error") or ending.get("ended", "")
+    if "stopped" not in ending:
+        nodes.declare(cause if cause.startswith("rank ") else f"node {nodes.rank}: {cause}")
+    # this command's bad end would make Slurm kill the first one, which still records its own
+    if not nodes.wait_for_end(launcher.grace_seconds):
+        raise RuntimeError(f"node {nodes.rank}: {cause or ending['stopped']} (log: {log})")
 
 
 def run_process(
     command: list[str],
     log: Path,
     launcher: Launcher,
-    is_alone: Callable[[], bool] = lambda: False,
-    first_rank: int = 0,
-    start: Callable[[list[str], dict[str, str]], Running] = start_program,
+    is_over: Callable[[], bool] = lambda: False,
+    variables: Mapping[str, str] | None = None,
 ) -> Ending:
     """Runs a command with its output in a log, shows its progress, and waits for it.
 
     Args:
         command: the program and its arguments.
         log: file to append to.
-        launcher: threads per process, and the grace period for stopping.
-        is_alone: whether another node's processes have failed; polled, and once it is true, the
-            command is terminated after a grace period.
-        first_rank: rank of its first process.
-        start: starts a command with an environment; a new program by default.
+        launcher: threads and binding of processes, and the grace period for stopping.
+        is_over: polled; once it is true, the command is terminated.
+        variables: of the environment, beside this process's own.
 
     Returns:
         Messages about the end, by kind; empty on success.
     """
     env = {
         **os.environ,
+        **(variables or {}),
         "OMP_NUM_THREADS": str(launcher.threads),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -112,14 +109,22 @@ def run_process(
         env["PET_LOG_DIR"] = folder  # torchrun's, which it would leave behind elsewhere
         heartbeat = HeartbeatFile(Path(folder) / "rank-0")
         env[HeartbeatFile.variable] = str(heartbeat.path)
-        process = start(command, env)
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches this process alone, which asks the job to stop
+            preexec_fn=_before_program,
+            pass_fds=KEPT_OPEN,
+        )
         with _forwarded_signals(process) as signals:
             # in a thread of its own: a process that outlives the job may keep the pipe open
-            reader = threading.Thread(
-                target=_follow, args=(process, file, ending, first_rank), daemon=True
-            )
+            reader = threading.Thread(target=_follow, args=(process, file, ending), daemon=True)
             reader.start()
-            _wait(process, is_alone, heartbeat, ending)
+            _wait(process, is_over, heartbeat, ending)
             reader.join(timeout=10)
     if process.returncode == 0:
         return {}
@@ -130,55 +135,49 @@ def run_process(
     return ending
 
 
-def refuse_bad_ending(endings: list[Ending], log: Path) -> None:
+def refuse_bad_ending(ending: Ending, log: Path) -> None:
     """Raises as `run_job`, unless a job's processes ended well."""
     # a saved job is safe, despite other messages; a killed rank causes the messages of the others
     for kind in ("stopped", "killed", "error", "ended"):
-        for ending in endings:
-            if kind in ending:
-                sentence = f"{ending[kind]} (log: {log})"
-                raise Stopped(sentence) if kind == "stopped" else RuntimeError(sentence)
+        if kind in ending:
+            sentence = f"{ending[kind]} (log: {log})"
+            raise Stopped(sentence) if kind == "stopped" else RuntimeError(sentence)
 
 
-def torchrun(order: Order, nodes: Nodes) -> list[str]:
-    """Returns the command line of a job on this node."""
-    if nodes.count == 1:
-        meet = ["--standalone", "--local-addr=127.0.0.1"]
-    else:
-        meet = [f"--nnodes={nodes.count}", f"--node-rank={nodes.rank}"]
-        meet += [f"--master-addr={nodes.host}", f"--master-port={order.port}"]
+def torchrun(nodes: Nodes, world_size: int, launcher: Launcher) -> list[str]:
+    """Returns the command line of a job on this node, without the job's file.
+
+    The processes of the first node are given the file, and tell those of the others.
+    """
+    bound = [] if launcher.numa_binding is None else [f"--numa-binding={launcher.numa_binding}"]
     return [
-        *(python_with_megatron(), "-m", "torch.distributed.run", *meet),
-        *(f"--nproc-per-node={order.world_size // nodes.count}", "-m", "nemo_rod.megatron"),
-        order.job_file,
+        *(python_with_megatron(), "-m", "torch.distributed.run", *nodes.torchrun_options(), *bound),
+        *(f"--nproc-per-node={world_size // nodes.count}", "-m", "nemo_rod.megatron"),
     ]
 
 
-def free_port() -> int:
-    """Returns an unused port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+def _before_program() -> None:
+    end_with_parent()
+    # Slurm signals the time limit to every process. The ranks handle the signal; torchrun would
+    # die from it and take their store along.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _wait(
-    process: Running, is_alone: Callable[[], bool], heartbeat: HeartbeatFile, ending: Ending
+    process: Running, is_over: Callable[[], bool], heartbeat: HeartbeatFile, ending: Ending
 ) -> None:
-    """Waits for the end, and enforces it if rank 0 is frozen or other nodes' processes are gone."""
-    alone_since = None
+    """Waits for the end, and enforces it if rank 0 is frozen or the first node's command over."""
     while process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
         if heartbeat.kill_if_frozen():
             ending.setdefault("killed", f"rank 0: had no heartbeat for {heartbeat.patience} s")
-        if alone_since is None and is_alone():
-            alone_since = time.monotonic()
-        if alone_since is not None and time.monotonic() - alone_since > _ALONE_SECONDS:
+        if is_over():
             process.terminate()
             process.wait()
 
 
-def _follow(process: Running, log: TextIO, ending: Ending, first_rank: int) -> None:
+def _follow(process: Running, log: TextIO, ending: Ending) -> None:
     """Copies the output to the log, shows progress, and records messages about the end."""
     assert process.stdout is not None
     on_terminal = sys.stderr.isatty()  # progress is one line there, which is updated
@@ -195,8 +194,11 @@ def _follow(process: Running, log: TextIO, ending: Ending, first_rank: int) -> N
             ending.setdefault("stopped", match[1].strip())
         elif match := KILLED.search(line):
             name = signal.Signals(int(match[1])).name
-            rank = first_rank + int(match[2])
-            ending.setdefault("killed", f"rank {rank}: was ended by {name}")
+            ending.setdefault("killed", f"local rank {match[2]}: was ended by {name}")
+        elif match := RANK.search(line):
+            local = f"local rank {match[2]}:"
+            if (killed := ending.get("killed", "")).startswith(local):
+                ending["killed"] = killed.replace(local, f"rank {match[1]}:")
     if on_terminal:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
