@@ -4,7 +4,6 @@
     megatron.bridge.data.loaders
         .get_train_valid_test_num_samples                     requests m times the training samples
         .build_train_valid_test_datasets                      exposes the job's training data
-        .build_pretraining_data_loader                        resumes at m times the offset
 
 The names are module globals, the same from 0.3.1 to main. Arguments are bound by name, as their
 order differs between versions.
@@ -17,8 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from nemo_rod.hosts.swap_in.job import Installed, Job, SelectingJob, check_host, refuse_job
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
@@ -64,19 +61,31 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
     from megatron.bridge.training.initialize import destroy_global_state
     from megatron.bridge.training.setup import setup
     from megatron.bridge.training.state import GlobalState
-    from megatron.bridge.training.utils.checkpoint_utils import checkpoint_exists
+    from megatron.bridge.training.utils import checkpoint_utils
     from megatron.bridge.training.utils.train_utils import prepare_forward_step_func
 
     check_host("megatron_bridge", train.train_step)
     job = HostReferenceJob(**options)
     refuse(cfg, job.roles, between_steps=True)
+    if cfg.peft is not None:
+        raise ValueError(
+            "The job trains adapters (peft), which references do not load: give a configuration "
+            "with peft=None and, as 'checkpoint', whole weights: the base's for replay, and for "
+            "adaptation the specialist's with its adapter merged."
+        )
     cfg, state = copy.deepcopy(cfg), GlobalState()
     saved = cfg.checkpoint
-    folder = job.model_folder(checkpoint_exists, saved.pretrained_checkpoint, saved.load)
-    saved.load, saved.pretrained_checkpoint = folder, None
+    # Bridge loads a Hugging Face folder as pretrained weights alone; 0.3 and 0.4 load none
+    is_hf = getattr(checkpoint_utils, "is_hf_checkpoint_dir", lambda folder: False)
+    folder = job.model_folder(
+        lambda folder: checkpoint_utils.checkpoint_exists(folder) or is_hf(folder),
+        saved.pretrained_checkpoint,
+        saved.load,
+    )
+    saved.load, saved.pretrained_checkpoint = (None, folder) if is_hf(folder) else (folder, None)
     saved.finetune, saved.save = True, None  # weights only; starts at step 0
+    saved.ckpt_step = None  # of the job's own checkpoints, from which it resumes
     cfg.dataset.num_workers, cfg.dataset.persistent_workers = 0, False
-    initialises = not dist.is_initialized()
     try:
         with Installed() as installed:
             _watch_data(installed, cfg, job)
@@ -91,9 +100,8 @@ def reference(cfg: Any, forward_step: Callable, **options: Any) -> None:
             micro_batch_size=cfg.train.micro_batch_size,
         )
     finally:  # so that the process can train, or score again
+        # the process group stays for that: ranks that end it apart do not connect a second time
         destroy_global_state()
-        if initialises and dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def _watch_data(installed: Installed, cfg: Any, job: Job) -> None:
@@ -105,12 +113,11 @@ def _watch_data(installed: Installed, cfg: Any, job: Job) -> None:
         job.built(
             train,
             num_drawn=loaders.get_train_valid_test_num_samples(cfg)[0],
-            dataloader_type=cfg.dataset.dataloader_type,
             batch_size=cfg.train.global_batch_size,
             seed=cfg.dataset.random_seed,
         )
 
-    job.watch_data(installed, loaders, built)
+    job.watch_data(installed, loaders, built, lambda: cfg.train.global_batch_size)
 
 
 class _SelectingJob(SelectingJob):
@@ -118,10 +125,11 @@ class _SelectingJob(SelectingJob):
 
     state: Any = None
 
-    def place(self, call: dict[str, Any]) -> tuple[int, Any]:
-        """Returns the step number and the process groups of a call of `train_step`."""
+    def place(self, call: dict[str, Any]) -> tuple[int, Any, int]:
+        """Returns step, process groups and consumed samples of a call of `train_step`."""
         self.state = call["global_state"]
-        return self.state.train_state.step, call["pg_collection"]
+        progress = self.state.train_state
+        return progress.step, call["pg_collection"], progress.consumed_train_samples
 
     @contextmanager
     def around_scoring(self) -> Iterator[None]:
@@ -146,7 +154,7 @@ def refuse(cfg: Any, roles: Roles, *, between_steps: bool = False) -> None:
     Raises:
         ValueError: the job is not supported; the message names the key, the reason and the cure.
     """
-    refuse_unsafe(cfg.model, cfg.ddp, between_steps=between_steps)
+    refuse_unsafe(cfg.model, cfg.ddp, splits_context=True, between_steps=between_steps)
     data, train = cfg.dataset, cfg.train
     packed = getattr(data, "packed_sequence_specs", None) is not None
     blend, per_split = getattr(data, "blend", None), getattr(data, "blend_per_split", None)
@@ -169,6 +177,8 @@ def refuse(cfg: Any, roles: Roles, *, between_steps: bool = False) -> None:
          "packs documents into a row", "set dataset.inter_document_masking=False"),
         (data.dataloader_type == "external", "dataset.dataloader_type='external'",
          "resumes at an offset that only the job knows", "set dataset.dataloader_type='single'"),
+        (data.dataloader_type == "cyclic", "dataset.dataloader_type='cyclic'",
+         "reads in an order of its own", "set dataset.dataloader_type='single'"),
         (hasattr(data, "fim_data"), "fill-in-the-middle data",
          "needs references of samples that are drawn anew", "set a GPTDatasetConfig"),
         (getattr(train, "rampup_batch_size", None) is not None, "train.rampup_batch_size",

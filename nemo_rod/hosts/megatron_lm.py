@@ -4,7 +4,6 @@
         .initialize_megatron                  makes the arguments known, so that they are checked
         .get_train_valid_test_num_samples     requests m times the training samples
         .build_train_valid_test_datasets      exposes the job's training data
-        .build_pretraining_data_loader        resumes at m times the offset
         .train_step                           its schedule selects first
 
 The names are module globals. Only the first tensor-parallel rank of the first and the last pipeline
@@ -47,8 +46,9 @@ def install(**options: Any) -> Installed:
         if job.out is None and args.save is not None:
             job.out = Path(args.save) / "rod"
 
-    def place(_: dict[str, Any]) -> tuple[int, Any]:
-        return get_args().curr_iteration, ProcessGroupCollection.use_mpu_process_groups()
+    def place(_: dict[str, Any]) -> tuple[int, Any, int]:
+        args, groups = get_args(), ProcessGroupCollection.use_mpu_process_groups()
+        return args.curr_iteration, groups, args.consumed_train_samples
 
     installed = Installed()
     _watch(installed, job, parsed)
@@ -125,13 +125,12 @@ def _watch(installed: Installed, job: Job, parsed: Callable[[Any], None]) -> Non
         job.built(
             train,
             num_drawn=training.get_train_valid_test_num_samples()[0],
-            dataloader_type=args.dataloader_type,
             batch_size=args.global_batch_size,
             seed=args.seed,
         )
 
     installed.replace(training, "initialize_megatron", initialized)
-    job.watch_data(installed, training, built)
+    job.watch_data(installed, training, built, lambda: get_args().global_batch_size)
     build = training.build_train_valid_test_datasets
     make = core.BlendedMegatronDatasetBuilder.__init__
     signature = inspect.signature(make)
@@ -204,6 +203,9 @@ def refuse(args: Any, roles: Roles) -> None:
         )
         for name, reason in reasons.items()
     ]
+    cyclic = args.dataloader_type == "cyclic"
+    reason = "reads in an order of its own"
+    features.append((cyclic, "--dataloader-type cyclic", reason, "use single"))
     external = args.dataloader_type == "external"
     reason = "resumes at an offset that only the job knows"
     features.append((external, "--dataloader-type external", reason, "use single"))
@@ -214,4 +216,4 @@ def refuse(args: Any, roles: Roles) -> None:
         prefixes=None if blend is None else blend[0],
         roles=roles,
     )
-    refuse_unsafe(core_transformer_config_from_args(args))
+    refuse_unsafe(core_transformer_config_from_args(args), splits_context=True)

@@ -2,11 +2,9 @@
 
     on_megatron_microbatches_start    NeMo's own hook: the schedule of a training step selects first
     data.build                        requests m times the training samples
-    data_sampler.transform_dataloader resumes where the last pool ended
 
-A callback does the work; of the job's objects, only two functions of its data module are wrapped.
-Checkpoints store the number of candidates drawn, so that a resumed job continues right after them,
-even from a checkpoint of a job without selection.
+A callback does the work; of the job's objects, only one function of its data module is wrapped.
+The trainer's loop counts batches as they are read, so every step also takes its own ones, unused.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from nemo_rod.hosts.swap_in.job import (
 )
 from nemo_rod.hosts.swap_in.job_references import HostReferenceJob
 from nemo_rod.hosts.swap_in.roles import Roles
-from nemo_rod.megatron.scoring.forward_only import refuse_unsafe, replaced
+from nemo_rod.megatron.scoring.forward_only import refuse_unsafe
 
 SUPPORTED = (2, 7)
 
@@ -83,30 +82,23 @@ def reference(model: Any, data: Any, trainer: Any, **options: Any) -> None:
 def _installed(callback: _WithData, trainer: Any) -> Installed:
     data, job = callback.data, callback.job
     build = data.build
-    sampler = trainer.strategy.data_sampler or data.data_sampler
-    transform = sampler.transform_dataloader
+    batch_size = data.global_batch_size
 
     def build_more(
         trainer_max_steps: int, trainer_val_check_interval: Any, *limits: Any, **named: Any
     ) -> None:
         # both are scaled by m, so that the number of validation samples, which NeMo derives from
         # their quotient, stays the same
-        steps, interval = map(job.candidates, (trainer_max_steps, trainer_val_check_interval))
+        counts = trainer_max_steps * batch_size, trainer_val_check_interval * batch_size
+        steps, interval = (-(-job.candidates(count, batch_size) // batch_size) for count in counts)
         build(steps, interval, *limits, **named)
-
-    def resume(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(dataloader, "mode", "train") != "train":
-            return transform(dataloader, *args, **kwargs)
-        drawn = callback.drawn_before(sampler.init_consumed_samples)
-        with replaced(sampler, "init_consumed_samples", drawn):
-            return transform(dataloader, *args, **kwargs)
 
     installed = Installed()
     installed.replace(data, "build", build_more)
     if data.num_train_samples is not None:
-        installed.replace(data, "num_train_samples", job.candidates(data.num_train_samples))
-    installed.replace(sampler, "transform_dataloader", resume)
-    # first, so that a checkpoint after a step counts the samples that the step drew
+        installed.replace(
+            data, "num_train_samples", job.candidates(data.num_train_samples, batch_size)
+        )
     installed.replace(trainer, "callbacks", [callback, *trainer.callbacks])
     return installed
 
@@ -121,29 +113,25 @@ class _WithData(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called after the data module's own `setup`."""
         if stage == "fit":
+            batch_size = self.data.global_batch_size
             self.job.built(
                 self.data._train_ds,
-                num_drawn=self.job.candidates(trainer.max_steps * self.data.global_batch_size),
-                dataloader_type=self.data.data_sampler.dataloader_type,
-                batch_size=self.data.global_batch_size,
+                num_drawn=self.job.candidates(trainer.max_steps * batch_size, batch_size),
+                batch_size=batch_size,
                 seed=self.data.seed,
             )
-
-    def drawn_before(self, consumed_samples: int) -> int:
-        """Returns the samples of the train split that were drawn before the job starts."""
-        return consumed_samples
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuses unsafe precision and overlap settings, which the model only has from here on."""
         module = pl_module.module if hasattr(pl_module, "module") else pl_module
-        refuse_unsafe(get_model_config(module), trainer.strategy.ddp_config)
+        ddp_config = trainer.strategy.ddp_config
+        refuse_unsafe(get_model_config(module), ddp_config, splits_context=True)
 
 
 class _Selection(_WithData):
     """Makes a job's training steps select."""
 
     job: SelectingJob
-    drawn: int | None = None  # samples of the train split that all replicas have drawn
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
@@ -151,35 +139,28 @@ class _Selection(_WithData):
             self.job.out = Path(checkpoints).parent / "rod"
         super().setup(trainer, pl_module, stage)
 
-    def drawn_before(self, consumed_samples: int) -> int:
-        if self.drawn is None:  # the job is new, or continues one without selection
-            self.drawn = consumed_samples
-        return self.drawn
-
     def on_megatron_microbatches_start(self, step: Any) -> None:
         """Replaces the schedule in training; called before every training and validation pass."""
         if step.forward_only:
             return
+        number = step.trainer.global_step
         select = self.job.around(
             step.forward_backward_func,
-            step=step.trainer.global_step,
+            step=number,
             groups=ProcessGroupCollection.use_mpu_process_groups(),
+            consumed=number * self.data.global_batch_size,
         )
+
+        def read_and_select(**call: Any) -> Any:
+            options = _as_in_megatron(call)
+            iterators = options["data_iterator"]
+            count, several = options["num_microbatches"], isinstance(iterators, list)
+            read = [list(islice(own, count)) for own in (iterators if several else [iterators])]
+            options["data_iterator"] = [iter(own) for own in read] if several else iter(read[0])
+            return select(**options)
+
         # a cached property of this step only
-        step.__dict__["forward_backward_func"] = lambda **call: select(**_as_in_megatron(call))
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Counts the samples that the step drew."""
-        assert self.drawn is not None
-        self.drawn += self.job.candidates(self.data.global_batch_size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state to save in a checkpoint."""
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state from a checkpoint."""
-        self.drawn = state_dict["drawn"]
+        step.__dict__["forward_backward_func"] = read_and_select
 
 
 class _Scored(Exception):
@@ -287,14 +268,14 @@ def refuse(model: Any, data: Any, trainer: Any, roles: Roles) -> None:
             f"The job's data is {type(data).__name__}: expected llm.PreTrainingDataModule, which "
             "reads .bin and .idx files."
         )
-    refuse_unsafe(model.config, strategy.ddp_config)
+    refuse_unsafe(model.config, strategy.ddp_config, splits_context=True)
     sampler = strategy.data_sampler or data.data_sampler
     blend = data.build_kwargs.get("blend") or data.build_kwargs["blend_per_split"][0]
     features = (
         (strategy._fsdp is not None, "MegatronStrategy(fsdp=...)",
          "is not supported yet", "set fsdp=None"),
-        (strategy.context_parallel_size > 1, "context_parallel_size",
-         "splits the samples to score", "set context_parallel_size=1"),
+        (sampler.dataloader_type == "cyclic", "dataloader_type='cyclic'",
+         "reads in an order of its own", "set dataloader_type='single'"),
         (sampler.rampup_batch_size is not None, "rampup_batch_size",
          "changes the size of the pools", "set rampup_batch_size=None"),
         (sampler.dataloader_type == "batch", "dataloader_type='batch'",

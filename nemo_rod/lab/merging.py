@@ -30,6 +30,12 @@ MAX_SHARD_BYTES = 5 * 2**30
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".py", ".jinja", ".tiktoken"})
 _INDEX_NAME = "model.safetensors.index.json"
 _PREDICTORS = "mtp."  # prefix of multi-token predictors, which training leaves out
+# Keys of config.json that do not change what a forward pass computes.
+_NOT_COMPUTED = frozenset(
+    {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"}
+    | {"use_cache", "tie_word_embeddings", "max_position_embeddings", "initializer_range"}
+    | {"num_nextn_predict_layers", "mtp_num_hidden_layers", "id2label", "label2id"}
+)
 # Names in PEFT and Megatron-Bridge.
 _LOW_RANK = re.compile(r"\.(lora_[AB]|adapter\.(adapter_\w+\.)?linear_(in|out))\.")
 
@@ -59,8 +65,8 @@ def merge_checkpoints(
 
     Raises:
         ValueError: If `lam` is out of range, a folder holds no checkpoint in safetensors files,
-            `out_dir` is not empty, or tensors are missing, unknown, quantised, of another shape, or
-            differ without a floating dtype.
+            `out_dir` is not empty, the configurations or tokenizers differ, or tensors are missing,
+            unknown, quantised, of another shape, or differ without a floating dtype.
     """
     base_dir, adapted_dir, out_dir = Path(base_dir), Path(adapted_dir), Path(out_dir)
     if not 0.0 <= lam <= 1.0:
@@ -76,6 +82,7 @@ def merge_checkpoints(
                 f"{folder} is a checkpoint in Megatron's format, expected one in Hugging Face's; "
                 "export it first (`nemo-rod export`)"
             )
+    _refuse_other_function(base_dir, adapted_dir)
     partial = out_dir.with_name(f".{out_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a merge that was killed
     partial.mkdir(parents=True)
@@ -95,6 +102,57 @@ def merge_checkpoints(
     if out_dir.exists():
         out_dir.rmdir()
     partial.rename(out_dir)
+
+
+def _refuse_other_function(base_dir: Path, adapted_dir: Path) -> None:
+    """Refuses checkpoints whose equal tensors mean something else: by configuration or tokenizer.
+
+    Keys that only one side has are defaults that one version of transformers writes out.
+    """
+    configs: list[dict[str, Any]] = []
+    ids: list[dict[str, int]] = []
+    for folder in (base_dir, adapted_dir):
+        if (file := folder / "config.json").is_file():
+            with interpreting(file):
+                configs.append(_settings(read_json(file)))
+        if (file := folder / "tokenizer.json").is_file():
+            with interpreting(file):
+                values = read_json(file)
+                words = values.get("model", {}).get("vocab", {})
+                if isinstance(words, list):  # of pairs of a word and its score, in the order of ids
+                    words = {word: number for number, (word, *_) in enumerate(words)}
+                added = values.get("added_tokens") or []
+                ids.append({**words, **{token["content"]: token["id"] for token in added}})
+    if len(configs) == 2:
+        ours, theirs = configs
+        for key in sorted(ours.keys() & theirs.keys()):
+            if ours[key] != theirs[key]:
+                raise ValueError(
+                    f"{adapted_dir / 'config.json'} has {key}={theirs[key]!r}, but that of "
+                    f"{base_dir} has {ours[key]!r}, so that equal weights compute something else; "
+                    "merge two checkpoints of the same architecture and settings"
+                )
+    if len(ids) == 2 and ids[0] != ids[1]:
+        word = min(word for word in ids[0] | ids[1] if ids[0].get(word) != ids[1].get(word))
+        raise ValueError(
+            f"{adapted_dir / 'tokenizer.json'} gives {word!r} the id {ids[1].get(word)}, but that "
+            f"of {base_dir} gives it {ids[0].get(word)}; merge two checkpoints with one tokenizer"
+        )
+
+
+def _settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings that affect what a model computes, by key, without their sections."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _NOT_COMPUTED or key.endswith("_token_id"):
+            continue
+        if isinstance(value, dict):
+            # transformers 5 has rope_theta and the like in a section of their own
+            prefix = "" if key.startswith("rope_") else f"{key}."
+            found |= {f"{prefix}{name}": each for name, each in _settings(value).items()}
+        else:
+            found[key] = value
+    return found
 
 
 def _merge(

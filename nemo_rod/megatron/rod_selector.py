@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,14 @@ from megatron.bridge.training import train as loop
 from megatron.core.utils import get_model_config
 
 from nemo_rod.corpus.store import BlockStore
-from nemo_rod.megatron.batches import checked_micro_batches, for_each
+from nemo_rod.megatron.batches import Batch, checked_micro_batches, for_each
 from nemo_rod.megatron.callbacks.training_losses import TrainingLosses
 from nemo_rod.megatron.ranks import refuse_different_choices
 from nemo_rod.megatron.scoring.forward_only import replaced
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
+from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
 from nemo_rod.selection import Choice, Selector
+from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.dealing import deal
 
 
@@ -37,9 +39,16 @@ class RoDSelector:
     Args:
         selector: chooses the blocks of a step.
         store: store that holds the blocks.
-        scoring_micro_batch_size: blocks in one forward-only pass of one replica.
+        scoring_micro_batch_size: blocks in one forward-only pass of one replica; 0 for as many
+            as in training.
         scoring_precision: "fp8" scores in FP8, None in the model's precision.
         beat: heartbeat, called whenever this rank makes progress.
+        batches: function from block ids and a micro-batch size to the micro-batches to score, and
+        checked_batches: to those to train on, of blocks that were compared with their hashes; by
+            default the `micro_batches` of a `BlockStore`.
+        scoring_step: function that turns the trainer's forward step into one that scores; by
+            default plain causal language modelling scores.
+        around_scoring: returns a context in which the trainer keeps state that scoring changes.
 
     Attributes:
         choice: the choice of the last step.
@@ -50,13 +59,22 @@ class RoDSelector:
     def __init__(
         self,
         selector: Selector,
-        store: BlockStore,
+        store: BlockStore | HashedBlocks,
         *,
         scoring_micro_batch_size: int = 1,
         scoring_precision: str | None = None,
         beat: Callable[[], None] = lambda: None,
+        batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
+        checked_batches: Callable[[np.ndarray, int], Iterator[Batch]] | None = None,
+        scoring_step: Callable[[Callable], ForwardStep] | None = None,
+        around_scoring: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
-        self.selector, self.store = selector, store
+        self.selector, self.store, self.batches = selector, store, batches
+        if checked_batches is None:
+            assert isinstance(store, BlockStore), "other blocks come with their batches"
+            checked_batches = partial(checked_micro_batches, store)
+        self.checked_batches = checked_batches
+        self.scoring_step, self.around_scoring = scoring_step, around_scoring
         self.scoring_micro_batch_size, self.beat = scoring_micro_batch_size, beat
         self.scoring_precision = scoring_precision
         self.choice: Choice | None = None
@@ -74,7 +92,7 @@ class RoDSelector:
 
         def rod_train_step(*args: Any, **kwargs: Any) -> Any:
             call = signature.bind(*args, **kwargs).arguments
-            call["forward_backward_func"] = self._on_winners(
+            call["forward_backward_func"] = self.around(
                 call["forward_backward_func"],
                 step=call["global_state"].train_state.step,
                 groups=call["pg_collection"],
@@ -101,7 +119,20 @@ class RoDSelector:
         finally:
             loop.train_step = train_step
 
-    def _on_winners(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
+    def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
+        """Returns the replacement for the schedule of one training step.
+
+        Args:
+            schedule: the trainer's forward-backward function, called by keyword. It runs after
+                gradients are zeroed, because some optimizers share one buffer between gradients
+                and weights.
+            step: number of the training step, from 0.
+            groups: Megatron's process groups (`tp`, `pp`, `cp` and `dp`).
+
+        Returns:
+            A function with the schedule's keyword arguments and result. Called again, as by a
+            rerun of the same step, it trains on the same winners.
+        """
         choice: Choice | None = None
 
         def on_winners(**options: Any) -> Any:
@@ -110,23 +141,27 @@ class RoDSelector:
                 return schedule(**options)
             model, micro_batch_size = options["model"], options["micro_batch_size"]
             if choice is None:  # a rerun of the same step trains on the same winners
-                losses = MegatronScorer(
+                make = self.scoring_step
+                scorer = MegatronScorer(
                     model,
                     self.store,
                     groups,
-                    micro_batch_size=self.scoring_micro_batch_size,
+                    batches=self.batches,
+                    forward_step=make and make(options["forward_step_func"]),
+                    micro_batch_size=self.scoring_micro_batch_size or micro_batch_size,
                     length=self.selector.length,
                     beat=self.beat,
                     precision=self.scoring_precision,
                 )
-                choice = self.choice = self.selector.choose(step, losses)
+                with self.around_scoring():
+                    choice = self.choice = self.selector.choose(step, scorer)
                 refuse_different_choices(choice)
                 self.on_choice(choice)
                 self.beat()
             shares = deal(
                 choice.block_ids, micro_batch_size=micro_batch_size, replicas=groups.dp.size()
             )
-            winners = checked_micro_batches(self.store, shares[groups.dp.rank()], micro_batch_size)
+            winners = self.checked_batches(shares[groups.dp.rank()], micro_batch_size)
             batches = for_each(winners, len(model))
             options["data_iterator"] = batches if len(batches) > 1 else batches[0]
             if not self.selector.policy.needs_scores:

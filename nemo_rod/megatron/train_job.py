@@ -143,7 +143,7 @@ def _callbacks(job: TrainJob, selector: RoDSelector, header: CurriculumHeader) -
         every.append(ResumedAverages(chooser.averages, chooser.references, out))
     if job.convergence is not None:
         rule = Rule(**job.convergence)
-        every.append(UntilConverged(rule, validation, selector.store, steps))
+        every.append(UntilConverged(rule, validation, BlockStore(job.blocks), steps))
     return every
 
 

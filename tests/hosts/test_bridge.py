@@ -32,6 +32,7 @@ LAYOUTS = {
     "dp2": (2, {"tensor": 1, "pipeline": 1}),
     "tp2": (2, {"tensor": 2, "pipeline": 1}),
     "pp2": (2, {"tensor": 1, "pipeline": 2}),
+    "dp4": (4, {"tensor": 1, "pipeline": 1}),
 }
 ROD = {"kind": "joint", "base": "base", "references": ["refs_new", "refs_old"], "steps": STEPS}
 SCORE_NEW = {"kind": "score", "role": "adaptation", "base": "specialist", "steps": STEPS}
@@ -78,6 +79,8 @@ def jobs(
         {"name": "specialist", "kind": "stock", "base": "base", "steps": 10, "corpora": ["new"]},
         {"name": "refs_new", **SCORE_NEW},
         {"name": "refs_old", **SCORE_OLD},
+        # its own resume key is not the reference model's
+        {"name": "stepped", **SCORE_OLD, "settings": {"checkpoint.ckpt_step": 5}},
         {"name": "long_new", **SCORE_NEW, "steps": LONG["steps"]},
         {"name": "long_old", **SCORE_OLD, "steps": LONG["steps"]},
         {"name": "stock", "kind": "stock", "base": "base", "steps": STEPS},
@@ -117,6 +120,12 @@ def test_scores_are_losses_less_references(jobs: BridgeJobs) -> None:
         np.testing.assert_allclose(score, loss - references.losses(ids), rtol=0, atol=1e-6)
     is_replay = curriculum.block_ids[0] >= HALF
     assert curriculum.score[0][~is_replay].mean() > 0.01  # the specialist is better on the new
+
+
+def test_keys_that_a_job_resumes_by_do_not_reach_its_reference_models(jobs: BridgeJobs) -> None:
+    one, other = (References.open([jobs.root / name]) for name in ("stepped", "refs_old"))
+    assert one.digest == other.digest
+    assert one.manifests[0].model == other.manifests[0].model
 
 
 def test_candidates_are_what_the_job_would_have_read(jobs: BridgeJobs) -> None:
@@ -168,6 +177,24 @@ def test_layouts(jobs: BridgeJobs, name: str) -> None:
 
 
 @pytest.mark.swap_in
+def test_a_multiplier_need_not_be_whole(jobs: BridgeJobs) -> None:
+    """With the paper's 1.5, a pool of 12 for a batch of 8, and samples built for 6 of them."""
+    half = {"multiplier": 1.5, "steps": STEPS}
+    jobs.run(
+        1,
+        {"tensor": 1, "pipeline": 1},
+        {**SCORE_NEW, **half, "name": "half_new"},
+        {**SCORE_OLD, **half, "name": "half_old"},
+        {**ROD, **half, "name": "half", "references": ["half_new", "half_old"]},
+    )
+    curriculum = jobs.curriculum("half")
+    assert curriculum.block_ids.shape == (STEPS, 12)
+    assert sorted(curriculum.block_ids.ravel()) == list(range(12 * STEPS))
+    for score, chosen in zip(curriculum.score, curriculum.chosen, strict=True):
+        assert np.flatnonzero(chosen).tolist() == sorted(np.argsort(-score, kind="stable")[:BATCH])
+
+
+@pytest.mark.swap_in
 def test_a_killed_job_repeats_and_skips_nothing(jobs: BridgeJobs) -> None:
     processes, layout = LAYOUTS["dp2"]
     jobs.run(processes, layout, {**LONG, "name": "whole"})
@@ -204,6 +231,29 @@ def test_the_command_line_scores_as_the_function_does(jobs: BridgeJobs, tmp_path
     )
     assert by_command.digest == by_function.digest
     assert (by_command.losses(ids) == by_function.losses(ids)).all()
+
+
+@pytest.mark.swap_in
+def test_one_script_writes_both_references(jobs: BridgeJobs, tmp_path: Path) -> None:
+    """As in docs/swap-in.md, in two processes that the script itself connects."""
+    script = tmp_path / "both.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(RECIPE)!r})\n"
+        "from pathlib import Path\n"
+        "from before import make_config\n"
+        "from megatron.bridge.training.gpt_step import forward_step\n"
+        "from nemo_rod import swap_in\n"
+        f"root = Path({str(jobs.root)!r})\n"
+        f"cfg = make_config(root / 'data', Path('nowhere'), ['new', 'old'], steps={STEPS})\n"
+        "roles = {str(root / 'data/new'): 'adaptation', str(root / 'data/old'): 'replay'}\n"
+        "for role, model in (('adaptation', 'specialist'), ('replay', 'base')):\n"
+        "    swap_in.reference('megatron_bridge', cfg, forward_step, role=role, roles=roles,\n"
+        f"        checkpoint=root / model, out=Path({str(tmp_path)!r}) / role)\n"
+    )
+    jobs.on_cpu(2, "megatron_bridge", script, path=str(ROOT), timeout=600)
+    for role, name in (("adaptation", "refs_new"), ("replay", "refs_old")):
+        one, other = (References.open([folder]) for folder in (tmp_path / role, jobs.root / name))
+        assert one.digest == other.digest
 
 
 @pytest.mark.swap_in

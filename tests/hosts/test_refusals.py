@@ -22,25 +22,25 @@ SENTENCES = {
     "external": "dataloader_type='external'.*'single'",
     "forced balancing": "moe_router_force_load_balancing",
     "delayed fp8": "delayed FP8 scaling",
-    "context parallel": "context parallel",
+    "cyclic": "dataloader_type='cyclic': it reads in an order of its own; set .*'single'",
     "virtual stages": "virtual pipeline stages.*overlap_p2p_comm=True",
     "offloading": "fine_grained_activation_offloading",
     "rampup": "rampup_batch_size",
     "smaller batches": "train.decrease_batch_size_if_needed: it changes the size of the pools",
     "skipping": "iterations_to_skip",
     "no blend": "without a blend of files",
-    "odd length": "seq_length=60: expected a multiple of 8",
     "no role": "data/old/text_document.*whether it is adaptation or replay",
-    "half a multiplier": "multiplier=1.5.*whole number",
+    "half a multiplier": "multiplier=0.5.*a number >= 1",
     "no references": "Joint chooses by reducible loss: give the folders",
     "missing references": "nowhere/manifest.json does not exist",
     "drawn for nothing": "TakeAll uses no scores.*multiplier=1",
     "no host": "'megatron' names none of the hosts: expected one of megatron_bridge",
     "twice": "installed already: uninstall",
-    "other version": r"^megatron.bridge.data.loaders.build_pretraining_data_loader takes "
-    r"\(data, consumed\) in Megatron-Bridge \S+: expected \(dataset, consumed_samples, .*"
+    "other version": r"^megatron.bridge.data.loaders.get_train_valid_test_num_samples takes "
+    r"\(configuration\) in Megatron-Bridge \S+: expected \(cfg\).*"
     "install Megatron-Bridge 0.3.1 to 0.6.2, or a newer nemo_rod.$",
     "references": "^a model was built$",
+    "references of adapters": "^The job trains adapters .peft.*with peft=None",
     "references with shared buffers": f"^{SHARED_BUFFERS}",
     "references with buffers shared later": f"^{SHARED_BUFFERS}",  # by the trainer's own setup
 }

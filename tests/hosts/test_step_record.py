@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,17 +34,17 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_record, "all_or_none", lambda function: function())
 
 
-def run(folder: Path, *steps: int, header: CurriculumHeader | None = HEADER) -> None:
+def run(folder: Path, *steps: int, header: CurriculumHeader = HEADER) -> None:
     """A job that trains these steps, and is killed or ends."""
     from nemo_rod.hosts.swap_in.step_record import ChoiceRecord
 
-    blend: Any = SimpleNamespace(sources=SOURCES, block_size=64)
-    record = ChoiceRecord(folder, blend, header)
+    record = ChoiceRecord(folder, header)
     record.begin(steps[0])
     for step in steps:
-        pool = Pool(step, np.arange(4), np.array([False, False, True, True]))
-        loss, reference = np.arange(4, dtype=np.float32), np.zeros(4, dtype=np.float32)
-        record(choose(pool, Joint(), 2, loss, reference), np.array([0, 0, 1, 1]))
+        count = header.num_candidates
+        pool = Pool(step, np.arange(count), np.arange(count) > 1)
+        loss, reference = np.arange(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
+        record(choose(pool, Joint(), header.num_chosen, loss, reference))
 
 
 def recorded(folder: Path, suffix: str = "") -> tuple[list[int], list[int]]:
@@ -72,8 +71,8 @@ def test_a_job_that_begins_again_moves_aside_what_was_recorded(
     run(tmp_path, first, first + 1)
     run(tmp_path, first, first + 1, first + 2)  # without a checkpoint
     assert capsys.readouterr().err == (
-        f"nemo-rod: the job begins at step {first} without the steps recorded in {tmp_path}, which "
-        "are now in curriculum.rod.1 and metrics.jsonl.1; load the checkpoint to continue them.\n"
+        f"nemo-rod: the job begins at step {first} without the steps recorded in {tmp_path}: "
+        "the earlier record is now in curriculum.rod.1 and metrics.jsonl.1.\n"
     )
     run(tmp_path, 0)
     assert recorded(tmp_path) == ([0], [0])
@@ -81,20 +80,33 @@ def test_a_job_that_begins_again_moves_aside_what_was_recorded(
     assert recorded(tmp_path, ".2") == ([first, first + 1, first + 2],) * 2
 
 
-def test_files_are_moved_by_the_same_number_and_each_alone(tmp_path: Path) -> None:
-    run(tmp_path, 0, header=None)
-    (tmp_path / "curriculum.rod.1").touch()
-    run(tmp_path, 0, 1, header=None)
-    assert {file.name for file in tmp_path.iterdir()} == {
-        *("curriculum.rod.1", "metrics.jsonl", "metrics.jsonl.2")
-    }
-    (tmp_path / "metrics.jsonl").unlink()
-    run(tmp_path, 0)
-    (tmp_path / "metrics.jsonl").unlink()  # as of a job that was killed between the two writes
-    run(tmp_path, 0, 1)
-    assert recorded(tmp_path) == ([0, 1], [0, 1])
-    assert (tmp_path / "curriculum.rod.3").exists()
-    assert not (tmp_path / "metrics.jsonl.3").exists()
+LONGER = {
+    "store": "longer",
+    "references": "longer",
+    "sources": (SOURCES[0], SourceRow("old", "replay", 2, 4)),
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        LONGER,
+        {"num_candidates": 3},
+        {"num_candidates": 6, "num_chosen": 3},
+        {"references": "again"},
+    ],
+)
+def test_a_job_that_goes_on_longer_or_with_other_batches_begins_a_segment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any]
+) -> None:
+    run(tmp_path, 0, 1, 2)  # step 2 was not saved
+    run(tmp_path, 2, 3, header=replace(HEADER, **changed))
+    assert "continues at step 2 with other data than recorded" in capsys.readouterr().err
+    run(tmp_path, 4, header=replace(HEADER, **changed))
+    steps, metrics = recorded(tmp_path)
+    assert (steps, metrics) == ([2, 3, 4], [0, 1, 2, 3, 4])
+    with Curriculum.open(tmp_path / "curriculum.rod.1", read_only=True) as before:
+        assert [record.step for record in before] == [0, 1] and before.header == HEADER
 
 
 def test_the_files_of_another_run_are_refused_as_they_are(tmp_path: Path) -> None:

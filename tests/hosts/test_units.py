@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from places import WORKERS
+import torch
 
 from nemo_rod.hosts import swap_in
-from nemo_rod.hosts.swap_in.job import SelectingJob
+from nemo_rod.hosts.swap_in.job import SelectingJob, losses_and_mask
 from nemo_rod.hosts.swap_in.roles import assign_roles, name_sources
+from nemo_rod.selection import TakeAll
 
 PATHS = ["/data/legal/a_text_document", "/data/legal/old/b_text_document", "/data/web"]
 
@@ -50,6 +52,29 @@ def test_a_policy_that_a_resumed_job_could_not_recognise_is_refused() -> None:
         SelectingJob(roles={}, multiplier=1, policy=policy)
 
 
+LOSS, MASK = torch.ones(2, 8), torch.ones(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("bound", "works"),
+    [
+        (partial(sum, MASK), True),
+        (partial(sum, MASK.view(-1), 0.5), True),
+        (partial(sum, torch.tensor(0.5), MASK), False),  # the mask is not the first
+        (partial(sum, 0.5, MASK), False),
+        (partial(sum, start=MASK), False),
+        (sum, False),
+    ],
+)
+def test_a_forward_step_binds_the_mask_first(bound: Any, works: bool) -> None:
+    step = losses_and_mask(lambda batches, chunk: (LOSS, bound))
+    if works:
+        assert step(None, None)[1].numel() == LOSS.numel()
+        return
+    with pytest.raises(ValueError, match=r"does not return functools\.partial\(loss, loss_mask"):
+        step(None, None)
+
+
 def test_the_former_name_of_reference_works_and_says_the_new_one() -> None:
     with (
         pytest.warns(DeprecationWarning, match=r"score is now called swap_in\.reference"),
@@ -67,25 +92,51 @@ def test_sources_are_named_by_what_tells_them_apart() -> None:
         name_sources(["/a/legal", "/a/legal"])
 
 
-@given(
-    replicas=st.integers(1, 4),
-    micro_batch_size=st.integers(1, 3),
-    drawn=st.integers(1, 4),
-    data=st.data(),
-)
-def test_pool_order_is_that_of_one_process(
-    replicas: int, micro_batch_size: int, drawn: int, data: st.DataObject
-) -> None:
-    from nemo_rod.hosts.swap_in.stream import in_pool_order, place
+class Numbers:
+    """Job data in which the sample with id i, at place i, has the one token i."""
 
-    # what Megatron's sampler gives: micro-batch after micro-batch, dealt out to the replicas
-    stream = np.arange(drawn * replicas * micro_batch_size)
-    by_batch = stream.reshape(drawn, replicas, micro_batch_size)
-    mine = np.stack([by_batch[:, r].ravel() for r in range(replicas)])
-    assert in_pool_order(mine[:, :, None], micro_batch_size)[:, 0].tolist() == stream.tolist()
-    position = data.draw(st.integers(0, len(stream) - 1))
-    where = place(np.array([position]), micro_batch_size, replicas)
-    assert mine[where.replica[0], where.row[0]] == position
+    def pool(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(start, start + count), np.zeros(count, dtype=bool)
+
+    def micro_batches(self, ids: np.ndarray, size: int) -> Iterator[dict[str, torch.Tensor]]:
+        return ({"tokens": torch.from_numpy(row)} for row in ids.reshape(-1, size))
+
+
+@pytest.mark.parametrize("consumed", [0, 24])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("sampler", ["single", "cyclic", "short"])
+def test_an_iterator_that_reads_in_another_order_is_refused(
+    sampler: str, replicas: int, consumed: int
+) -> None:
+    """Of Megatron-Bridge's own samplers, the sequential one reads sample after sample."""
+    from megatron.bridge.data import samplers
+
+    kind = (
+        "MegatronPretrainingRandomSampler" if sampler == "cyclic" else "MegatronPretrainingSampler"
+    )
+    job = SelectingJob(roles={}, multiplier=1, policy=TakeAll())
+    job.data = Numbers()  # type: ignore[assignment]
+    total, size, count = (consumed + 2 if sampler == "short" else 96), 2, 3
+    for replica in range(replicas):
+        options = {"data_sharding": True} if sampler == "cyclic" else {"drop_last": False}
+        if sampler == "cyclic":
+            options["dataset"] = range(total)
+        own = getattr(samplers, kind)(
+            total_samples=total,
+            consumed_samples=consumed,
+            micro_batch_size=size,
+            data_parallel_rank=replica,
+            data_parallel_size=replicas,
+            **options,
+        )
+        iterator = ({"tokens": torch.tensor(ids)} for ids in own)
+        group = SimpleNamespace(size=lambda: replicas, rank=lambda replica=replica: replica)
+        with (
+            nullcontext()
+            if sampler == "single"
+            else pytest.raises(ValueError, match=f"read samples {consumed} and .*'single'")
+        ):
+            job._compare_order(iterator, consumed, count, size, group)
 
 
 def test_a_script_runs_with_the_megatron_core_beside_it(
@@ -105,8 +156,3 @@ def test_a_script_runs_with_the_megatron_core_beside_it(
     assert os.environ["PYTHONPATH"] == f"{tmp_path}{os.pathsep}code"
     with pytest.raises(ValueError, match=r"was imported instead of.*run the script from another"):
         _prefer_megatron_of(tmp_path)
-
-
-def test_winners_reach_the_replicas_that_train_on_them(torchrun: Callable[..., list[str]]) -> None:
-    outputs = torchrun(3, WORKERS / "swap_in_exchange.py", timeout=300)
-    assert all("PASSED" in output for output in outputs)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +148,15 @@ def test_output_shards_respect_the_limit_and_have_an_index(tmp_path: Path) -> No
 
 
 def test_configuration_is_copied_and_weights_or_manifests_are_not(tmp_path: Path) -> None:
-    base = write(tmp_path / "base", tensors_of(0), shards=2, config={"model_type": "kept"})
+    base = write(tmp_path / "base", tensors_of(0), shards=2, config={"_name_or_path": "kept"})
     for name in ("tokenizer.json", "modeling_toy.py", "LICENSE", "manifest.json", "old.bin"):
-        (base / name).write_text(name)
+        (base / name).write_text("{}")
     write(tmp_path / "adapted", tensors_of(1))
     merge_checkpoints(base, tmp_path / "adapted", tmp_path / "out", 0.5)
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         "LICENSE", "config.json", "model.safetensors", "modeling_toy.py", "tokenizer.json",
     ]  # fmt: skip
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "kept"}
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"_name_or_path": "kept"}
     modes = {
         (tmp_path / "out" / name).stat().st_mode for name in ("config.json", "model.safetensors")
     }
@@ -285,3 +286,56 @@ def test_the_command_takes_two_folders(
     ):
         assert nemo_rod(*arguments) == 2
         assert sentence in capsys.readouterr().err
+
+
+LLAMA = {"model_type": "llama", "num_attention_heads": 4, "rms_norm_eps": 1e-6, "use_cache": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_attention_heads": 2}, "num_attention_heads=2, but that of .* has 4"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu', but .* 'silu'"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta=500000.0"),
+        ({"text_config": {"head_dim": 2}}, "text_config.head_dim=2"),
+        # what only one version of transformers writes, or what computes nothing
+        ({"use_cache": False, "dtype": "float32", "transformers_version": "5"}, None),
+        ({"rope_parameters": {"rope_theta": 1e4}, "attention_bias": False}, None),
+    ],
+)
+def test_checkpoints_whose_configurations_compute_something_else_are_refused(
+    tmp_path: Path, changes: dict[str, Any], sentence: str | None
+) -> None:
+    base = {**LLAMA, "hidden_act": "silu", "rope_theta": 1e4, "text_config": {"head_dim": 1}}
+    write(tmp_path / "base", tensors_of(0), config=base)
+    theirs = {key: value for key, value in base.items() if "rope" not in key}
+    write(tmp_path / "adapted", tensors_of(1), config={**theirs, **changes})
+    if sentence is None:
+        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
+        return
+    with pytest.raises(ValueError, match=sentence):
+        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "sentence"),
+    [
+        ({"a": 0, "b": 1}, {"a": 1, "b": 0}, "'a' the id 1, but that of .* gives it 0"),
+        ([["a", -1.0], ["b", -2.0]], [["b", -1.0], ["a", -2.0]], "'a' the id 1"),
+        ({"a": 0, "b": 1}, {"a": 0}, "'b' the id None"),
+        ({"a": 0, "b": 1}, {"b": 1, "a": 0}, None),
+    ],
+)
+def test_checkpoints_of_other_tokenizers_are_refused(
+    tmp_path: Path, ours: Any, theirs: Any, sentence: str | None
+) -> None:
+    for name, words in (("base", ours), ("adapted", theirs)):
+        folder = write(tmp_path / name, tensors_of(0))
+        added = [{"id": 2, "content": "<eos>"}]
+        text = json.dumps({"model": {"vocab": words}, "added_tokens": added})
+        (folder / "tokenizer.json").write_text(text)
+    refusal = pytest.raises(ValueError, match=sentence) if sentence else nullcontext()
+    with refusal:
+        merge_checkpoints(tmp_path / "base", tmp_path / "adapted", tmp_path / "out", 0.5)

@@ -42,7 +42,7 @@ def test_ranks_whose_losses_differ_in_the_last_bit_choose_the_same(
     assert [rank["one ulp"] for rank in ranks] == [[0, 1]] * 2
 
 
-@pytest.mark.parametrize("host", ["own_job", "existing_job", "nemo_rl_worker"])
+@pytest.mark.parametrize("host", ["own_job", "nemo_rl_worker"])
 def test_different_choices_end_the_run_on_every_rank(
     ranks: list[dict[str, Any]], host: str
 ) -> None:

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from nemo_rod.selection.references import ReferenceManifest, References, ReferenceWriter
 from nemo_rod.selection.references import folder as folders
 from nemo_rod.selection.references.folder import holds, role_manifest
-from nemo_rod.selection.references.lookup import HashIndex
 
 S = 64
 LENGTHS = (64, 32, 16)
@@ -122,7 +121,6 @@ def test_everything_is_found(tmp_path):
         assert np.array_equal(beginning[ids], losses_of(ids)[:, column])
     with refused(r"of the first 64, 32, 16 tokens of a block, but candidates are scored by 8: "):
         References.open(paths, store, length=8)
-    assert np.array_equal(references.find(store.hashes(ids)), ids)
     references.refuse_missing(np.ones(50, dtype=bool))
 
 
@@ -176,7 +174,6 @@ def test_only_what_is_wanted_is_scored_and_more_is_filled_in(tmp_path):
     either = np.flatnonzero(first | second)
     assert np.array_equal(again[either], losses_of(either)[:, 0])
     assert again.digest == references.digest and files(tmp_path).keys() > {*before}
-    assert np.array_equal(again.find(store.hashes(either)), either)
     write(tmp_path, m)
     write(tmp_path / "whole", m)
     assert (
@@ -352,35 +349,12 @@ def test_manifests_on_disk(tmp_path):
             References.open([tmp_path], ArrayStore(4))
 
 
-def test_lookups_by_hash_without_a_store(tmp_path):
+def test_lookups_without_a_store(tmp_path):
     references = References.open([complete(tmp_path / "a", 5, 9), complete(tmp_path / "b", 20, 40)])
     ids = np.array([20, 5, 8, 39, 20])
-    hashes = ArrayStore(40).hashes(ids)
-    assert np.array_equal(references.find(hashes), ids)
     assert np.array_equal(references.losses(ids), losses_of(ids)[:, 0])
-    hashes = np.concatenate([hashes, ArrayStore(99).hashes(np.array([2]))])
-    with refused("1 of 6 blocks have no reference, the first is at position 5"):
-        references.find(hashes)
     with pytest.raises(AssertionError, match="opened without a store"):
         references[[5]]
-
-
-def test_the_index_of_hashes_takes_16_bytes_a_block() -> None:
-    index = HashIndex(np.arange(2**16, dtype=np.uint64) << np.uint64(48))
-    held = sum(getattr(value, "nbytes", 0) for value in vars(index).values())
-    assert held <= 16 * 2**16 + 64
-
-
-@given(
-    heads=st.lists(
-        st.integers(0, 2**64 - 1) | st.integers(2**63, 2**63 + 9), min_size=1, max_size=60
-    ),
-    others=st.lists(st.integers(0, 2**64 - 1) | st.integers(2**63 - 3, 2**63 + 9), max_size=20),
-)
-def test_the_hash_index_finds_the_first(heads, others):
-    all_heads = heads + others
-    places = HashIndex(np.array(heads, dtype=np.uint64)).find(np.array(all_heads, dtype=np.uint64))
-    assert places.tolist() == [heads.index(head) if head in heads else -1 for head in all_heads]
 
 
 def test_the_manifest_of_a_role_covers_its_blocks():

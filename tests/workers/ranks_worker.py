@@ -6,7 +6,6 @@ torchrun ... tests/workers/ranks_worker.py
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -71,26 +70,10 @@ def own_job(groups: Any) -> None:
 
     store = BlockStore.__new__(BlockStore)  # of no blocks: none is read
     store.block_size = BLOCK_SIZE
-    chooses = Selector(pools=TwoCandidates(), policy=OwnRank(), batch_size=1, block_size=BLOCK_SIZE)
+    chooses = Selector(pools=TwoCandidates(), policy=OwnRank(), batch_size=1)
     rod = RoDSelector(chooses, store)
-    schedule = rod._on_winners(never, step=STEP, groups=groups)
+    schedule = rod.around(never, step=STEP, groups=groups)
     schedule(forward_only=False, model=[model()], micro_batch_size=1)
-
-
-def existing_job(groups: Any) -> None:
-    from nemo_rod.hosts.swap_in.host_selector import StreamSelector
-
-    blend: Any = SimpleNamespace(
-        sources=[SimpleNamespace(role="replay")], source_of_batch=lambda _: np.zeros(1, dtype=int)
-    )
-    rod = StreamSelector(blend=blend, policy=OwnRank(), multiplier=2, references=None)
-    rod.around(never, step=STEP, groups=groups)(
-        forward_only=False,
-        model=[model()],
-        data_iterator=iter([{"tokens": torch.ones(1, BLOCK_SIZE)}] * 2),
-        num_microbatches=1,
-        micro_batch_size=1,
-    )
 
 
 def nemo_rl_worker(groups: Any) -> None:
@@ -100,7 +83,7 @@ def nemo_rl_worker(groups: Any) -> None:
     worker: Any = RoDWorkerMixin()
     worker._rod_store, worker._rod_scorer, worker.train = None, lambda _: None, never
     worker._rod_selector = Selector(
-        pools=TwoCandidates(), policy=OwnRank(), batch_size=1, block_size=BLOCK_SIZE
+        pools=TwoCandidates(), policy=OwnRank(), batch_size=1
     )
     worker.rod_step(step=STEP)
 
@@ -151,7 +134,7 @@ def main() -> None:
         "one ulp": chosen_one_ulp_apart(groups),
         "refused": {
             host.__name__: refused(lambda host=host: host(groups))
-            for host in (own_job, existing_job, nemo_rl_worker)
+            for host in (own_job, nemo_rl_worker)
         },
     }
     print(json.dumps(results), flush=True)

@@ -41,16 +41,15 @@ JOBS: dict[str, Any] = {
     "external": setting("dataset.dataloader_type", "external"),
     "forced balancing": setting("model.moe_router_force_load_balancing", True),
     "delayed fp8": several(setting("model.fp8", "hybrid"), setting("model.fp8_recipe", "delayed")),
-    "context parallel": setting("model.context_parallel_size", 2),
+    "cyclic": setting("dataset.dataloader_type", "cyclic"),
     "virtual stages": setting("model.virtual_pipeline_model_parallel_size", 2),
     "offloading": setting("model.fine_grained_activation_offloading", True),
     "rampup": setting("train.rampup_batch_size", [8, 8, 100]),
     "smaller batches": setting("train.decrease_batch_size_if_needed", True),
     "skipping": setting("train.iterations_to_skip", [3]),
     "no blend": setting("dataset.blend", None),
-    "odd length": setting("dataset.seq_length", 60),
     "no role": {"roles": {"data/new": "adaptation"}},
-    "half a multiplier": {"multiplier": 1.5},
+    "half a multiplier": {"multiplier": 0.5},
     "no references": {"policy": nemo_rod.Joint(), "multiplier": 2},
     "missing references": {"policy": nemo_rod.Joint(), "references": ["nowhere"], "multiplier": 2},
     "drawn for nothing": {"multiplier": 2},
@@ -92,12 +91,12 @@ def main() -> None:
         "megatron_bridge", job(), roles=ROLES, policy=nemo_rod.TakeAll(), multiplier=1
     ):
         install("twice", job())
-    before, loaders.build_pretraining_data_loader = (
-        loaders.build_pretraining_data_loader,
-        lambda data, consumed: None,
+    before, loaders.get_train_valid_test_num_samples = (
+        loaders.get_train_valid_test_num_samples,
+        lambda configuration: None,
     )
     install("other version", job())
-    loaders.build_pretraining_data_loader = before
+    loaders.get_train_valid_test_num_samples = before
 
     def build(*_: Any) -> None:
         raise ValueError("a model was built")
@@ -106,6 +105,7 @@ def main() -> None:
     shares = setting("ddp.reuse_grad_buf_for_mxfp8_param_ag", True)
     for name, changes in (
         ("references", (several(), several())),
+        ("references of adapters", (setting("peft", object()), several())),
         ("references with shared buffers", (shares, several())),
         ("references with buffers shared later", (several(), shares)),
     ):

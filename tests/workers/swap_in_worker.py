@@ -54,7 +54,7 @@ def one_run(
     base: str | None = None,
     references: list[str] = (),  # type: ignore[assignment]
     role: str = "",
-    multiplier: int = 2,
+    multiplier: float = 2,
     corpora: Sequence[str] = ("new", "old"),
     settings: dict[str, Any] | None = None,
     die_at: int | None = None,

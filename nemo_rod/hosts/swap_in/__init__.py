@@ -4,22 +4,21 @@
     nemo_rod.install("megatron_bridge", cfg, references=[...], roles={...}, multiplier=2)
     pretrain(cfg, forward_step)                     # unchanged
 
-The job keeps its data, its iterators and its forward step; candidates come from its own iterators.
+The job keeps its data, its iterators and its forward step; candidates are samples
+of its own data, by their place in it.
 One module per host defines where to bind; everything else is independent of the host:
 
     roles.py           which source is adaptation, which is replay
-    blend.py           the job's training data as blocks with ids and hashes
-    stream.py          micro-batches: drawing more of them, exchanging data between the replicas
-    host_selector.py   StreamSelector.around(schedule, step, groups): replaces the host's schedule
+    job_data.py        the job's training data as blocks with ids, and the pools of its steps
     step_record.py     the curriculum and the metrics of such a job
     job.py             the user's options, and the selector built from them
     job_references.py  reference losses of the job's own data
     megatron_bridge.py, megatron_lm.py, nemo2.py    the hosts
 
 A host does four things: it refuses features that selection does not work with; it scales the length
-and the resume offset of the train split by the multiplier; it passes the job's dataset to
+of the train split by the multiplier; it passes the job's dataset to
 `Job.built` once it is built; and it replaces the schedule of every training step by
-`SelectingJob.around`.
+`SelectingJob.around`, which chooses by `nemo_rod.megatron.rod_selector`, as our own jobs do.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def install(host: str, *args: Any, **options: Any) -> Any:
             references: folders of reference losses for all of the job's data, written by
                 `reference`.
             policy: policy that chooses the batch from a pool; `Joint()` by default.
-            multiplier: candidates per trained sample (m), a whole number; by default
+            multiplier: candidates per trained sample (m), any number >= 1; by default
                 `MULTIPLIER`.
             out: folder for `curriculum.rod` and `metrics.jsonl`; by default `rod/` in the job's
                 checkpoint folder (on NeMo beside it), and none if the job saves no checkpoints.

@@ -3,27 +3,30 @@
 A host's `install` creates a `SelectingJob`, passes the trainer's training data to `built`, and
 replaces the schedule of every training step by `around(...)`. `nemo_rod.hosts.swap_in.install`
 describes the options.
-
-Shape suffix: C = candidates of all replicas.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
 from nemo_rod.files import digest
 from nemo_rod.hosts.swap_in import MULTIPLIER
-from nemo_rod.hosts.swap_in.blend import Blend
-from nemo_rod.hosts.swap_in.host_selector import StreamSelector
+from nemo_rod.hosts.swap_in.job_data import JobData, JobPools, JobReferences
 from nemo_rod.hosts.swap_in.roles import Roles, assign_roles
 from nemo_rod.hosts.swap_in.step_record import ChoiceRecord
-from nemo_rod.selection import Choice, CurriculumHeader, Joint, Policy, References
+from nemo_rod.megatron.batches import Batch
+from nemo_rod.megatron.ranks import all_or_none
+from nemo_rod.megatron.rod_selector import RoDSelector
+from nemo_rod.megatron.scoring.scoring_pass import ForwardStep
+from nemo_rod.selection import Choice, CurriculumHeader, Joint, Policy, References, Selector
 from nemo_rod.upstream.functions import check
 
 INSTALLED = "_nemo_rod"  # attribute that marks the selector in a trainer
@@ -94,93 +97,78 @@ class Job:
     """A job that draws m times the samples it trains on, to select or to write references.
 
     Attributes:
-        blend: the job's training data; None until it is built.
+        data: the job's training data; None until it is built.
+        unused: keys of the job's samples that its forward step does not read; see `JobData`.
 
     Raises:
-        ValueError: the multiplier is not an integer of at least 1.
+        ValueError: the multiplier is not a number of at least 1.
     """
 
-    def __init__(self, *, roles: Roles, multiplier: int = MULTIPLIER) -> None:
-        if not isinstance(multiplier, int) or multiplier < 1:
-            raise ValueError(
-                f"multiplier={multiplier!r} is not valid: expected a whole number >= 1, as a job's "
-                "iterators give whole micro-batches."
-            )
+    unused: Collection[str] = ()
+
+    def __init__(self, *, roles: Roles, multiplier: float = MULTIPLIER) -> None:
+        if not (isinstance(multiplier, int | float) and 1 <= multiplier < math.inf):
+            raise ValueError(f"multiplier={multiplier!r} is not valid: expected a number >= 1.")
         self.roles, self.multiplier = roles, multiplier
-        self.blend: Blend | None = None
-        self._train_sets: list[Any] = []
+        self.data: JobData | None = None
 
-    def candidates(self, num_trained: int) -> int:
-        """Returns how many samples are drawn for a number of trained ones."""
-        return num_trained * self.multiplier
+    def candidates(self, num_trained: int, batch_size: int) -> int:
+        """Returns how many samples are drawn for a number of trained ones, K in a step."""
+        return -(-num_trained * round(self.multiplier * batch_size) // batch_size)
 
-    def built(
-        self, train: Any, *, num_drawn: int, dataloader_type: str, batch_size: int, seed: int
-    ) -> None:
+    def built(self, train: Any, *, num_drawn: int, batch_size: int, seed: int) -> None:
         """Takes the job's training data once it is built, and again if the job restarts.
 
         Args:
-            train: the dataset; see `Blend`.
+            train: the dataset; see `JobData`.
             num_drawn: samples that the job draws in all.
-            dataloader_type: the order in which it draws them; Megatron's name.
             batch_size: samples trained on in one step (K).
             seed: seed of the job's data.
 
         Raises:
             ValueError: the roles, or the references, belong to other data.
         """
-        self._train_sets.append(train)
-        in_order = dataloader_type == "single"  # else it draws from all samples
-        self.blend = Blend(train, self.roles, num_samples=num_drawn if in_order else len(train))
+        self.data = JobData(train, self.roles, num_samples=num_drawn, unused=self.unused)
 
-    def watch_data(self, installed: Installed, trainer: Any, built: Callable[[Any], None]) -> None:
+    def watch_data(
+        self,
+        installed: Installed,
+        trainer: Any,
+        built: Callable[[Any], None],
+        batch_size: Callable[[], int],
+    ) -> None:
         """Makes a Megatron trainer draw m times the training samples, and takes its training data.
 
         With virtual pipeline stages the trainer builds the same data once per stage.
 
         Args:
             installed: handle of the replacements.
-            trainer: module with the trainer's functions that count, build and load the data.
+            trainer: module with the trainer's functions that count and build the data.
             built: function that passes a built training dataset on to `Job.built`.
+            batch_size: function that returns the samples trained on in one step (K).
         """
         count = trainer.get_train_valid_test_num_samples
         build = trainer.build_train_valid_test_datasets
-        load = trainer.build_pretraining_data_loader
-        load_signature = inspect.signature(load)
 
         def count_candidates(*args: Any) -> tuple[int, int, int]:
             train, valid, test = count(*args)
-            return self.candidates(train), valid, test
+            return self.candidates(train, batch_size()), valid, test
 
         def build_and_pass_on(*args: Any, **kwargs: Any) -> tuple:
             datasets = build(*args, **kwargs)
             built(datasets[0])
             return datasets
 
-        def load_from_candidates(*args: Any, **kwargs: Any) -> Any:
-            call = load_signature.bind(*args, **kwargs)
-            if any(call.arguments["dataset"] is train for train in self._train_sets):
-                consumed = call.arguments["consumed_samples"]
-                call.arguments["consumed_samples"] = self.candidates(consumed)
-            return load(*call.args, **call.kwargs)
-
         installed.replace(trainer, "get_train_valid_test_num_samples", count_candidates)
         installed.replace(trainer, "build_train_valid_test_datasets", build_and_pass_on)
-        installed.replace(trainer, "build_pretraining_data_loader", load_from_candidates)
 
 
 class SelectingJob(Job):
     """A job with the selector installed.
 
-    Attributes:
-        unused: keys of the job's batches that its forward step does not read, such as an S x S
-            mask that the model computes itself; they are not passed on.
-
     Raises:
         ValueError: the multiplier or the references cannot be used.
     """
-
-    unused: Collection[str] = ()
 
     def __init__(
         self,
@@ -210,7 +198,8 @@ class SelectingJob(Job):
             )
         if references:
             References.open(references)  # refuses missing or damaged ones before the job starts
-        self.selector: StreamSelector | None = None
+        self.pools: JobPools | None = None
+        self.selector: RoDSelector | None = None
         self.record: ChoiceRecord | None = None
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -223,79 +212,152 @@ class SelectingJob(Job):
     def built(self, train: Any, *, batch_size: int, seed: int, **drawn: Any) -> None:
         """Takes the job's training data and builds the selector for it; see `Job.built`."""
         super().built(train, batch_size=batch_size, seed=seed, **drawn)
-        assert self.blend is not None
+        assert self.data is not None
         references = None
         if self.references:
             try:
-                references = References.open(self.references, self.blend)
+                references = References.open(self.references, self.data)
             except ValueError as error:
                 raise ValueError(
                     f"{error}. References of a job are valid only for its blend, roles, seed, "
                     "sample length, masks, number of steps and multiplier."
                 ) from None
-        header = None
-        if references is not None:
-            header = CurriculumHeader(
-                num_candidates=self.candidates(batch_size),
-                num_chosen=batch_size,
-                block_size=self.blend.block_size,
-                store=self.blend.digest,
-                tokenizer=self.blend.tokenizer_fingerprint,
-                references=references.digest,
-                config=digest(repr(self.policy).encode()),
-                seed=seed,
-                sources=self.blend.sources,
-                scored=self.policy.needs_scores,
-            )
-        self.record = ChoiceRecord(self.out, self.blend, header)
-        self.selector = StreamSelector(
-            blend=self.blend,
-            policy=self.policy,
-            multiplier=self.multiplier,
-            references=references,
-            record=self._record_choice,
-            unused=self.unused,
+        data, self.pools = self.data, JobPools(self.data, round(self.multiplier * batch_size))
+        header = CurriculumHeader(
+            num_candidates=self.pools.size,
+            num_chosen=batch_size,
+            block_size=data.block_size,
+            store=data.digest,
+            tokenizer=data.tokenizer_fingerprint,
+            references=references.digest if references else "",
+            config=digest(repr(self.policy).encode()),
+            seed=seed,
+            sources=data.sources,
+            scored=self.policy.needs_scores,
+        )
+        self.record = ChoiceRecord(self.out, header)
+        by_id = JobReferences(references, data) if references else None
+        self.selector = RoDSelector(
+            Selector(pools=self.pools, policy=self.policy, batch_size=batch_size, references=by_id),
+            data,
+            scoring_micro_batch_size=0,  # as in training
+            batches=data.micro_batches,
+            checked_batches=by_id.checked_batches if by_id else data.micro_batches,
+            scoring_step=losses_and_mask,
             around_scoring=self.around_scoring,
         )
+        self.selector.on_choice = self._record_choice
 
-    def around(self, schedule: Callable, *, step: int, groups: Any) -> Callable:
-        """Returns the replacement for one training step's schedule; see `StreamSelector.around`.
+    def around(self, schedule: Callable, *, step: int, groups: Any, consumed: int) -> Callable:
+        """Returns the replacement for one training step's schedule; see `RoDSelector.around`.
 
-        The first call opens the files at that step, which is collective.
+        The first call opens the files at that step, and its schedule compares the samples that the
+        job's own iterator would have trained on with those of the same places in its data.
+
+        Args:
+            schedule: the host's forward-backward function.
+            step: number of the training step, from 0.
+            groups: Megatron's process groups.
+            consumed: samples that the job has trained on before this step.
 
         Raises:
-            ValueError: the files belong to another run; raised on all ranks.
+            ValueError: the files belong to another run, or the job reads its data in another order;
+                raised on all ranks.
         """
         assert self.selector is not None and self.record is not None, "no data yet"
+        assert self.pools is not None
+        select = self.selector.around(schedule, step=step, groups=groups)
+        if self.record.begun:
+            return select
+        batch_size = self.selector.selector.batch_size
+        self.pools.begin(step, consumed=consumed, batch_size=batch_size)
         self.record.begin(step)
-        return self.selector.around(schedule, step=step, groups=groups)
+
+        def compared(**options: Any) -> Any:
+            if not options["forward_only"]:
+                iterators = options["data_iterator"]
+                chunks = iterators if isinstance(iterators, list) else [iterators]
+                count, size = options["num_microbatches"], options["micro_batch_size"]
+                for chunk in chunks:
+                    check = partial(self._compare_order, chunk, consumed, count, size, groups.dp)
+                    all_or_none(check)
+            return select(**options)
+
+        return compared
+
+    def _compare_order(
+        self, iterator: Any, consumed: int, count: int, size: int, replicas: Any
+    ) -> None:
+        """Refuses a job whose iterator does not read its data from the first sample on."""
+        assert self.data is not None
+        if iterator is None:  # a rank that reads no data
+            return
+        places, _ = self.data.pool(consumed, count * size * replicas.size())
+        own = places.reshape(count, replicas.size(), size)[:, replicas.rank()].ravel()
+        expected = self.data.micro_batches(own, size)
+        for number, batch in enumerate(expected):
+            read: Batch = next(iterator, {})
+            if not read or any(
+                torch.is_tensor(value) and not torch.equal(value.cpu(), batch[name])
+                for name, value in read.items()
+                if name in batch
+            ):
+                raise ValueError(
+                    f"The job's own iterator does not read samples {consumed} and following of its "
+                    f"data in order (micro-batch {number} of replica {replicas.rank()} differs): "
+                    "selection finds samples by their place; use Megatron's sequential sampler, "
+                    "dataloader_type='single', without packing."
+                )
 
     def selecting(
-        self, train_step: Callable, place: Callable[[dict[str, Any]], tuple[int, Any]]
+        self, train_step: Callable, place: Callable[[dict[str, Any]], tuple[int, Any, int]]
     ) -> Callable:
         """Returns the replacement for a trainer's `train_step`.
 
         Args:
             train_step: the trainer's function; its `forward_backward_func` will select first.
             place: function that returns, from the arguments of a call by name, the number of the
-                step, from 0, and Megatron's process groups.
+                step, from 0, Megatron's process groups, and the samples consumed before.
         """
         signature = inspect.signature(train_step)
 
         def rod_train_step(*args: Any, **kwargs: Any) -> Any:
             call = signature.bind(*args, **kwargs).arguments
-            step, groups = place(call)
+            step, groups, consumed = place(call)
             call["forward_backward_func"] = self.around(
-                call["forward_backward_func"], step=step, groups=groups
+                call["forward_backward_func"], step=step, groups=groups, consumed=consumed
             )
             return train_step(**call)
 
         setattr(rod_train_step, INSTALLED, True)
         return rod_train_step
 
-    def _record_choice(self, choice: Choice, source_C: np.ndarray) -> None:
+    def _record_choice(self, choice: Choice) -> None:
         assert self.record is not None
-        metrics = self.record(choice, source_C)
+        metrics = self.record(choice)
         if metrics:
             defined = {name: value for name, value in metrics.items() if value is not None}
             self.log(choice.pool.step, defined)
+
+
+def losses_and_mask(forward_step: Callable) -> ForwardStep:
+    """Wraps the job's forward step to return token losses and their mask instead of one number.
+
+    Megatron's forward steps bind the mask to the loss function that they return.
+    """
+
+    def step(batches: Any, chunk: Any) -> tuple[Any, torch.Tensor]:
+        output, loss_function = forward_step(batches, chunk)
+        bound = loss_function.args if isinstance(loss_function, partial) else ()
+        mask = bound[0] if bound else None
+        # before the last pipeline stage the output is no loss, and there may be no mask
+        is_loss = torch.is_tensor(output) and output.ndim == 2
+        if not bound or (is_loss and getattr(mask, "numel", int)() != output.numel()):
+            raise ValueError(
+                "The job's forward step does not return functools.partial(loss, loss_mask, ...), "
+                "as Megatron's own steps do: selection reads the mask of the losses from its first "
+                "argument; return such a partial."
+            )
+        return output, bound[0]
+
+    return step

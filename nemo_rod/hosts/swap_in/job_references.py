@@ -12,10 +12,8 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config, unwrap_model
 
 from nemo_rod.files import digest
-from nemo_rod.hosts.swap_in.blend import LOSS_DEFINITION
-from nemo_rod.hosts.swap_in.host_selector import losses_and_mask
-from nemo_rod.hosts.swap_in.job import Job
-from nemo_rod.hosts.swap_in.stream import without_identity
+from nemo_rod.hosts.swap_in.job import Job, losses_and_mask
+from nemo_rod.hosts.swap_in.job_data import LOSS_DEFINITION
 from nemo_rod.megatron.reference_pass import write_references
 from nemo_rod.megatron.scoring.scorer import MegatronScorer
 from nemo_rod.selection import ReferenceManifest
@@ -69,15 +67,15 @@ class HostReferenceJob(Job):
             ValueError: there are no such samples, or the folder holds losses of other data or
                 another model.
         """
-        blend = self.blend
-        assert blend is not None, "no data yet"
-        start, stop = blend.role_range(self.role)
+        data = self.data
+        assert data is not None, "no data yet"
+        start, stop = data.role_range(self.role)
         manifest = ReferenceManifest(
             model=model_digest(model, groups),
-            tokenizer=blend.tokenizer_fingerprint,
-            store=blend.digest,
-            block_size=blend.block_size,
-            lengths=(blend.block_size,),
+            tokenizer=data.tokenizer_fingerprint,
+            store=data.digest,
+            block_size=data.block_size,
+            lengths=(data.block_size,),
             start=start,
             stop=stop,
             precision=str(get_model_config(model[0]).params_dtype).removeprefix("torch."),
@@ -88,10 +86,10 @@ class HostReferenceJob(Job):
             return
         scorer = MegatronScorer(
             model,
-            blend,
+            data,
             groups,
             micro_batch_size=micro_batch_size,
-            batches=lambda ids, size: map(without_identity, blend.micro_batches(ids, size)),
+            batches=data.micro_batches,
             forward_step=losses_and_mask(forward_step),
         )
         name = f"{self.role} references"

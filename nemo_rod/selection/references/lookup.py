@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, Self
@@ -19,7 +18,7 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from nemo_rod.selection.arrays import Bytes, Ids, Mask, Nats
+from nemo_rod.selection.arrays import Ids, Mask, Nats
 from nemo_rod.selection.blocks import HashedBlocks
 from nemo_rod.selection.references.folder import Folder, hash_heads
 
@@ -73,8 +72,8 @@ class References(ReferenceLosses):
 
         Args:
             paths: The folders, in any order.
-            store: The block store that they must belong to and cover; None allows `find` and
-                `losses` only.
+            store: The block store that they must belong to and cover; None allows `losses`
+                only.
             length: Scored tokens of a block; None for whole blocks.
             precision: Arithmetic of the caller's scoring pass; None accepts any.
 
@@ -155,7 +154,7 @@ class References(ReferenceLosses):
         Raises:
             ValueError: A block has no reference, or one of different content.
         """
-        assert self._store is not None, "opened without a store: use find and losses"
+        assert self._store is not None, "opened without a store: use losses"
         block_ids = np.asarray(block_ids, dtype=np.int64)
         loss_C, head_C = self._records(block_ids)
         same_C = hash_heads(self._store.hashes(block_ids)) == head_C
@@ -167,52 +166,13 @@ class References(ReferenceLosses):
             )
         return loss_C
 
-    def find(self, hashes: Bytes) -> Ids:
-        """Returns the ids of blocks known only by content.
-
-        The first call sorts the hashes of all blocks (16 bytes a block in memory).
-
-        Args:
-            hashes: Block hashes, uint8 [C, 16].
-
-        Returns:
-            int64 [C]; the first id if several blocks have the same content.
-
-        Raises:
-            ValueError: A block has no reference.
-        """
-        ids, index = self._by_head
-        index_C = index.find(hash_heads(np.asarray(hashes, dtype=np.uint8)))
-        if (index_C < 0).any():
-            first = int(np.argmax(index_C < 0))
-            raise ValueError(
-                f"{(index_C < 0).sum()} of {len(index_C)} blocks have no reference, the first is "
-                f"at position {first} with hash {bytes(hashes[first]).hex()}: score this job's "
-                "blocks, cut and tokenised as here, with the reference models"
-            )
-        return ids[index_C]
-
     def losses(self, block_ids: npt.ArrayLike) -> Nats:
-        """Returns reference losses of blocks whose hashes are known to be right; see `find`.
+        """Returns reference losses of blocks without a look at the store.
 
         Raises:
             ValueError: A block has no reference.
         """
         return self._records(np.asarray(block_ids, dtype=np.int64))[0]
-
-    @cached_property
-    def _by_head(self) -> tuple[Ids, HashIndex]:
-        """The ids of all blocks with a reference, and the index of their hashes."""
-        ids = np.concatenate(
-            [f.manifest.start + np.flatnonzero(f.present()) for f in self._folders]
-        )
-        heads = [
-            p["head"][np.isfinite(p["loss"][:, 0])]
-            for f in self._folders
-            for p in f.parts
-            if p is not None
-        ]
-        return ids, HashIndex(np.concatenate(heads))
 
     def _records(self, block_ids: Ids) -> tuple[Nats, npt.NDArray[np.uint64]]:
         """Gathers the losses and heads of blocks, [C] each."""
@@ -234,37 +194,6 @@ class References(ReferenceLosses):
                 f"there are those of {_ranges(self._folders)}: run `nemo-rod reference` "
                 "with this arm among `arms`, which scores the missing blocks"
             )
-
-
-class HashIndex:
-    """Finds blocks by the heads of their hashes, in a sorted list with a directory of leading bits.
-
-    Heads are uniformly distributed, so a directory with about one entry per bucket leaves one or
-    two search steps.
-    """
-
-    def __init__(self, heads_N: npt.NDArray[np.uint64]) -> None:
-        # every rank of a node holds an index of its own, so the numbers are as small as they can be
-        size = np.uint32 if len(heads_N) < 1 << 32 else np.int64
-        self._order_N = np.argsort(heads_N, kind="stable").astype(size)
-        self._sorted_N = heads_N[self._order_N]
-        bits = max(1, len(heads_N).bit_length() - 1)
-        self._shift = np.uint64(64 - bits)
-        buckets = np.arange((1 << bits) + 1, dtype=np.uint64)
-        self._begin = np.searchsorted(self._sorted_N >> self._shift, buckets).astype(size)
-
-    def find(self, heads_C: npt.NDArray[np.uint64]) -> Ids:
-        """Returns the first index of every head, int64 [C]; -1 if it is absent."""
-        bucket_C = (heads_C >> self._shift).astype(np.int64)
-        at_C = self._begin[bucket_C].astype(np.int64)
-        end_C = self._begin[bucket_C + 1].astype(np.int64)
-        last = len(self._sorted_N) - 1
-        behind_C = at_C < end_C
-        while behind_C.any():
-            behind_C = (at_C < end_C) & (self._sorted_N[np.minimum(at_C, last)] < heads_C)
-            at_C = at_C + behind_C
-        at_C = np.minimum(at_C, last)
-        return np.where(self._sorted_N[at_C] == heads_C, self._order_N[at_C].astype(np.int64), -1)
 
 
 def _ranges(folders: list[Folder]) -> str:

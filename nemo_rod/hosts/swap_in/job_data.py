@@ -1,0 +1,248 @@
+"""The training data of a Megatron job, seen as a store of blocks.
+
+A job reads samples from a GPTDataset, or from a BlendedDataset of several. A block here is one such
+sample, and its id is its index among all samples that the job may draw, adaptation first:
+
+    id      [0, 70)              [70, 100)          [100, 180)
+    sample  0 .. 69 of legal     0 .. 29 of web     0 .. 79 of news
+    role    adaptation           replay             replay
+
+Megatron cuts samples from documents that it shuffles and joins; the result depends on the seed, the
+length of a sample and the number of epochs. The digest covers these inputs, so that references of
+other samples are refused at setup. Samples are read by id on the rank that trains on them: no token
+crosses ranks.
+
+Shape suffixes: C = samples, S = tokens per sample.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nemo_rod.corpus.hashing import block_hash
+from nemo_rod.files import digest
+from nemo_rod.hosts.swap_in.roles import Roles, assign_roles, name_sources
+from nemo_rod.selection import Pool, ReferenceLosses, References, SourceRow
+
+# Part of a reference manifest: references of a block store have other targets.
+LOSS_DEFINITION = "mean next-token loss of the sample's targets under its loss mask, nats, fp32"
+
+
+class JobData:
+    """The train split of a job as blocks with ids, sources, roles and hashes.
+
+    Args:
+        dataset: megatron-core's BlendedDataset or GPTDataset.
+        roles: roles of the sources; see `roles.py`.
+        num_samples: maximum number of samples that the job may draw.
+        unused: keys of the samples that the job's forward step does not read, such as an S x S
+            mask that the model computes itself.
+
+    Attributes:
+        sources: one row per source, adaptation first.
+        block_size: input tokens per sample (S); a sample has S targets and S + 1 tokens.
+
+    Raises:
+        ValueError: the dataset's type is not supported, or a source has no role.
+    """
+
+    def __init__(
+        self, dataset: Any, roles: Roles, *, num_samples: int, unused: Collection[str] = ()
+    ) -> None:
+        self._dataset, self.unused = dataset, unused
+        self._parts = list(getattr(dataset, "datasets", [dataset]))
+        self._blended = hasattr(dataset, "datasets")
+        if getattr(self._parts[0], "dataset_path", None) is None:
+            raise ValueError(
+                f"The job trains on {type(self._parts[0]).__name__}: expected GPTDataset, or a "
+                "blend of such, read from .bin and .idx files."
+            )
+        self._config = self._parts[0].config
+        self.block_size = int(self._config.sequence_length)
+        prefixes = [part.dataset_path for part in self._parts]
+        names, role_of = name_sources(prefixes), assign_roles(prefixes, roles)
+        if self._blended:
+            if dataset.dataset_index is None:  # mapped when first read
+                dataset[0]
+            counts = np.bincount(dataset.dataset_index, minlength=len(names))
+        else:
+            counts = np.array([min(len(dataset), num_samples)])
+        # datasets of the blend in the order of ids, and the source row of every dataset
+        self._order = sorted(range(len(names)), key=lambda number: (role_of[number], number))
+        self._row_of_dataset = np.argsort(self._order)
+        *self._starts, self._size = np.cumsum([0, *counts[self._order]]).tolist()
+        self.sources = tuple(
+            SourceRow(names[number], role_of[number], start, int(counts[number]))
+            for number, start in zip(self._order, self._starts, strict=True)
+        )
+
+    def __len__(self) -> int:
+        """Returns the number of samples that the job may draw."""
+        return self._size
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of everything that determines the samples and the mask of their loss."""
+        facts: list[Any] = [
+            [getattr(self._config, name) for name in ("reset_position_ids", "reset_attention_mask")]
+            + [self._config.eod_mask_loss, self._config.add_extra_token_to_sequence]
+        ]
+        for row, number in zip(self.sources, self._order, strict=True):
+            part = self._parts[number]
+            identity = {
+                key: value
+                for key, value in part.unique_identifiers.items()
+                if key not in ("dataset_path", "tokenizer")  # machine-specific
+            }
+            lengths = part.dataset.sequence_lengths
+            facts.append([*row, identity, len(lengths), int(lengths.sum(dtype=np.int64))])
+        text = json.dumps(facts, sort_keys=True, default=str)
+        return digest(text.encode())
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Description that distinguishes the job's tokenizer from others."""
+        tokenizer = self._config.tokenizer
+        eod = getattr(tokenizer, "eod", None)
+        return f"{type(tokenizer).__name__} of {tokenizer.vocab_size} tokens, end of document {eod}"
+
+    def role_range(self, role: str) -> tuple[int, int]:
+        """Returns the first id of a role and the id after its last.
+
+        Raises:
+            ValueError: the job reads no sample of that role.
+        """
+        ids = [(row.start, row.start + row.count) for row in self.sources if row.role == role]
+        if not ids or ids[0][0] == ids[-1][1]:
+            raise ValueError(f"The job draws no {role} sample: 'roles' or the blend must name one.")
+        return ids[0][0], ids[-1][1]
+
+    def pool(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the samples at positions [start, start + count) of the job's reading order.
+
+        Megatron's sequential sampler reads a dataset from its first sample on, whatever the number
+        of replicas.
+
+        Returns:
+            Their ids, int64 `[count]`, and whether they are replay, bool `[count]`.
+
+        Raises:
+            ValueError: the job's data ends before.
+        """
+        dataset, stop = self._dataset, start + count
+        length = len(dataset.dataset_index) if self._blended else self._size
+        if stop > length:
+            raise ValueError(
+                f"The job's data ends after {length} samples, before a pool of {count} that begins "
+                f"at {start} is complete: lower the multiplier or the number of steps."
+            )
+        at = np.arange(start, stop)
+        if not self._blended:
+            row_C, sample_C = np.zeros(count, dtype=np.int64), at
+        else:
+            row_C = self._row_of_dataset[np.asarray(dataset.dataset_index[start:stop], np.int64)]
+            sample_C = np.asarray(dataset.dataset_sample_index[start:stop], dtype=np.int64)
+        is_replay = np.array([row.role == "replay" for row in self.sources])
+        return np.array(self._starts)[row_C] + sample_C, is_replay[row_C]
+
+    def source_index(self, block_ids: np.ndarray) -> np.ndarray:
+        """Returns the index in `sources` of each sample's source, int64 `[C]`."""
+        return np.searchsorted(self._starts, block_ids, side="right") - 1
+
+    def hashes(self, block_ids: np.ndarray) -> np.ndarray:
+        """Returns the block hashes of samples, uint8 `[C, 16]`.
+
+        A sample's hash covers its source's name and all its S + 1 tokens.
+        """
+        hashes = []
+        for row, sample in self._samples(block_ids):
+            text = torch.cat([sample["tokens"], sample["labels"][-1:]])
+            hashes.append(block_hash(self.sources[row].name, np.asarray(text)))
+        return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
+
+    def micro_batches(self, block_ids: np.ndarray, size: int) -> Iterator[dict[str, Any]]:
+        """Yields batches of `size` samples in order, as the job's own loader makes them.
+
+        They have neither the number of a sample's dataset nor the keys in `unused`.
+        """
+        assert len(block_ids) % size == 0, (len(block_ids), size)
+        for start in range(0, len(block_ids), size):
+            samples = [sample for _, sample in self._samples(block_ids[start : start + size])]
+            yield torch.utils.data.default_collate(samples)
+
+    def _samples(self, block_ids: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields the source row of every sample, and the sample."""
+        for block_id in block_ids.tolist():
+            row = int(self.source_index(block_id))
+            sample = self._parts[self._order[row]][block_id - self._starts[row]]
+            yield row, {key: value for key, value in sample.items() if key not in self.unused}
+
+
+class JobPools:
+    """Pools of a job's steps: consecutive samples in the order in which the job reads.
+
+    Args:
+        data: the job's training data.
+        size: candidates of every step (C).
+
+    Attributes:
+        origin: position of the first candidate of step 0; set when the job's first step is known.
+    """
+
+    def __init__(self, data: JobData, size: int) -> None:
+        self.data, self.size, self.origin = data, size, 0
+
+    def begin(self, step: int, *, consumed: int, batch_size: int) -> None:
+        """Places the pool of a step right behind those of the samples that the job has consumed.
+
+        Args:
+            step: step that the job starts with, or resumes at.
+            consumed: samples that it has trained on before.
+            batch_size: samples that it trains on in one step (K).
+        """
+        self.origin = consumed * self.size // batch_size - step * self.size
+
+    def pool(self, step: int) -> Pool:
+        """Returns the candidates of a step."""
+        return Pool(step, *self.data.pool(self.origin + step * self.size, self.size))
+
+
+class JobReferences(ReferenceLosses):
+    """References of a job's samples, which are found by id and not read to look one up.
+
+    Their digest covers what the samples are cut from; content is compared in `checked_batches`.
+    """
+
+    def __init__(self, references: References, data: JobData) -> None:
+        self.references, self.data = references, data
+        self.digest, self.length = references.digest, references.length
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that lookups read at random, each once."""
+        return self.references.files
+
+    def __getitem__(self, block_ids: npt.ArrayLike) -> np.ndarray:
+        """Returns reference losses, nats per token, float32 `[C]`."""
+        return self.references.losses(block_ids)
+
+    def refuse_missing(self, wanted: npt.NDArray[np.bool_]) -> None:
+        """Refuses samples without a reference; bool `[samples of the job]`."""
+        self.references.refuse_missing(wanted)
+
+    def checked_batches(self, block_ids: np.ndarray, size: int) -> Iterator[dict[str, Any]]:
+        """Yields micro-batches of samples whose content is that which was scored.
+
+        Raises:
+            ValueError: a sample is not; the message names it.
+        """
+        self.references[block_ids]
+        yield from self.data.micro_batches(block_ids, size)
