@@ -75,8 +75,8 @@ class HuggingFaceDataset(Input):
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(
-                f"dataset {self.name} at {self.place} cannot be opened ({reason}): "
-                "check path, subset, split and revision of the source"
+                f"dataset {self.name} cannot be opened ({reason}): "
+                f"check path, subset, split and revision of the source, whose path is {self.place}"
             ) from error
 
     def where(self) -> str:

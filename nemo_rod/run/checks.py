@@ -42,8 +42,9 @@ def to_config(composed: DictConfig) -> Config:
     secrets = {str(key): text for key, text in env.items() if REFERENCE.fullmatch(str(text))}
     with flag_override(composed, ["struct", "readonly"], [False, False]):
         composed.cluster.env.update(dict.fromkeys(secrets, ""))
-    missing = sorted(OmegaConf.missing_keys(composed))
+    missing: list[str] = []
     try:
+        missing = sorted(OmegaConf.missing_keys(composed))
         # The only resolution: what `\${...}` stands for would be taken for a reference in another.
         config = OmegaConf.to_object(composed)
     except MissingMandatoryValue as error:

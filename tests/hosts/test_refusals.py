@@ -12,8 +12,7 @@ from swap_in_oracle import RECIPES, answers
 SHARED_BUFFERS = "Selection does not work with reuse_grad_buf_for_mxfp8_param_ag: "
 SENTENCES = {
     "accepted": "^$",
-    "cuda graphs": "cuda_graph_impl='local'.*set cuda_graph_impl='none'",
-    "transformer engine graphs": "cuda_graph_impl='transformer_engine'",
+    "cuda graphs": "cuda_graph_impl='local'.*set cuda_graph_impl='transformer_engine' or 'none'",
     "megatron fsdp": "dist.use_megatron_fsdp.*set dist.use_megatron_fsdp=False",
     "ddp fsdp": "Megatron FSDP.*use_megatron_fsdp=False",
     "torch fsdp": "use_torch_fsdp2",
@@ -34,7 +33,7 @@ SENTENCES = {
     "no references": "Joint chooses by reducible loss: give the folders",
     "missing references": "nowhere/manifest.json does not exist",
     "drawn for nothing": "TakeAll uses no scores.*multiplier=1",
-    "no host": "'megatron' names none of the hosts: expected one of megatron_bridge",
+    "no host": "'megatron' names none of the hosts .*: expected one of megatron_bridge",
     "twice": "installed already: uninstall",
     "other version": r"^megatron.bridge.data.loaders.get_train_valid_test_num_samples takes "
     r"\(configuration\) in Megatron-Bridge \S+: expected \(cfg\).*"

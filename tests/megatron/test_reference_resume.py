@@ -87,16 +87,17 @@ def attempt(job, size, dice):
             finally:
                 os._exit(status)
         ranks[child] = number
-    whole = True
+    whole, failed = True, False
     while ranks:
         child, status = os.wait()
         del ranks[child]
         if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0, "the job failed"
+            failed |= os.WEXITSTATUS(status) != 0
         elif whole:
             whole = False
             for other in ranks:
                 os.kill(other, signal.SIGKILL)
+    assert not (whole and failed), "the job failed"  # a rank whose peer is killed fails as well
     return whole
 
 seed, most, *folders = sys.argv[1:]
@@ -145,6 +146,7 @@ def test_killed_at_a_few_steps_it_ends_in_the_same_files(tiny: Setting) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_killed_at_sixty_steps_in_any_layout_it_ends_in_the_same_files(tiny: Setting) -> None:
     ends_in_the_same_files(tiny, 20, 60, ["single", "dp2", "pp2"])
 

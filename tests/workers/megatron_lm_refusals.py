@@ -28,8 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "context_parallel_size": {"context_parallel_size": 2},
     "fp8": {"fp8": "hybrid", "fp8_recipe": "delayed"},
     "moe_router_force_load_balancing": {"moe_router_force_load_balancing": True},
-    "dataloader_type": {"dataloader_type": "external"},
-    "seq_length": {"seq_length": 60},
+    "dataloader_type": {"dataloader_type": "cyclic"},
     "data_path": {"data_path": ["1", "data/new", "1", "data/old", "1", "data/other"]},
 }
 

@@ -28,8 +28,8 @@ CASES: dict[str, Change] = {
     "Megatron FSDP": lambda job: setattr(
         job["trainer"].strategy.ddp_config, "use_megatron_fsdp", True
     ),
-    "context_parallel_size": lambda job: setattr(
-        job["trainer"].strategy, "context_parallel_size", 2
+    "dataloader_type='cyclic'": lambda job: setattr(
+        job["data"].data_sampler, "dataloader_type", "cyclic"
     ),
     "rampup_batch_size": lambda job: setattr(
         job["data"].data_sampler, "rampup_batch_size", [4, 4, 64]
@@ -38,7 +38,6 @@ CASES: dict[str, Change] = {
         job["data"].data_sampler, "dataloader_type", "batch"
     ),
     "limit_train_batches": lambda job: setattr(job["trainer"], "limit_train_batches", 7),
-    "seq_length=60": lambda job: setattr(job["data"], "seq_length", 60),
     "enable_cuda_graph=True": lambda job: setattr(job["model"].config, "enable_cuda_graph", True),
     "moe_router_force_load_balancing": lambda job: setattr(
         job["model"].config, "moe_router_force_load_balancing", True

@@ -81,10 +81,8 @@ def nemo_rl_worker(groups: Any) -> None:
     from nemo_rod.selection import Selector
 
     worker: Any = RoDWorkerMixin()
-    worker._rod_store, worker._rod_scorer, worker.train = None, lambda _: None, never
-    worker._rod_selector = Selector(
-        pools=TwoCandidates(), policy=OwnRank(), batch_size=1
-    )
+    worker._rod_store, worker._rod_scorer, worker.train = None, lambda *_: None, never
+    worker._rod_selector = Selector(pools=TwoCandidates(), policy=OwnRank(), batch_size=1)
     worker.rod_step(step=STEP)
 
 

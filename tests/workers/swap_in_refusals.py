@@ -32,7 +32,6 @@ def several(*changes: Callable[[Any], None]) -> Callable[[Any], None]:
 JOBS: dict[str, Any] = {
     "accepted": {},
     "cuda graphs": setting("model.cuda_graph_impl", "local"),
-    "transformer engine graphs": setting("model.cuda_graph_impl", "transformer_engine"),
     "megatron fsdp": setting("dist.use_megatron_fsdp", True),
     "ddp fsdp": setting("ddp.use_megatron_fsdp", True),
     "torch fsdp": setting("dist.use_torch_fsdp2", True),
