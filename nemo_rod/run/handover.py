@@ -28,7 +28,7 @@ _TYPED = {
     "arm.kappa": "selection.kappa",
     "arm.policy_name": "selection.policy",
     "arm.score_name": "selection.score",
-    "arm.eighths": "scoring.prefix",
+    "arm.prefix": "scoring.prefix",
     "arm.scored_every": "scoring.every",
 }
 

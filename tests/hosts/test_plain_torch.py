@@ -32,8 +32,8 @@ class Runs:
 
     def __init__(self, root: Path, tiny: Setting, torchrun: Callable[..., list[str]]) -> None:
         self.root, self.tiny, self.torchrun = root, tiny, torchrun
-        self.megatron = tiny.rod("single", Parallel())
-        self.lrs = metric(tiny.root / "single", "train/lr")
+        self.megatron = tiny.rod("recorded", Parallel())
+        self.lrs = metric(tiny.root / "recorded", "train/lr")
 
     def run(self, processes: int, *runs: dict[str, Any]) -> None:
         common = {"model": str(self.tiny.base), "kind": "one"}
@@ -92,7 +92,7 @@ def runs(
 def test_it_chooses_what_megatron_chooses(runs: Runs) -> None:
     runs.assert_same_choices("one", runs.megatron)
     ours = metric(runs.root / "one", "train/loss")
-    theirs = metric(runs.tiny.root / "single", "train/loss")
+    theirs = metric(runs.tiny.root / "recorded", "train/loss")
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 

@@ -189,8 +189,8 @@ def test_a_plain_loop_repeats_the_training(
     from transformers import AutoModelForCausalLM
 
     plain = example("train_on_curriculum")
-    tiny.rod("single", LAYOUTS["single"])
-    arm = tiny.root / "single"
+    tiny.rod("recorded", LAYOUTS["single"])
+    arm = tiny.root / "recorded"
     losses = {}
     for format in ("parquet", "jsonl", "huggingface"):
         out = tmp_path / format

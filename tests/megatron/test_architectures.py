@@ -48,7 +48,7 @@ TWO_PROCESSES: dict[str, dict[str, Any]] = {
 }
 ARMS: dict[str, dict[str, Any]] = {
     "rod": {},
-    "prefix": {"eighths": 2},
+    "prefix": {"prefix": "1/4"},
     "averages": {"scored_every": 4},
 }
 MISNAMED, ONE_TOO_MANY = "misnamed", "one_too_many"

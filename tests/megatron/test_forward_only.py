@@ -38,7 +38,7 @@ def refusal(
     reuse_grad_buf_for_mxfp8_param_ag: bool = False,
     between_steps: bool = False,
     other_shapes: bool = False,
-    eighths: int = 8,
+    is_prefix: bool = False,
     **settings: Any,
 ) -> str | None:
     """The message about a configuration; None if it is safe."""
@@ -51,7 +51,8 @@ def refusal(
     )
     try:
         refuse_unsafe(config, ddp_config, between_steps=between_steps)
-        refuse_other_shapes(config, scoring=2 if other_shapes else 1, training=1, eighths=eighths)
+        scoring = 2 if other_shapes else 1
+        refuse_other_shapes(config, scoring=scoring, training=1, is_prefix=is_prefix)
     except ValueError as error:
         return str(error)
     return None
@@ -90,7 +91,10 @@ INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parall
             {**OVERLAPPED, "other_shapes": True},
             "its buffers have only the shape of training's; set tp_comm_overlap=False, or",
         ),
-        ({**OVERLAPPED, "eighths": 4}, "or scoring.micro_batch_size to train.micro_batch_size and"),
+        (
+            {**OVERLAPPED, "is_prefix": True},
+            "or scoring.micro_batch_size to train.micro_batch_size and",
+        ),
     ],
 )
 def test_what_scoring_would_break_is_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -132,6 +136,7 @@ def test_scoring_pads_its_last_pass_where_only_one_shape_runs(
         groups=SimpleNamespace(dp=group(2), pp=group(1)),
         micro_batch_size=4,
         model=[None],
+        store=SimpleNamespace(block_size=8),
     )
     share, size = MegatronScorer._share(scorer, np.arange(11), 8)
     assert [size] * (len(share) // size) == sizes

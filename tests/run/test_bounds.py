@@ -17,6 +17,7 @@ from omegaconf import MISSING, OmegaConf
 from nemo_rod import parts
 from nemo_rod.bounds import check_bounds
 from nemo_rod.config import Config, Optimisation, Variant, config_class
+from nemo_rod.parts import did_you_mean
 from nemo_rod.run.checks import check
 from nemo_rod.run.variants import arm_settings
 
@@ -75,7 +76,8 @@ def sentence(name: str, field: dataclasses.Field, value: Any) -> str:
     finite = "finite and " if value == math.inf else ""
     null = ", or null" if field.default is None else ""
     expected = field.metadata["bound"].expected
-    return f"{name}={value!r} is not valid: expected {finite}{expected}{null}."
+    near = did_you_mean(value, re.findall(r"\w+", expected)) if isinstance(value, str) else ""
+    return f"{name}={value!r} is not valid{near}: expected {finite}{expected}{null}."
 
 
 @functools.cache

@@ -107,7 +107,7 @@ def test_the_authors_longer_runs_are_variants_with_their_steps() -> None:
         (["fig:frontier", "go"], 2, "expected `run`, or nothing"),
         (["fig:nothing"], 2, "names no figure, table or algorithm of the paper"),
         (["alg:rod", "run", "dry_run=true"], 0, "nemo-rod run recipe=toy dry_run=true"),
-        (["alg:rod", "run", "launcher=nothing"], 2, "Could not find 'launcher/nothing'"),
+        (["alg:rod", "run", "launcher=nothing"], 2, "There is no launcher=nothing"),
     ],
 )  # fmt: skip
 def test_the_command(words: list[str], status: int, expected: str) -> None:
