@@ -69,7 +69,7 @@ def main(options: Namespace) -> None:
         print(table(("function", "use", "roads", "tested", "installed"), rows))
         return
     workers, all_fine = worker_python(), True
-    for name, fine, result, advice in _shown(findings(options.blocks, workers)):
+    for name, fine, result, advice in findings(options.blocks, workers):
         state = {True: "ok", None: "-", False: "NO"}[fine]
         text = f"{result}: {advice}" if advice and not fine else result
         _say_briefly("")
@@ -82,20 +82,6 @@ def main(options: Namespace) -> None:
         all_fine &= subprocess.run(command, env=variables).returncode == 0
     if not all_fine:
         raise SystemExit(1)
-
-
-def _shown(found: Iterator[Finding]) -> Iterator[Finding]:
-    """Shows on a terminal that a check is under way: some import all of Megatron."""
-    on_terminal = sys.stdout.isatty()
-    while True:
-        if on_terminal:
-            print("-- checking ...", end="\r", flush=True)
-        finding = next(found, None)
-        if on_terminal:
-            print("\033[K", end="", flush=True)
-        if finding is None:
-            return
-        yield finding
 
 
 def findings(blocks: Path | None = None, workers: Path | None = None) -> Iterator[Finding]:

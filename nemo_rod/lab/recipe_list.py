@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from argparse import Namespace
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import flag_override
 
 from nemo_rod.commands.arguments import Arguments
 from nemo_rod.commands.errors import leave
 from nemo_rod.commands.text import say, table
-from nemo_rod.config import Config, config_class, config_folder
+from nemo_rod.config import config_folder
+from nemo_rod.lab.composing import composed
 from nemo_rod.lab.plan.command import make_plan
 from nemo_rod.lab.plan.plan_text import count, hours, wall
-from nemo_rod.run.checks import to_config
 
 _DESCRIPTION = """\
 Lists every recipe with its model, its corpus and its planned time: of one stage after the other,
@@ -74,20 +69,3 @@ def main(options: Namespace) -> None:
         say(note)
     if not rows:
         leave("There are no recipes.")
-
-
-def composed(*overrides: str, folder: Path | None = None) -> Config:
-    """Returns the checked configuration of overrides, as a command would compose it.
-
-    Args:
-        overrides: words in Hydra's grammar.
-        folder: a folder of the user's own groups, as of --config-dir.
-    """
-    ConfigStore.instance().store(name="schema", node=config_class())
-    path = [] if folder is None else [f"hydra.searchpath=[file://{folder.absolute()}]"]
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose("config", overrides=[*overrides, *path], return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        with flag_override(config, "struct", False):
-            del config["hydra"]
-        return to_config(copy.deepcopy(config))

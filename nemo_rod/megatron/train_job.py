@@ -112,7 +112,6 @@ def train(
     if references is not None:
         drawn = partial(job.arm.drawn, job.optimisation.steps)
         all_or_none(lambda: references.refuse_missing(drawn()) if is_recorder() else None)
-    if references is not None:
         # the files of all lookups once on every node, before its ranks read them at random
         files = [*references.files, *store.hash_files]
         once_a_node(lambda: read_ahead(files, heartbeat.announce))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,7 @@ class ModelJobs:
                 # of its candidates alone: recorded shares and curricula do not matter
                 pools = self.arm(settings.name, counted).candidates
                 steps[pools] = max(steps.get(pools, 0), settings.train.steps)
-        drawn = np.zeros(counted["num_adaptation"] + counted["num_replay"], dtype=bool)
-        for pools, number in steps.items():
-            drawn |= pools.drawn(number)
-        return drawn
+        return _drawn(counted["num_adaptation"] + counted["num_replay"], tuple(steps.items()))
 
     def recorded(self, settings: ArmSettings) -> Path | None:
         """Returns the file of the curriculum that an arm trains on; None if there is none."""
@@ -244,3 +242,13 @@ def _refuse_unfit(file: Path, settings: ArmSettings, store: str) -> None:
                 raise ValueError(
                     f"{file} was recorded with {what} {has}, but {where} has {needs}: {cure}."
                 )
+
+
+@functools.lru_cache(maxsize=1)  # every check of a stage with references asks for it
+def _drawn(num_blocks: int, pools: tuple[tuple[Candidates, int], ...]) -> Mask:
+    """Returns which blocks some candidates hold in their first steps, bool [blocks], read-only."""
+    drawn = np.zeros(num_blocks, dtype=bool)
+    for candidates, steps in pools:
+        drawn |= candidates.drawn(steps)
+    drawn.flags.writeable = False
+    return drawn

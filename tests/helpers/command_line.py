@@ -11,14 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import flag_override
 from places import TESTS
 
-from nemo_rod.config import Config, config_class, config_folder
-from nemo_rod.run.checks import to_config
+from nemo_rod.config import Config, config_folder
+from nemo_rod.lab import composing
 
 RECIPES = sorted(file.stem for file in (config_folder() / "recipe").glob("*.yaml"))
 OF_THE_PAPER = [name for name in RECIPES if not name.startswith("toy")]
@@ -28,15 +24,7 @@ def composed(*overrides: str) -> Config:
     return copy.deepcopy(_composed(*overrides))
 
 
-@functools.cache
-def _composed(*overrides: str) -> Config:
-    ConfigStore.instance().store(name="schema", node=config_class())
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose("config", overrides=list(overrides), return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        with flag_override(config, "struct", False):
-            del config["hydra"]
-        return to_config(config)
+_composed = functools.cache(composing.composed)
 
 
 def nemo_rod(

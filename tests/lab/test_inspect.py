@@ -397,10 +397,15 @@ def test_the_doctor_names_versions_that_are_newer_than_the_tested_ones(
 def test_the_doctor_speaks_while_it_works(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    found = doctor._shown(iter([doctor.Finding("python", True, "3.12")]))
-    assert next(found).name == "python"
-    assert capsys.readouterr().out.startswith("-- checking")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    said = []
+
+    def check() -> str:
+        said.append(capsys.readouterr().err)
+        return "done"
+
+    assert doctor._attempt("forward pass", check, "").result == "done"
+    assert said == ["\r\033[K   forward pass ..."]
 
 
 @pytest.mark.parametrize("status", [0, 1])

@@ -6,12 +6,8 @@ from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nemo_rod.commands.arguments import Arguments, Key, whole_number
-
-if TYPE_CHECKING:
-    from nemo_rod.config import Config
 
 
 def declare(parser: Arguments) -> None:
@@ -90,6 +86,7 @@ def _blocks(options: Namespace) -> None:
     from nemo_rod.corpus.tokenizer import load_tokenizer
     from nemo_rod.files import write_json
     from nemo_rod.lab.authors.blocks import import_blocks
+    from nemo_rod.lab.composing import composed
     from nemo_rod.progress import Progress
     from nemo_rod.run.stages import Stages
 
@@ -99,7 +96,7 @@ def _blocks(options: Namespace) -> None:
     if options.recipe is None:
         tokenizer = load_tokenizer(options.tokenizer, eod=options.eod)
     else:
-        config = _composed(f"recipe={options.recipe}", f"run_dir='{out}'")
+        config = composed(f"recipe={options.recipe}", f"run_dir='{out}'")
         stage, size = Stages(config).prepare(), config.domain.block_size
         out, eod = stage.folder, config.domain.eod
         trusted = config.model.trust_remote_code
@@ -119,25 +116,6 @@ def _blocks(options: Namespace) -> None:
         write_json(out / "manifest.json", record | {"note": {"imported": options.folder.name}})
     roles = f"{store.num_adaptation:,} adaptation and {store.num_replay:,} replay blocks"
     print(f"{out}: {roles} of {len(store.sources)} sources, digest {store.digest}")
-
-
-def _composed(*overrides: str) -> Config:
-    """Returns the configuration of a recipe, which a command of paths needs beside them."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import flag_override
-
-    from nemo_rod.config import config_class, config_folder
-    from nemo_rod.run.checks import to_config
-
-    ConfigStore.instance().store(name="schema", node=config_class())
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose("config", overrides=list(overrides), return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        with flag_override(config, "struct", False):
-            del config["hydra"]
-        return to_config(config)
 
 
 def _references(options: Namespace) -> None:

@@ -29,6 +29,7 @@ from nemo_rod.selection.candidates import Pool
 from nemo_rod.selection.choice import Choice
 from nemo_rod.selection.curriculum.header import CurriculumHeader
 from nemo_rod.selection.curriculum.log import Curriculum
+from nemo_rod.selection.references.folder import hash_heads
 
 _KEYS = ("step", "content_hash", "rho", "target_loss")
 
@@ -138,15 +139,15 @@ class Table:
                 "the blocks again"
             )
         self.root, self._hashes = store.root, hashes
-        self._heads = np.ascontiguousarray(hashes[:, :8]).view("<u8")[:, 0]
-        self._order = np.argsort(self._heads, kind="stable")
-        self._sorted = self._heads[self._order]
+        heads = hash_heads(hashes)
+        self._order = np.argsort(heads, kind="stable")
+        self._sorted = heads[self._order]
 
     def find(self, names: Sequence[str], where: str) -> NDArray[np.int64]:
         """Returns the first ids of hashes in hex, int64 [K]; `where` begins the refusal of one."""
         wanted = np.frombuffer(bytes.fromhex("".join(names)), np.uint8).reshape(-1, 32)
-        heads = np.ascontiguousarray(wanted[:, :8]).view("<u8")[:, 0]
-        at = np.minimum(np.searchsorted(self._sorted, heads), len(self._sorted) - 1)
+        at = np.searchsorted(self._sorted, hash_heads(wanted))
+        at = np.minimum(at, len(self._sorted) - 1)
         ids = self._order[at].astype(np.int64)
         same = (self._hashes[ids] == wanted).all(axis=1)
         if not same.all():

@@ -91,51 +91,6 @@ class MegatronScorer:
         Returns:
             Nats per token, float32 `[C, L]`, the same on every rank.
         """
-        share, outputs = self._forward(block_ids, lengths)
-        gathered = on_every_rank(outputs, len(share), len(lengths), self.groups)
-        return gathered.flatten(0, 1)[: len(block_ids)].cpu().numpy()
-
-    def own_losses_at(
-        self, block_ids: np.ndarray, lengths: Sequence[int]
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns the losses of this replica's share of blocks. Collective over all ranks.
-
-        Args:
-            block_ids: ids of the blocks, int64 `[C]`, the same on every rank.
-            lengths: leading tokens of a block that a loss covers.
-
-        Returns:
-            The places of the share in `block_ids`, int64 `[c]`, which may be empty, and its losses
-            in nats per token, float32 `[c, L]`; None instead of the losses on all ranks but those
-            of the last stage.
-        """
-        share, outputs = self._forward(block_ids, lengths)
-        start = self.groups.dp.rank() * len(share)
-        places = np.arange(start, max(start, min(start + len(share), len(block_ids))))
-        losses = torch.cat(outputs)[: len(places)].cpu().numpy() if outputs else None
-        return places, losses
-
-    def _share(self, block_ids: np.ndarray, length: int) -> tuple[np.ndarray, int]:
-        """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
-        count, replicas = len(block_ids), self.groups.dp.size()
-        if overlaps_tensor_parallel(self.config):  # then a smaller micro-batch does not run
-            count += -count % (self.micro_batch_size * replicas)
-        size, passes = scoring_passes(
-            count,
-            micro_batch_size=self.micro_batch_size,
-            replicas=replicas,
-            pipeline=self.groups.pp.size(),
-            chunks=len(self.model),
-            share=length / self.store.block_size,
-        )
-        padded = np.resize(block_ids, size * passes * replicas)
-        start = self.groups.dp.rank() * size * passes
-        return padded[start : start + size * passes], size
-
-    def _forward(
-        self, block_ids: np.ndarray, lengths: Sequence[int]
-    ) -> tuple[np.ndarray, list[torch.Tensor]]:
-        """Returns this replica's share of blocks, padded, and its losses per micro-batch."""
         length = max(lengths)
         share, size = self._share(block_ids, length)
         if self.batches is not None:
@@ -165,7 +120,25 @@ class MegatronScorer:
                 pg_collection=self.groups,
                 **pipeline,
             )
-        return share, outputs
+        gathered = on_every_rank(outputs, len(share), len(lengths), self.groups)
+        return gathered.flatten(0, 1)[: len(block_ids)].cpu().numpy()
+
+    def _share(self, block_ids: np.ndarray, length: int) -> tuple[np.ndarray, int]:
+        """Returns this replica's slice, padded with repeats, and its blocks per forward pass."""
+        count, replicas = len(block_ids), self.groups.dp.size()
+        if overlaps_tensor_parallel(self.config):  # then a smaller micro-batch does not run
+            count += -count % (self.micro_batch_size * replicas)
+        size, passes = scoring_passes(
+            count,
+            micro_batch_size=self.micro_batch_size,
+            replicas=replicas,
+            pipeline=self.groups.pp.size(),
+            chunks=len(self.model),
+            share=length / self.store.block_size,
+        )
+        padded = np.resize(block_ids, size * passes * replicas)
+        start = self.groups.dp.rank() * size * passes
+        return padded[start : start + size * passes], size
 
 
 def on_every_rank(

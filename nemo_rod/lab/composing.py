@@ -1,0 +1,30 @@
+"""The configuration of a recipe for a command that is not one of Hydra's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import flag_override
+
+from nemo_rod.config import Config, config_class, config_folder
+from nemo_rod.run.checks import to_config
+
+
+def composed(*overrides: str, folder: Path | None = None) -> Config:
+    """Returns the checked configuration of overrides, as a command would compose it.
+
+    Args:
+        overrides: words in Hydra's grammar.
+        folder: a folder of the user's own groups, as of --config-dir.
+    """
+    ConfigStore.instance().store(name="schema", node=config_class())
+    path = [] if folder is None else [f"hydra.searchpath=[file://{folder.absolute()}]"]
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose("config", overrides=[*overrides, *path], return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        with flag_override(config, "struct", False):
+            del config["hydra"]
+        return to_config(config)
